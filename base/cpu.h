@@ -1,0 +1,19 @@
+// What this CPU can do, and how our own loops use it.
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+/// The instruction sets that numbers depend on, widest first, as one word: "avx512_amx", "avx512_bf16", "avx512",
+/// "avx2" or "sse2". ONEDNN_MAX_CPU_ISA does not change it.
+std::string cpu_instruction_set();
+
+}  // namespace lockstep
+
+// Compiles a loop once for each instruction set and picks at load time. Sanitizers run before the pick is possible.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(LOCKSTEP_SANITIZED)
+#define LOCKSTEP_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define LOCKSTEP_SIMD_CLONES
+#endif

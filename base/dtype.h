@@ -1,0 +1,50 @@
+// Element types of tensors, arenas and collectives.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep {
+
+enum class DType : std::uint8_t { kF32, kF64, kBF16, kI32, kI64, kU8 };
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return 4;
+    case DType::kF64: return 8;
+    case DType::kBF16: return 2;
+    case DType::kI32: return 4;
+    case DType::kI64: return 8;
+    case DType::kU8: return 1;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "f32";
+    case DType::kF64: return "f64";
+    case DType::kBF16: return "bf16";
+    case DType::kI32: return "i32";
+    case DType::kI64: return "i64";
+    case DType::kU8: return "u8";
+  }
+  return "?";
+}
+
+/// The upper half of an IEEE f32: 8 exponent bits, 7 mantissa bits. Arithmetic happens in f32.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+
+  /// Rounds to nearest, ties to even; NaN stays NaN (quiet).
+  static constexpr BFloat16 from_float(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};
+    return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+  }
+  constexpr float to_float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+};
+static_assert(sizeof(BFloat16) == 2);
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+#include "base/env.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+namespace lockstep {
+
+std::optional<std::string> env(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr) return std::nullopt;
+  return std::string(value);
+}
+
+std::vector<std::string> env_names(const std::string& prefix) {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const char* equals = std::strchr(*entry, '=');
+    if (equals == nullptr) continue;
+    std::string name(*entry, static_cast<std::size_t>(equals - *entry));
+    if (name.starts_with(prefix)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+void set_env(const std::string& name, const std::string& value, bool overwrite) {
+  ::setenv(name.c_str(), value.c_str(), overwrite ? 1 : 0);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+// The only place that reads the environment.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// The value of environment variable `name`; nothing when unset. An empty value is a value.
+std::optional<std::string> env(const std::string& name);
+
+/// Looks a variable up: `env` in the program, a map in tests.
+using EnvLookup = std::function<std::optional<std::string>(const std::string&)>;
+
+/// The names of all variables that start with `prefix`.
+std::vector<std::string> env_names(const std::string& prefix);
+
+/// Sets `name` for this process and its children; call it before threads start. Keeps an existing value
+/// unless `overwrite`.
+void set_env(const std::string& name, const std::string& value, bool overwrite = true);
+
+}  // namespace lockstep

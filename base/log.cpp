@@ -1,0 +1,68 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace lockstep {
+namespace {
+
+struct LogState {
+  std::mutex mutex;
+  std::string prefix;
+  void (*hook)() = nullptr;
+  std::shared_ptr<spdlog::logger> logger = [] {
+    auto made = std::make_shared<spdlog::logger>("lockstep", std::make_shared<spdlog::sinks::stderr_sink_st>());
+    made->set_pattern("%v");
+    made->set_level(spdlog::level::trace);
+    made->flush_on(spdlog::level::trace);
+    return made;
+  }();
+};
+
+LogState& state() {
+  // Never destroyed: threads may log while the process exits.
+  static auto* const made = new LogState;
+  return *made;
+}
+
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
+
+const char* tag(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return "debug: ";
+    case LogLevel::kWarn: return "warning: ";
+    case LogLevel::kError: return "error: ";
+    case LogLevel::kInfo: break;
+  }
+  return "";
+}
+
+}  // namespace
+
+void set_log_identity(int rank, int world_size, std::string host) {
+  auto& log = state();
+  const std::lock_guard lock(log.mutex);
+  log.prefix = world_size > 1 ? fmt::format("[rank {} host {}] ", rank, host) : std::string();
+  if (rank > 0) g_level = LogLevel::kWarn;
+}
+
+void set_log_level(LogLevel level) { g_level = level; }
+bool log_enabled(LogLevel level) { return level >= g_level.load(std::memory_order_relaxed); }
+
+void set_log_hook(void (*before_line)()) {
+  auto& log = state();
+  const std::lock_guard lock(log.mutex);
+  log.hook = before_line;
+}
+
+void log_text(LogLevel level, std::string_view text) {
+  auto& log = state();
+  const std::lock_guard lock(log.mutex);
+  if (log.hook != nullptr) log.hook();
+  log.logger->log(spdlog::level::info, "{}{}{}", log.prefix, tag(level), text);
+}
+
+}  // namespace lockstep

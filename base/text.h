@@ -1,0 +1,29 @@
+// Small text helpers: numbers, sizes, nearest names.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// Whole-string parses: nothing on trailing characters, overflow or an empty string.
+std::optional<std::int64_t> parse_int(std::string_view text);
+std::optional<double> parse_double(std::string_view text);
+
+/// "a,b,,c" by ',' → {"a", "b", "", "c"}; an empty text gives one empty piece.
+std::vector<std::string> split(std::string_view text, char separator);
+std::string_view trim(std::string_view text);
+std::string join(std::span<const std::string> pieces, std::string_view separator);
+
+/// The candidate with the smallest edit distance to `word` (insertions, deletions, replacements and swaps of
+/// neighbours count 1), if it is near enough to be what was meant.
+std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
+
+/// "12.0 MB": decimal units, for people.
+std::string human_bytes(double bytes);
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+# Language level, warnings and sanitizers: what every target is compiled with.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors (the presets turn it on)" OFF)
+set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers for every target: address,undefined or thread")
+
+# One binary that runs at the bin's root: README and benchmarks rely on build/lockstep.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+
+add_library(lockstep_flags INTERFACE)
+target_include_directories(lockstep_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(lockstep_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align
+                            -Woverloaded-virtual -Wdouble-promotion>)
+if(LOCKSTEP_WARNINGS_AS_ERRORS)
+  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(LOCKSTEP_SANITIZE)
+  target_compile_options(lockstep_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer>)
+  target_link_options(lockstep_flags INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+  target_compile_definitions(lockstep_flags INTERFACE LOCKSTEP_SANITIZED=1)
+endif()
+
+# The release binary carries only what it calls.
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections -fdata-sections>)
+  target_link_options(lockstep_flags INTERFACE -Wl,--gc-sections)
+endif()
+
+find_program(LOCKSTEP_CCACHE ccache)
+mark_as_advanced(LOCKSTEP_CCACHE)
+if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+endif()
