@@ -27,4 +27,6 @@ void set_env(const std::string& name, const std::string& value, bool overwrite) 
   ::setenv(name.c_str(), value.c_str(), overwrite ? 1 : 0);
 }
 
+void unset_env(const std::string& name) { ::unsetenv(name.c_str()); }
+
 }  // namespace lockstep

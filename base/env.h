@@ -20,5 +20,6 @@ std::vector<std::string> env_names(const std::string& prefix);
 /// Sets `name` for this process and its children; call it before threads start. Keeps an existing value
 /// unless `overwrite`.
 void set_env(const std::string& name, const std::string& value, bool overwrite = true);
+void unset_env(const std::string& name);
 
 }  // namespace lockstep

@@ -12,11 +12,15 @@ set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers for every target: address,unde
 # One binary that runs at the bin's root: README and benchmarks rely on build/lockstep.
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 
+# errno of math functions is never read, and floating point traps are never on: loops with sqrt or conditions vectorise.
 add_library(lockstep_flags INTERFACE)
 target_include_directories(lockstep_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(lockstep_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align
-                            -Woverloaded-virtual -Wdouble-promotion>)
+                            -Woverloaded-virtual -Wdouble-promotion
+                            -fno-math-errno -fno-trapping-math>)
+# GCC 12 sees overlapping copies in "text" + std::string (GCC bug 105651).
+target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 if(LOCKSTEP_WARNINGS_AS_ERRORS)
   target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()

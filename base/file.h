@@ -1,0 +1,31 @@
+// Files that are written whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "base/unique_fd.h"
+
+namespace lockstep {
+
+/// Writes to a temporary name beside `path`; commit() flushes it to the disk and renames it. Without commit the
+/// temporary file is removed and `path` is untouched. Throws IoError naming the file. Not thread-safe.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* doing, int error_number);
+
+  std::string path_, temporary_;
+  UniqueFd fd_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,89 @@
+#include "cli/subcommands.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/launch_command.h"
+#include "cli/option_sources.h"
+#include "cli/train_command.h"
+#include "cli/version_command.h"
+#include "launcher/rank_wrapper.h"
+
+namespace lockstep::cli {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* summary;
+  int (*run)(const Sources& sources, const ForeignFlags& foreign);
+  std::vector<std::string> (*flags)();
+};
+
+// The tables' setters point into configurations that end with these functions: only names leave them.
+std::vector<std::string> launch_flags() {
+  launcher::LaunchOptions options;
+  return launch_options(options).names();
+}
+std::vector<std::string> train_flags() {
+  trainer::TrainConfig config;
+  return train_options(config).names();
+}
+std::vector<std::string> version_flags() { return version_options().names(); }
+
+constexpr std::array kSubcommands = {
+    Subcommand{"launch", "start a program as several ranks on this machine", launch_command, launch_flags},
+    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
+    Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
+};
+
+const Subcommand& subcommand(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& candidate : kSubcommands) {
+    if (name == candidate.name) return candidate;
+    names.emplace_back(candidate.name);
+  }
+  const auto close = nearest(name, names);
+  throw UsageError(fmt::format("unknown subcommand '{}'", name),
+                   close ? fmt::format("did you mean lockstep {}?", *close) : "it is one of " + join(names, ", "));
+}
+
+int run_subcommand(const std::string& name, std::span<const std::string> args) {
+  const Subcommand& chosen = subcommand(name);
+  ForeignFlags foreign;
+  for (const auto& other : kSubcommands) {
+    if (other.name == name) continue;
+    for (auto& flag : other.flags()) foreign.emplace(std::move(flag), other.name);
+  }
+  return chosen.run(process_sources({args.begin(), args.end()}), foreign);
+}
+
+}  // namespace
+
+std::string overview() {
+  std::string text =
+      "Usage: lockstep SUBCOMMAND …\n\nData-parallel training: one process per device, all in lockstep.\n\n";
+  for (const auto& each : kSubcommands) text += fmt::format("  {:<10}{}\n", each.name, each.summary);
+  return text + "\nlockstep SUBCOMMAND --help shows its flags.\n";
+}
+
+int run(std::span<const std::string> args) {
+  if (args.empty()) throw UsageError("lockstep needs a subcommand", "lockstep --help lists them");
+  const std::string& first = args.front();
+  const auto rest = args.subspan(1);
+  if (first == "_rank") {
+    const auto program = rest.subspan(!rest.empty() && rest.front() == "--" ? 1 : 0);
+    return launcher::rank_wrapper({program.begin(), program.end()});
+  }
+  if (first == "--version") return run_subcommand("version", rest);
+  const bool help = first == "help" || first == "--help" || first == "-h";
+  if (help && !rest.empty()) return run_subcommand(rest.front(), std::vector<std::string>{"--help"});
+  if (!help) return run_subcommand(first, rest);
+  std::fputs(overview().c_str(), stdout);
+  return 0;
+}
+
+}  // namespace lockstep::cli

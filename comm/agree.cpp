@@ -1,0 +1,130 @@
+#include "comm/agree.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "comm/world.h"
+
+namespace lockstep::comm {
+namespace {
+
+/// What a rank's work came to, as the others get to know it.
+struct Outcome {
+  bool failed = false;
+  int code = 0;
+  std::string line;
+
+  std::string encode() const { return failed ? fmt::format("{}\n{}", code, line) : std::string(); }
+  static Outcome decode(const std::string& text) {
+    if (text.empty()) return {};
+    const auto newline = text.find('\n');
+    return {true, static_cast<int>(parse_int(text.substr(0, newline)).value_or(1)), text.substr(newline + 1)};
+  }
+};
+
+// Manifests travel as text; these two never occur in names and values.
+constexpr char kFieldEnd = '\x1f';
+constexpr char kEntryEnd = '\x1e';
+constexpr const char* kHostKey = "";  // the entry that carries the host's name
+
+using SortedManifest = std::map<std::string, std::string>;
+
+std::string encode(const Manifest& manifest) {
+  std::string text;
+  for (const auto& [key, value] : manifest) text += key + kFieldEnd + value + kEntryEnd;
+  return text;
+}
+
+SortedManifest decode(const std::string& text) {
+  SortedManifest manifest;
+  for (const std::string& entry : split(text, kEntryEnd)) {
+    const auto end = entry.find(kFieldEnd);
+    if (end != std::string::npos) manifest[entry.substr(0, end)] = entry.substr(end + 1);
+  }
+  return manifest;
+}
+
+std::string entry_text(const SortedManifest& manifest, const std::string& key) {
+  constexpr std::size_t kLongest = 80;
+  const auto found = manifest.find(key);
+  if (found == manifest.end()) return fmt::format("no {}", key);
+  const std::string& value = found->second;
+  return fmt::format("{}={}", key, value.size() > kLongest ? value.substr(0, kLongest) + "…" : value);
+}
+
+std::vector<std::string> differing_keys(const SortedManifest& a, const SortedManifest& b) {
+  SortedManifest all = a;
+  all.insert(b.begin(), b.end());
+  std::vector<std::string> keys;
+  for (const auto& entry : all) {
+    const std::string& key = entry.first;
+    if (key == kHostKey) continue;
+    const auto in_a = a.find(key), in_b = b.find(key);
+    if (in_a == a.end() || in_b == b.end() || in_a->second != in_b->second) keys.push_back(key);
+  }
+  return keys;
+}
+
+std::string host_of(const SortedManifest& manifest) {
+  const auto found = manifest.find(kHostKey);
+  return found == manifest.end() ? "?" : found->second;
+}
+
+/// "rank 2 (host b) has lr=0.2, seed=2 where rank 0 (host a) has lr=0.1, seed=1".
+std::string difference_text(int rank, const SortedManifest& theirs, const SortedManifest& first,
+                            const std::vector<std::string>& keys) {
+  constexpr std::size_t kNamed = 5;
+  std::vector<std::string> has, wants;
+  for (std::size_t i = 0; i < std::min(keys.size(), kNamed); ++i) {
+    has.push_back(entry_text(theirs, keys[i]));
+    wants.push_back(entry_text(first, keys[i]));
+  }
+  const std::string more = keys.size() > kNamed ? fmt::format(" (and {} more differ)", keys.size() - kNamed) : "";
+  return fmt::format("rank {} (host {}) has {} where rank 0 (host {}) has {}{}", rank, host_of(theirs),
+                     join(has, ", "), host_of(first), join(wants, ", "), more);
+}
+
+}  // namespace
+
+void agree_on(ProcessGroup& group, const std::function<void()>& work) {
+  Outcome mine;
+  std::exception_ptr own;
+  try {
+    work();
+  } catch (const Error& error) {
+    mine = {true, error.code(), error.line()};
+    own = std::current_exception();
+  } catch (const std::exception& error) {
+    mine = {true, static_cast<int>(ExitCode::kInternal), error.what()};
+    own = std::current_exception();
+  }
+
+  const auto texts = group.all_gather_text(mine.encode());
+  const auto lowest = std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return !text.empty(); });
+  if (lowest == texts.end()) return;
+  const int failing_rank = static_cast<int>(lowest - texts.begin());
+  const Outcome first = Outcome::decode(*lowest);
+  if (own != nullptr && (group.rank() == failing_rank || mine.line != first.line)) std::rethrow_exception(own);
+  throw PeerError(first.code, fmt::format("rank {} failed: {}", failing_rank, first.line));
+}
+
+void compare_manifests(ProcessGroup& group, const Manifest& mine) {
+  Manifest with_host = mine;
+  with_host.emplace_back(kHostKey, host_name());
+  const auto texts = group.all_gather_text(encode(with_host));
+
+  const SortedManifest first = decode(texts[0]);
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const SortedManifest theirs = decode(texts[static_cast<std::size_t>(rank)]);
+    const auto keys = differing_keys(first, theirs);
+    if (keys.empty()) continue;
+    const std::string what = difference_text(rank, theirs, first, keys);
+    if (group.rank() == rank) throw OutOfStepError(what, "start every rank with the same binary and options");
+    throw PeerError(static_cast<int>(ExitCode::kTimeout), what);
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,61 @@
+// Memory that collectives work on.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+namespace lockstep::comm {
+
+/// Every slot of an arena starts at a multiple of this, so that slots never share a cache line and kernels may use
+/// aligned loads.
+inline constexpr std::size_t kArenaAlignment = 64;
+
+constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kArenaAlignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/// A block of zero-initialised memory of the same size on every rank of the group that allocated it. Backends derive
+/// from it to keep what they registered or mapped. The group must outlive it. The bytes may be read and written by
+/// any thread while no collective that names them is under way.
+class Arena {
+ public:
+  virtual ~Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+  /// `count` elements of T from `offset_bytes`.
+  template <class T>
+  std::span<T> view(std::size_t offset_bytes, std::size_t count) const {
+    LOCKSTEP_ASSERT(offset_bytes % alignof(T) == 0 && offset_bytes <= bytes_ &&
+                        count <= (bytes_ - offset_bytes) / sizeof(T),
+                    "{} elements at {} do not fit an arena of {} bytes", count, offset_bytes, bytes_);
+    return {reinterpret_cast<T*>(data_ + offset_bytes), count};
+  }
+
+ protected:
+  Arena(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+/// What a collective works on: `count` elements of `dtype` from `offset_bytes` of `arena`. All ranks of the group
+/// name the same region of the same (collectively allocated) arena.
+struct Region {
+  const Arena* arena = nullptr;
+  std::size_t offset_bytes = 0;  // a multiple of the element size
+  std::size_t count = 0;
+  DType dtype = DType::kF32;
+
+  std::byte* data() const { return arena->data() + offset_bytes; }
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,169 @@
+#include "comm/binding.h"
+
+#include <hwloc.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::comm {
+namespace {
+
+enum class Policy { kCore, kSocket, kNone };
+
+Policy policy_from(const EnvLookup& lookup) {
+  const std::string value = lookup("LOCKSTEP_BIND").value_or("core");
+  if (value == "core") return Policy::kCore;
+  if (value == "socket") return Policy::kSocket;
+  if (value == "none") return Policy::kNone;
+  const std::array<std::string, 3> known = {"core", "socket", "none"};
+  const auto meant = nearest(value, known);
+  throw UsageError(fmt::format("LOCKSTEP_BIND=\"{}\" in the environment is no way to bind", value),
+                   meant ? fmt::format("did you mean {}? there are core, socket and none", *meant)
+                         : "set it to core, socket or none");
+}
+
+struct TopologyDeleter {
+  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
+};
+using Topology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
+
+/// Packages, cores and processors, nothing else: half the time of a full load, and no look at devices.
+Topology load_topology() {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return nullptr;
+  Topology topology(raw);
+  hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
+  for (const auto type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_CORE})
+    hwloc_topology_set_type_filter(raw, type, HWLOC_TYPE_FILTER_KEEP_ALL);
+  hwloc_topology_set_flags(raw, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES | HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS |
+                                    HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS);
+  if (hwloc_topology_load(raw) != 0) return nullptr;
+  return topology;
+}
+
+/// Every processor a core of its own, on one socket: what is known without hwloc's help.
+std::vector<Core> processors_as_cores(const CpuMask& allowed) {
+  std::vector<Core> cores;
+  for (std::size_t cpu = 0; cpu < allowed.size(); ++cpu)
+    if (allowed[cpu]) cores.emplace_back().cpus.set(cpu);
+  return cores;
+}
+
+/// "0-3,8".
+std::string ranges_text(const CpuMask& cpus) {
+  std::string text;
+  for (std::size_t first = 0; first < cpus.size(); ++first) {
+    if (!cpus[first]) continue;
+    std::size_t last = first;
+    while (last + 1 < cpus.size() && cpus[last + 1]) ++last;
+    if (!text.empty()) text += ',';
+    text += first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
+    first = last;
+  }
+  return text;
+}
+
+CpuMask union_of(const std::vector<Core>& cores) {
+  CpuMask all;
+  for (const Core& core : cores) all |= core.cpus;
+  return all;
+}
+
+/// Part `index` of `count` of 0 … size - 1.
+std::pair<std::size_t, std::size_t> part_of(std::size_t size, std::size_t index, std::size_t count) {
+  const std::size_t each = size / count, larger = size % count;
+  const std::size_t begin = index * each + std::min(index, larger);
+  return {begin, begin + each + (index < larger ? 1 : 0)};
+}
+
+}  // namespace
+
+std::vector<Core> core_share(const std::vector<Core>& cores, int index, int count) {
+  LOCKSTEP_ASSERT(!cores.empty() && index >= 0 && index < count, "process {} of {}", index, count);
+  const auto i = static_cast<std::size_t>(index);
+  const auto n = static_cast<std::size_t>(count);
+  if (cores.size() < n) return {cores[i % cores.size()]};
+  const auto [begin, end] = part_of(cores.size(), i, n);
+  return {cores.begin() + static_cast<std::ptrdiff_t>(begin), cores.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+std::vector<Core> socket_share(const std::vector<Core>& cores, int index, int count) {
+  LOCKSTEP_ASSERT(!cores.empty() && index >= 0 && index < count, "process {} of {}", index, count);
+  std::vector<int> sockets;
+  for (const Core& core : cores)
+    if (sockets.empty() || sockets.back() != core.socket) sockets.push_back(core.socket);
+  const auto i = static_cast<std::size_t>(index);
+  const auto n = static_cast<std::size_t>(count);
+  // Neighbours share a socket when there are more processes than sockets.
+  auto [begin, end] = part_of(sockets.size(), i, n);
+  if (sockets.size() < n) {
+    begin = i * sockets.size() / n;
+    end = begin + 1;
+  }
+  std::vector<Core> share;
+  for (const Core& core : cores)
+    for (std::size_t s = begin; s < end; ++s)
+      if (core.socket == sockets[s]) share.push_back(core);
+  return share;
+}
+
+std::vector<Core> discover_cores(const CpuMask& allowed) {
+  const Topology topology = load_topology();
+  if (topology == nullptr) return processors_as_cores(allowed);
+  std::vector<Core> cores;
+  CpuMask seen;
+  const int count = hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_CORE);
+  for (int i = 0; i < count; ++i) {
+    const hwloc_obj_t object = hwloc_get_obj_by_type(topology.get(), HWLOC_OBJ_CORE, static_cast<unsigned>(i));
+    Core core;
+    for (int cpu = hwloc_bitmap_first(object->cpuset); cpu >= 0; cpu = hwloc_bitmap_next(object->cpuset, cpu))
+      if (static_cast<std::size_t>(cpu) < allowed.size() && allowed[static_cast<std::size_t>(cpu)])
+        core.cpus.set(static_cast<std::size_t>(cpu));
+    if (core.cpus.none()) continue;
+    const hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology.get(), HWLOC_OBJ_PACKAGE, object);
+    core.socket = package != nullptr ? static_cast<int>(package->logical_index) : 0;
+    seen |= core.cpus;
+    cores.push_back(core);
+  }
+  // Containers may hide the cores' files: what hwloc does not know counts all the same.
+  return seen == allowed ? cores : processors_as_cores(allowed);
+}
+
+Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup) {
+  const Policy policy = policy_from(lookup);
+  const CpuMask allowed = allowed_cpus();
+
+  const std::string mine = fmt::format("{} {}", host_name(), ranges_text(allowed));
+  const auto all = group.all_gather_text(mine);
+  const auto alike_before = [&](int rank) {
+    return static_cast<int>(std::count(all.begin(), all.begin() + rank, mine));
+  };
+  const int index = alike_before(group.rank());
+  const int count = alike_before(group.size());
+
+  const std::vector<Core> cores = discover_cores(allowed);
+  // By sockets, those who share one divide its cores as far as the number of threads is concerned.
+  const std::vector<Core> threads_on = core_share(cores, index, count);
+  Binding binding;
+  binding.cores = static_cast<int>(threads_on.size());
+  binding.spare_core = binding.cores > 1;
+  binding.oversubscribed = cores.size() < static_cast<std::size_t>(count);
+  CpuMask chosen = allowed;
+  if (policy == Policy::kCore) chosen = union_of(threads_on);
+  if (policy == Policy::kSocket) chosen = union_of(socket_share(cores, index, count));
+  if (chosen != allowed) set_allowed_cpus(chosen);
+  binding.text =
+      fmt::format("{} core{} (processors {}), {}", binding.cores, binding.cores == 1 ? "" : "s", ranges_text(chosen),
+                  policy == Policy::kNone ? "not bound" : chosen == allowed ? "as started" : "bound");
+  return binding;
+}
+
+int expected_cores(const World& world) {
+  return std::max(1, static_cast<int>(discover_cores(allowed_cpus()).size()) / world.local_size);
+}
+
+}  // namespace lockstep::comm

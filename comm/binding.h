@@ -1,0 +1,48 @@
+// Each process on its share of its host's cores.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "comm/cpus.h"
+#include "comm/process_group.h"
+#include "comm/world.h"
+
+namespace lockstep::comm {
+
+/// What a process got.
+struct Binding {
+  int cores = 1;                // for its threads; at least one, which others may use too
+  bool spare_core = false;      // more than one: one can be left to the group's progress thread
+  bool oversubscribed = false;  // fewer cores than processes: each has a core, none has its own
+  std::string text;             // "2 cores (processors 0-1), bound", for logs
+};
+
+/// A core: its processors (hardware threads) that may be used, and its socket. Lists of cores go socket by socket.
+struct Core {
+  CpuMask cpus;
+  int socket = 0;
+};
+
+/// The cores that process `index` of `count` takes from `cores` (at least one): as equal parts as there are, each one
+/// contiguous, the first ones larger by one. With fewer cores than processes, each process takes one, in turn.
+std::vector<Core> core_share(const std::vector<Core>& cores, int index, int count);
+
+/// The same for whole sockets: the sockets that process `index` of `count` runs on, with all their cores.
+std::vector<Core> socket_share(const std::vector<Core>& cores, int index, int count);
+
+/// The cores of this host with a processor in `allowed`, as hwloc sees them.
+std::vector<Core> discover_cores(const CpuMask& allowed);
+
+/// Binds the calling thread, and the threads that it will start, to this process's share; collective. Ranks of one
+/// host with the same affinity divide it among themselves; an affinity that a launcher has given to this rank alone
+/// is kept. LOCKSTEP_BIND in the environment: "core" (default), "socket", or "none", which binds nothing and only
+/// counts the cores of the share. Throws UsageError for another value.
+Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env);
+
+/// A lower bound of what bind_to_share will give, known before there is a group: for GroupOptions::spare_core.
+int expected_cores(const World& world);
+
+}  // namespace lockstep::comm

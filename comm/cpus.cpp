@@ -1,0 +1,43 @@
+#include "comm/cpus.h"
+
+#include <sched.h>
+
+#include <cerrno>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<CpuMask>);
+
+// The kernel takes a mask of any multiple of a long; cpu_set_t alone is too small for the largest machines.
+constexpr std::size_t kSets = CpuMask().size() / CPU_SETSIZE;
+
+}  // namespace
+
+CpuMask allowed_cpus() {
+  std::vector<cpu_set_t> sets(kSets);
+  CpuMask cpus;
+  if (::sched_getaffinity(0, sets.size() * sizeof(cpu_set_t), sets.data()) != 0) {
+    for (std::size_t cpu = 0; cpu < std::thread::hardware_concurrency(); ++cpu) cpus.set(cpu);
+    return cpus;
+  }
+  for (std::size_t cpu = 0; cpu < cpus.size(); ++cpu)
+    cpus[cpu] = CPU_ISSET(cpu % CPU_SETSIZE, &sets[cpu / CPU_SETSIZE]);
+  return cpus;
+}
+
+void set_allowed_cpus(const CpuMask& cpus) {
+  std::vector<cpu_set_t> sets(kSets);
+  for (std::size_t cpu = 0; cpu < cpus.size(); ++cpu)
+    if (cpus[cpu]) CPU_SET(cpu % CPU_SETSIZE, &sets[cpu / CPU_SETSIZE]);
+  if (::sched_setaffinity(0, sets.size() * sizeof(cpu_set_t), sets.data()) != 0)
+    throw DeviceError(fmt::format("cannot bind to the chosen cores: {}", errno_text(errno)),
+                      "LOCKSTEP_BIND=none runs without binding");
+}
+
+}  // namespace lockstep::comm

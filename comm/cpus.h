@@ -1,0 +1,18 @@
+// The processors that this process may run on.
+#pragma once
+
+#include <bitset>
+
+namespace lockstep::comm {
+
+/// A set of the operating system's processor numbers (hardware threads). Trivially copyable, so that ranks can send
+/// it as bytes.
+using CpuMask = std::bitset<4096>;
+
+/// The calling thread's affinity; all processors if the system does not say.
+CpuMask allowed_cpus();
+
+/// Sets the calling thread's affinity, which threads that it starts inherit. Throws DeviceError.
+void set_allowed_cpus(const CpuMask& cpus);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,23 @@
+#include "comm/host_arena.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+
+namespace lockstep::comm {
+
+std::unique_ptr<HostArena> HostArena::map(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes > std::numeric_limits<std::size_t>::max() - page) throw std::bad_alloc();
+  const std::size_t mapped = align_up(std::max<std::size_t>(bytes, 1), page);
+  void* data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  return std::unique_ptr<HostArena>(new HostArena(static_cast<std::byte*>(data), bytes, mapped));
+}
+
+HostArena::~HostArena() { ::munmap(data(), mapped_bytes_); }
+
+}  // namespace lockstep::comm

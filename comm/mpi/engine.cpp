@@ -1,0 +1,97 @@
+#include "comm/mpi/engine.h"
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Between two looks at what the other ranks say.
+constexpr auto kCheckEvery = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration patience)
+    : tuning_(tuning),
+      small_limit_(tuning.small_limit(session.size())),
+      patience_(patience),
+      transfers_(session),
+      stall_watch_(session, transfers_.tags()) {
+  for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
+    slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
+  waiting_.reserve(256);
+}
+
+void Engine::submit(const Op& op) {
+  LOCKSTEP_ASSERT(op.sequence == submitted_ + 1, "operation #{} after #{}", op.sequence, submitted_);
+  submitted_ = op.sequence;
+  waiting_.push_back(op);
+  begin_waiting();
+}
+
+bool Engine::advance() {
+  if (idle()) return false;
+  if (transfers_.test()) {
+    last_look_ = {};
+    retire();
+    begin_waiting();
+    return true;
+  }
+  return false;
+}
+
+void Engine::begin_waiting() {
+  while (next_waiting_ < waiting_.size() && begun_ - completed_ < slots_.size()) {
+    const Op& op = waiting_[next_waiting_++];
+    Slot& slot = slot_of(op.sequence);
+    slot.active = &schedule_for(slot, op);
+    begun_ = op.sequence;
+    slot.active->begin(op);
+    retire();  // an empty operation is complete when it has begun
+  }
+  // Done with a stretch: move what is left to the front, which costs less than has been taken since the last time.
+  if (next_waiting_ * 2 >= waiting_.size()) {
+    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(next_waiting_));
+    next_waiting_ = 0;
+  }
+}
+
+void Engine::retire() {
+  while (completed_ < begun_) {
+    Slot& slot = slot_of(completed_ + 1);
+    if (!slot.active->done()) return;
+    slot.active = nullptr;
+    ++completed_;
+  }
+}
+
+Schedule& Engine::schedule_for(Slot& slot, const Op& op) {
+  switch (op.kind) {
+    case OpKind::kAllReduce:
+      if (op.region.bytes() <= small_limit_) return slot.small_reduce;
+      return slot.exchange;
+    case OpKind::kReduceScatter:
+    case OpKind::kAllGather: return slot.exchange;
+    case OpKind::kBroadcast: return slot.broadcast;
+    case OpKind::kBarrier: break;
+  }
+  return slot.barrier;
+}
+
+void Engine::watch_for_stalls() {
+  if (idle()) return;
+  const auto now = Clock::now();
+  // Something moved since the last look, or the long gap between the two is this rank's own doing: no stall.
+  if (now - last_look_ > patience_ / 2) next_check_ = now + patience_;
+  last_look_ = now;
+  if (now < next_check_) return;
+  next_check_ = now + kCheckEvery;
+  const Schedule& first = first_under_way();
+  stall_watch_.check(first.op(), completed_, transfers_.missing(first));
+}
+
+void Engine::time_out(double waited_seconds) {
+  const Schedule& first = first_under_way();
+  stall_watch_.time_out(first.op(), transfers_.missing(first), waited_seconds);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,132 @@
+#include "comm/mpi/session.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/stop.h"
+#include "comm/cpus.h"
+#include "comm/mpi/backoff.h"
+
+namespace lockstep::comm {
+namespace {
+
+/// What each rank tells the others at the start.
+struct Introduction {
+  std::array<char, 64> host{};
+  CpuMask cpus;
+};
+static_assert(std::is_trivially_copyable_v<Introduction>);
+
+/// Settings that Open MPI reads when it starts. What the user has set stays.
+void set_mpi_defaults(const World& world) {
+  // All waiting is ours (see Backoff); this is for MPI's own, when it starts and ends.
+  set_env("OMPI_MCA_mpi_yield_when_idle", "1", false);
+  // MPI_Init loads every transport there is and asks it whether it wants the job: 230 ms, of which 16 remain when it is
+  // told. ob1 runs over shared memory and TCP. Between hosts the user's network may have a better one: ask then.
+  if (world.starter == Starter::kOpenMpi && world.local_size == world.size) set_env("OMPI_MCA_pml", "ob1", false);
+}
+
+std::string remedy_for(Starter starter) {
+  switch (starter) {
+    case Starter::kSlurm: return "start them with srun --mpi=pmix";
+    case Starter::kTorchrun:
+      return "this build joins processes through MPI: start them with mpirun or lockstep launch";
+    default: return "start them with the mpirun that belongs to the MPI library that lockstep was built with";
+  }
+}
+
+}  // namespace
+
+std::string mpi_error_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) return fmt::format("MPI error {}", code);
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+void check_mpi(int code, const char* doing) {
+  if (code != MPI_SUCCESS) [[unlikely]]
+    throw MpiError(fmt::format("{}: {}", doing, mpi_error_text(code)), "look at the other ranks' logs");
+}
+
+Session::Session(const World& world, Deadline deadline) : world_(world), hosts_(static_cast<std::size_t>(world.size)) {
+  set_mpi_defaults(world);
+  int provided = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "starting MPI");
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "starting MPI");
+
+  int rank = 0, size = 0;
+  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "starting MPI");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "starting MPI");
+  if (rank != world.rank || size != world.size)
+    throw UsageError(fmt::format("{} says that this is rank {} of {}, but MPI sees rank {} of {}",
+                                 world.starter == Starter::kTorchrun ? "the environment (RANK, WORLD_SIZE)"
+                                                                     : name_of(world.starter),
+                                 world.rank, world.size, rank, size),
+                     remedy_for(world.starter));
+
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &data_), "starting MPI");
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &notices_), "starting MPI");
+  for (const MPI_Comm comm : {data_, notices_})
+    check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "starting MPI");
+
+  void* bound = nullptr;
+  int found = 0;
+  check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found), "starting MPI");
+  tag_upper_bound_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+  exchange_hosts(deadline);
+}
+
+void Session::exchange_hosts(Deadline deadline) {
+  constexpr int kTag = 0;
+  const auto n = static_cast<std::size_t>(size());
+  std::vector<Introduction> all(n);
+  Introduction& mine = all[static_cast<std::size_t>(rank())];
+  const std::string host = host_name();
+  std::copy_n(host.begin(), std::min(host.size(), mine.host.size() - 1), mine.host.begin());
+  mine.cpus = allowed_cpus();
+
+  std::vector<MPI_Request> requests;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    check_mpi(MPI_Irecv(&all[static_cast<std::size_t>(peer)], sizeof(Introduction), MPI_BYTE, peer, kTag, notices_,
+                        &requests.emplace_back()),
+              "starting MPI");
+    check_mpi(MPI_Isend(&mine, sizeof(Introduction), MPI_BYTE, peer, kTag, notices_, &requests.emplace_back()),
+              "starting MPI");
+  }
+  Backoff backoff(true);
+  for (int done = 0; done == 0; backoff.pause()) {
+    check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
+              "exchanging host names");
+    throw_if_stopped("joining the other ranks");
+    if (done == 0 && deadline.expired())
+      throw TimeoutError("not all ranks answered after MPI had started",
+                         "look at the other ranks' logs; --timeout-seconds gives them longer");
+  }
+
+  int local_ranks = 0;
+  CpuMask local_cpus;
+  for (std::size_t r = 0; r < n; ++r) {
+    hosts_[r] = all[r].host.data();
+    if (hosts_[r] != host) continue;
+    ++local_ranks;
+    local_cpus |= all[r].cpus;
+  }
+  const int cores = static_cast<int>(local_cpus.count());
+  oversubscribed_ = cores < local_ranks;
+  if (oversubscribed_ && world_.local_rank == 0)
+    log_warn("{} processes share {} cores of host {}: they take turns, which is slow", local_ranks, cores, host);
+}
+
+std::string Session::name_of_rank(int rank) const {
+  return fmt::format("rank {} (host {})", rank, hosts_[static_cast<std::size_t>(rank)]);
+}
+
+void Session::finalize() { check_mpi(MPI_Finalize(), "ending MPI"); }
+
+}  // namespace lockstep::comm

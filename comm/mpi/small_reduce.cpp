@@ -1,0 +1,35 @@
+#include "comm/mpi/small_reduce.h"
+
+#include "comm/reduce.h"
+
+namespace lockstep::comm {
+
+SmallReduce::SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers)
+    : Schedule(rank, size, tuning, transfers),
+      part_bytes_(align_up(tuning.small_limit(size))),
+      scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) * part_bytes_)),
+      sources_(static_cast<std::size_t>(size)) {}
+
+void SmallReduce::start() {
+  const Region& region = op().region;
+  unfinished_ = 0;
+  if (region.count == 0) return;
+  sources_[static_cast<std::size_t>(rank_)] = region.data();
+  for (int i = 1; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    std::byte* part = scratch_.get() + static_cast<std::size_t>(peer) * part_bytes_;
+    sources_[static_cast<std::size_t>(peer)] = part;
+    receive(peer, 0, 0, part, region.bytes());
+    send(peer, 0, 0, region.data(), region.bytes());
+    unfinished_ += 2;
+  }
+}
+
+void SmallReduce::on_complete(const Transfer&) {
+  // The sends too: what is sent is what the result overwrites.
+  if (--unfinished_ > 0) return;
+  const Region& region = op().region;
+  reduce_in_order(region.dtype, op().reduce, region.data(), sources_, region.count);
+}
+
+}  // namespace lockstep::comm

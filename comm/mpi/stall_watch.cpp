@@ -1,0 +1,142 @@
+#include "comm/mpi/stall_watch.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr int kNoticeTag = 1;
+constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
+
+/// An operation as far as its notice tells: all but the arena.
+template <class Notice>
+Op op_of(const Notice& notice) {
+  Op op;
+  op.sequence = notice.sequence;
+  op.kind = notice.kind;
+  op.reduce = notice.reduce;
+  op.root = notice.root;
+  op.region.offset_bytes = notice.offset_bytes;
+  op.region.count = notice.count;
+  op.region.dtype = notice.dtype;
+  op.step = notice.step;
+  return op;
+}
+
+bool same_operation(const Op& a, const Op& b) {
+  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
+         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
+}
+
+}  // namespace
+
+StallWatch::StallWatch(const Session& session, const TagLayout& tags)
+    : session_(session),
+      tags_(tags),
+      sending_(static_cast<std::size_t>(session.size()), MPI_REQUEST_NULL),
+      heard_(static_cast<std::size_t>(session.size())) {
+  static_assert(std::is_trivially_copyable_v<Notice>);
+}
+
+void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<int>& missing) {
+  tell(op, completed);
+  listen();
+  compare_notices(op, missing);
+  probe_messages(op);
+}
+
+void StallWatch::tell(const Op& op, std::uint64_t completed) {
+  if (mine_.sequence == op.sequence) return;
+  // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
+  int done = 0;
+  check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
+            "telling the other ranks of a stall");
+  if (done == 0) return;
+  mine_ = {op.sequence, completed, op.region.count, op.region.offset_bytes, op.step, op.root,
+           op.kind,     op.reduce, op.region.dtype, 0};
+  for (int peer = 0; peer < session_.size(); ++peer)
+    if (peer != session_.rank())
+      check_mpi(MPI_Isend(&mine_, sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
+                          &sending_[static_cast<std::size_t>(peer)]),
+                "telling the other ranks of a stall");
+}
+
+void StallWatch::listen() {
+  constexpr const char* kDoing = "reading the other ranks' notices";
+  for (;;) {
+    int found = 0;
+    MPI_Status status;
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kNoticeTag, session_.notices(), &found, &status), kDoing);
+    if (found == 0) return;
+    check_mpi(MPI_Recv(&heard_[static_cast<std::size_t>(status.MPI_SOURCE)], sizeof(Notice), MPI_BYTE,
+                       status.MPI_SOURCE, kNoticeTag, session_.notices(), MPI_STATUS_IGNORE),
+              kDoing);
+  }
+}
+
+void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) const {
+  for (int peer = 0; peer < session_.size(); ++peer) {
+    const Notice& notice = heard_[static_cast<std::size_t>(peer)];
+    if (notice.sequence == op.sequence && !same_operation(op_of(notice), op))
+      out_of_step(peer, "is in " + describe(op_of(notice)), op);
+    if (notice.completed >= op.sequence && std::binary_search(missing.begin(), missing.end(), peer))
+      out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(op_of(notice))), op);
+  }
+}
+
+void StallWatch::probe_messages(const Op& op) const {
+  for (int peer = 0; peer < session_.size(); ++peer) {
+    if (peer == session_.rank()) continue;
+    int found = 0;
+    MPI_Status status;
+    check_mpi(MPI_Iprobe(peer, MPI_ANY_TAG, session_.data(), &found, &status), "looking for messages");
+    if (found == 0) continue;
+    // The first message that nobody has asked for. One of a later operation may just be early.
+    const TagFields theirs = tags_.decode(status.MPI_TAG);
+    const TagFields ours = tags_.fields_of(op, theirs.phase);
+    if (theirs.sequence != ours.sequence || theirs == ours) continue;
+    std::string what = fmt::format("is in {} #{}", name_of(theirs.kind), op.sequence);
+    if (theirs.kind == ours.kind)
+      what += theirs.dtype == ours.dtype && theirs.reduce == ours.reduce
+                  ? " of another size, place or root"
+                  : fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
+    out_of_step(peer, what, op);
+  }
+}
+
+void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours) const {
+  throw OutOfStepError(fmt::format("out of step: {} {}, this rank is in {}", session_.name_of_rank(peer), theirs,
+                                   describe(ours)),
+                       kSameProgram);
+}
+
+void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {
+  listen();
+  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].sequence >= op.sequence; };
+  std::vector<int> blamed;
+  std::copy_if(missing.begin(), missing.end(), std::back_inserter(blamed), [&](int rank) { return !waits_too(rank); });
+  if (blamed.empty())
+    for (int rank = 0; rank < session_.size(); ++rank)
+      if (rank != session_.rank() && !waits_too(rank)) blamed.push_back(rank);
+  if (blamed.empty()) blamed = missing;
+
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(blamed.size(), kNamed); ++i) names.push_back(session_.name_of_rank(blamed[i]));
+  if (blamed.size() > kNamed) names.push_back(fmt::format("{} more", blamed.size() - kNamed));
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(op), waited_seconds, join(names, ", ")),
+      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                  blamed.empty() ? 0 : blamed.front()));
+}
+
+void StallWatch::abandon_notices() {
+  for (MPI_Request& request : sending_)
+    if (request != MPI_REQUEST_NULL) check_mpi(MPI_Request_free(&request), "ending MPI");
+}
+
+}  // namespace lockstep::comm

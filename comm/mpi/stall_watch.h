@@ -1,0 +1,66 @@
+// Finds out why nothing moves.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/session.h"
+#include "comm/mpi/tag.h"
+#include "comm/op.h"
+
+namespace lockstep::comm {
+
+/// Note [Stalls]
+/// A rank that has waited for a while tells all others which operation it is in (a notice), once for each operation,
+/// and reads what they say. Two ranks that stand in different operations under the same number, or one that has
+/// finished what the other waits to get from it, will never meet: that is an OutOfStepError at once. A rank that is
+/// merely late says nothing, and is waited for until the deadline; the ranks that do say that they wait are not the
+/// ones to blame, so the TimeoutError names the silent ones.
+///
+/// Used by the thread that owns MPI, when an operation has stood still; costs nothing before.
+class StallWatch {
+ public:
+  StallWatch(const Session& session, const TagLayout& tags);
+
+  /// `op` is the first operation that is not complete, `missing` the ranks whose messages it waits for, `completed`
+  /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
+  void check(const Op& op, std::uint64_t completed, const std::vector<int>& missing);
+
+  /// What to throw when `op` has not become complete in time.
+  [[noreturn]] void time_out(const Op& op, const std::vector<int>& missing, double waited_seconds);
+
+  /// Lets go of notices that nobody has taken; before the session is finalised.
+  void abandon_notices();
+
+ private:
+  /// An Op as bytes, and how far the sender has come.
+  struct Notice {
+    std::uint64_t sequence = 0;  // 0: none yet
+    std::uint64_t completed = 0;
+    std::uint64_t count = 0;
+    std::uint64_t offset_bytes = 0;
+    std::int64_t step = -1;
+    std::int32_t root = 0;
+    OpKind kind = OpKind::kBarrier;
+    ReduceOp reduce = ReduceOp::kSum;
+    DType dtype = DType::kF32;
+    std::uint8_t unused = 0;
+  };
+
+  void tell(const Op& op, std::uint64_t completed);
+  void listen();
+  void compare_notices(const Op& op, const std::vector<int>& missing) const;
+  void probe_messages(const Op& op) const;
+  [[noreturn]] void out_of_step(int peer, const std::string& theirs, const Op& ours) const;
+
+  const Session& session_;
+  const TagLayout& tags_;
+  Notice mine_;
+  std::vector<MPI_Request> sending_;  // of mine_
+  std::vector<Notice> heard_;         // the latest of each rank
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,145 @@
+#include "comm/mpi/thread_group.h"
+
+#include "base/error.h"
+#include "base/stop.h"
+#include "comm/host_arena.h"
+#include "comm/mpi/backoff.h"
+#include "comm/mpi/engine.h"
+#include "comm/mpi/session.h"
+
+namespace lockstep::comm {
+
+ThreadGroup::ThreadGroup(const World& world, Clock::duration timeout, const Tuning& tuning)
+    : ProcessGroup(world.rank, world.size, timeout) {
+  issued_.reserve(256);
+  taken_.reserve(256);
+  thread_ = std::thread([this, world, tuning] { run(world, tuning); });
+  try {
+    wait_until([&] { return ready_.load(std::memory_order_acquire); });
+  } catch (...) {
+    end_thread(Ending::kAbandon);
+    throw;
+  }
+}
+
+ThreadGroup::~ThreadGroup() { end_thread(Ending::kAbandon); }
+
+std::unique_ptr<Arena> ThreadGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
+
+// ---- The caller's side ----
+
+void ThreadGroup::start(const Op& op) {
+  throw_if_broken();
+  const std::lock_guard lock(mutex_);
+  issued_.push_back(op);
+  orders_.notify_one();
+}
+
+bool ThreadGroup::is_done(std::uint64_t sequence) {
+  throw_if_broken();
+  return completed_.load(std::memory_order_acquire) >= sequence;
+}
+
+void ThreadGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+  wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  wait_end_.store(deadline.when().time_since_epoch().count(), std::memory_order_release);
+  wait_until([&] { return completed_.load(std::memory_order_acquire) >= sequence; });
+  wait_end_.store(kNoWait, std::memory_order_relaxed);
+}
+
+template <class Condition>
+void ThreadGroup::wait_until(Condition&& condition) {
+  Backoff backoff(oversubscribed_.load(std::memory_order_relaxed));
+  while (!condition()) {
+    throw_if_broken();
+    try {
+      throw_if_stopped("waiting for the other ranks");
+    } catch (...) {
+      break_with(std::current_exception());
+      throw;
+    }
+    backoff.pause();
+  }
+}
+
+void ThreadGroup::shutdown() {
+  barrier().wait_host();
+  end_thread(Ending::kFinalize);
+  throw_if_broken();
+}
+
+void ThreadGroup::end_thread(Ending ending) {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = ending;
+    orders_.notify_one();
+  }
+  thread_.join();
+}
+
+void ThreadGroup::throw_if_broken() {
+  if (!broken_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  std::rethrow_exception(failure_);
+}
+
+void ThreadGroup::break_with(std::exception_ptr failure) {
+  const std::lock_guard lock(mutex_);
+  if (failure_ == nullptr) failure_ = std::move(failure);
+  broken_.store(true, std::memory_order_release);
+}
+
+// ---- The thread's side ----
+
+void ThreadGroup::run(const World& world, const Tuning& tuning) {
+  try {
+    Session session(world, Deadline::after(timeout()));
+    oversubscribed_.store(session.oversubscribed(), std::memory_order_relaxed);
+    Engine engine(session, tuning, patience_for(timeout()));
+    ready_.store(true, std::memory_order_release);
+    serve(session, engine);
+  } catch (...) {
+    break_with(std::current_exception());
+  }
+}
+
+void ThreadGroup::serve(Session& session, Engine& engine) {
+  Backoff backoff(session.oversubscribed());
+  for (;;) {
+    const Ending ending = take_orders(engine);
+    if (ending == Ending::kAbandon) return;
+    if (ending == Ending::kFinalize) {
+      engine.abandon_notices();
+      session.finalize();
+      return;
+    }
+    if (engine.advance()) {
+      completed_.store(engine.completed(), std::memory_order_release);
+      backoff.reset();
+      continue;
+    }
+    completed_.store(engine.completed(), std::memory_order_release);
+    if (!backoff.pause()) continue;
+    engine.watch_for_stalls();
+    const auto now = Clock::now().time_since_epoch().count();
+    if (now >= wait_end_.load(std::memory_order_acquire) && !engine.idle())
+      engine.time_out(std::chrono::duration<double>(
+                          Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
+  }
+}
+
+ThreadGroup::Ending ThreadGroup::take_orders(Engine& engine) {
+  {
+    std::unique_lock lock(mutex_);
+    if (engine.idle()) orders_.wait(lock, [&] { return !issued_.empty() || ending_ != Ending::kNone; });
+    if (ending_ == Ending::kAbandon || (ending_ == Ending::kFinalize && engine.idle() && issued_.empty()))
+      return ending_;
+    issued_.swap(taken_);
+  }
+  for (const Op& op : taken_) engine.submit(op);
+  taken_.clear();
+  return Ending::kNone;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,64 @@
+// Messages under way.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/mpi/session.h"
+#include "comm/mpi/tag.h"
+#include "comm/op.h"
+
+namespace lockstep::comm {
+
+class Schedule;
+
+/// One message of one operation.
+struct Transfer {
+  enum class Direction : std::uint8_t { kSend, kReceive };
+  Schedule* owner = nullptr;  // told when the message is complete
+  Direction direction = Direction::kSend;
+  std::uint8_t phase = 0;
+  int peer = 0;
+  std::uint32_t chunk = 0;
+  std::size_t bytes = 0;
+};
+
+/// Starts messages and tells their owners when they are complete. A receive that gets another number of bytes than
+/// it expects, and any failure of MPI, throw an error that names the peer and the operation. Not thread-safe; the
+/// memory of a message must stay until its owner has been told.
+class Transfers {
+ public:
+  explicit Transfers(const Session& session) : session_(session), tags_(session.tag_upper_bound()) {}
+
+  void send(const Op& op, const Transfer& transfer, const std::byte* from);
+  void receive(const Op& op, const Transfer& transfer, std::byte* to);
+
+  /// Lets MPI go on and tells the owners of what is complete; whether anything was.
+  bool test();
+
+  /// The ranks whose messages `owner` is waiting for: to come first of all, else to be taken.
+  std::vector<int> missing(const Schedule& owner) const;
+
+  const TagLayout& tags() const { return tags_; }
+
+ private:
+  void add(const Transfer& transfer, MPI_Request request);
+  void remove(std::size_t index);
+  void check_status(const Transfer& transfer, const MPI_Status& status) const;
+  [[noreturn]] void fail(int code, const char* doing, const Transfer& transfer, const Op& op) const;
+
+  const Session& session_;
+  TagLayout tags_;
+  // Parallel arrays, dense: MPI takes the requests as they lie.
+  std::vector<MPI_Request> requests_;
+  std::vector<Transfer> transfers_;
+  // Scratch of test().
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+  std::vector<Transfer> completed_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,97 @@
+#include "comm/process_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep::comm {
+namespace {
+
+// Objects travel in pieces of this many bytes a rank.
+constexpr std::size_t kObjectPieceBytes = 4096;
+
+}  // namespace
+
+Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region) {
+  if (kind != OpKind::kBarrier) {
+    check_usage(region.arena != nullptr, "a collective names no arena", "allocate one with ProcessGroup::allocate");
+    const std::size_t element = size_of(region.dtype);
+    if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
+        region.count > (region.arena->bytes() - region.offset_bytes) / element)
+      throw UsageError(fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", name_of(kind),
+                                   region.count, lockstep::name_of(region.dtype), region.offset_bytes, region.arena->bytes()));
+    check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
+  }
+  Op op{.sequence = ++sequence_, .kind = kind, .reduce = reduce, .root = root, .region = region, .step = step_};
+  start(op);
+  return Work(this, op.sequence);
+}
+
+Work ProcessGroup::all_reduce(const Region& region, ReduceOp op) { return issue(OpKind::kAllReduce, op, 0, region); }
+Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
+  return issue(OpKind::kReduceScatter, op, 0, region);
+}
+Work ProcessGroup::all_gather(const Region& region) { return issue(OpKind::kAllGather, ReduceOp::kSum, 0, region); }
+Work ProcessGroup::broadcast(const Region& region, int root) {
+  return issue(OpKind::kBroadcast, ReduceOp::kSum, root, region);
+}
+Work ProcessGroup::barrier() { return issue(OpKind::kBarrier, ReduceOp::kSum, 0, {}); }
+
+Arena& ProcessGroup::control_arena() {
+  if (control_ == nullptr)
+    control_ = allocate(static_cast<std::size_t>(size_) * (kObjectPieceBytes + kArenaAlignment));
+  return *control_;
+}
+
+std::vector<std::vector<std::byte>> ProcessGroup::all_gather_objects(std::span<const std::byte> mine) {
+  Arena& arena = control_arena();
+  const auto ranks = static_cast<std::size_t>(size_);
+
+  // Sizes first: one cache line a rank, so that rank r's slice is line r.
+  const Region lengths{&arena, 0, ranks * (kArenaAlignment / 8), DType::kI64};
+  const auto lines = arena.view<std::int64_t>(0, lengths.count);
+  lines[static_cast<std::size_t>(rank_) * 8] = static_cast<std::int64_t>(mine.size());
+  all_gather(lengths).wait_host();
+  std::vector<std::vector<std::byte>> objects(ranks);
+  std::size_t longest = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    objects[r].resize(static_cast<std::size_t>(lines[r * 8]));
+    longest = std::max(longest, objects[r].size());
+  }
+
+  // Then the bytes, piece by piece, each rank's piece in a slice of its own.
+  const Region pieces{&arena, 0, ranks * kObjectPieceBytes, DType::kU8};
+  for (std::size_t at = 0; at < longest; at += kObjectPieceBytes) {
+    const auto copy_length = [&](std::size_t size) { return at < size ? std::min(kObjectPieceBytes, size - at) : 0; };
+    const std::size_t own = static_cast<std::size_t>(rank_) * kObjectPieceBytes;
+    if (const std::size_t n = copy_length(mine.size()); n > 0) std::memcpy(arena.data() + own, mine.data() + at, n);
+    all_gather(pieces).wait_host();
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (const std::size_t n = copy_length(objects[r].size()); n > 0)
+        std::memcpy(objects[r].data() + at, arena.data() + r * kObjectPieceBytes, n);
+  }
+  return objects;
+}
+
+std::vector<std::vector<std::byte>> ProcessGroup::gather_objects(std::span<const std::byte> mine, int root) {
+  auto all = all_gather_objects(mine);
+  if (rank_ != root) all.clear();
+  return all;
+}
+
+std::vector<std::string> ProcessGroup::all_gather_text(const std::string& mine) {
+  std::vector<std::string> texts;
+  for (const auto& object : all_gather_objects(std::as_bytes(std::span(mine))))
+    texts.emplace_back(reinterpret_cast<const char*>(object.data()), object.size());
+  return texts;
+}
+
+bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
+void Work::wait_host(Deadline deadline) const {
+  if (group_ != nullptr) group_->wait_done(sequence_, deadline);
+}
+void Work::wait_host() const {
+  if (group_ != nullptr) group_->wait_done(sequence_, Deadline::after(group_->timeout_));
+}
+void Work::wait(StreamView) const { wait_host(); }
+
+}  // namespace lockstep::comm

@@ -1,0 +1,97 @@
+// Collectives among a fixed set of ranks.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "comm/arena.h"
+#include "comm/op.h"
+#include "comm/slice.h"
+#include "comm/types.h"
+#include "comm/work.h"
+
+namespace lockstep::comm {
+
+/// Note [Same order]
+/// Every rank issues the same collectives, on the same regions, in the same order. Each one takes the group's next
+/// sequence number; messages carry it, so that ranks out of step are found and named instead of mixing data.
+///
+/// Note [Rank order]
+/// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
+/// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 is summed
+/// in f32 and rounded once.
+///
+/// Threads: one thread issues operations and waits for them; the backend may use others inside.
+/// Errors: after an operation failed the group is broken: every later call throws the same error.
+/// Destructors issue nothing; a normal end calls shutdown() on every rank.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// "self", "mpi".
+  virtual std::string name() const = 0;
+
+  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned. Throws std::bad_alloc when there is no memory.
+  virtual std::unique_ptr<Arena> allocate(std::size_t bytes) = 0;
+
+  /// In place: afterwards every rank's region holds the reduction of all ranks' regions.
+  Work all_reduce(const Region& region, ReduceOp op);
+  /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
+  Work reduce_scatter(const Region& region, ReduceOp op);
+  /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
+  Work all_gather(const Region& region);
+  /// Afterwards every rank's region holds rank `root`'s.
+  Work broadcast(const Region& region, int root);
+  /// Done when every rank has issued it.
+  Work barrier();
+
+  /// Blocking: every rank's bytes (any sizes, also none) on every rank, in rank order. For small objects.
+  std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine);
+  /// Blocking: every rank's bytes on `root`, in rank order; an empty vector elsewhere.
+  std::vector<std::vector<std::byte>> gather_objects(std::span<const std::byte> mine, int root);
+  std::vector<std::string> all_gather_text(const std::string& mine);
+
+  /// Lets a backend without its own thread go on with what is under way. Cheap; never blocks.
+  virtual void poll() = 0;
+
+  /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
+  virtual void shutdown() = 0;
+
+  /// The timeout of waits that name no deadline.
+  Clock::duration timeout() const { return timeout_; }
+
+  /// The training step that operations issued from now on belong to, for messages and records; -1 is none.
+  void set_step(std::int64_t step) { step_ = step; }
+
+ protected:
+  ProcessGroup(int rank, int size, Clock::duration timeout) : rank_(rank), size_(size), timeout_(timeout) {}
+
+  /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
+  /// sequence numbers.
+  virtual void start(const Op& op) = 0;
+  /// Whether the operation with this number is complete; rethrows a failure.
+  virtual bool is_done(std::uint64_t sequence) = 0;
+  virtual void wait_done(std::uint64_t sequence, Deadline deadline) = 0;
+
+ private:
+  friend class Work;
+  Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region);
+  Arena& control_arena();
+
+  int rank_;
+  int size_;
+  Clock::duration timeout_;
+  std::uint64_t sequence_ = 0;
+  std::int64_t step_ = -1;
+  std::unique_ptr<Arena> control_;  // for objects; allocated at first use
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,21 @@
+// The arithmetic of reductions.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+#include "comm/types.h"
+
+namespace lockstep::comm {
+
+/// dst[i] = ((sources[0][i] op sources[1][i]) op sources[2][i]) op …, in that order whatever the count, so that the
+/// same contributions always give the same bits. Each pointer names `count` elements of `dtype`, aligned to their
+/// size; `dst` may be one of the sources, but not overlap one otherwise. At least one source.
+///
+/// bf16 is combined in f32 and rounded once. Integer sums wrap around. Minimum and maximum are NaN where any
+/// contribution is; of -0 and +0 they give the later one. Thread-safe.
+void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const std::byte* const> sources,
+                     std::size_t count);
+
+}  // namespace lockstep::comm

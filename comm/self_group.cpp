@@ -1,0 +1,9 @@
+#include "comm/self_group.h"
+
+#include "comm/host_arena.h"
+
+namespace lockstep::comm {
+
+std::unique_ptr<Arena> SelfGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
+
+}  // namespace lockstep::comm

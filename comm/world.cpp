@@ -1,0 +1,129 @@
+#include "comm/world.h"
+
+#include <unistd.h>
+
+#include <climits>
+
+#include <array>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::comm {
+namespace {
+
+/// The variables with which one kind of launcher tells a process who it is.
+struct Variables {
+  Starter starter;
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+
+constexpr std::array kVariables = {
+    Variables{Starter::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+              "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    Variables{Starter::kTorchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    Variables{Starter::kSlurm, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+};
+
+/// The value of `name` as an integer in [least, most]; nothing when it is not set.
+std::optional<int> read_int(const EnvLookup& lookup, const char* name, int least, int most) {
+  const auto text = lookup(name);
+  if (!text) return std::nullopt;
+  const auto value = parse_int(*text);
+  if (!value || *value < least || *value > most) {
+    const std::string expected = most == INT_MAX ? fmt::format("a whole number of at least {}", least)
+                                                 : fmt::format("a whole number from {} to {}", least, most);
+    throw UsageError(fmt::format("{}=\"{}\" in the environment, where {} is expected", name, *text, expected),
+                     fmt::format("unset {}, or start the processes with lockstep launch or mpirun", name));
+  }
+  return static_cast<int>(*value);
+}
+
+/// Like read_int, for a variable without which `present` makes no sense.
+int require_int(const EnvLookup& lookup, const char* name, const char* present, int least, int most) {
+  const auto value = read_int(lookup, name, least, most);
+  if (!value)
+    throw UsageError(fmt::format("{} is set in the environment, but {} is not", present, name),
+                     fmt::format("set both or neither; unset {} to run one process", present));
+  return *value;
+}
+
+/// Slurm exports the step's variables to what srun starts. A batch script or an interactive allocation has the job's
+/// own (SLURM_PROCID=0, SLURM_NTASKS=n), but no step: a program started by hand there is a world of one.
+bool is_slurm_step(const EnvLookup& lookup) {
+  const auto step = lookup("SLURM_STEP_ID");
+  if (!step) return false;
+  // The batch script and salloc's shell are steps of their own, with numbers close to 2^32.
+  const auto number = parse_int(*step);
+  return number && *number >= 0 && *number < 0xfffffff0LL;
+}
+
+World read_world(const EnvLookup& lookup, const Variables& names) {
+  const char* present = lookup(names.rank) ? names.rank : names.size;
+  World world;
+  world.starter = names.starter;
+  world.size = require_int(lookup, names.size, present, 1, INT_MAX);
+  world.rank = require_int(lookup, names.rank, present, 0, INT_MAX);
+  if (world.rank >= world.size)
+    throw UsageError(fmt::format("{}={} is not below {}={}", names.rank, world.rank, names.size, world.size),
+                     "ranks count from 0; give every process its own rank below the world size");
+
+  const auto local_rank = read_int(lookup, names.local_rank, 0, INT_MAX);
+  // SLURM_NTASKS_PER_NODE is what was asked for, and may be larger than the step.
+  auto local_size = read_int(lookup, names.local_size, 1, INT_MAX);
+  if (names.starter == Starter::kSlurm && local_size && *local_size > world.size) local_size = world.size;
+  // A launcher that speaks of no local ranks is taken to run all of them on this host.
+  if (!local_rank && !local_size) {
+    world.local_rank = world.rank;
+    world.local_size = world.size;
+    return world;
+  }
+  if (!local_rank && world.size > 1 && *local_size < world.size)
+    throw UsageError(fmt::format("{} is set in the environment, but {} is not", names.local_size, names.local_rank),
+                     "set both: they say which device of its host each process takes");
+  world.local_rank = local_rank.value_or(world.rank);
+  // Slurm may not say how many tasks a node has: at least the ones up to this.
+  world.local_size = local_size.value_or(names.starter == Starter::kSlurm ? world.local_rank + 1 : world.size);
+  if (names.starter == Starter::kSlurm && world.local_size <= world.local_rank) world.local_size = world.local_rank + 1;
+  if (world.local_rank >= world.local_size)
+    throw UsageError(
+        fmt::format("{}={} is not below {}={}", names.local_rank, world.local_rank, names.local_size, world.local_size),
+        "local ranks count the processes of one host from 0");
+  if (world.local_size > world.size)
+    throw UsageError(fmt::format("{}={} is above {}={}", names.local_size, world.local_size, names.size, world.size),
+                     "a host cannot run more processes than the world has");
+  return world;
+}
+
+}  // namespace
+
+const char* name_of(Starter starter) {
+  switch (starter) {
+    case Starter::kNone: return "none";
+    case Starter::kOpenMpi: return "Open MPI";
+    case Starter::kTorchrun: return "RANK and WORLD_SIZE";
+    case Starter::kSlurm: return "Slurm";
+  }
+  return "?";
+}
+
+World discover_world(const EnvLookup& lookup) {
+  for (const Variables& names : kVariables) {
+    if (!lookup(names.rank) && !lookup(names.size)) continue;
+    if (names.starter == Starter::kSlurm && !is_slurm_step(lookup)) continue;
+    return read_world(lookup, names);
+  }
+  return {};
+}
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  const std::string full(name.data());
+  return full.substr(0, full.find('.'));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,54 @@
+// What training and evaluation read samples from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::data {
+
+/// A fixed, numbered set of labelled samples. Immutable: all members may be called from several threads at once.
+class Dataset {
+ public:
+  struct Info {
+    std::string name;                // for people: "digits train"
+    std::uint64_t size = 0;          // samples, at least 1
+    std::vector<std::int64_t> dims;  // of a sample: {H, W, C} for images (NHWC without N), {F} for vectors
+    int classes = 0;                 // labels lie in [0, classes)
+  };
+
+  virtual ~Dataset() = default;
+  Dataset(const Dataset&) = delete;
+  Dataset& operator=(const Dataset&) = delete;
+
+  const std::string& name() const { return info_.name; }
+  std::uint64_t size() const { return info_.size; }
+  const std::vector<std::int64_t>& sample_dims() const { return info_.dims; }
+  /// Numbers in one sample: the product of sample_dims().
+  std::size_t sample_elements() const { return elements_; }
+  int classes() const { return info_.classes; }
+
+  /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read.
+  virtual void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const = 0;
+
+ protected:
+  explicit Dataset(Info info) : info_(std::move(info)) {
+    for (const auto dim : info_.dims) elements_ *= static_cast<std::size_t>(dim);
+  }
+
+ private:
+  Info info_;
+  std::size_t elements_ = 1;
+};
+
+/// What a model learns from and what it is judged on; no sample is in both.
+struct DataSplits {
+  std::shared_ptr<const Dataset> train;
+  std::shared_ptr<const Dataset> test;
+};
+
+}  // namespace lockstep::data

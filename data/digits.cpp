@@ -1,0 +1,57 @@
+#include "data/digits.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+extern "C" {
+extern const unsigned char lockstep_digits[];
+extern const unsigned char lockstep_digits_end[];
+}
+
+namespace lockstep::data {
+
+namespace {
+
+constexpr std::size_t kPixels = 64;
+constexpr std::size_t kRecordBytes = kPixels + 1;
+constexpr std::uint64_t kTestEvery = 5;
+
+std::uint64_t record_count() { return digits_file().size() / kRecordBytes; }
+
+class Digits : public Dataset {
+ public:
+  enum class Part { kTrain, kTest };
+
+  Digits(Part part, int classes) : Dataset(info_of(part, classes)), part_(part) {}
+
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    LOCKSTEP_ASSERT(index < size() && x.size() == kPixels, "sample {} into {} numbers", index, x.size());
+    // The training records are the runs of four between the test records.
+    const std::uint64_t record = part_ == Part::kTest ? index * kTestEvery : index + index / (kTestEvery - 1) + 1;
+    const auto bytes = digits_file().subspan(record * kRecordBytes, kRecordBytes);
+    std::transform(bytes.begin(), bytes.end() - 1, x.begin(),
+                   [](std::uint8_t v) { return static_cast<float>(v) / 16; });
+    label = bytes[kPixels];
+  }
+
+ private:
+  static Info info_of(Part part, int classes) {
+    const std::uint64_t test = (record_count() + kTestEvery - 1) / kTestEvery;
+    const bool is_test = part == Part::kTest;
+    return {is_test ? "digits test" : "digits train", is_test ? test : record_count() - test, {8, 8, 1}, classes};
+  }
+
+  Part part_;
+};
+
+}  // namespace
+
+std::span<const std::uint8_t> digits_file() { return {lockstep_digits, lockstep_digits_end}; }
+
+DataSplits open_digits(int classes) {
+  return {std::make_shared<Digits>(Digits::Part::kTrain, classes),
+          std::make_shared<Digits>(Digits::Part::kTest, classes)};
+}
+
+}  // namespace lockstep::data

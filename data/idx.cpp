@@ -1,0 +1,172 @@
+#include "data/idx.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <new>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace lockstep::data {
+
+namespace {
+
+constexpr std::uint8_t kUnsignedByte = 0x08;
+// DEFLATE codes at most 258 bytes in 2 bits.
+constexpr std::uint64_t kMostBytesPerCompressedByte = 1032;
+constexpr const char* kFetchAgain = "fetch the file again, or compare its size and checksum with the source's";
+
+// The content of a file, decompressed if it is compressed, from front to back.
+class ContentReader {
+ public:
+  explicit ContentReader(const std::string& path) : path_(path) {
+    // Without O_NONBLOCK a named pipe would block here for ever.
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd) throw IoError(fmt::format("{}: {}", path, errno_text(errno)), "check the path and its permissions");
+    struct stat status {};
+    if (::fstat(fd.get(), &status) != 0) throw IoError(fmt::format("{}: {}", path, errno_text(errno)));
+    if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{}: not a regular file", path), "give the file itself");
+    file_bytes_ = static_cast<std::uint64_t>(status.st_size);
+    if (file_bytes_ == 0) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFetchAgain);
+    file_ = ::gzdopen(fd.get(), "rb");
+    if (file_ == nullptr) throw IoError(fmt::format("{}: no memory to read it", path));
+    static_cast<void>(fd.release());  // gzclose closes it
+    ::gzbuffer(file_, 1u << 17);
+  }
+  ~ContentReader() { ::gzclose(file_); }
+  ContentReader(const ContentReader&) = delete;
+  ContentReader& operator=(const ContentReader&) = delete;
+
+  std::uint64_t file_bytes() const { return file_bytes_; }
+  /// Known after the first read.
+  bool compressed() const { return ::gzdirect(file_) == 0; }
+
+  /// Reads up to `count` bytes; fewer at the end of the content. Throws IoError where the file or its compression
+  /// breaks.
+  std::uint64_t read(std::uint8_t* out, std::uint64_t count) {
+    std::uint64_t done = 0;
+    while (done < count) {
+      const auto piece = static_cast<unsigned>(std::min<std::uint64_t>(count - done, 1u << 24));
+      const int got = ::gzread(file_, out + done, piece);
+      if (got > 0) done += static_cast<unsigned>(got);
+      int error = Z_OK;
+      const char* text = ::gzerror(file_, &error);
+      if (error == Z_ERRNO) throw IoError(fmt::format("{}: {}", path_, errno_text(errno)));
+      if (error != Z_OK) {
+        throw IoError(fmt::format("{}: {} at byte {} of the compressed file, after {} bytes of content", path_,
+                                  error == Z_BUF_ERROR ? "the compressed data are cut off" : strip_path(text),
+                                  ::gzoffset(file_), ::gztell(file_)),
+                      kFetchAgain);
+      }
+      if (got <= 0) break;
+    }
+    return done;
+  }
+
+ private:
+  // zlib puts the name that it knows, "<fd:n>: ", before its messages.
+  static std::string strip_path(const std::string& text) {
+    const auto colon = text.find(": ");
+    return colon == std::string::npos ? text : text.substr(colon + 2);
+  }
+
+  const std::string& path_;
+  gzFile file_ = nullptr;
+  std::uint64_t file_bytes_ = 0;
+};
+
+[[noreturn]] void fail_cut(const std::string& path, std::uint64_t end, std::uint64_t expected) {
+  throw IoError(fmt::format("{}: cut off: it ends at byte {}, {} bytes are needed", path, end, expected), kFetchAgain);
+}
+
+void check_magic(const std::string& path, const std::array<std::uint8_t, 4>& magic, int dimensions) {
+  if (magic[0] != 0 || magic[1] != 0) {
+    throw IoError(fmt::format("{}: not an IDX file: it starts with {:02x} {:02x}, not 00 00 (byte {})", path, magic[0],
+                              magic[1], magic[0] != 0 ? 0 : 1),
+                  kFetchAgain);
+  }
+  if (magic[2] != kUnsignedByte) {
+    throw IoError(fmt::format("{}: data type {:#04x} (byte 2) is not unsigned bytes (0x08)", path, magic[2]),
+                  "convert it to unsigned bytes, or fetch the file again");
+  }
+  if (magic[3] != dimensions) {
+    throw IoError(fmt::format("{}: the number of dimensions (byte 3) is {}, not {}", path, magic[3], dimensions),
+                  "images have 3 dimensions and labels 1: check that the files are not mixed up");
+  }
+}
+
+}  // namespace
+
+IdxArray read_idx(const std::string& path, int dimensions) {
+  ContentReader reader(path);
+  std::array<std::uint8_t, 4> magic{};
+  IdxArray array;
+  array.header_bytes = 4 + 4 * static_cast<std::size_t>(dimensions);
+  if (const auto got = reader.read(magic.data(), magic.size()); got < magic.size()) {
+    fail_cut(path, got, array.header_bytes);
+  }
+  check_magic(path, magic, dimensions);
+
+  std::uint64_t expected = 1;
+  bool overflow = false;
+  for (int d = 0; d < dimensions; ++d) {
+    const std::uint64_t at = 4 + 4 * static_cast<std::uint64_t>(d);
+    std::array<std::uint8_t, 4> word{};
+    if (const auto got = reader.read(word.data(), word.size()); got < word.size()) {
+      fail_cut(path, at + got, array.header_bytes);
+    }
+    const std::uint64_t dim = std::uint64_t{word[0]} << 24 | std::uint64_t{word[1]} << 16 |
+                              std::uint64_t{word[2]} << 8 | std::uint64_t{word[3]};
+    if (dim == 0) {
+      throw IoError(
+          fmt::format("{}: {} (bytes {} to {})", path, d == 0 ? "it holds 0 samples" : "samples of size 0", at, at + 3),
+          "give a file with at least one sample");
+    }
+    array.dims.push_back(dim);
+    overflow |= __builtin_mul_overflow(expected, dim, &expected);
+  }
+  overflow |= __builtin_add_overflow(expected, array.header_bytes, &expected);
+
+  if (reader.compressed()) {
+    const std::uint64_t most =
+        reader.file_bytes() <= std::numeric_limits<std::uint64_t>::max() / kMostBytesPerCompressedByte
+            ? reader.file_bytes() * kMostBytesPerCompressedByte
+            : std::numeric_limits<std::uint64_t>::max();
+    if (overflow || expected > most) {
+      throw IoError(fmt::format("{}: cut off or malformed: the sizes in bytes 4 to {} promise more than its {} "
+                                "compressed bytes can hold",
+                                path, array.header_bytes - 1, reader.file_bytes()),
+                    kFetchAgain);
+    }
+  } else if (overflow || expected > reader.file_bytes()) {
+    throw IoError(fmt::format("{}: cut off or malformed: it ends at byte {}, the sizes in bytes 4 to {} promise {}",
+                              path, reader.file_bytes(), array.header_bytes - 1,
+                              overflow ? "more than 2^64" : std::to_string(expected)),
+                  kFetchAgain);
+  }
+
+  array.size_bytes = expected - array.header_bytes;
+  // Not cleared: pages of a compressed file that lies about its size are never touched.
+  array.bytes.reset(new (std::nothrow) std::uint8_t[array.size_bytes]);
+  if (!array.bytes) throw IoError(fmt::format("{}: no memory for its {} bytes", path, array.size_bytes));
+  if (const auto got = reader.read(array.bytes.get(), array.size_bytes); got < array.size_bytes) {
+    fail_cut(path, array.header_bytes + got, expected);
+  }
+  // At the end of a compressed file this read is also what checks the checksum.
+  std::uint8_t extra = 0;
+  if (reader.read(&extra, 1) != 0) {
+    throw IoError(
+        fmt::format("{}: trailing bytes: the sizes in bytes 4 to {} say that it ends at byte {}, but it goes on", path,
+                    array.header_bytes - 1, expected),
+        kFetchAgain);
+  }
+  return array;
+}
+
+}  // namespace lockstep::data

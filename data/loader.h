@@ -1,0 +1,80 @@
+// Reads batches ahead of training, on its own threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/steps.h"
+#include "sampler/sampler.h"
+
+namespace lockstep::data {
+
+/// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
+/// next().
+struct Batch {
+  std::span<float> x;              // (plan.local_count, sample dims…), 64-byte aligned
+  std::span<std::int32_t> labels;  // (plan.local_count)
+  sampler::StepPlan plan;
+  sampler::SamplerState state_after;  // resuming from here goes on with the following step
+
+  bool empty() const { return labels.empty(); }
+};
+
+struct LoaderOptions {
+  int workers = 1;  // threads; 0: batches are assembled inside next()
+  int depth = 0;    // batches kept ready, at most; 0: two a worker
+};
+
+/// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
+/// caller's) is filled again and again: within an epoch nothing is allocated.
+///
+/// One thread uses it. Workers block all signals, so that handlers run on the program's own threads. What a worker's
+/// read throws comes out of the next() whose batch it spoils, and out of each later one. The destructor waits for at
+/// most one sample a worker.
+class Loader {
+ public:
+  /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
+  /// batches are steps in which this rank has no sample.
+  Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler, LoaderOptions options);
+  /// Evaluation: `range` of the data set in order, `batch` samples at a time; then empty batches.
+  Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  const Batch& next();
+
+ private:
+  struct Slot;
+
+  Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options);
+  void start_workers(int count);
+  void stop_workers();
+  void work();
+  void produce(std::unique_lock<std::mutex>& lock);
+  void assemble(Slot& slot) const;
+  Slot& slot_of(std::uint64_t step);
+
+  std::shared_ptr<const Dataset> dataset_;
+  std::vector<Slot> slots_;
+
+  std::mutex mutex_;  // guards what follows, and who owns which slot
+  std::condition_variable slot_free_;
+  std::condition_variable slot_ready_;
+  std::unique_ptr<StepSource> steps_;
+  std::uint64_t produced_ = 0;  // steps that have been handed to a worker
+  std::uint64_t taken_ = 0;     // steps that have been handed to the caller; the last of them is still in use
+  std::uint64_t released_ = 0;  // steps whose slot is free again
+
+  std::atomic<bool> stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,102 @@
+#include "data/mnist.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <system_error>
+
+#include "base/error.h"
+#include "data/idx.h"
+
+namespace lockstep::data {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kFourFiles = "a data set mnist:DIR is a directory with MNIST's four IDX files";
+
+// `stem` is "train-images", `suffix` is "idx3-ubyte".
+std::string find_file(const std::string& directory, const std::string& stem, const std::string& suffix) {
+  for (const char* separator : {"-", "."}) {
+    for (const char* compression : {"", ".gz"}) {
+      const fs::path path = fs::path(directory) / (stem + separator + suffix + compression);
+      std::error_code error;
+      // Anything but "it is not there" is for the reader to report.
+      if (fs::status(path, error).type() != fs::file_type::not_found) return path.string();
+    }
+  }
+  throw IoError(fmt::format("{}: missing, also as {}.{} and with .gz",
+                            (fs::path(directory) / (stem + "-" + suffix)).string(), stem, suffix),
+                kFourFiles);
+}
+
+class Mnist : public Dataset {
+ public:
+  Mnist(Info info, IdxArray images, IdxArray labels)
+      : Dataset(std::move(info)), images_(std::move(images)), labels_(std::move(labels)) {
+    for (std::size_t pixel = 0; pixel < normalized_.size(); ++pixel) {
+      normalized_[pixel] = (static_cast<float>(pixel) / 255 - kMnistMean) / kMnistStd;
+    }
+  }
+
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
+    const auto pixels = images_.data().subspan(index * x.size(), x.size());
+    std::transform(pixels.begin(), pixels.end(), x.begin(), [this](std::uint8_t v) { return normalized_[v]; });
+    label = labels_.data()[index];
+  }
+
+ private:
+  IdxArray images_;  // (N, H, W)
+  IdxArray labels_;  // (N)
+  std::array<float, 256> normalized_{};
+};
+
+std::shared_ptr<const Dataset> open_part(const std::string& directory, const std::string& prefix, const char* name,
+                                         int classes) {
+  const std::string images_path = find_file(directory, prefix + "-images", "idx3-ubyte");
+  const std::string labels_path = find_file(directory, prefix + "-labels", "idx1-ubyte");
+  IdxArray images = read_idx(images_path, 3);
+  IdxArray labels = read_idx(labels_path, 1);
+  if (images.dims[0] != labels.dims[0]) {
+    throw IoError(fmt::format("{} holds {} images but {} holds {} labels (bytes 4 to 7 of each)", images_path,
+                              images.dims[0], labels_path, labels.dims[0]),
+                  "take both files from the same source");
+  }
+  const auto bytes = labels.data();
+  const auto wrong = std::find_if(bytes.begin(), bytes.end(), [&](std::uint8_t label) { return label >= classes; });
+  if (wrong != bytes.end()) {
+    const auto sample = static_cast<std::size_t>(wrong - bytes.begin());
+    throw IoError(fmt::format("{}: label {} of sample {} (byte {}) is out of range for {} classes", labels_path, *wrong,
+                              sample, labels.header_bytes + sample, classes),
+                  "repair the file, or give the number of classes (--classes)");
+  }
+  Dataset::Info info{fmt::format("mnist {}", name),
+                     images.dims[0],
+                     {static_cast<std::int64_t>(images.dims[1]), static_cast<std::int64_t>(images.dims[2]), 1},
+                     classes};
+  return std::make_shared<Mnist>(std::move(info), std::move(images), std::move(labels));
+}
+
+}  // namespace
+
+DataSplits open_mnist(const std::string& directory, int classes) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    throw IoError(
+        fmt::format("{}: {}", directory, error ? error.message() : "not a directory"),
+        directory.starts_with('~') ? "shells expand ~ only at the start of a word: write mnist:$HOME/…" : kFourFiles);
+  }
+  DataSplits splits{open_part(directory, "train", "train", classes), open_part(directory, "t10k", "test", classes)};
+  const auto& train = splits.train->sample_dims();
+  const auto& test = splits.test->sample_dims();
+  if (train != test) {
+    throw IoError(fmt::format("{}: training images are {}×{} but test images are {}×{}", directory, train[0], train[1],
+                              test[0], test[1]),
+                  "take all four files from the same source");
+  }
+  return splits;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,87 @@
+#include "data/open.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "data/digits.h"
+#include "data/mnist.h"
+#include "data/random.h"
+
+namespace lockstep::data {
+
+namespace {
+
+constexpr const char* kKnown = "known data: digits, mnist:DIR, random:SHAPE,LEN";
+constexpr const char* kRandomHelp =
+    "write random:SHAPE,LEN with SHAPE a number of features or CxHxW, such as random:3x32x32,1000";
+// 4 GiB of f32: far above any sample, far below overflow.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+
+// "5" → {5}; "3x32x40" (C, H, W, as people write it) → {32, 40, 3} (H, W, C, as memory holds it).
+std::vector<std::int64_t> parse_shape(const std::string& spec, const std::string& text) {
+  std::vector<std::int64_t> dims;
+  std::int64_t elements = 1;
+  for (const auto& piece : split(text, 'x')) {
+    const auto dim = parse_int(piece);
+    if (!dim || *dim < 1) throw UsageError(fmt::format("data '{}': '{}' is not a shape", spec, text), kRandomHelp);
+    if (*dim > kMostElements / elements) {
+      throw UsageError(fmt::format("data '{}': a sample of more than 2^30 numbers", spec), "give a smaller shape");
+    }
+    elements *= *dim;
+    dims.push_back(*dim);
+  }
+  if (dims.size() == 3) return {dims[1], dims[2], dims[0]};
+  if (dims.size() == 1) return dims;
+  throw UsageError(fmt::format("data '{}': '{}' has {} dimensions, not 1 or 3", spec, text, dims.size()), kRandomHelp);
+}
+
+DataSplits open_random(const std::string& spec, const std::string& argument, const OpenOptions& options) {
+  const auto pieces = split(argument, ',');
+  if (pieces.size() != 2) throw UsageError(fmt::format("data '{}' needs a shape and a length", spec), kRandomHelp);
+  const auto dims = parse_shape(spec, pieces[0]);
+  const auto length = parse_int(pieces[1]);
+  if (!length || *length < 0) {
+    throw UsageError(fmt::format("data '{}': '{}' is not a number of samples", spec, pieces[1]), kRandomHelp);
+  }
+  if (*length == 0) {
+    throw IoError(fmt::format("data '{}': empty data set", spec), "give data with at least one sample");
+  }
+  return make_random(dims, static_cast<std::uint64_t>(*length), options.classes > 0 ? options.classes : kRandomClasses,
+                     options.seed);
+}
+
+}  // namespace
+
+DataSplits open_data(const std::string& spec, const OpenOptions& options) {
+  if (options.classes < 0) throw UsageError(fmt::format("{} classes", options.classes), "give --classes 1 or more");
+  const auto colon = spec.find(':');
+  const std::string name = spec.substr(0, colon);
+  const std::string argument = colon == std::string::npos ? "" : spec.substr(colon + 1);
+
+  if (name == "digits") {
+    if (colon != std::string::npos)
+      throw UsageError(fmt::format("data '{}': digits takes no argument", spec), "write digits");
+    const int classes = options.classes > 0 ? options.classes : kDigitsClasses;
+    if (classes < kDigitsClasses) {
+      throw UsageError(fmt::format("digits has {} classes, {} were asked for", kDigitsClasses, classes),
+                       fmt::format("leave --classes out, or give {} or more", kDigitsClasses));
+    }
+    return open_digits(classes);
+  }
+  if (name == "mnist") {
+    if (argument.empty()) {
+      throw UsageError(fmt::format("data '{}' needs a directory", spec),
+                       "write mnist:DIR, the directory with MNIST's IDX files");
+    }
+    return open_mnist(argument, options.classes > 0 ? options.classes : kMnistClasses);
+  }
+  if (name == "random") return open_random(spec, argument, options);
+
+  const std::array<std::string, 3> names = {"digits", "mnist", "random"};
+  const auto meant = nearest(name, names);
+  throw UsageError(fmt::format("unknown data '{}'", spec),
+                   meant ? fmt::format("did you mean '{}'? {}", *meant, kKnown) : std::string(kKnown));
+}
+
+}  // namespace lockstep::data

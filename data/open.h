@@ -1,0 +1,25 @@
+// From a data set's name, as people type it, to the data set.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "data/dataset.h"
+
+namespace lockstep::data {
+
+struct OpenOptions {
+  int classes = 0;         // 0: the data set's own number
+  std::uint64_t seed = 1;  // of made-up data
+};
+
+/// Opens
+///   digits            8×8 handwritten digits, shipped inside the program;
+///   mnist:DIR         MNIST's four IDX files, plain or .gz;
+///   random:SHAPE,LEN  LEN made-up samples; SHAPE is a number of features (5) or CxHxW (3x32x32; the samples' dims are
+///                     {H, W, C} all the same).
+/// Throws UsageError for a name, shape or number of classes that cannot be, naming the nearest right name, and IoError
+/// for files that are missing or malformed and for data sets without a sample.
+DataSplits open_data(const std::string& spec, const OpenOptions& options = {});
+
+}  // namespace lockstep::data

@@ -1,0 +1,18 @@
+// Data that are made up: for measuring, and for trying a model before its data are there.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/dataset.h"
+
+namespace lockstep::data {
+
+inline constexpr int kRandomClasses = 10;
+
+/// `length` training samples and max(1, length / 10) others to test on. The numbers are standard normal (65,536
+/// equally likely values, none beyond ±4.33), the labels uniform in [0, classes) and unrelated to the numbers. Each
+/// sample is a pure function of (seed, its index): every rank sees the same data and nothing is stored.
+DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t length, int classes, std::uint64_t seed);
+
+}  // namespace lockstep::data

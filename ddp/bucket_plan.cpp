@@ -1,0 +1,32 @@
+#include "ddp/bucket_plan.h"
+
+#include "comm/arena.h"
+
+namespace lockstep::ddp {
+
+BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
+                        const BucketLimits& limits) {
+  LOCKSTEP_ASSERT(order.size() == slots.size(), "{} slots in an order of {}", slots.size(), order.size());
+  constexpr std::size_t kUnplaced = static_cast<std::size_t>(-1);
+  BucketPlan plan;
+  plan.slot_offset_bytes.assign(slots.size(), 0);
+  plan.slot_bucket.assign(slots.size(), kUnplaced);
+  for (const std::size_t slot : order) {
+    LOCKSTEP_ASSERT(slot < slots.size() && plan.slot_bucket[slot] == kUnplaced, "slot {} twice or unknown", slot);
+    const std::size_t bytes = comm::align_up(slots[slot].count * size_of(slots[slot].dtype));
+    const std::size_t limit = plan.buckets.size() <= 1 ? limits.first_bytes : limits.bytes;
+    if (plan.buckets.empty() || plan.buckets.back().dtype != slots[slot].dtype ||
+        plan.buckets.back().bytes + bytes > limit) {
+      plan.buckets.push_back({.slots = {}, .offset_bytes = plan.bytes, .bytes = 0, .dtype = slots[slot].dtype});
+    }
+    Bucket& bucket = plan.buckets.back();
+    plan.slot_offset_bytes[slot] = plan.bytes;
+    plan.slot_bucket[slot] = plan.buckets.size() - 1;
+    bucket.slots.push_back(slot);
+    bucket.bytes += bytes;
+    plan.bytes += bytes;
+  }
+  return plan;
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,46 @@
+// Which gradients travel together: a pure function of sizes, order and limits.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace lockstep::ddp {
+
+/// A gradient as the reducer sees it: a name for messages and a number of elements.
+struct SlotSpec {
+  std::string name;
+  std::size_t count = 0;
+  DType dtype = DType::kF32;
+};
+
+struct BucketLimits {
+  std::size_t first_bytes = std::size_t{1} << 20;  // small, so that communication starts early
+  std::size_t bytes = std::size_t{25} << 20;
+};
+
+/// A run of slots in the arena, reduced by one collective.
+struct Bucket {
+  std::vector<std::size_t> slots;  // indices, in arena order
+  std::size_t offset_bytes = 0;
+  std::size_t bytes = 0;  // including padding between slots; a multiple of 64
+  DType dtype = DType::kF32;
+};
+
+struct BucketPlan {
+  std::vector<Bucket> buckets;                 // in the order in which they are reduced
+  std::vector<std::size_t> slot_offset_bytes;  // by slot
+  std::vector<std::size_t> slot_bucket;        // by slot
+  std::size_t bytes = 0;                       // of all; the same for every order and all limits
+};
+
+/// Fills buckets with the slots in the given order (a permutation of all slot indices). A bucket is closed when the
+/// next slot would pass its limit or has another dtype; a slot larger than the limit has a bucket of its own. Slots
+/// start at multiples of 64 bytes. No slots: no buckets.
+BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
+                        const BucketLimits& limits);
+
+}  // namespace lockstep::ddp

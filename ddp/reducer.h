@@ -1,0 +1,92 @@
+// Sums the ranks' gradients, bucket by bucket, while backward is still producing them.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "ddp/bucket_plan.h"
+#include "ddp/timeline.h"
+
+namespace lockstep::ddp {
+
+/// Gradients are slots in one arena: the producer writes them where `storage` says and calls mark_ready. A bucket whose
+/// slots are all ready is summed over the ranks at once, but never before the buckets in front of it.
+///
+/// A step on every rank:
+///   begin_step(); write tail(); mark_ready(slot) for each slot, or contribute_nothing(); finish(…).
+///
+/// Note [Exact gradients]
+/// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
+/// a rank without samples contributes zeros.
+///
+/// One thread uses it; the group must outlive it. Its destructor issues nothing.
+class Reducer {
+ public:
+  /// Numbers that ride along with the first bucket, summed like gradients but never compressed.
+  static constexpr std::size_t kTailFloats = 16;
+
+  /// Collective: allocates the arena. The first order is that of `slots` reversed: what backward produces first
+  /// usually was registered last.
+  Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits);
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  std::size_t slots() const { return slots_.size(); }
+  /// Where slot `slot`'s gradient goes. Valid until adopt_ready_order() returns true.
+  std::span<std::byte> storage(std::size_t slot) const;
+  /// Write it between begin_step and the first mark_ready; after finish it holds the sums over all ranks.
+  std::span<float> tail() const;
+
+  /// Starts step `step` (for messages). All slots become not ready.
+  void begin_step(std::int64_t step);
+  /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
+  void mark_ready(std::size_t slot);
+  /// This rank has no samples in this step: zeros for every slot.
+  void contribute_nothing();
+  /// Lets collectives go on where they have no thread of their own; call it now and then during backward.
+  void poll();
+
+  /// Waits for the buckets in order and hands each one's slots to `on_bucket` as soon as its sums are there. Throws
+  /// UsageError naming the slots that never became ready, and whatever the collectives fail with.
+  void finish(const std::function<void(std::span<const std::size_t>)>& on_bucket);
+
+  /// Collective, after the first step: buckets follow the order in which the slots became ready then, on the first
+  /// rank that had samples. True when storage has moved and producers must ask for it again.
+  bool adopt_ready_order();
+
+  const BucketPlan& plan() const { return plan_; }
+  /// Of the last finished step.
+  const StepTimeline& timeline() const { return timeline_; }
+  /// Time that finish() has stood waiting in the last step.
+  Clock::duration waited() const { return waited_; }
+
+ private:
+  void lay_out(std::vector<std::size_t> order);
+  void start_full_buckets();
+  void note_finished();
+  comm::Region region_of(std::size_t bucket) const;
+
+  comm::ProcessGroup& group_;
+  std::vector<SlotSpec> slots_;
+  BucketLimits limits_;
+  std::vector<std::size_t> order_;
+  BucketPlan plan_;
+  std::unique_ptr<comm::Arena> arena_;
+
+  // This step.
+  std::vector<bool> is_ready_;              // by slot
+  std::vector<std::size_t> missing_;        // by bucket: slots not ready
+  std::vector<comm::Work> works_;           // by bucket
+  std::vector<std::size_t> ready_order_;    // slots as they became ready
+  std::size_t started_ = 0, finished_ = 0;  // buckets
+  std::size_t ready_count_ = 0;
+  bool order_recorded_ = false;  // ready_order_ tells of a real backward pass
+  StepTimeline timeline_;
+  Clock::duration waited_{};
+};
+
+}  // namespace lockstep::ddp

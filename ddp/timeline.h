@@ -1,0 +1,28 @@
+// When the buckets of one step became ready, started and ended.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+
+namespace lockstep::ddp {
+
+struct BucketTimes {
+  std::size_t bytes = 0;
+  Clock::time_point ready;  // its last gradient was there
+  Clock::time_point start;  // its collective was issued
+  Clock::time_point end;    // first seen to be complete
+};
+
+struct StepTimeline {
+  Clock::time_point begin;       // of the step
+  Clock::time_point last_ready;  // the last gradient of all was there
+  std::vector<BucketTimes> buckets;
+};
+
+/// One line a bucket, times in ms since the step began:
+/// "bucket 0 (1.2 MB): ready 3.1, allreduce 3.1–4.0 ms; last gradient ready at 9.7 ms"
+std::string describe(const StepTimeline& timeline);
+
+}  // namespace lockstep::ddp

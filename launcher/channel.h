@@ -1,0 +1,89 @@
+// What a rank's wrapper and the launcher say to each other over a stream socket, as framed messages.
+//
+// Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
+// binary). Wrapper → launcher: Hello, then Output and Told in any number, then Ended. Launcher → wrapper: Signal.
+// A connection that ends without Ended means that the wrapper itself died.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "launcher/process.h"
+
+namespace lockstep::launcher {
+
+/// The program of `rank` is starting; pid is its process, 0 if it could not be started.
+struct Hello {
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;
+  std::string host;
+};
+/// Bytes that the program wrote, to stdout (1) or stderr (2).
+struct Output {
+  std::uint8_t stream = 1;
+  std::string bytes;
+};
+/// Somebody other than the launcher (mpirun, a user) is about to end this rank.
+struct Told {
+  std::int32_t signal_number = 0;
+};
+/// The program ended. `told`: it had been told to before.
+struct Ended {
+  Ending ending;
+  bool told = false;
+  Clock::time_point at;  // the steady clock is the same in all processes of a host
+};
+/// Send this signal to the program.
+struct Signal {
+  std::int32_t signal_number = 0;
+};
+using Message = std::variant<Hello, Output, Told, Ended, Signal>;
+
+inline constexpr std::size_t kMaxFrameBytes = 1 << 20;
+
+std::string encode(const Message& message);
+
+/// Turns a byte stream back into messages. Throws MpiError on bytes that no encode() made.
+class Decoder {
+ public:
+  void feed(std::string_view bytes) { buffer_.append(bytes); }
+  std::optional<Message> next();
+
+ private:
+  std::string buffer_;
+  std::size_t start_ = 0;  // of the first frame not yet handed out
+};
+
+/// One end of a connection. Never blocks: what the socket does not take waits in memory. Not thread-safe.
+class Channel {
+ public:
+  explicit Channel(UniqueFd socket);
+
+  int fd() const { return socket_.get(); }
+  /// Queues and sends as much as goes. After the peer has gone messages are dropped.
+  void send(const Message& message);
+  void flush();
+  std::size_t pending_bytes() const { return out_.size() - out_start_; }
+  /// Reads some of what has arrived. kGone: the peer has gone and all that it sent has been read.
+  enum class Received { kBytes, kNothing, kGone };
+  Received receive();
+  std::optional<Message> next() { return decoder_.next(); }
+  void close() { socket_.reset(); }
+
+ private:
+  UniqueFd socket_;
+  Decoder decoder_;
+  std::string out_;
+  std::size_t out_start_ = 0;
+};
+
+/// "unix:/path" ↔ a socket. Both throw DeviceError.
+UniqueFd listen_at(const std::string& path);
+UniqueFd connect_to(const std::string& address);
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,125 @@
+#include "launcher/console.h"
+
+#include <fmt/format.h>
+#include <limits.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::string_view kEraseLine = "\r\x1b[K";
+
+bool same_file(int a, int b) {
+  struct stat of_a, of_b;
+  return ::fstat(a, &of_a) == 0 && ::fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
+}  // namespace
+
+OutputQueue::OutputQueue(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {}
+
+void OutputQueue::append(std::string_view bytes) {
+  if (!broken_) bytes_.append(bytes);
+}
+
+void OutputQueue::write_some() {
+  // A pipe that polls as writable takes PIPE_BUF bytes without blocking, and no more than that is certain.
+  const std::size_t count = std::min<std::size_t>(size(), PIPE_BUF);
+  const ssize_t written = ::write(fd_, bytes_.data() + start_, count);
+  if (written < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (written < 0) {
+    broken_ = true;
+    bytes_.clear();
+    start_ = 0;
+    return;
+  }
+  start_ += static_cast<std::size_t>(written);
+  if (start_ == bytes_.size() || start_ > (1u << 20)) {
+    bytes_.erase(0, start_);
+    start_ = 0;
+  }
+}
+
+Console::Console(int ranks, bool prefix, int stdout_fd, int stderr_fd)
+    : digits_(prefix ? static_cast<int>(std::to_string(ranks - 1).size()) : 0),
+      cutters_(2 * static_cast<std::size_t>(ranks)) {
+  queues_.emplace_back(stdout_fd);
+  if (!same_file(stdout_fd, stderr_fd)) queues_.emplace_back(stderr_fd);
+}
+
+std::size_t Console::backlog_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& queue : queues_) bytes += queue.size();
+  return bytes;
+}
+
+void Console::add(int rank, int stream, std::string_view bytes) {
+  auto& queue = queue_of(stream);
+  auto& cutter = cutters_[2 * static_cast<std::size_t>(rank) + (stream == 2)];
+  const std::string prefix = prefix_of(rank);
+  const bool live = rank == 0 && queue.is_terminal();
+  cutter.feed(bytes, [&](std::string_view line) {
+    if (live) live_.clear();
+    print(queue, prefix, queue.is_terminal() ? last_state(line) : line);
+  });
+  if (queue.is_terminal()) cutter.keep_last_state();
+  if (live && cutter.partial().find('\r') != std::string_view::npos) {
+    erase_live();
+    live_ = last_state(cutter.partial());
+    live_stream_ = stream;
+  }
+  draw_live();
+}
+
+void Console::finish(int rank) {
+  for (const int stream : {1, 2}) {
+    auto& queue = queue_of(stream);
+    cutters_[2 * static_cast<std::size_t>(rank) + (stream == 2)].finish([&](std::string_view line) {
+      if (rank == 0) live_.clear();
+      print(queue, prefix_of(rank), queue.is_terminal() ? last_state(line) : line);
+    });
+  }
+  draw_live();
+}
+
+void Console::say(std::string_view text) {
+  print(queue_of(2), "lockstep: ", text);
+  draw_live();
+}
+
+int Console::live_columns() const {
+  winsize size = {};
+  const auto& out = queues_.front();
+  if (!out.is_terminal() || ::ioctl(out.fd(), TIOCGWINSZ, &size) != 0) return 0;
+  const int columns = size.ws_col > 0 ? size.ws_col : 80;
+  return std::max(1, columns - static_cast<int>(prefix_of(0).size()));
+}
+
+std::string Console::prefix_of(int rank) const { return digits_ > 0 ? fmt::format("[{:{}}] ", rank, digits_) : ""; }
+
+void Console::print(OutputQueue& queue, std::string_view prefix, std::string_view line) {
+  erase_live();
+  queue.append(prefix);
+  queue.append(line);
+  queue.append("\n");
+}
+
+void Console::erase_live() {
+  if (live_shown_) queue_of(live_stream_).append(kEraseLine);
+  live_shown_ = false;
+}
+
+void Console::draw_live() {
+  if (live_.empty() || live_shown_) return;
+  auto& queue = queue_of(live_stream_);
+  queue.append(prefix_of(0));
+  queue.append(live_);
+  live_shown_ = true;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,70 @@
+// The launcher's stdout and stderr: the lines of all ranks, whole and prefixed, and one live line at the bottom.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/rank_log.h"
+
+namespace lockstep::launcher {
+
+/// Bytes on their way to one of the launcher's own descriptors. The descriptor may be a pipe that nobody reads or a
+/// terminal that is stopped: nothing here blocks as long as write_some() is called when poll() allows it.
+class OutputQueue {
+ public:
+  explicit OutputQueue(int fd);
+  int fd() const { return fd_; }
+  bool is_terminal() const { return is_terminal_; }
+  bool broken() const { return broken_; }  // the reader has gone or the disk is full: everything is dropped
+  std::size_t size() const { return bytes_.size() - start_; }
+  void append(std::string_view bytes);
+  void write_some();
+
+ private:
+  int fd_;
+  bool is_terminal_;
+  bool broken_ = false;
+  std::string bytes_;
+  std::size_t start_ = 0;
+};
+
+/// Lines come out whole, in the order in which they were completed. Where nothing is a terminal the bytes of a line are
+/// passed on as they are. On a terminal a line that is redrawn with '\r' shows its last state only; rank 0's unfinished
+/// one stays visible below all others while it is redrawn. Not thread-safe.
+class Console {
+ public:
+  /// `prefix`: "[rank] " before each line, as wide for all ranks.
+  Console(int ranks, bool prefix, int stdout_fd = 1, int stderr_fd = 2);
+
+  /// Adds what the rank wrote on `stream` (1 or 2).
+  void add(int rank, int stream, std::string_view bytes);
+  /// The rank writes nothing more: what it left without a newline becomes a line.
+  void finish(int rank);
+  /// A line of the launcher's own, on stderr.
+  void say(std::string_view text);
+
+  /// The queue for stdout and the one for stderr, or one for both: where they are the same file or terminal, separate
+  /// queues would cut into each other's lines.
+  std::span<OutputQueue> queues() { return queues_; }
+  std::size_t backlog_bytes() const;
+  /// Columns of the terminal left for rank 0's live line; 0 if stdout is no terminal.
+  int live_columns() const;
+
+ private:
+  OutputQueue& queue_of(int stream) { return stream == 2 ? queues_.back() : queues_.front(); }
+  std::string prefix_of(int rank) const;
+  void print(OutputQueue& queue, std::string_view prefix, std::string_view line);
+  void erase_live();
+  void draw_live();
+
+  std::vector<OutputQueue> queues_;
+  int digits_ = 0;  // of the widest rank in the prefix; 0: no prefix
+  std::vector<LineCutter> cutters_;  // two a rank
+  std::string live_;                 // rank 0's unfinished line, as last drawn
+  int live_stream_ = 1;
+  bool live_shown_ = false;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,60 @@
+#include "launcher/job_dir.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "launcher/process.h"
+#include "launcher/reaper.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// What the reaper says until it is silent: up to `lines` lines, or all it has to say before it ends.
+std::string read_lines(int socket, int lines, Deadline deadline) {
+  std::string text;
+  for (;;) {
+    const auto left = std::chrono::ceil<Millis>(deadline.remaining());
+    pollfd entry = {socket, POLLIN, 0};
+    if (::poll(&entry, 1, static_cast<int>(left.count())) == 0) return text;
+    char c;
+    const ssize_t got = ::read(socket, &c, 1);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return text;
+    text += c;
+    if (c == '\n' && --lines == 0) return text;
+  }
+}
+
+}  // namespace
+
+JobDir::JobDir(const std::string& tmp_base, const std::string& shm_base) {
+  int ends[2];
+  check_system(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "making a socket pair");
+  reaper_.reset(ends[0]);
+  UniqueFd theirs(ends[1]);
+  start_reaper(theirs.get(), tmp_base, shm_base);
+  theirs.reset();
+  const auto answer = split(read_lines(reaper_.get(), 2, Deadline::after_seconds(10)), '\n');
+  if (answer.size() == 3) {
+    path_ = answer[0];
+    shm_path_ = answer[1];
+    return;
+  }
+  const auto error = answer[0].starts_with("!") ? parse_int(answer[0].substr(1)) : std::nullopt;
+  throw DeviceError(fmt::format("cannot make a job directory in {}: {}", tmp_base,
+                                error ? errno_text(static_cast<int>(*error)) : "the cleaning process did not start"),
+                    "set TMPDIR to a local directory that can be written");
+}
+
+JobDir::~JobDir() {
+  ::shutdown(reaper_.get(), SHUT_WR);
+  read_lines(reaper_.get(), 1, Deadline::after_seconds(kReaperSeconds + 0.5));
+}
+
+}  // namespace lockstep::launcher

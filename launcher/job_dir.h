@@ -1,0 +1,40 @@
+// The directories in which a job keeps its sockets, session files and shared memory, and their removal.
+#pragma once
+
+#include <string>
+
+#include "base/unique_fd.h"
+
+namespace lockstep::launcher {
+
+/// Environment variable that marks every process of a job; its value is JobDir::path().
+inline constexpr const char* kJobVariable = "LOCKSTEP_JOB";
+
+/// Note [Nothing is left]
+/// A small detached process, the reaper, makes the directories, so that there is no moment at which they exist and
+/// nobody will remove them. It holds one end of a socket pair whose other end only the launcher has; end-of-file there
+/// means that the launcher has ended, in whatever way, kill -9 included. The reaper then kills what the parent-death
+/// signals have not (background processes of a rank whose wrapper was killed: any process whose environment carries
+/// the job's mark), removes the directories and ends, within kReaperSeconds.
+///
+/// Owner of a job's private directories (mode 0700). Make it before any thread starts. Not thread-safe.
+class JobDir {
+ public:
+  /// `tmp_base`: where the job directory goes (a disk will do). `shm_base`: where memory files go, empty if the host
+  /// has no such place; they then share the job directory. Throws DeviceError if tmp_base cannot be written.
+  JobDir(const std::string& tmp_base, const std::string& shm_base);
+  /// Waits until the reaper has ended: nothing of the job is left then.
+  ~JobDir();
+  JobDir(const JobDir&) = delete;
+  JobDir& operator=(const JobDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::string& shm_path() const { return shm_path_; }
+
+ private:
+  UniqueFd reaper_;
+  std::string path_;
+  std::string shm_path_;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,119 @@
+#include "launcher/launch.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "launcher/console.h"
+#include "launcher/job_dir.h"
+#include "launcher/mpirun_command.h"
+#include "launcher/process.h"
+#include "launcher/supervisor.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr int kMaxRanks = 4096;
+constexpr double kMaxGraceSeconds = 86400;
+constexpr std::size_t kMaxTmpPathBytes = 60;  // socket paths end at 107 bytes
+
+bool is_directory(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+std::string tmp_base() {
+  const auto wanted = env("TMPDIR").value_or("");
+  return wanted.starts_with('/') && wanted.size() <= kMaxTmpPathBytes && is_directory(wanted) ? wanted : "/tmp";
+}
+
+std::string shm_base() { return ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : ""; }
+
+void check(const LaunchOptions& options) {
+  check_usage(!options.program.empty(), "launch: no program to start", "lockstep launch -n 2 -- PROGRAM ARGS…");
+  if (options.ranks < 0 || options.ranks > kMaxRanks)
+    throw UsageError(fmt::format("launch: {} ranks", options.ranks), fmt::format("-n takes 1 to {} or auto", kMaxRanks));
+  if (!(options.grace_seconds >= 0 && options.grace_seconds <= kMaxGraceSeconds))
+    throw UsageError(fmt::format("launch: a grace of {} s", options.grace_seconds),
+                     fmt::format("--grace-seconds takes 0 to {}", kMaxGraceSeconds));
+  if (env("OMPI_COMM_WORLD_RANK"))
+    throw UsageError("launch: this process is itself a rank of an MPI job", "start `lockstep launch` outside of mpirun");
+}
+
+/// Open MPI's banners and comments, without the lines of dashes and blanks.
+void say_what_mpirun_wrote(const std::string& path, Console& console) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);)
+    if (line.find_first_not_of("- \t\r") != std::string::npos) console.say("mpirun: " + line);
+}
+
+void explain(const Verdict& verdict, const RankLogs& logs, const std::string& mpirun_log, Console& console) {
+  console.say(verdict.line);
+  if (verdict.rank) {
+    const auto lines = logs.last_lines(*verdict.rank);
+    if (!lines.empty()) console.say(fmt::format("the last lines of rank {}:", *verdict.rank));
+    for (const auto& line : lines) console.say("  | " + line);
+    if (const auto path = logs.path(*verdict.rank); !path.empty()) console.say("its log is " + path);
+  }
+  if (verdict.show_mpirun) say_what_mpirun_wrote(mpirun_log, console);
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  check(options);
+  open_standard_fds();
+  HostFacts facts;
+  const auto mpirun = find_program("mpirun");
+  if (!mpirun) throw MpiError("launch: there is no mpirun in PATH", "install Open MPI (Debian: openmpi-bin)");
+  facts.mpirun = *mpirun;
+  facts.cores = usable_cores();
+  facts.is_root = ::geteuid() == 0;
+  facts.self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const int ranks = options.ranks > 0 ? options.ranks : facts.cores;
+  RankLogs logs(options.log_dir, ranks);
+  Console console(ranks, !options.no_prefix);
+  facts.tty_columns = console.live_columns();
+
+  // From here on a stop is a matter of the supervisor, and the order of destruction is that of the clean-up.
+  SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2});
+  const JobDir job(tmp_base(), shm_base());
+  facts.job_dir = job.path();
+  facts.shm_dir = job.shm_path();
+  facts.socket_path = job.path() + "/launcher";
+  UniqueFd listener = listen_at(facts.socket_path);
+  const std::string mpirun_log = job.path() + "/mpirun.log";
+  UniqueFd mpirun_output(::open(mpirun_log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  check_system(bool(mpirun_output), "opening " + mpirun_log);
+
+  const MpirunCommand command = mpirun_command(options, facts, env);
+  if (command.oversubscribed)
+    console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",
+                            command.ranks, facts.cores, facts.cores == 1 ? "" : "s"));
+  SpawnRequest request;
+  request.argv = command.argv;
+  request.set_env = command.set_env;
+  request.stdout_fd = request.stderr_fd = mpirun_output.get();
+  const Spawned started = spawn(request);
+  if (started.pid < 0)
+    throw MpiError(fmt::format("launch: cannot run {}: {}", facts.mpirun, errno_text(started.error)),
+                   "check the installation of Open MPI");
+
+  const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
+  Supervisor supervisor(std::move(listener), started.pid, ranks, grace, console, logs, signals);
+  supervisor.run();
+  JobReport report = supervisor.report();
+  report.program = options.program[0];
+  const Verdict verdict = judge(report);
+  if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);
+  supervisor.flush_console();
+  return verdict.exit_code;
+}
+
+}  // namespace lockstep::launcher

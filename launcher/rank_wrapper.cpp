@@ -1,0 +1,184 @@
+#include "launcher/rank_wrapper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "launcher/channel.h"
+#include "launcher/mpirun_command.h"
+#include "launcher/process.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// Beyond this much unsent output the program has to wait.
+constexpr std::size_t kBacklogBytes = 1 << 20;
+
+struct Pipe {
+  UniqueFd read_end, write_end;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+class Wrapper {
+ public:
+  Wrapper(Channel& launcher, SignalQueue& signals) : launcher_(launcher), signals_(signals) {}
+
+  int run(int rank, const std::vector<std::string>& program) {
+    start(rank, program);
+    while (!ending_) wait_and_serve();
+    finish_output();
+    launcher_.send(Ended{*ending_, told_, ended_at_});
+    // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
+    while (connected_ && (launcher_.pending_bytes() > 0 || !ending_->ok())) wait_and_serve();
+    return ending_->exit_code();
+  }
+
+ private:
+  void start(int rank, const std::vector<std::string>& program) {
+    Pipe pipes[2] = {make_pipe(), make_pipe()};
+    SpawnRequest request;
+    for (const auto& argument : program) request.argv.push_back(unprotect_argument(argument));
+    request.stdout_fd = pipes[0].write_end.get();
+    request.stderr_fd = pipes[1].write_end.get();
+    if (rank != 0) request.unset_env.push_back(kTtyVariable);
+    const Spawned spawned = spawn(request);
+    program_ = spawned.pid;
+    launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});
+    for (int i = 0; i < 2; ++i) outputs_[i] = std::move(pipes[i].read_end);
+    if (spawned.pid < 0) end_with({Ending::How::kNotStarted, spawned.error});
+  }
+
+  void wait_and_serve() {
+    const bool read_on = launcher_.pending_bytes() < kBacklogBytes;
+    const short socket_events = static_cast<short>(POLLIN | (launcher_.pending_bytes() > 0 ? POLLOUT : 0));
+    pollfd entries[] = {{signals_.fd(), POLLIN, 0},
+                        {launcher_.fd(), socket_events, 0},
+                        {read_on ? outputs_[0].get() : -1, POLLIN, 0},
+                        {read_on ? outputs_[1].get() : -1, POLLIN, 0}};
+    if (::poll(entries, 4, -1) < 0) {
+      check_system(errno == EINTR, "waiting for the program");
+      return;
+    }
+    for (int i = 0; i < 2; ++i)
+      if (entries[2 + i].revents != 0) pass_output(i);
+    if (entries[1].revents != 0) listen_to_launcher();
+    if (entries[0].revents != 0) take_signals();
+  }
+
+  /// Passes one piece on; false when there is nothing to read now. At end-of-file the pipe is closed.
+  bool pass_output(int index) {
+    char chunk[64 * 1024];
+    const ssize_t got = ::read(outputs_[index].get(), chunk, sizeof chunk);
+    if (got < 0) return errno == EINTR;
+    if (got == 0) {
+      outputs_[index].reset();
+      return false;
+    }
+    launcher_.send(Output{static_cast<std::uint8_t>(index + 1), {chunk, static_cast<std::size_t>(got)}});
+    return true;
+  }
+
+  /// After the program's end: what is in the pipes now, not what a process that has detached itself writes later.
+  void finish_output() {
+    for (int i = 0; i < 2; ++i) {
+      constexpr int kPipePieces = 1 << 20 >> 16;  // the largest pipe an ordinary user can have, in pieces of 64 KiB
+      for (int piece = 0; outputs_[i] && piece < kPipePieces && pass_output(i);) ++piece;
+      outputs_[i].reset();
+    }
+  }
+
+  void listen_to_launcher() {
+    launcher_.flush();
+    const auto received = launcher_.receive();
+    while (const auto message = launcher_.next())
+      if (const auto* signal = std::get_if<Signal>(&*message)) pass_signal(signal->signal_number);
+    if (received != Channel::Received::kGone) return;
+    // The launcher has died, or let this wrapper go.
+    connected_ = false;
+    if (!ending_) {
+      kill_program(SIGKILL);
+      end_with({Ending::How::kSignalled, SIGKILL});
+    }
+  }
+
+  void take_signals() {
+    while (const auto signal = signals_.next()) {
+      const bool was_told = told_;
+      if (signal->number == SIGCHLD) {
+        int status = 0;
+        if (!ending_ && ::waitpid(program_, &status, WNOHANG) == program_) end_with(ending_of(status));
+      } else if (signal->number != SIGCONT) {
+        pass_signal(signal->number);
+      } else if (signal->sender == ::getppid()) {
+        // mpirun has begun to end the job: it sends this first, and SIGTERM a second or more later.
+        told_ = true;
+      }
+      if (told_ && !was_told) launcher_.send(Told{signal->number});
+    }
+  }
+
+  void pass_signal(int number) {
+    if (ending_) return;
+    told_ = told_ || (number != SIGUSR1 && number != SIGUSR2);
+    kill_program(number);
+  }
+
+  /// The program's whole process group, or the program alone if it has left that.
+  void kill_program(int number) {
+    if (::kill(-program_, number) != 0) ::kill(program_, number);
+  }
+
+  void end_with(Ending ending) {
+    ended_at_ = Clock::now();
+    ending_ = ending;
+    if (program_ > 0) ::kill(-program_, SIGKILL);  // what it left behind
+  }
+
+  Channel& launcher_;
+  SignalQueue& signals_;
+  UniqueFd outputs_[2];
+  pid_t program_ = -1;
+  std::optional<Ending> ending_;
+  Clock::time_point ended_at_;
+  bool told_ = false;
+  bool connected_ = true;
+};
+
+}  // namespace
+
+int rank_wrapper(const std::vector<std::string>& program) {
+  // If mpirun died before this, connecting fails or the launcher closes the connection: no parent needs checking.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  open_standard_fds();
+  const auto rank = parse_int(env("OMPI_COMM_WORLD_RANK").value_or(""));
+  const auto address = env(kLauncherVariable);
+  check_usage(rank && address, "_rank is started by `lockstep launch`, not by hand", "run `lockstep launch -- PROGRAM`");
+  check_usage(!program.empty(), "_rank: no program", "run `lockstep launch -- PROGRAM`");
+  // Before the child exists, so that its end is not missed.
+  SignalQueue signals({SIGCHLD, SIGCONT, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2});
+  Channel launcher(connect_to(*address));
+  return Wrapper(launcher, signals).run(static_cast<int>(*rank), program);
+}
+
+}  // namespace lockstep::launcher

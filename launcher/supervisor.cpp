@@ -1,0 +1,265 @@
+#include "launcher/supervisor.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr auto kPatience = Millis(100);
+// A lost wrapper may be mpirun's death, which shows a moment later; from SIGKILL to the end of a program.
+constexpr auto kMomentForMpirun = Millis(20);
+constexpr auto kKillTakes = Millis(300);
+// Connections that are still open after mpirun has ended: the wrappers die with it.
+constexpr auto kDrainTakes = Millis(300);
+// mpirun's own end after all programs have ended well.
+constexpr auto kMpirunEnds = std::chrono::seconds(10);
+constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
+
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+}  // namespace
+
+Supervisor::Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
+                       RankLogs& logs, SignalQueue& signals)
+    : listener_(std::move(listener)),
+      mpirun_(mpirun),
+      grace_(grace),
+      console_(console),
+      logs_(logs),
+      signals_(signals),
+      reports_(static_cast<std::size_t>(ranks)) {
+  for (int rank = 0; rank < ranks; ++rank) reports_[static_cast<std::size_t>(rank)].rank = rank;
+}
+
+void Supervisor::run() {
+  while (!done()) {
+    wait_and_serve();
+    advance();
+  }
+  // What wrappers had sent before they died is still in the sockets.
+  for (auto& connection : connections_) close(connection);
+  for (const auto& report : reports_) console_.finish(report.rank);
+  flush_console();
+}
+
+JobReport Supervisor::report() const {
+  JobReport job;
+  job.ranks = reports_;
+  job.started_at = started_at_;
+  job.mpirun = mpirun_ending_.value_or(Ending{});
+  job.mpirun_killed_by_us = mpirun_killed_;
+  job.interrupted_by = interrupted_by_;
+  return job;
+}
+
+void Supervisor::wait_and_serve() {
+  // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
+  const bool hold_back = phase_ == Phase::kRunning && console_.backlog_bytes() > kConsoleBacklogBytes;
+  std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+  const std::size_t first_queue = entries.size();
+  for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
+  for (const auto& connection : connections_) {
+    const int events = (hold_back ? 0 : POLLIN) | (connection.channel.pending_bytes() > 0 ? POLLOUT : 0);
+    entries.push_back({events != 0 ? connection.channel.fd() : -1, static_cast<short>(events), 0});
+  }
+
+  int timeout_ms = -1;
+  if (const auto next = std::min(phase_until_, drain_until_); next != Clock::time_point::max())
+    timeout_ms = static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<Millis>(next - Clock::now()).count()));
+  if (::poll(entries.data(), entries.size(), timeout_ms) < 0) {
+    check_system(errno == EINTR, "waiting for the ranks");
+    return;
+  }
+
+  std::size_t index = first_queue;
+  for (auto& queue : console_.queues())
+    if (entries[index++].revents != 0) queue.write_some();
+  for (auto& connection : connections_)
+    if (entries[index++].revents != 0) serve(connection);
+  std::erase_if(connections_, [](const Connection& connection) { return connection.channel.fd() < 0; });
+  if (entries[1].revents != 0) accept_ranks();
+  if (entries[0].revents != 0) take_signals();
+}
+
+void Supervisor::serve(Connection& connection) {
+  connection.channel.flush();
+  const auto received = connection.channel.receive();
+  while (const auto message = connection.channel.next()) handle(connection, *message);
+  if (received == Channel::Received::kGone) close(connection);
+}
+
+void Supervisor::close(Connection& connection) {
+  while (connection.channel.receive() == Channel::Received::kBytes)
+    while (const auto message = connection.channel.next()) handle(connection, *message);
+  connection.channel.close();
+  if (connection.rank < 0) return;
+  auto& report = reports_[static_cast<std::size_t>(connection.rank)];
+  console_.finish(connection.rank);
+  if (report.ended()) return;
+  report.lost = true;
+  report.told = report.told || last_signal_ != 0;
+  report.ended_at = Clock::now();
+  begin_ending();
+}
+
+void Supervisor::handle(Connection& connection, const Message& message) {
+  if (const auto* hello = std::get_if<Hello>(&message)) {
+    if (hello->rank < 0 || hello->rank >= static_cast<int>(reports_.size()))
+      throw MpiError(fmt::format("mpirun started a rank {} in a job of {}", hello->rank, reports_.size()),
+                     "check that mpirun is Open MPI's");
+    connection.rank = hello->rank;
+    auto& report = reports_[static_cast<std::size_t>(hello->rank)];
+    report.seen = true;
+    report.pid = hello->pid;
+    report.host = hello->host;
+    if (last_signal_ != 0) connection.channel.send(Signal{last_signal_});
+    return;
+  }
+  if (connection.rank < 0) throw MpiError("a rank's first message is not its greeting");
+  auto& report = reports_[static_cast<std::size_t>(connection.rank)];
+  std::visit(Overloaded{
+                 [&](const Output& output) {
+                   const auto failure = logs_.add(report.rank, output.stream, output.bytes);
+                   console_.add(report.rank, output.stream, output.bytes);
+                   if (!failure.empty()) console_.say(failure);
+                 },
+                 [&](const Told&) {
+                   report.told = true;
+                   begin_ending();
+                 },
+                 [&](const Ended& ended) {
+                   report.ending = ended.ending;
+                   report.told = ended.told;
+                   report.ended_at = ended.at;
+                   console_.finish(report.rank);
+                   if (report.failed()) begin_ending();
+                 },
+                 [](const auto&) {},
+             },
+             message);
+}
+
+void Supervisor::accept_ranks() {
+  for (;;) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) return;
+    connections_.emplace_back(std::move(socket));
+  }
+}
+
+void Supervisor::take_signals() {
+  while (const auto signal = signals_.next()) {
+    if (signal->number == SIGCHLD) {
+      collect_mpirun();
+    } else if (signal->number == SIGUSR1 || signal->number == SIGUSR2) {
+      for (auto& connection : connections_) connection.channel.send(Signal{signal->number});
+    } else if (phase_ == Phase::kRunning) {
+      interrupted_by_ = signal->number;
+      signal_all(signal->number);
+      enter(Phase::kGrace, grace_);
+    } else {
+      hurry_ = true;
+    }
+  }
+}
+
+void Supervisor::collect_mpirun() {
+  int status = 0;
+  if (mpirun_ending_ || ::waitpid(mpirun_, &status, WNOHANG) != mpirun_) return;
+  mpirun_ending_ = ending_of(status);
+  drain_until_ = Clock::now() + kDrainTakes;
+}
+
+void Supervisor::enter(Phase phase, Clock::duration lasts) {
+  phase_ = phase;
+  phase_until_ = Clock::now() + lasts;
+}
+
+void Supervisor::begin_ending() {
+  if (phase_ == Phase::kRunning) enter(Phase::kPatience, kPatience);
+}
+
+/// See Note [How a job ends].
+void Supervisor::advance() {
+  const bool expired = Clock::now() >= phase_until_;
+  const bool all_ended = all_programs_ended();
+  switch (phase_) {
+    case Phase::kRunning:
+      // Nothing is left to end but mpirun, which knows that by itself.
+      if (all_ended && phase_until_ == Clock::time_point::max()) phase_until_ = Clock::now() + kMpirunEnds;
+      if (expired) kill_mpirun();
+      break;
+    case Phase::kPatience:
+      if (all_ended) {
+        const bool lost = std::any_of(reports_.begin(), reports_.end(), [](const auto& report) { return report.lost; });
+        enter(Phase::kKilling, lost ? kMomentForMpirun : Clock::duration::zero());
+      } else if (expired || hurry_) {
+        signal_all(SIGTERM);
+        enter(Phase::kGrace, grace_);
+      }
+      break;
+    case Phase::kGrace:
+      if (all_ended) {
+        kill_mpirun();
+      } else if (expired || hurry_) {
+        signal_all(SIGKILL);
+        enter(Phase::kKilling, kKillTakes);
+      }
+      break;
+    case Phase::kKilling:
+      if (expired || (all_ended && last_signal_ == SIGKILL)) kill_mpirun();
+      break;
+    case Phase::kMpirunKilled: break;
+  }
+}
+
+bool Supervisor::all_programs_ended() const {
+  // A rank that has not been seen has no program yet, unless the job is only starting.
+  return std::all_of(reports_.begin(), reports_.end(), [&](const RankReport& report) {
+    return report.ended() || (!report.seen && phase_ != Phase::kRunning);
+  });
+}
+
+void Supervisor::signal_all(int number) {
+  last_signal_ = number;
+  for (auto& connection : connections_) connection.channel.send(Signal{number});
+}
+
+void Supervisor::kill_mpirun() {
+  phase_ = Phase::kMpirunKilled;
+  phase_until_ = Clock::time_point::max();
+  collect_mpirun();
+  if (mpirun_ending_) return;
+  ::kill(mpirun_, SIGKILL);
+  mpirun_killed_ = true;
+}
+
+void Supervisor::flush_console() {
+  phase_ = Phase::kMpirunKilled;  // nothing is left that a signal could end, but this wait
+  while (console_.backlog_bytes() > 0) {
+    std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
+    for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
+    // As long as the reader lets us wait, unless the user does not want to wait.
+    const int timeout_ms = interrupted_by_ != 0 || hurry_ ? static_cast<int>(Millis(kPatience).count()) : -1;
+    const int ready = ::poll(entries.data(), entries.size(), timeout_ms);
+    if (ready == 0) return;
+    if (ready < 0) continue;
+    if (entries[0].revents != 0)
+      take_signals();
+    std::size_t index = 1;
+    for (auto& queue : console_.queues())
+      if (entries[index++].revents != 0) queue.write_some();
+  }
+}
+
+}  // namespace lockstep::launcher

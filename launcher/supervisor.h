@@ -1,0 +1,83 @@
+// Watches a running job until mpirun and every rank have ended, and ends it when it must.
+#pragma once
+
+#include <list>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/deadline.h"
+#include "launcher/channel.h"
+#include "launcher/console.h"
+#include "launcher/rank_log.h"
+#include "launcher/verdict.h"
+
+namespace lockstep::launcher {
+
+/// Note [How a job ends]
+/// The launcher ends the ranks, mpirun only starts them: mpirun would wait whole seconds and could not say who failed
+/// first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not notice.
+///   1. A rank fails: the others get kPatience to see it themselves and say so.
+///   2. They get SIGTERM (or what the user pressed), and the grace to end.
+///   3. They get SIGKILL.
+///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
+/// A Ctrl-C while a job ends goes to 3 at once.
+///
+/// One thread, one poll() loop. The objects passed in must outlive it.
+class Supervisor {
+ public:
+  Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console, RankLogs& logs,
+             SignalQueue& signals);
+
+  /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
+  /// output that somebody takes is written.
+  void run();
+  /// Views this object. `program` is left to the caller.
+  JobReport report() const;
+  /// Writes what the console still holds, for as long as somebody reads it or until a signal says not to wait.
+  void flush_console();
+
+ private:
+  struct Connection {
+    explicit Connection(UniqueFd socket) : channel(std::move(socket)) {}
+    Channel channel;
+    int rank = -1;  // until Hello
+  };
+  enum class Phase { kRunning, kPatience, kGrace, kKilling, kMpirunKilled };
+
+  bool done() const { return mpirun_ending_ && (connections_.empty() || Clock::now() >= drain_until_); }
+  void wait_and_serve();
+  void serve(Connection& connection);
+  void handle(Connection& connection, const Message& message);
+  void close(Connection& connection);
+  void accept_ranks();
+  void take_signals();
+  void collect_mpirun();
+  void enter(Phase phase, Clock::duration lasts);
+  void begin_ending();
+  void advance();
+  void signal_all(int number);
+  void kill_mpirun();
+  bool all_programs_ended() const;
+
+  UniqueFd listener_;
+  pid_t mpirun_;
+  Clock::duration grace_;
+  Console& console_;
+  RankLogs& logs_;
+  SignalQueue& signals_;
+
+  Clock::time_point started_at_ = Clock::now();
+  std::list<Connection> connections_;
+  std::vector<RankReport> reports_;
+  Phase phase_ = Phase::kRunning;
+  Clock::time_point phase_until_ = Clock::time_point::max();
+  Clock::time_point drain_until_ = Clock::time_point::max();
+  int last_signal_ = 0;  // sent to all ranks; one that starts late gets it too
+  int interrupted_by_ = 0;
+  bool hurry_ = false;  // the user asked again
+  std::optional<Ending> mpirun_ending_;
+  bool mpirun_killed_ = false;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,120 @@
+#include "launcher/verdict.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <vector>
+
+#include "base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr auto kTooCloseToCall = Millis(20);
+
+bool blames_a_peer(const RankReport& report) {
+  return report.ending && report.ending->how == Ending::How::kExited &&
+         (report.ending->value == static_cast<int>(ExitCode::kDevice) ||
+          report.ending->value == static_cast<int>(ExitCode::kTimeout));
+}
+
+bool is_sudden(const RankReport& report) {
+  return report.lost || report.ending->how == Ending::How::kSignalled;
+}
+
+const RankReport* first_failure(std::span<const RankReport> ranks) {
+  std::vector<const RankReport*> failed;
+  for (const auto& report : ranks)
+    if (report.failed()) failed.push_back(&report);
+  if (failed.empty()) return nullptr;
+  const auto order = [](const RankReport* a, const RankReport* b) {
+    return a->told != b->told ? !a->told : a->ended_at < b->ended_at;
+  };
+  const RankReport* first = *std::min_element(failed.begin(), failed.end(), order);
+  if (!blames_a_peer(*first)) return first;
+  for (const RankReport* other : failed)
+    if (other->told == first->told && is_sudden(*other) && other->ended_at - first->ended_at < kTooCloseToCall)
+      return other;
+  return first;
+}
+
+/// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", or without the remedy.
+std::string describe(const RankReport& report, const JobReport& job) {
+  const std::string who = fmt::format("rank {} of {} (host {}", report.rank, job.ranks.size(), report.host);
+  if (report.ending && report.ending->how == Ending::How::kNotStarted)
+    return fmt::format("{}) cannot start {}: {} → check the program's path{}", who, job.program,
+                       errno_text(report.ending->value),
+                       report.ending->value == EACCES ? " and that it is executable" : "");
+  std::string how;
+  if (report.lost) {
+    how = "was lost, the wrapper that watches its program was killed";
+  } else if (report.ending->how == Ending::How::kExited) {
+    how = fmt::format("exited with code {}", report.ending->value);
+  } else {
+    how = fmt::format("was ended by {}", signal_name(report.ending->value));
+  }
+  const bool killed = report.lost || *report.ending == Ending{Ending::How::kSignalled, SIGKILL};
+  return fmt::format("{}, pid {}) failed first: it {}, {:.1f} s after the start{}", who, report.pid, how,
+                     seconds_between(job.started_at, report.ended_at),
+                     killed ? " → if nobody killed it, the kernel may have: look for \"out of memory\" in dmesg" : "");
+}
+
+/// mpirun knows how the wrapper ended, unless the launcher ended mpirun before it could say so.
+int code_of_lost_wrapper(const JobReport& job) {
+  const int code = job.mpirun.exit_code();
+  return job.mpirun_killed_by_us || code == 0 ? 128 + SIGKILL : code;
+}
+
+Verdict interrupted(const JobReport& job) {
+  // Ranks that save a checkpoint when asked to stop say so with their exit code.
+  constexpr int kCheckpointed = static_cast<int>(ExitCode::kCheckpointed);
+  const bool checkpointed = std::any_of(job.ranks.begin(), job.ranks.end(), [](const RankReport& report) {
+    return report.ending == Ending{Ending::How::kExited, kCheckpointed};
+  });
+  Verdict verdict;
+  verdict.exit_code = checkpointed ? kCheckpointed : 128 + job.interrupted_by;
+  verdict.line = fmt::format("stopped by {}{}", job.interrupted_by == SIGINT ? "Ctrl-C" : signal_name(job.interrupted_by),
+                             checkpointed ? " after saving a checkpoint" : "");
+  return verdict;
+}
+
+Verdict mpirun_failed(const JobReport& job, const std::string& what) {
+  Verdict verdict;
+  verdict.exit_code = static_cast<int>(ExitCode::kDevice);
+  verdict.line = what;
+  verdict.show_mpirun = job.mpirun.how == Ending::How::kExited;
+  return verdict;
+}
+
+}  // namespace
+
+Verdict judge(const JobReport& job) {
+  if (job.interrupted_by != 0) return interrupted(job);
+
+  const RankReport* first = first_failure(job.ranks);
+  const bool explained = first != nullptr && !first->told && !first->lost;
+  if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
+    return mpirun_failed(job, fmt::format("mpirun, which holds the ranks together, was ended by {}",
+                                          signal_name(job.mpirun.value)));
+  const auto unseen = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return !report.seen; });
+  if (unseen != job.ranks.end() && (first == nullptr || first->told)) {
+    if (std::none_of(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return report.seen; }))
+      return mpirun_failed(job, fmt::format("mpirun ended with code {} before any rank had started",
+                                            job.mpirun.exit_code()));
+    Verdict verdict;
+    verdict.exit_code = code_of_lost_wrapper(job);
+    verdict.show_mpirun = true;
+    verdict.line = fmt::format("rank {} of {} never started: its wrapper was killed or failed", unseen->rank,
+                               job.ranks.size());
+    return verdict;
+  }
+  if (first == nullptr) return {};
+  Verdict verdict;
+  verdict.exit_code = first->lost ? code_of_lost_wrapper(job) : first->ending->exit_code();
+  verdict.rank = first->rank;
+  verdict.show_mpirun = !explained;
+  verdict.line = describe(*first, job);
+  return verdict;
+}
+
+}  // namespace lockstep::launcher

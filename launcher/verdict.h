@@ -1,0 +1,49 @@
+// From what became of each rank to who failed first, why, and the launcher's exit code. Pure.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/deadline.h"
+#include "launcher/process.h"
+
+namespace lockstep::launcher {
+
+/// What is known about one rank.
+struct RankReport {
+  int rank = 0;
+  bool seen = false;  // its wrapper has reported
+  int pid = 0;
+  std::string host;
+  std::optional<Ending> ending;  // of the program, as its wrapper saw it
+  bool lost = false;             // the wrapper ended without saying how its program did
+  bool told = false;             // it had been told to end before it did
+  Clock::time_point ended_at;    // valid with `ending` or `lost`
+
+  bool ended() const { return ending.has_value() || lost; }
+  bool failed() const { return lost || (ending && !ending->ok()); }
+};
+
+struct JobReport {
+  std::span<const RankReport> ranks;
+  Clock::time_point started_at;
+  Ending mpirun;
+  bool mpirun_killed_by_us = false;
+  std::string program;     // for the text
+  int interrupted_by = 0;  // the signal with which the user ended the job
+};
+
+struct Verdict {
+  int exit_code = 0;
+  std::string line;         // for people, one line; empty when all went well
+  std::optional<int> rank;  // whose last lines and log explain it
+  bool show_mpirun = false;  // what mpirun wrote explains it
+};
+
+/// The first failure is the earliest among the ranks that nobody had told to end; a rank that was told to ends
+/// because of it. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
+/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it.
+Verdict judge(const JobReport& job);
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,51 @@
+#include "nn/autograd/functions.h"
+
+namespace lockstep::nn {
+namespace {
+
+// Forward has computed the gradient already: the two share their work.
+class LossNode final : public Node {
+ public:
+  LossNode(Var output, Var x, Tensor dx) : Node(output), x_(x), dx_(std::move(dx)) {}
+  void backward(Tape& tape) override { tape.contribute(x_, std::move(dx_)); }
+
+ private:
+  Var x_;
+  Tensor dx_;
+};
+
+Tensor gradient_for(Tape& tape, Var x) {
+  return tape.recording() && x.needs_grad() ? tape.backend().empty(x.shape()) : Tensor();
+}
+
+Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
+  const Var out = tape.make_var(std::move(totals), x.needs_grad());
+  tape.record<LossNode>(out, x, std::move(dx));
+  return {out};
+}
+
+}  // namespace
+
+Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
+  if (logits.shape().size() != 2 || labels.shape() != Shape{logits.shape()[0]})
+    throw UsageError(fmt::format("cross entropy of logits {} with labels {}", to_string(logits.shape()),
+                                 to_string(labels.shape())),
+                     "logits are (N, classes), labels (N)");
+  Tensor totals = tape.backend().empty({2});
+  Tensor dlogits = gradient_for(tape, logits);
+  tape.backend().loss().cross_entropy(logits.value(), labels, scale, totals, dlogits);
+  return finish(tape, logits, std::move(totals), std::move(dlogits));
+}
+
+Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {
+  if (x.shape() != target.shape())
+    throw UsageError(
+        fmt::format("squared error of {} against {}", to_string(x.shape()), to_string(target.shape())),
+        "both have one shape");
+  Tensor totals = tape.backend().empty({2});
+  Tensor dx = gradient_for(tape, x);
+  tape.backend().loss().squared_error(x.value(), target, scale, totals, dx);
+  return finish(tape, x, std::move(totals), std::move(dx));
+}
+
+}  // namespace lockstep::nn

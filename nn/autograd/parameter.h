@@ -1,0 +1,71 @@
+// A trainable tensor and its gradient.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+/// How PyTorch stores what we keep as `value`: what weight files and checksums use.
+enum class FileLayout : std::uint8_t {
+  kSame,
+  kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I), files have (O, I, Kh, Kw)
+};
+
+/// Belongs to one module and never moves: tapes and optimizers keep pointers to it. One thread uses it at a time.
+///
+/// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
+/// contribution after `forget_gradient` overwrites it and later ones are added, so it is never zeroed. When the last
+/// contribution of a backward pass has landed, `on_ready` is called.
+class Parameter {
+ public:
+  Parameter(Backend& backend, const Shape& shape, FileLayout layout = FileLayout::kSame)
+      : backend_(&backend), value_(backend.empty(shape)), layout_(layout) {}
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+
+  Backend& backend() const { return *backend_; }
+  const Tensor& value() const { return value_; }
+  FileLayout layout() const { return layout_; }
+
+  /// Changes whenever `value`'s content does; never 0. Whoever writes the value calls `changed`.
+  std::uint64_t version() const { return version_; }
+  void changed() { ++version_; }
+
+  bool requires_grad() const { return requires_grad_; }
+  void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
+
+  /// Moves the gradient's place to `storage` (same shape; content is not carried over). The storage must stay valid
+  /// until the next bind.
+  void bind_gradient(const Tensor& storage);
+  bool has_gradient() const { return has_gradient_; }
+  /// Valid if has_gradient().
+  const Tensor& gradient() const { return gradient_; }
+  /// The next contribution overwrites.
+  void forget_gradient() { has_gradient_ = false; }
+
+  /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`.
+  struct Target {
+    const Tensor& gradient;
+    bool accumulate;
+  };
+  Target contribute();
+
+  /// Called by the tape on the thread that runs backward.
+  std::function<void()> on_ready;
+
+ private:
+  friend class Tape;
+  Backend* backend_;
+  Tensor value_;
+  Tensor gradient_;
+  FileLayout layout_;
+  std::uint64_t version_ = 1;
+  int pending_uses_ = 0;  // recorded on a tape and not yet walked by backward
+  bool requires_grad_ = true;
+  bool has_gradient_ = false;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,123 @@
+// Reverse-mode differentiation: operators record what they did, backward walks it in reverse.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nn/autograd/parameter.h"
+#include "nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+class Tape;
+
+/// A tensor on a tape. Copying is free; valid until the tape's next reset.
+class Var {
+ public:
+  Var() = default;
+  const Tensor& value() const { return state_->value; }
+  const Shape& shape() const { return state_->value.shape(); }
+  bool needs_grad() const { return state_->needs_grad; }
+
+ private:
+  friend class Tape;
+  struct State {
+    Tensor value;
+    Tensor grad;  // undefined until the first consumer's backward has run
+    bool needs_grad = false;
+  };
+  explicit Var(State* state) : state_(state) {}
+  State* state_ = nullptr;
+};
+
+/// One recorded operation: holds what its backward needs. Lives in the tape's memory.
+class Node {
+ public:
+  explicit Node(Var output, std::array<Parameter*, 2> parameters = {}) : output_(output), parameters_(parameters) {}
+  virtual ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute).
+  virtual void backward(Tape& tape) = 0;
+
+  Var output() const { return output_; }
+  const std::array<Parameter*, 2>& parameters() const { return parameters_; }
+
+ private:
+  Var output_;
+  std::array<Parameter*, 2> parameters_;  // nullptr: none
+};
+
+/// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
+/// One thread uses it. The backend and all parameters used must outlive it or its next reset.
+class Tape {
+ public:
+  explicit Tape(Backend& backend);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  Backend& backend() const { return backend_; }
+
+  /// Whether operators record themselves (training) or only compute (evaluation).
+  bool recording() const { return recording_; }
+  void set_recording(bool wanted) { recording_ = wanted; }
+
+  /// A constant: no gradient flows into it.
+  Var input(Tensor value) { return make_var(std::move(value), false); }
+  /// An input whose gradient is wanted (read it with grad() after backward).
+  Var differentiable_input(Tensor value) { return make_var(std::move(value), true); }
+
+  /// For operators: the result of an operation on `inputs_need_grad`.
+  Var make_var(Tensor value, bool needs_grad);
+
+  /// For operators: records a node if its output needs a gradient. NodeType's constructor takes (output, args…).
+  template <class NodeType, class... Args>
+  void record(Var output, Args&&... args) {
+    static_assert(std::is_base_of_v<Node, NodeType>);
+    if (!recording_ || !output.needs_grad()) return;
+    void* memory = memory_->allocate(sizeof(NodeType), alignof(NodeType));
+    push(new (memory) NodeType(output, std::forward<Args>(args)...));
+  }
+
+  /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
+  void contribute(Var v, Tensor grad);
+  /// v's gradient; undefined if nothing has flowed into it.
+  const Tensor& grad(Var v) const { return v.state_->grad; }
+
+  /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
+  /// nobody else holds it.
+  Tensor take_grad(Var v) { return std::exchange(v.state_->grad, Tensor()); }
+
+  /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
+  /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
+  /// as nothing needs them.
+  void backward(Var root);
+
+  /// Called after each node of backward: where collectives without a thread of their own go on.
+  void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
+
+  /// Forgets everything recorded.
+  void reset();
+
+ private:
+  void push(Node* node);
+  void finish_uses(Node& node);
+
+  Backend& backend_;
+  bool recording_ = true;
+  std::vector<std::byte> first_memory_;
+  std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
+  std::vector<Node*> nodes_;  // nullptr once walked
+  std::vector<Var::State*> vars_;
+  std::function<void()> node_hook_;
+};
+
+}  // namespace lockstep::nn

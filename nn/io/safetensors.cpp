@@ -1,0 +1,169 @@
+#include "nn/io/safetensors.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace lockstep::nn {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
+
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+
+const char* file_name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "F32";
+    case DType::kF64: return "F64";
+    case DType::kBF16: return "BF16";
+    case DType::kI32: return "I32";
+    case DType::kI64: return "I64";
+    case DType::kU8: return "U8";
+  }
+  return "?";
+}
+
+std::optional<DType> dtype_from(const std::string& name) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8})
+    if (name == file_name_of(dtype)) return dtype;
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{} is not a usable safetensors file: {}", path, why),
+                "check where it came from, or write it again");
+}
+
+struct Entry {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin, end;  // in the data section
+};
+
+nlohmann::json parse_header(const std::string& path, const std::string& text) {
+  std::set<std::string> seen;
+  std::string duplicate;
+  const auto check_keys = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
+      duplicate = value.get<std::string>();
+    return true;
+  };
+  try {
+    auto header = nlohmann::json::parse(text, check_keys);
+    if (!header.is_object()) refuse(path, "its header (byte 8) is not a JSON object");
+    if (!duplicate.empty()) refuse(path, fmt::format("its header names '{}' twice", duplicate));
+    return header;
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse(path, fmt::format("its header is not JSON at byte {}", 8 + error.byte));
+  }
+}
+
+Entry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value,
+                  std::uint64_t data_bytes) {
+  try {
+    const auto dtype_name = value.at("dtype").get<std::string>();
+    const auto dtype = dtype_from(dtype_name);
+    if (!dtype) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
+    Entry entry{name, *dtype, {}, 0, 0};
+    std::uint64_t bytes = size_of(*dtype);
+    for (const auto& extent : value.at("shape")) {
+      if (!extent.is_number_unsigned()) refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
+      const auto d = extent.get<std::uint64_t>();
+      if (d != 0 && bytes > data_bytes / d) refuse(path, fmt::format("tensor '{}' is larger than the file", name));
+      bytes *= d;
+      entry.shape.push_back(static_cast<std::int64_t>(d));
+    }
+    const auto& offsets = value.at("data_offsets");
+    if (offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+      refuse(path, fmt::format("tensor '{}' has data_offsets that are no offsets", name));
+    entry.begin = offsets[0].get<std::uint64_t>();
+    entry.end = offsets[1].get<std::uint64_t>();
+    if (entry.begin > entry.end || entry.end > data_bytes)
+      refuse(path, fmt::format("tensor '{}' lies at {}…{} of {} data bytes", name, entry.begin, entry.end, data_bytes));
+    if (entry.end - entry.begin != bytes)
+      refuse(path, fmt::format("tensor '{}' has {} bytes where its shape says {}", name, entry.end - entry.begin, bytes));
+    return entry;
+  } catch (const nlohmann::json::exception&) {
+    refuse(path, fmt::format("tensor '{}' lacks dtype, shape or data_offsets", name));
+  }
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t at = 0;
+  for (const auto& tensor : tensors) {
+    header[tensor.name] = {{"dtype", file_name_of(tensor.dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {at, at + tensor.bytes.size()}}};
+    at += tensor.bytes.size();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
+  const std::uint64_t length = text.size();
+
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(&length, 1)));
+  file.write(std::as_bytes(std::span(text)));
+  for (const auto& tensor : tensors) file.write(tensor.bytes);
+  file.commit();
+}
+
+std::vector<HostTensor> read_safetensors(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in)
+    throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)), "give the path of a safetensors file");
+  in.seekg(0, std::ios::end);
+  const auto end = in.tellg();
+  if (!in || end < 0) refuse(path, "it cannot be read (is it a directory?)");
+  const auto file_bytes = static_cast<std::uint64_t>(end);
+  in.seekg(0);
+  std::uint64_t header_bytes = 0;
+  if (file_bytes < 8 || !in.read(reinterpret_cast<char*>(&header_bytes), 8))
+    refuse(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - 8)
+    refuse(path, fmt::format("its first 8 bytes claim a header of {} bytes in a file of {}", header_bytes, file_bytes));
+  std::string text(header_bytes, '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) refuse(path, "its header is cut");
+
+  const auto header = parse_header(path, text);
+  const std::uint64_t data_bytes = file_bytes - 8 - header_bytes;
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : header.items())
+    if (name != "__metadata__") entries.push_back(parse_entry(path, name, value, data_bytes));
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  std::uint64_t at = 0;
+  for (const auto& entry : entries) {
+    if (entry.begin != at)
+      refuse(path, fmt::format("tensor '{}' begins at data byte {}, where {} was expected (overlap or hole)", entry.name,
+                               entry.begin, at));
+    at = entry.end;
+  }
+  if (at != data_bytes) refuse(path, fmt::format("{} bytes follow the last tensor", data_bytes - at));
+
+  std::vector<HostTensor> tensors;
+  for (auto& entry : entries) {
+    HostTensor tensor{entry.name, entry.dtype, std::move(entry.shape), std::vector<std::byte>(entry.end - entry.begin)};
+    if (!in.read(reinterpret_cast<char*>(tensor.bytes.data()), static_cast<std::streamsize>(tensor.bytes.size())))
+      refuse(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace lockstep::nn

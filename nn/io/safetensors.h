@@ -1,0 +1,32 @@
+// The safetensors file format: a JSON header that names tensors, then their bytes. Nothing in a file is executed.
+// https://huggingface.co/docs/safetensors
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace lockstep::nn {
+
+/// A tensor in host memory, in file layout (PyTorch's).
+struct HostTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> bytes;  // little-endian, row-major
+};
+
+/// Writes to a temporary name beside `path`, flushes it to the disk and renames it: `path` is either the old file or
+/// the whole new one. Throws IoError naming the file (a full disk, a missing directory).
+void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+/// Reads the whole file. Throws IoError that names file and byte for anything that is missing, cut, overlapping or
+/// otherwise not as the format says. Nothing is allocated from a length that has not been checked.
+std::vector<HostTensor> read_safetensors(const std::string& path);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,14 @@
+#include "nn/layers/generator.h"
+
+#include "base/splitmix.h"
+
+namespace lockstep::nn {
+
+void Generator::uniform(const Tensor& tensor, double low, double high) {
+  for (float& value : tensor.span<float>()) {
+    const double unit = static_cast<double>(SplitMix64::word(mix64(seed_), next_++) >> 11) * 0x1.0p-53;
+    value = static_cast<float>(low + (high - low) * unit);
+  }
+}
+
+}  // namespace lockstep::nn

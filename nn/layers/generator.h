@@ -1,0 +1,24 @@
+// Random numbers for initialisation: the same on every machine, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+/// A counter hashed with a seed. Each draw takes the next counter values, so results depend on the seed and on the
+/// order of draws alone. Not thread-safe.
+class Generator {
+ public:
+  explicit Generator(std::uint64_t seed) : seed_(seed) {}
+
+  /// Fills an f32 host tensor with uniform numbers in [low, high).
+  void uniform(const Tensor& tensor, double low, double high);
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace lockstep::nn

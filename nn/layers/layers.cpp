@@ -1,0 +1,87 @@
+#include "nn/layers/layers.h"
+
+#include <cmath>
+
+namespace lockstep::nn {
+namespace {
+
+std::unique_ptr<Parameter> uniform_parameter(Context& context, const Shape& shape, double bound,
+                                             FileLayout layout = FileLayout::kSame) {
+  auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
+  context.generator.uniform(parameter->value(), -bound, bound);
+  return parameter;
+}
+
+std::unique_ptr<Parameter> constant_parameter(Context& context, const Shape& shape, float value) {
+  auto parameter = std::make_unique<Parameter>(context.backend, shape);
+  context.backend.pointwise().fill(parameter->value(), value);
+  return parameter;
+}
+
+double bound_for(std::int64_t fan_in) { return fan_in > 0 ? 1.0 / std::sqrt(static_cast<double>(fan_in)) : 0.0; }
+
+}  // namespace
+
+Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, bool bias)
+    : weight_(register_parameter(
+          "weight", uniform_parameter(context, {out_features, in_features}, bound_for(in_features)))),
+      bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_features}, bound_for(in_features)))
+                 : nullptr) {}
+
+Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }
+
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias)
+    : window_(window),
+      weight_(register_parameter(
+          "weight", uniform_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+                                      bound_for(in_channels * window.kernel[0] * window.kernel[1]),
+                                      FileLayout::kOhwiToOihw))),
+      bias_(bias ? &register_parameter("bias",
+                                       uniform_parameter(context, {out_channels},
+                                                         bound_for(in_channels * window.kernel[0] * window.kernel[1])))
+                 : nullptr) {}
+
+Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) {
+  return conv2d(tape, x, weight_, bias_, window_, epilogue);
+}
+
+BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, double momentum)
+    : eps_(eps),
+      momentum_(momentum),
+      weight_(register_parameter("weight", constant_parameter(context, {num_features}, 1.0f))),
+      bias_(register_parameter("bias", constant_parameter(context, {num_features}, 0.0f))),
+      running_mean_(register_buffer("running_mean", context.backend.zeros({num_features}))),
+      running_variance_(register_buffer("running_var", context.backend.empty({num_features}))),
+      num_batches_tracked_(register_buffer("num_batches_tracked", context.backend.empty({}, DType::kI64))) {
+  context.backend.pointwise().fill(running_variance_, 1.0f);
+  *num_batches_tracked_.data<std::int64_t>() = 0;
+}
+
+Var BatchNorm::forward(Tape& tape, Var x) {
+  if (training()) ++*num_batches_tracked_.data<std::int64_t>();
+  return batch_norm(tape, x, weight_, bias_,
+                    {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_,
+                     .eps = eps_},
+                    training());
+}
+
+Var Sequential::forward(Tape& tape, Var x) {
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    // A ReLU behind a Linear or Conv2d runs inside it.
+    const bool relu_next = i + 1 < steps_.size() && dynamic_cast<ReLU*>(steps_[i + 1]) != nullptr;
+    auto* const linear_layer = relu_next ? dynamic_cast<Linear*>(steps_[i]) : nullptr;
+    auto* const conv_layer = relu_next ? dynamic_cast<Conv2d*>(steps_[i]) : nullptr;
+    if (linear_layer != nullptr) {
+      x = linear_layer->forward(tape, x, Epilogue::kRelu);
+      ++i;
+    } else if (conv_layer != nullptr) {
+      x = conv_layer->forward(tape, x, Epilogue::kRelu);
+      ++i;
+    } else {
+      x = steps_[i]->forward(tape, x);
+    }
+  }
+  return x;
+}
+
+}  // namespace lockstep::nn

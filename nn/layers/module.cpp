@@ -1,0 +1,43 @@
+#include "nn/layers/module.h"
+
+namespace lockstep::nn {
+
+template <class Visit>
+void Module::walk(const std::string& prefix, const Visit& visit) const {
+  visit(*this, prefix);
+  for (const auto& [name, child] : children_) child->walk(prefix + name + ".", visit);
+}
+
+std::vector<NamedParameter> Module::named_parameters() const {
+  std::vector<NamedParameter> all;
+  walk("", [&](const Module& module, const std::string& prefix) {
+    for (const auto& [name, parameter] : module.parameters_) all.push_back({prefix + name, parameter.get()});
+  });
+  return all;
+}
+
+std::vector<NamedBuffer> Module::named_buffers() const {
+  std::vector<NamedBuffer> all;
+  walk("", [&](const Module& module, const std::string& prefix) {
+    for (const auto& [name, tensor] : module.buffers_) all.push_back({prefix + name, tensor.get()});
+  });
+  return all;
+}
+
+void Module::train(bool training) {
+  training_ = training;
+  for (const auto& [name, child] : children_) child->train(training);
+}
+
+Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {
+  Parameter& reference = *parameter;
+  parameters_.emplace_back(std::move(name), std::move(parameter));
+  return reference;
+}
+
+Tensor& Module::register_buffer(std::string name, Tensor tensor) {
+  buffers_.emplace_back(std::move(name), std::make_unique<Tensor>(std::move(tensor)));
+  return *buffers_.back().second;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,73 @@
+// What models are made of: named parameters and buffers, and a forward pass.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/autograd/functions.h"
+#include "nn/layers/generator.h"
+
+namespace lockstep::nn {
+
+/// What a module is built with: where it lives and where its first values come from.
+struct Context {
+  Backend& backend;
+  Generator& generator;
+};
+
+struct NamedParameter {
+  std::string name;  // "fc1.weight"
+  Parameter* parameter;
+};
+
+/// State that is saved but not trained.
+struct NamedBuffer {
+  std::string name;  // "bn1.running_mean"
+  Tensor* tensor;
+};
+
+/// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
+/// registration, their names are joined by dots, as in PyTorch. Not copyable; one thread uses it at a time.
+/// The backend it was built with must outlive it.
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  virtual Var forward(Tape& tape, Var x) = 0;
+
+  /// All of this module and its children, depth first; its own come before its children's.
+  std::vector<NamedParameter> named_parameters() const;
+  std::vector<NamedBuffer> named_buffers() const;
+
+  /// Training mode (the default) or evaluation mode, for this module and its children.
+  void train(bool training);
+  bool training() const { return training_; }
+
+ protected:
+  Module() = default;
+
+  Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
+  Tensor& register_buffer(std::string name, Tensor tensor);
+  template <class M>
+  M& register_module(std::string name, std::unique_ptr<M> child) {
+    M& reference = *child;
+    children_.emplace_back(std::move(name), std::move(child));
+    return reference;
+  }
+
+ private:
+  template <class Visit>
+  void walk(const std::string& prefix, const Visit& visit) const;
+
+  bool training_ = true;
+  std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
+  std::vector<std::pair<std::string, std::unique_ptr<Tensor>>> buffers_;
+  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,96 @@
+#include "nn/models/models.h"
+
+#include "base/text.h"
+
+namespace lockstep::nn {
+namespace {
+
+std::int64_t features_of(const ModelSpec& spec) {
+  std::int64_t features = 1;
+  for (const auto d : spec.sample_shape) features *= d;
+  return features;
+}
+
+// fc
+class LinearModel final : public Module {
+ public:
+  LinearModel(Context& context, const ModelSpec& spec)
+      : fc_(register_module("fc", std::make_unique<Linear>(context, features_of(spec), spec.classes))) {}
+  Var forward(Tape& tape, Var x) override { return fc_.forward(tape, flatten(tape, x)); }
+
+ private:
+  Linear& fc_;
+};
+
+// fc1 – ReLU – fc2 – ReLU – … – fcN
+class Mlp final : public Module {
+ public:
+  Mlp(Context& context, const ModelSpec& spec) {
+    std::int64_t in = features_of(spec);
+    auto widths = spec.hidden;
+    widths.push_back(spec.classes);
+    for (const auto out : widths) {
+      layers_.push_back(&register_module("fc" + std::to_string(layers_.size() + 1),
+                                         std::make_unique<Linear>(context, in, out)));
+      in = out;
+    }
+  }
+  Var forward(Tape& tape, Var x) override {
+    x = flatten(tape, x);
+    for (std::size_t i = 0; i < layers_.size(); ++i)
+      x = layers_[i]->forward(tape, x, i + 1 < layers_.size() ? Epilogue::kRelu : Epilogue::kNone);
+    return x;
+  }
+
+ private:
+  std::vector<Linear*> layers_;
+};
+
+// conv1 3×3, 32 – ReLU – pool 2 – conv2 3×3, 64 – ReLU – pool 2 – fc1 128 – ReLU – fc2
+class Cnn final : public Module {
+ public:
+  Cnn(Context& context, const ModelSpec& spec)
+      : conv1_(register_module("conv1", std::make_unique<Conv2d>(context, spec.sample_shape[2], 32, kConv))),
+        conv2_(register_module("conv2", std::make_unique<Conv2d>(context, 32, 64, kConv))),
+        fc1_(register_module("fc1", std::make_unique<Linear>(
+                                        context, 64 * (spec.sample_shape[0] / 4) * (spec.sample_shape[1] / 4), 128))),
+        fc2_(register_module("fc2", std::make_unique<Linear>(context, 128, spec.classes))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    x = pool2d(tape, PoolKind::kMax, conv1_.forward(tape, x, Epilogue::kRelu), kPool);
+    x = pool2d(tape, PoolKind::kMax, conv2_.forward(tape, x, Epilogue::kRelu), kPool);
+    x = fc1_.forward(tape, flatten(tape, x), Epilogue::kRelu);
+    return fc2_.forward(tape, x);
+  }
+
+ private:
+  static constexpr Window kConv = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
+  static constexpr Window kPool = {.kernel = {2, 2}, .stride = {2, 2}, .padding = {0, 0}};
+  Conv2d& conv1_;
+  Conv2d& conv2_;
+  Linear& fc1_;
+  Linear& fc2_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& model_names() {
+  static const std::vector<std::string> names = {"linear", "mlp", "cnn"};
+  return names;
+}
+
+std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
+  if (spec.name == "linear") return std::make_unique<LinearModel>(context, spec);
+  if (spec.name == "mlp") return std::make_unique<Mlp>(context, spec);
+  if (spec.name == "cnn") {
+    if (spec.sample_shape.size() != 3 || spec.sample_shape[0] < 4 || spec.sample_shape[1] < 4)
+      throw UsageError("cnn takes images of at least 4x4 pixels", "use such data, or the models linear or mlp");
+    return std::make_unique<Cnn>(context, spec);
+  }
+  const auto near = nearest(spec.name, model_names());
+  throw UsageError(fmt::format("unknown model '{}'", spec.name),
+                   near ? fmt::format("did you mean '{}'?", *near)
+                        : fmt::format("use one of: {}", join(model_names(), ", ")));
+}
+
+}  // namespace lockstep::nn

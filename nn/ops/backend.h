@@ -1,0 +1,67 @@
+// A device as the operators see it: its memory and its kernels.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/device.h"
+#include "nn/ops/conv.h"
+#include "nn/ops/linear.h"
+#include "nn/ops/loss.h"
+#include "nn/ops/norm.h"
+#include "nn/ops/optim.h"
+#include "nn/ops/pointwise.h"
+#include "nn/ops/pool.h"
+
+namespace lockstep::nn {
+
+/// One device of this process. Operators, layers and optimizers reach memory and kernels through it alone, so that
+/// another device is another Backend and nothing else. Kernels run in the order of their calls on one stream; one
+/// thread calls them. Must outlive every tensor, parameter and tape made on it.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  virtual Device device() const = 0;
+  /// For people: "cpu, 2 threads, oneDNN 2.6.3, avx512_core".
+  virtual std::string describe() const = 0;
+  virtual CachingAllocator& allocator() = 0;
+
+  virtual LinearKernels& linear() = 0;
+  virtual ConvKernels& conv() = 0;
+  virtual PoolKernels& pool() = 0;
+  virtual NormKernels& norm() = 0;
+  virtual PointwiseKernels& pointwise() = 0;
+  virtual LossKernels& loss() = 0;
+  virtual OptimKernels& optim() = 0;
+
+  /// How many kernel objects have been built; constant in a steady state.
+  virtual std::uint64_t primitives_created() const = 0;
+
+  /// The content of host memory as a tensor of this device. On the CPU it is a view: the memory must stay valid and
+  /// unchanged for as long as the tensor is used.
+  virtual Tensor from_host(void* data, const Shape& shape, DType dtype) = 0;
+
+  Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
+  Tensor zeros(const Shape& shape) {
+    Tensor made = empty(shape);
+    pointwise().fill(made, 0.0f);
+    return made;
+  }
+
+ protected:
+  Backend() = default;
+};
+
+/// `threads` compute threads at most (at least 1), OpenMP's on the calling thread: the thread that makes the backend
+/// is the one that calls its kernels.
+std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+/// The instruction set that oneDNN uses here: "avx512_core_amx", "avx2"…; honours ONEDNN_MAX_CPU_ISA.
+std::string cpu_kernel_isa();
+/// "2.6.3"
+std::string onednn_version();
+
+}  // namespace lockstep::nn

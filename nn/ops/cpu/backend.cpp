@@ -1,0 +1,69 @@
+#include "nn/ops/backend.h"
+
+#include <omp.h>
+
+#include "nn/ops/cpu/kernels.h"
+
+namespace lockstep::nn {
+namespace {
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads) : threads_(threads), allocator_(make_host_memory()) {
+    check_usage(threads >= 1, "a CPU backend needs at least one thread");
+    omp_set_num_threads(threads);
+  }
+
+  Device device() const override { return {}; }
+  std::string describe() const override {
+    return fmt::format("cpu, {} thread{}, oneDNN {}, {}", threads_, threads_ == 1 ? "" : "s", onednn_version(),
+                       cpu_kernel_isa());
+  }
+  CachingAllocator& allocator() override { return allocator_; }
+  Tensor from_host(void* data, const Shape& shape, DType dtype) override { return Tensor::view_of(data, shape, dtype); }
+  LinearKernels& linear() override { return *linear_; }
+  ConvKernels& conv() override { return *conv_; }
+  PoolKernels& pool() override { return *pool_; }
+  NormKernels& norm() override { return *norm_; }
+  PointwiseKernels& pointwise() override { return *pointwise_; }
+  LossKernels& loss() override { return *loss_; }
+  OptimKernels& optim() override { return *optim_; }
+  std::uint64_t primitives_created() const override { return onednn_.primitives_created(); }
+
+ private:
+  int threads_;
+  CachingAllocator allocator_;
+  cpu::OneDnn onednn_;
+  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_);
+  std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_);
+  std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
+  std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels(onednn_);
+  std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
+  std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
+  std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+
+std::string cpu_kernel_isa() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::sse41: return "sse41";
+    case dnnl::cpu_isa::avx: return "avx";
+    case dnnl::cpu_isa::avx2: return "avx2";
+    case dnnl::cpu_isa::avx2_vnni: return "avx2_vnni";
+    case dnnl::cpu_isa::avx512_core: return "avx512_core";
+    case dnnl::cpu_isa::avx512_core_vnni: return "avx512_core_vnni";
+    case dnnl::cpu_isa::avx512_core_bf16: return "avx512_core_bf16";
+    case dnnl::cpu_isa::avx512_core_amx: return "avx512_core_amx";
+    default: return "generic";
+  }
+}
+
+std::string onednn_version() {
+  const dnnl::version_t* version = dnnl::version();
+  return fmt::format("{}.{}.{}", version->major, version->minor, version->patch);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,229 @@
+#include "nn/ops/conv.h"
+
+#include "nn/ops/cpu/kernels.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+using dnnl::memory;
+using Tag = memory::format_tag;
+
+// Note [Weights any]
+// oneDNN picks its own weight layout; given our plain OHWI (or OIHW) its weight gradient falls to a reference path
+// up to 800 times slower. So weights are reordered into packed copies (kept until the version changes) and weight
+// gradients out of a packed buffer into the plain one.
+struct Packed {
+  HeldPrimitive reorder;  // none: the plain layout is what the primitive wants
+  Tensor memory;
+  std::uint64_t version = 0;  // 0: never packed
+};
+
+struct Forward {
+  HeldPrimitive conv;
+  Packed weights;
+};
+
+struct BackwardInput {
+  HeldPrimitive conv;
+  Packed weights;
+};
+
+struct BackwardWeight {
+  HeldPrimitive conv;
+  HeldPrimitive unpack;  // packed → plain; none when the layouts agree
+  Tensor packed;
+  Tensor bias;  // where db goes first when it is accumulated
+  HeldPrimitive add_weight;
+};
+
+class CpuConv final : public ConvKernels {
+ public:
+  CpuConv(OneDnn& onednn, CachingAllocator& allocator) : onednn_(onednn), allocator_(allocator) {}
+
+  void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
+               Epilogue epilogue, const Tensor& y) override {
+    auto key = key_of(x.shape(), w.shape(), y.shape(), window, b.defined());
+    key[17] = static_cast<std::int64_t>(epilogue);
+    key[18] = reinterpret_cast<std::int64_t>(w.raw());
+    auto& held = forwards_[key];
+    if (!held.conv) {
+      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined());
+      auto attributes = user_scratchpad();
+      if (epilogue == Epilogue::kRelu) {
+        dnnl::post_ops post;
+        post.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+        attributes.set_post_ops(post);
+      }
+      const auto desc = problem.describe_forward(attributes, onednn_.engine());
+      held.conv = HeldPrimitive(onednn_, dnnl::convolution_forward(desc),
+                                {{DNNL_ARG_SRC, problem.x},
+                                 {DNNL_ARG_WEIGHTS, desc.weights_desc()},
+                                 {DNNL_ARG_BIAS, problem.bias},
+                                 {DNNL_ARG_DST, problem.y}},
+                                desc.scratchpad_desc());
+      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
+    }
+    held.conv.bind(DNNL_ARG_SRC, x);
+    held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
+    if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
+    held.conv.bind(DNNL_ARG_DST, y);
+    held.conv.run();
+  }
+
+  void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
+                      const Tensor& dx) override {
+    auto key = key_of(dx.shape(), w.shape(), dy.shape(), window, false);
+    key[18] = reinterpret_cast<std::int64_t>(w.raw());
+    auto& held = backward_inputs_[key];
+    if (!held.conv) {
+      const Problem problem(dx.shape(), w.shape(), dy.shape(), window, false);
+      const auto hint = problem.describe_forward(user_scratchpad(), onednn_.engine());
+      const dnnl::convolution_backward_data::primitive_desc desc(
+          {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.y, problem.strides,
+           problem.padding, problem.padding},
+          user_scratchpad(), onednn_.engine(), hint);
+      held.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_data(desc),
+                                {{DNNL_ARG_DIFF_SRC, problem.x},
+                                 {DNNL_ARG_WEIGHTS, desc.weights_desc()},
+                                 {DNNL_ARG_DIFF_DST, problem.y}},
+                                desc.scratchpad_desc());
+      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
+    }
+    held.conv.bind(DNNL_ARG_DIFF_SRC, dx);
+    held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
+    held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+    held.conv.run();
+  }
+
+  void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
+                       bool accumulate_b, const Tensor& db) override {
+    auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
+    if (!held.conv) held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined()});
+
+    const bool in_place = !held.unpack && !accumulate_w;
+    if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
+    held.conv.bind(DNNL_ARG_SRC, x);
+    held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+    held.conv.bind(DNNL_ARG_DIFF_WEIGHTS, in_place ? dw.raw() : held.packed.raw());
+    if (db.defined() && accumulate_b && !held.bias.defined()) held.bias = Tensor::empty(allocator_, db.shape());
+    if (db.defined()) held.conv.bind(DNNL_ARG_DIFF_BIAS, accumulate_b ? held.bias : db);
+    held.conv.run();
+
+    if (!in_place) {
+      auto& move = accumulate_w ? held.add_weight : held.unpack;
+      move.bind(DNNL_ARG_FROM, held.packed);
+      move.bind(DNNL_ARG_TO, dw);
+      move.run();
+    }
+    if (db.defined() && accumulate_b)
+      for (std::int64_t i = 0; i < db.count(); ++i) db.f32()[i] += held.bias.f32()[i];
+  }
+
+ private:
+  // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
+  struct Problem {
+    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias)
+        : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
+          y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
+          plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
+          any_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
+          bias(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
+          strides{window.stride[0], window.stride[1]},
+          padding{window.padding[0], window.padding[1]} {
+      LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
+                      to_string(ys));
+    }
+
+    dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::primitive_attr& attributes,
+                                                               const dnnl::engine& engine) const {
+      return {{dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
+               padding, padding},
+              attributes,
+              engine};
+    }
+
+    memory::desc x, y, plain_weights, any_weights, bias;
+    memory::dims strides, padding;
+  };
+
+  // Fills the first 17 places; the caller has the rest.
+  static PrimitiveKey key_of(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias) {
+    PrimitiveKey key{};
+    std::size_t at = 0;
+    for (const Shape* shape : {&xs, &ws, &ys})
+      for (int i = 0; i < 4; ++i) key[at++] = (*shape)[i];
+    for (const auto d : window.stride) key[at++] = d;
+    for (const auto d : window.padding) key[at++] = d;
+    key[at] = has_bias ? 1 : 0;
+    return key;
+  }
+
+  HeldPrimitive make_reorder(const memory::desc& from, const memory::desc& to, bool add) {
+    auto attributes = user_scratchpad();
+    if (add) {
+      dnnl::post_ops post;
+      post.append_sum(1.0f);
+      attributes.set_post_ops(post);
+    }
+    const dnnl::reorder::primitive_desc desc(onednn_.engine(), from, onednn_.engine(), to, attributes);
+    return {onednn_, dnnl::reorder(desc), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, desc.scratchpad_desc()};
+  }
+
+  Tensor bytes_for(const memory::desc& desc) {
+    return Tensor::empty(allocator_, {static_cast<std::int64_t>(desc.get_size() / sizeof(float))});
+  }
+
+  Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
+    Packed packed;
+    if (plain == wanted) return packed;
+    packed.reorder = make_reorder(plain, wanted, false);
+    packed.memory = bytes_for(wanted);
+    return packed;
+  }
+
+  const void* pack(Packed& packed, const Tensor& w, std::uint64_t version) {
+    if (!packed.reorder) return w.raw();
+    if (packed.version != version || version == 0) {
+      packed.reorder.bind(DNNL_ARG_FROM, w);
+      packed.reorder.bind(DNNL_ARG_TO, packed.memory);
+      packed.reorder.run();
+      packed.version = version;
+    }
+    return packed.memory.raw();
+  }
+
+  BackwardWeight make_backward_weight(const Problem& problem) {
+    const auto hint = problem.describe_forward(user_scratchpad(), onednn_.engine());
+    const dnnl::convolution_backward_weights::primitive_desc desc(
+        {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.bias, problem.y, problem.strides,
+         problem.padding, problem.padding},
+        user_scratchpad(), onednn_.engine(), hint);
+    BackwardWeight made;
+    made.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_weights(desc),
+                              {{DNNL_ARG_SRC, problem.x},
+                               {DNNL_ARG_DIFF_DST, problem.y},
+                               {DNNL_ARG_DIFF_WEIGHTS, desc.diff_weights_desc()},
+                               {DNNL_ARG_DIFF_BIAS, problem.bias}},
+                              desc.scratchpad_desc());
+    if (desc.diff_weights_desc() != problem.plain_weights) {
+      made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
+      made.packed = bytes_for(desc.diff_weights_desc());
+    }
+    made.add_weight = make_reorder(desc.diff_weights_desc(), problem.plain_weights, true);
+    return made;
+  }
+
+  OneDnn& onednn_;
+  CachingAllocator& allocator_;
+  PrimitiveMap<Forward> forwards_;
+  PrimitiveMap<BackwardInput> backward_inputs_;
+  PrimitiveMap<BackwardWeight> backward_weights_;
+};
+
+}  // namespace
+
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator) {
+  return std::make_unique<CpuConv>(onednn, allocator);
+}
+
+}  // namespace lockstep::nn::cpu

@@ -1,0 +1,116 @@
+#include "nn/ops/linear.h"
+
+#include "base/cpu.h"
+#include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/parallel.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+using dnnl::memory;
+using Tag = memory::format_tag;
+
+// Adds rows [begin, end) of dy (·, width) into sums, column by column.
+LOCKSTEP_SIMD_CLONES
+void sum_rows(const float* dy, std::int64_t rows, std::int64_t width, std::int64_t begin, std::int64_t end,
+              bool accumulate, float* sums) {
+  const std::int64_t columns = end - begin;
+  if (!accumulate)
+    for (std::int64_t c = 0; c < columns; ++c) sums[begin + c] = 0.0f;
+  float* out = sums + begin;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* row = dy + r * width + begin;
+    for (std::int64_t c = 0; c < columns; ++c) out[c] += row[c];
+  }
+}
+
+class CpuLinear final : public LinearKernels {
+ public:
+  explicit CpuLinear(OneDnn& onednn) : onednn_(onednn) {}
+
+  void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
+    const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
+    auto& matmul = product(kForward, {n, in, out, b.defined(), static_cast<std::int64_t>(epilogue)}, [&] {
+      return make(f32_desc({n, in}, Tag::ab), f32_desc({in, out}, Tag::ba), b.defined(), epilogue, false,
+                  f32_desc({n, out}, Tag::ab));
+    });
+    matmul.bind(DNNL_ARG_SRC, x);
+    matmul.bind(DNNL_ARG_WEIGHTS, w);
+    if (b.defined()) matmul.bind(DNNL_ARG_BIAS, b);
+    matmul.bind(DNNL_ARG_DST, y);
+    matmul.run();
+  }
+
+  void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
+    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
+    auto& matmul = product(kBackwardInput, {n, in, out, 0, 0}, [&] {
+      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, Epilogue::kNone, false,
+                  f32_desc({n, in}, Tag::ab));
+    });
+    matmul.bind(DNNL_ARG_SRC, dy);
+    matmul.bind(DNNL_ARG_WEIGHTS, w);
+    matmul.bind(DNNL_ARG_DST, dx);
+    matmul.run();
+  }
+
+  void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
+    const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1);
+    auto& matmul = product(kBackwardWeight, {n, in, out, accumulate, 0}, [&] {
+      return make(f32_desc({out, n}, Tag::ba), f32_desc({n, in}, Tag::ab), false, Epilogue::kNone, accumulate,
+                  f32_desc({out, in}, Tag::ab));
+    });
+    matmul.bind(DNNL_ARG_SRC, dy);
+    matmul.bind(DNNL_ARG_WEIGHTS, x);
+    matmul.bind(DNNL_ARG_DST, dw);
+    matmul.run();
+  }
+
+  void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
+    const std::int64_t rows = dy.size(0), width = dy.size(1);
+    constexpr std::int64_t kGrain = 256;  // columns a thread, so that no two threads write one cache line
+    parallel_for((width + 15) / 16, kGrain / 16, [&](std::int64_t begin, std::int64_t end) {
+      sum_rows(dy.f32(), rows, width, begin * 16, std::min(end * 16, width), accumulate, db.f32());
+    });
+  }
+
+ private:
+  enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };
+
+  template <class Make>
+  HeldPrimitive& product(Which which, std::array<std::int64_t, 5> shape, const Make& make_it) {
+    PrimitiveKey key{};
+    key[0] = which;
+    std::copy(shape.begin(), shape.end(), key.begin() + 1);
+    auto& held = products_[key];
+    if (!held) held = make_it();
+    return held;
+  }
+
+  HeldPrimitive make(const memory::desc& a, const memory::desc& b, bool bias, Epilogue epilogue, bool accumulate,
+                     const memory::desc& c) {
+    auto attributes = user_scratchpad();
+    dnnl::post_ops post;
+    if (accumulate) post.append_sum(1.0f);
+    if (epilogue == Epilogue::kRelu) post.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+    attributes.set_post_ops(post);
+    const auto bias_desc = f32_desc({1, c.dims()[1]}, Tag::ab);
+    const auto desc = bias ? dnnl::matmul::desc(a, b, bias_desc, c) : dnnl::matmul::desc(a, b, c);
+    const dnnl::matmul::primitive_desc described(desc, attributes, onednn_.engine());
+    const dnnl::matmul primitive(described);
+    if (bias)
+      return {onednn_, primitive,
+              {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_BIAS, bias_desc}, {DNNL_ARG_DST, c}},
+              described.scratchpad_desc()};
+    return {onednn_, primitive, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}},
+            described.scratchpad_desc()};
+  }
+
+  OneDnn& onednn_;
+  PrimitiveMap<HeldPrimitive> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn) { return std::make_unique<CpuLinear>(onednn); }
+
+}  // namespace lockstep::nn::cpu

@@ -1,0 +1,22 @@
+// Losses: summed over the local samples, scaled by the caller (1 / global count).
+#pragma once
+
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+class LossKernels {
+ public:
+  virtual ~LossKernels() = default;
+  /// Softmax cross entropy. logits (N, K) f32, labels (N) i32, each in [0, K). totals (2) f32 receives the sum of
+  /// −log softmax(logits)[label] and the number of samples whose largest logit is the label's (ties: the first
+  /// class). dlogits (N, K), if defined, receives (softmax − one-hot) · scale.
+  virtual void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
+                             const Tensor& dlogits) = 0;
+  /// Squared error. x, target (any shape) f32. totals (2) receives the sum of (x − target)² and 0. dx, if defined,
+  /// receives 2 (x − target) · scale.
+  virtual void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
+                             const Tensor& dx) = 0;
+};
+
+}  // namespace lockstep::nn

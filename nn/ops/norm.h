@@ -1,0 +1,29 @@
+// Batch normalisation over the last axis.
+#pragma once
+
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+/// f32. x, y are (…, C); all statistics and parameters are (C). M is the number of rows, count(x) / C.
+class NormKernels {
+ public:
+  virtual ~NormKernels() = default;
+  /// y = (x − mean) / sqrt(var + eps) · gamma + beta with the batch's own mean and biased variance, which are returned
+  /// in `mean` and `variance`.
+  virtual void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
+                             const Tensor& mean, const Tensor& variance) = 0;
+  /// The same with given statistics.
+  virtual void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                             const Tensor& variance, double eps, const Tensor& y) = 0;
+  /// Gradients of forward_train; overwrites dx, dgamma and dbeta.
+  virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                        const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
+                        const Tensor& dbeta) = 0;
+  /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
+  /// PyTorch does.
+  virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
+                              const Tensor& running_mean, const Tensor& running_variance) = 0;
+};
+
+}  // namespace lockstep::nn

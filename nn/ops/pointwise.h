@@ -1,0 +1,27 @@
+// Element by element, and moves between layouts.
+#pragma once
+
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+/// f32 unless said otherwise. Inputs and outputs have the same number of elements.
+class PointwiseKernels {
+ public:
+  virtual ~PointwiseKernels() = default;
+  virtual void fill(const Tensor& y, float value) = 0;
+  /// Any dtype.
+  virtual void copy(const Tensor& x, const Tensor& y) = 0;
+  /// y += alpha · x
+  virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
+  /// z = x + y
+  virtual void add(const Tensor& x, const Tensor& y, const Tensor& z) = 0;
+  /// y = max(x, 0); may be in place. NaN stays NaN.
+  virtual void relu(const Tensor& x, const Tensor& y) = 0;
+  /// dx = dy where y > 0, else 0; dx may be dy.
+  virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// y (N, C, R) = x (N, R, C) with its last two axes exchanged.
+  virtual void swap_last_axes(const Tensor& x, const Tensor& y) = 0;
+};
+
+}  // namespace lockstep::nn

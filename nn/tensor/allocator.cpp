@@ -1,0 +1,92 @@
+#include "nn/tensor/allocator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <new>
+
+#include "base/error.h"
+
+namespace lockstep::nn {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Class 4k + q holds blocks of (4 + q) · 2^k cache lines, q in 0…3.
+int class_of(std::size_t bytes) {
+  const std::size_t lines = std::max<std::size_t>(4, (bytes + kCacheLine - 1) / kCacheLine);
+  const int k = std::bit_width(lines) - 3;
+  const std::size_t quarter = std::size_t{1} << k;
+  const std::size_t q = (lines - 4 * quarter + quarter - 1) / quarter;  // 4 is class 4(k + 1) + 0
+  return 4 * k + static_cast<int>(q);
+}
+
+std::size_t class_bytes(int size_class) {
+  return ((4 + static_cast<std::size_t>(size_class % 4)) << (size_class / 4)) * kCacheLine;
+}
+
+class HostMemory final : public MemorySource {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    const bool large = bytes >= kHugePage;
+    const std::size_t alignment = large ? kHugePage : kCacheLine;
+    void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (data == nullptr) throw std::bad_alloc();
+    if (large) ::madvise(data, bytes, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
+    return static_cast<std::byte*>(data);
+  }
+  void free(std::byte* data, std::size_t) noexcept override { std::free(data); }
+};
+
+}  // namespace
+
+std::unique_ptr<MemorySource> make_host_memory() { return std::make_unique<HostMemory>(); }
+
+CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
+    : source_(std::move(source)), free_lists_(4 * 64, nullptr) {}
+
+CachingAllocator::~CachingAllocator() {
+  for (const auto& block : blocks_) source_->free(block->data, block->bytes);
+}
+
+Block* CachingAllocator::acquire(std::size_t bytes) {
+  const int size_class = class_of(bytes);
+  const std::lock_guard lock(mutex_);
+  Block*& list = free_lists_[static_cast<std::size_t>(size_class)];
+  Block* block = list;
+  if (block != nullptr) {
+    list = block->next_free;
+  } else {
+    auto made = std::make_unique<Block>();
+    made->bytes = class_bytes(size_class);
+    made->data = source_->allocate(made->bytes);
+    made->size_class = size_class;
+    made->owner = this;
+    block = made.get();
+    blocks_.push_back(std::move(made));
+    ++stats_.system_allocations;
+    stats_.bytes_held += block->bytes;
+  }
+  block->references.store(1, std::memory_order_relaxed);
+  stats_.bytes_in_use += block->bytes;
+  stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
+  return block;
+}
+
+void CachingAllocator::recycle(Block* block) noexcept {
+  const std::lock_guard lock(mutex_);
+  Block*& list = free_lists_[static_cast<std::size_t>(block->size_class)];
+  block->next_free = list;
+  list = block;
+  stats_.bytes_in_use -= block->bytes;
+}
+
+CachingAllocator::Stats CachingAllocator::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,68 @@
+// Device memory that is asked for once and then reused.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace lockstep::nn {
+
+/// Where an allocator gets its memory from: the host's or a device's. Called rarely; must be thread-safe.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// At least 64-byte aligned. Throws std::bad_alloc or a DeviceError that says how much was asked, held and free.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+  virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+};
+
+/// Page-backed host memory; large blocks ask for huge pages.
+std::unique_ptr<MemorySource> make_host_memory();
+
+class CachingAllocator;
+
+/// A piece of memory with a reference count. Owned by its allocator, shared by tensors.
+struct Block {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;  // capacity
+  std::atomic<int> references{0};
+  int size_class = 0;
+  CachingAllocator* owner = nullptr;
+  Block* next_free = nullptr;
+};
+
+/// Keeps freed blocks in lists by size class (four classes for each power of two, so at most a fifth is wasted) and
+/// hands them out again: a training loop of fixed shapes asks the system for nothing after its first steps.
+/// Thread-safe. Must outlive every tensor that it gave memory to.
+class CachingAllocator {
+ public:
+  explicit CachingAllocator(std::unique_ptr<MemorySource> source);
+  ~CachingAllocator();
+  CachingAllocator(const CachingAllocator&) = delete;
+  CachingAllocator& operator=(const CachingAllocator&) = delete;
+
+  /// A block of at least `bytes` with one reference; its content is unspecified.
+  Block* acquire(std::size_t bytes);
+  /// Takes a block without references back.
+  void recycle(Block* block) noexcept;
+
+  struct Stats {
+    std::size_t bytes_in_use = 0;
+    std::size_t peak_bytes_in_use = 0;
+    std::size_t bytes_held = 0;          // in use or cached
+    std::uint64_t system_allocations = 0;  // requests that the cache could not serve
+  };
+  Stats stats() const;
+
+ private:
+  std::unique_ptr<MemorySource> source_;
+  mutable std::mutex mutex_;
+  std::vector<Block*> free_lists_;                // by size class
+  std::vector<std::unique_ptr<Block>> blocks_;    // all that exist
+  Stats stats_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,112 @@
+// A dense, contiguous, row-major array in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "nn/tensor/allocator.h"
+#include "nn/tensor/shape.h"
+
+namespace lockstep::nn {
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() { return DType::kF32; }
+template <>
+constexpr DType dtype_of<double>() { return DType::kF64; }
+template <>
+constexpr DType dtype_of<BFloat16>() { return DType::kBF16; }
+template <>
+constexpr DType dtype_of<std::int32_t>() { return DType::kI32; }
+template <>
+constexpr DType dtype_of<std::int64_t>() { return DType::kI64; }
+template <>
+constexpr DType dtype_of<std::uint8_t>() { return DType::kU8; }
+
+/// A handle: copies share the memory. Either it holds a reference to an allocator's block, or it is a view of memory
+/// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic; the content is not guarded.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(const Tensor& other)
+      : block_(other.block_), data_(other.data_), shape_(other.shape_), dtype_(other.dtype_) {
+    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  Tensor(Tensor&& other) noexcept
+      : block_(std::exchange(other.block_, nullptr)),
+        data_(std::exchange(other.data_, nullptr)),
+        shape_(other.shape_),
+        dtype_(other.dtype_) {}
+  Tensor& operator=(Tensor other) noexcept {
+    std::swap(block_, other.block_);
+    std::swap(data_, other.data_);
+    std::swap(shape_, other.shape_);
+    std::swap(dtype_, other.dtype_);
+    return *this;
+  }
+  ~Tensor() {
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      block_->owner->recycle(block_);
+  }
+
+  /// New memory; the content is unspecified.
+  static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype = DType::kF32) {
+    Tensor made;
+    made.block_ = allocator.acquire(static_cast<std::size_t>(shape.count()) * size_of(dtype));
+    made.data_ = made.block_->data;
+    made.shape_ = shape;
+    made.dtype_ = dtype;
+    return made;
+  }
+  /// A view of `shape.count()` elements at `data`, which must stay valid as long as the tensor and its copies.
+  static Tensor view_of(void* data, const Shape& shape, DType dtype = DType::kF32) {
+    Tensor made;
+    made.data_ = static_cast<std::byte*>(data);
+    made.shape_ = shape;
+    made.dtype_ = dtype;
+    return made;
+  }
+
+  bool defined() const { return data_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t size(int dim) const { return shape_[dim]; }
+  std::int64_t count() const { return shape_.count(); }
+  DType dtype() const { return dtype_; }
+  std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype_); }
+  /// Whether nobody else can see changes of the content.
+  bool is_sole_owner() const { return block_ != nullptr && block_->references.load(std::memory_order_acquire) == 1; }
+
+  void* raw() const { return data_; }
+  template <class T>
+  T* data() const {
+    LOCKSTEP_ASSERT(dtype_of<T>() == dtype_, "a tensor of {} read as {}", name_of(dtype_), name_of(dtype_of<T>()));
+    return reinterpret_cast<T*>(data_);
+  }
+  float* f32() const { return data<float>(); }
+  template <class T>
+  std::span<T> span() const {
+    return {data<T>(), static_cast<std::size_t>(count())};
+  }
+
+  /// The same memory under another shape of the same number of elements.
+  Tensor reshaped(const Shape& shape) const {
+    LOCKSTEP_ASSERT(shape.count() == count(), "{} does not hold the elements of {}", to_string(shape),
+                    to_string(shape_));
+    Tensor other(*this);
+    other.shape_ = shape;
+    return other;
+  }
+
+ private:
+  Block* block_ = nullptr;  // nullptr: a view
+  std::byte* data_ = nullptr;
+  Shape shape_;
+  DType dtype_ = DType::kF32;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,121 @@
+#include "sampler/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+
+namespace lockstep::sampler {
+
+namespace {
+
+std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+bool has_step(const SamplerConfig& config, std::uint64_t end, std::uint64_t cursor) {
+  return cursor < end && (config.tail != Tail::kDrop || end - cursor >= config.global_batch);
+}
+
+}  // namespace
+
+void check(const SamplerConfig& config, int rank, int world_size) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    throw UsageError(fmt::format("rank {} of a world of {}", rank, world_size),
+                     "ranks count from 0 to the world size less one");
+  }
+  if (config.length == 0) throw IoError("empty data set: it has 0 samples", "give data with at least one sample");
+  // Leaves room for padding, so that no position overflows.
+  if (config.length > std::numeric_limits<std::uint64_t>::max() / 2) {
+    throw UsageError(fmt::format("a data set of {} samples", config.length), "at most 2^63 - 1 can be numbered");
+  }
+  if (config.global_batch == 0) throw UsageError("a global batch of 0 samples", "give 1 or more");
+  const auto world = static_cast<std::uint64_t>(world_size);
+  if (config.tail == Tail::kPad && config.global_batch % world != 0) {
+    throw UsageError(fmt::format("the tail 'pad' cannot make {} ranks equal with a global batch of {}", world_size,
+                                 config.global_batch),
+                     fmt::format("use --tail exact, or a global batch that is a multiple of {}", world_size));
+  }
+  if (config.tail == Tail::kDrop && config.global_batch > config.length) {
+    throw UsageError(fmt::format("the tail 'drop' leaves no step: {} samples do not fill a global batch of {}",
+                                 config.length, config.global_batch),
+                     fmt::format("use --tail exact, or a global batch of at most {}", config.length));
+  }
+}
+
+std::uint64_t epoch_end(const SamplerConfig& config, int world_size) {
+  const auto world = static_cast<std::uint64_t>(world_size);
+  return config.tail == Tail::kPad ? world * ceil_div(config.length, world) : config.length;
+}
+
+SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size) {
+  return has_step(config, epoch_end(config, world_size), state.cursor) ? state : SamplerState{state.epoch + 1, 0};
+}
+
+StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size) {
+  const std::uint64_t end = epoch_end(config, world_size);
+  LOCKSTEP_ASSERT(has_step(config, end, state.cursor), "cursor {} of {}", state.cursor, end);
+  StepPlan plan;
+  plan.epoch = state.epoch;
+  plan.step_in_epoch = state.cursor / config.global_batch;
+  plan.global_begin = state.cursor;
+  plan.global_count = std::min(config.global_batch, end - state.cursor);
+  const Slice local =
+      slice_of(plan.global_count, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(world_size));
+  plan.local_begin = plan.global_begin + local.begin;
+  plan.local_count = local.count;
+  plan.last_of_epoch = !has_step(config, end, plan.global_begin + plan.global_count);
+  return plan;
+}
+
+DistributedSampler::DistributedSampler(const SamplerConfig& config, int rank, int world_size)
+    : config_(config), rank_(rank), world_size_(world_size) {
+  check(config, rank, world_size);
+  if (config_.shuffle) order_.emplace(config_.length, config_.seed, state_.epoch);
+}
+
+std::uint64_t DistributedSampler::steps_per_epoch() const {
+  const std::uint64_t end = epoch_end(config_, world_size_);
+  return config_.tail == Tail::kDrop ? end / config_.global_batch : ceil_div(end, config_.global_batch);
+}
+
+std::uint64_t DistributedSampler::max_local_count() const {
+  const std::uint64_t largest_step = std::min(config_.global_batch, epoch_end(config_, world_size_));
+  return ceil_div(largest_step, static_cast<std::uint64_t>(world_size_));
+}
+
+StepPlan DistributedSampler::plan() const { return plan_step(config_, state_, rank_, world_size_); }
+
+void DistributedSampler::indices(const StepPlan& plan, std::span<std::uint64_t> out) const {
+  LOCKSTEP_ASSERT(out.size() == plan.local_count, "{} places for {} samples", out.size(), plan.local_count);
+  // Positions past the length exist with Tail::kPad alone and wrap round, several times if the world is larger.
+  auto position = [&](std::size_t i) { return (plan.local_begin + i) % config_.length; };
+  if (!config_.shuffle) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = position(i);
+  } else if (plan.epoch == state_.epoch) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = (*order_)(position(i));
+  } else {
+    const Permutation order(config_.length, config_.seed, plan.epoch);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = order(position(i));
+  }
+}
+
+void DistributedSampler::advance() { move_to({state_.epoch, state_.cursor + plan().global_count}); }
+
+void DistributedSampler::restore(const SamplerState& state) {
+  // With Tail::kPad a cursor may lie in the padding of a larger world.
+  if (config_.tail != Tail::kPad && state.cursor > config_.length) {
+    throw UsageError(
+        fmt::format("the sampler's position {} lies beyond the data set's {} samples", state.cursor, config_.length),
+        "resume with the data that the run started with");
+  }
+  move_to(state);
+}
+
+void DistributedSampler::move_to(const SamplerState& state) {
+  const std::uint64_t epoch_before = state_.epoch;
+  state_ = normalized(config_, state, world_size_);
+  if (config_.shuffle && state_.epoch != epoch_before) order_.emplace(config_.length, config_.seed, state_.epoch);
+}
+
+}  // namespace lockstep::sampler

@@ -1,0 +1,16 @@
+# Sourced by the scripts: where things are, and configuring and building.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+build=$root/build
+export LC_ALL=C.UTF-8
+
+# ccache wants a directory that it may write; a home directory may be read-only or missing.
+if [[ -z ${CCACHE_DIR:-} ]] && ! { [[ -n ${HOME:-} ]] && mkdir -p "$HOME/.cache/ccache" 2>/dev/null && [[ -w $HOME/.cache/ccache ]]; }; then
+  export CCACHE_DIR=$root/.cache/ccache
+fi
+
+# build_targets TARGET…: a Release build in build/, configured if it is not yet.
+build_targets() {
+  [[ -f $build/build.ninja ]] || cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release
+  cmake --build "$build" --target "$@"
+}

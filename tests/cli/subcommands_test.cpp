@@ -1,0 +1,163 @@
+#include "cli/subcommands.h"
+
+#include <gmock/gmock.h>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "cli/launch_command.h"
+#include "cli/train_command.h"
+#include "cli/version_command.h"
+
+namespace lockstep::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string complaint(std::vector<std::string> args) {
+  try {
+    run(args);
+  } catch (const UsageError& error) {
+    return error.line();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+Sources words(std::vector<std::string> args) {
+  return {std::move(args), [](const std::string&) { return std::nullopt; }, {}};
+}
+
+TEST(Subcommands, UnknownOnesNameTheNearest) {
+  EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
+  EXPECT_THAT(complaint({"fly-away"}), HasSubstr("one of launch, train, version"));
+  EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
+  EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
+  EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
+}
+
+TEST(Subcommands, FlagsOfAnotherSubcommandAreNamedSo) {
+  EXPECT_THAT(complaint({"launch", "--epochs", "3"}), HasSubstr("it is a flag of lockstep train"));
+  EXPECT_THAT(complaint({"train", "cnn", "-n", "3"}), HasSubstr("it is a flag of lockstep launch"));
+}
+
+TEST(Subcommands, MissingParts) {
+  EXPECT_THAT(complaint({"train"}), HasSubstr("needs a MODEL"));
+  EXPECT_THAT(complaint({"train", "cnn"}), HasSubstr("needs --data"));
+  EXPECT_THAT(complaint({"launch", "-n", "2"}), HasSubstr("needs a program"));
+  EXPECT_THAT(complaint({"launch", "-n", "2", "lockstep", "train"}), HasSubstr("put -- before the program"));
+  EXPECT_THAT(complaint({"launch", "-n", "0", "--", "true"}), HasSubstr("--np 0"));
+}
+
+TEST(Subcommands, TheOverviewNamesThem) {
+  for (const char* name : {"launch", "train", "version"}) EXPECT_THAT(overview(), HasSubstr(name));
+}
+
+TEST(TrainFlags, ReachTheConfiguration) {
+  trainer::TrainConfig config;
+  parse_options(train_options(config), words({"mlp",
+                                              "--data",
+                                              "random:784,1000",
+                                              "--in=3",
+                                              "--out=4",
+                                              "--hidden",
+                                              "64,32",
+                                              "--classes=9",
+                                              "--global-batch",
+                                              "64",
+                                              "--tail=pad",
+                                              "--workers=0",
+                                              "--steps",
+                                              "7",
+                                              "--eval-every=2",
+                                              "--opt",
+                                              "sgd",
+                                              "--lr",
+                                              "0.1",
+                                              "--min-lr=0.01",
+                                              "--momentum=0.8",
+                                              "--nesterov",
+                                              "--betas=0.8,0.9",
+                                              "--weight-decay=0",
+                                              "--schedule=cosine",
+                                              "--warmup=5",
+                                              "--clip-norm=1",
+                                              "--seed=42",
+                                              "--device=cpu",
+                                              "--backend=mpi",
+                                              "--threads=2",
+                                              "--timeout-seconds=5",
+                                              "--bucket-mb=0.5",
+                                              "--first-bucket-mb=0.25",
+                                              "--check-replicas=1",
+                                              "--weights=w.safetensors",
+                                              "--save=s.safetensors",
+                                              "--metrics=m.jsonl",
+                                              "--log-every=3",
+                                              "--quiet"}));
+  EXPECT_EQ(config.model.name, "mlp");
+  EXPECT_EQ(config.model.in, 3);
+  EXPECT_EQ(config.model.out, 4);
+  EXPECT_THAT(config.model.hidden, ElementsAre(64, 32));
+  EXPECT_EQ(config.data, "random:784,1000");
+  EXPECT_EQ(config.classes, 9);
+  EXPECT_FALSE(config.batch);
+  EXPECT_EQ(config.global_batch, 64);
+  EXPECT_EQ(config.tail, sampler::Tail::kPad);
+  EXPECT_EQ(config.workers, 0);
+  EXPECT_EQ(config.steps, 7);
+  EXPECT_EQ(config.eval_every, 2);
+  EXPECT_EQ(config.optimizer, trainer::Optimizer::kSgd);
+  EXPECT_EQ(config.lr, 0.1);
+  EXPECT_EQ(config.min_lr, 0.01);
+  EXPECT_EQ(config.momentum, 0.8);
+  EXPECT_TRUE(config.nesterov);
+  EXPECT_EQ(config.betas, std::pair(0.8, 0.9));
+  EXPECT_EQ(config.weight_decay, 0.0);
+  EXPECT_EQ(config.schedule, trainer::Schedule::kCosine);
+  EXPECT_EQ(config.warmup, 5);
+  EXPECT_EQ(config.clip_norm, 1);
+  EXPECT_EQ(config.seed, 42u);
+  EXPECT_EQ(config.device, "cpu");
+  EXPECT_EQ(config.backend, trainer::Backend::kMpi);
+  EXPECT_EQ(config.threads, 2);
+  EXPECT_EQ(config.timeout_seconds, 5);
+  EXPECT_EQ(config.bucket_mb, 0.5);
+  EXPECT_EQ(config.first_bucket_mb, 0.25);
+  EXPECT_EQ(config.check_replicas, 1);
+  EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_EQ(config.save, "s.safetensors");
+  EXPECT_EQ(config.metrics, "m.jsonl");
+  EXPECT_EQ(config.log_every, 3);
+  EXPECT_TRUE(config.quiet);
+}
+
+TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {
+  trainer::TrainConfig config;
+  config.epochs = 123;
+  EXPECT_THAT(train_options(config).help(), HasSubstr("(default 123)"));
+}
+
+TEST(LaunchFlags, ReachTheOptions) {
+  launcher::LaunchOptions options;
+  const auto parsed =
+      parse_options(launch_options(options), words({"-np", "3", "--bind-to", "none", "--log_dir=logs",
+                                                    "--grace-seconds", "2", "--no-prefix", "--", "prog", "-n"}));
+  EXPECT_EQ(options.ranks, 3);
+  EXPECT_EQ(options.bind_to, launcher::BindTo::kNone);
+  EXPECT_EQ(options.log_dir, "logs");
+  EXPECT_EQ(options.grace_seconds, 2);
+  EXPECT_TRUE(options.no_prefix);
+  EXPECT_THAT(parsed.program, ElementsAre("prog", "-n"));
+}
+
+TEST(Version, NamesBuildAndLibraries) {
+  const std::string text = version_text();
+  EXPECT_THAT(text, HasSubstr(version()));
+  EXPECT_THAT(text, HasSubstr(git_revision()));
+  for (const char* name : {"instruction set", "backends", "oneDNN", "hwloc", "spdlog"})
+    EXPECT_THAT(text, HasSubstr(name));
+}
+
+}  // namespace
+}  // namespace lockstep::cli

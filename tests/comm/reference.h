@@ -1,0 +1,112 @@
+// What collectives must give, by plain loops; and numbers to try them on.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "base/dtype.h"
+#include "comm/types.h"
+
+namespace lockstep::comm::reference {
+
+using Bytes = std::vector<std::byte>;
+
+inline constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8};
+inline constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
+
+/// The bits of element `index` of rank `rank`: full of carries, wraps, rounding and mixed signs, but no NaN.
+inline std::uint64_t mix(std::uint64_t seed, int rank, std::size_t index) {
+  std::uint64_t z = seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(rank) * 0xd1b54a32d192ed03ULL +
+                    static_cast<std::uint64_t>(index) * 0x8cb92ba72f3d8dd7ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, int rank) {
+  Bytes bytes(count * size_of(dtype));
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t bits = mix(seed, rank, i);
+    // Magnitudes over twelve binary orders: the order of summation shows.
+    const double real = std::ldexp(static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5, static_cast<int>(bits % 12));
+    const auto put = [&](auto value) { std::memcpy(bytes.data() + i * sizeof(value), &value, sizeof(value)); };
+    switch (dtype) {
+      case DType::kF32: put(static_cast<float>(real)); break;
+      case DType::kF64: put(real); break;
+      case DType::kBF16: put(BFloat16::from_float(static_cast<float>(real))); break;
+      case DType::kI32: put(static_cast<std::int32_t>(bits)); break;
+      case DType::kI64: put(static_cast<std::int64_t>(bits)); break;
+      case DType::kU8: put(static_cast<std::uint8_t>(bits)); break;
+    }
+  }
+  return bytes;
+}
+
+template <class T>
+T combine(ReduceOp op, T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (op != ReduceOp::kSum && (std::isnan(a) || std::isnan(b))) return std::numeric_limits<T>::quiet_NaN();
+    if (op == ReduceOp::kSum) return a + b;
+  } else {
+    using U = std::make_unsigned_t<T>;
+    if (op == ReduceOp::kSum) return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  }
+  if (op == ReduceOp::kMin) return a < b ? a : b;
+  return a > b ? a : b;
+}
+
+template <class T>
+Bytes reduce_as(ReduceOp op, const std::vector<Bytes>& parts) {
+  Bytes result(parts[0].size());
+  for (std::size_t at = 0; at < result.size(); at += sizeof(T)) {
+    T sum, next;
+    std::memcpy(&sum, parts[0].data() + at, sizeof(T));
+    for (std::size_t r = 1; r < parts.size(); ++r) {
+      std::memcpy(&next, parts[r].data() + at, sizeof(T));
+      sum = combine(op, sum, next);
+    }
+    std::memcpy(result.data() + at, &sum, sizeof(T));
+  }
+  return result;
+}
+
+inline Bytes reduce_bf16(ReduceOp op, const std::vector<Bytes>& parts) {
+  Bytes result(parts[0].size());
+  for (std::size_t at = 0; at < result.size(); at += sizeof(BFloat16)) {
+    const auto value = [&](std::size_t r) {
+      BFloat16 v;
+      std::memcpy(&v, parts[r].data() + at, sizeof(v));
+      return v.to_float();
+    };
+    float sum = value(0);
+    for (std::size_t r = 1; r < parts.size(); ++r) sum = combine(op, sum, value(r));
+    const BFloat16 rounded = BFloat16::from_float(sum);
+    std::memcpy(result.data() + at, &rounded, sizeof(rounded));
+  }
+  return result;
+}
+
+/// ((parts[0] op parts[1]) op parts[2]) op …, element by element.
+inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& parts) {
+  switch (dtype) {
+    case DType::kF32: return reduce_as<float>(op, parts);
+    case DType::kF64: return reduce_as<double>(op, parts);
+    case DType::kBF16: return reduce_bf16(op, parts);
+    case DType::kI32: return reduce_as<std::int32_t>(op, parts);
+    case DType::kI64: return reduce_as<std::int64_t>(op, parts);
+    case DType::kU8: return reduce_as<std::uint8_t>(op, parts);
+  }
+  return {};
+}
+
+/// The contributions of ranks 0 to world_size - 1.
+inline std::vector<Bytes> contributions(DType dtype, std::size_t count, std::uint64_t seed, int world_size) {
+  std::vector<Bytes> parts;
+  for (int r = 0; r < world_size; ++r) parts.push_back(contribution(dtype, count, seed, r));
+  return parts;
+}
+
+}  // namespace lockstep::comm::reference

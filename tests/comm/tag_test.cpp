@@ -1,0 +1,65 @@
+#include "comm/mpi/tag.h"
+
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "tests/comm/reference.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                             OpKind::kBarrier};
+
+TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
+  for (const int bound : {32767, 65535, 8388607, 268435455, INT_MAX}) {
+    const TagLayout tags(bound);
+    for (const OpKind kind : kKinds)
+      for (const DType dtype : reference::kDTypes)
+        for (const ReduceOp reduce : reference::kReduceOps)
+          for (std::uint32_t phase = 0; phase < 2; ++phase)
+            for (const std::uint64_t sequence : {1ull, 31ull, 63ull, 4095ull, 4096ull, 1234567890123ull}) {
+              Op op;
+              op.sequence = sequence;
+              op.kind = kind;
+              op.reduce = reduce;
+              op.region.dtype = dtype;
+              op.region.count = sequence * 77;
+              const TagFields fields = tags.fields_of(op, phase);
+              const int tag = tags.encode(fields);
+              ASSERT_GE(tag, 0);
+              ASSERT_LE(tag, bound);
+              ASSERT_EQ(tags.decode(tag), fields);
+            }
+  }
+}
+
+TEST(Tag, TellsOperationsApart) {
+  const TagLayout tags(INT_MAX);
+  Op op;
+  op.sequence = 7;
+  op.kind = OpKind::kAllReduce;
+  op.region.count = 1000;
+  const int tag = tags.encode(tags.fields_of(op, 0));
+  const auto differs = [&](auto change, std::uint32_t phase = 0) {
+    Op other = op;
+    change(other);
+    return tags.encode(tags.fields_of(other, phase)) != tag;
+  };
+  EXPECT_TRUE(differs([](Op& o) { o.sequence = 8; }));
+  EXPECT_TRUE(differs([](Op& o) { o.kind = OpKind::kReduceScatter; }));
+  EXPECT_TRUE(differs([](Op& o) { o.reduce = ReduceOp::kMax; }));
+  EXPECT_TRUE(differs([](Op& o) { o.region.dtype = DType::kI32; }));
+  EXPECT_TRUE(differs([](Op& o) { o.region.count = 1001; }));
+  EXPECT_TRUE(differs([](Op& o) { o.region.offset_bytes = 64; }));
+  EXPECT_TRUE(differs([](Op& o) { o.root = 1; }));
+  EXPECT_TRUE(differs([](Op&) {}, 1));
+  EXPECT_FALSE(differs([](Op& o) { o.step = 12; }));
+}
+
+// The operations that may be under way at once must differ even with the fewest bits that MPI grants.
+TEST(Tag, SequenceNumbersDoNotMeetWithinAWindow) { EXPECT_GE(TagLayout(32767).sequence_bits(), 6); }
+
+}  // namespace
+}  // namespace lockstep::comm

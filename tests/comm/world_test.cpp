@@ -1,0 +1,141 @@
+#include "comm/world.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+World discover(const Variables& variables) {
+  return discover_world([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    if (found == variables.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+std::string complaint(const Variables& variables) {
+  try {
+    discover(variables);
+  } catch (const UsageError& error) {
+    EXPECT_EQ(error.code(), 2);
+    EXPECT_FALSE(error.remedy().empty());
+    return error.what();
+  }
+  return "no complaint";
+}
+
+void expect_world(const World& world, int rank, int size, int local_rank, int local_size, Starter starter) {
+  EXPECT_EQ(world.rank, rank);
+  EXPECT_EQ(world.size, size);
+  EXPECT_EQ(world.local_rank, local_rank);
+  EXPECT_EQ(world.local_size, local_size);
+  EXPECT_EQ(world.starter, starter);
+}
+
+TEST(World, NothingSetIsAWorldOfOne) { expect_world(discover({}), 0, 1, 0, 1, Starter::kNone); }
+
+TEST(World, OpenMpi) {
+  expect_world(discover({{"OMPI_COMM_WORLD_RANK", "5"},
+                         {"OMPI_COMM_WORLD_SIZE", "8"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+               5, 8, 1, 4, Starter::kOpenMpi);
+}
+
+TEST(World, OpenMpiComesBeforeTheOthers) {
+  const World world = discover({{"OMPI_COMM_WORLD_RANK", "1"},
+                                {"OMPI_COMM_WORLD_SIZE", "2"},
+                                {"RANK", "7"},
+                                {"WORLD_SIZE", "9"},
+                                {"SLURM_PROCID", "0"},
+                                {"SLURM_NTASKS", "64"}});
+  expect_world(world, 1, 2, 1, 2, Starter::kOpenMpi);
+}
+
+TEST(World, Torchrun) {
+  expect_world(
+      discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), 3, 4, 1, 2,
+      Starter::kTorchrun);
+}
+
+TEST(World, WithoutLocalRanksAllAreOnThisHost) {
+  expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}}), 3, 4, 3, 4, Starter::kTorchrun);
+}
+
+TEST(World, LocalRankWithoutLocalSize) {
+  expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}}), 3, 4, 0, 4, Starter::kTorchrun);
+}
+
+TEST(World, SlurmStep) {
+  expect_world(discover({{"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "2"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NTASKS_PER_NODE", "2"}}),
+               2, 4, 0, 2, Starter::kSlurm);
+}
+
+TEST(World, SlurmTellsNoLocalSize) {
+  expect_world(
+      discover({{"SLURM_STEP_ID", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "2"}}), 2, 4,
+      2, 3, Starter::kSlurm);
+}
+
+TEST(World, SlurmTasksPerNodeMayExceedTheStep) {
+  expect_world(discover({{"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "0"},
+                         {"SLURM_NTASKS", "1"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NTASKS_PER_NODE", "8"}}),
+               0, 1, 0, 1, Starter::kSlurm);
+}
+
+TEST(World, ABatchScriptIsNoSlurmStep) {
+  const Variables job = {{"SLURM_JOB_ID", "12"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}};
+  expect_world(discover(job), 0, 1, 0, 1, Starter::kNone);
+  // Newer versions number the batch script's own step and that of an interactive shell from above.
+  for (const char* step : {"4294967291", "4294967290", "4294967292"}) {
+    Variables with_step = job;
+    with_step["SLURM_STEP_ID"] = step;
+    expect_world(discover(with_step), 0, 1, 0, 1, Starter::kNone);
+  }
+}
+
+TEST(World, HalfASetNamesBothVariables) {
+  EXPECT_EQ(complaint({{"RANK", "1"}}), "RANK is set in the environment, but WORLD_SIZE is not");
+  EXPECT_EQ(complaint({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set in the environment, but RANK is not");
+  EXPECT_THAT(complaint({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("OMPI_COMM_WORLD_RANK is not"));
+  EXPECT_THAT(complaint({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}}), HasSubstr("SLURM_NTASKS is not"));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}), HasSubstr("LOCAL_RANK is not"));
+}
+
+TEST(World, GarbageIsNamed) {
+  for (const char* bad : {"", "x", "1x", " 1", "-1", "1.0", "99999999999999999999", "4294967296"})
+    EXPECT_THAT(complaint({{"RANK", bad}, {"WORLD_SIZE", "2"}}), HasSubstr(fmt::format("RANK=\"{}\"", bad)));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=\"0\""));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "zero"}}), HasSubstr("LOCAL_RANK=\"zero\""));
+}
+
+TEST(World, Contradictions) {
+  EXPECT_EQ(complaint({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK=2 is not below WORLD_SIZE=2");
+  EXPECT_EQ(complaint({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+            "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2");
+  EXPECT_EQ(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "4"}}),
+            "LOCAL_WORLD_SIZE=4 is above WORLD_SIZE=2");
+}
+
+TEST(World, HostNameHasNoDomain) {
+  EXPECT_FALSE(host_name().empty());
+  EXPECT_EQ(host_name().find('.'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,245 @@
+#include "data/loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "data/open.h"
+
+namespace lockstep::data {
+namespace {
+
+using sampler::DistributedSampler;
+using sampler::SamplerConfig;
+using sampler::SamplerState;
+using sampler::Slice;
+
+// x = {index, -index}, label = index; counts what is read, and can fail or dawdle.
+class Probe : public Dataset {
+ public:
+  explicit Probe(std::uint64_t size) : Dataset({"probe", size, {2}, static_cast<int>(size)}) {}
+
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    ++reads;
+    if (index == fails_at) throw IoError("sample " + std::to_string(index) + " is broken", "mend it");
+    if (slow) std::this_thread::sleep_for(std::chrono::microseconds((index * 7919) % 300));
+    x[0] = static_cast<float>(index);
+    x[1] = -static_cast<float>(index);
+    label = static_cast<std::int32_t>(index);
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    if (sigismember(&mask, SIGINT) == 0 || sigismember(&mask, SIGTERM) == 0) open_to_signals = true;
+  }
+
+  mutable std::atomic<int> reads = 0;
+  mutable std::atomic<bool> open_to_signals = false;
+  std::uint64_t fails_at = ~std::uint64_t{0};
+  bool slow = false;
+};
+
+DistributedSampler sampler_of(std::uint64_t length, std::uint64_t batch, int rank = 0, int world = 1) {
+  SamplerConfig config;
+  config.length = length;
+  config.global_batch = batch;
+  return {config, rank, world};
+}
+
+void expect_batch_of(const Batch& batch, const DistributedSampler& sampler) {
+  const auto plan = sampler.plan();
+  ASSERT_EQ(batch.plan, plan);
+  ASSERT_EQ(batch.labels.size(), plan.local_count);
+  ASSERT_EQ(batch.x.size(), 2 * plan.local_count);
+  ASSERT_EQ(batch.empty(), plan.local_count == 0);
+  ASSERT_EQ(reinterpret_cast<std::uintptr_t>(batch.x.data()) % 64, 0u);
+  std::vector<std::uint64_t> indices(plan.local_count);
+  sampler.indices(plan, indices);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    ASSERT_EQ(batch.labels[i], static_cast<std::int32_t>(indices[i]));
+    ASSERT_EQ(batch.x[2 * i], static_cast<float>(indices[i]));
+    ASSERT_EQ(batch.x[2 * i + 1], -static_cast<float>(indices[i]));
+  }
+}
+
+class LoaderTest : public testing::TestWithParam<LoaderOptions> {};
+
+TEST_P(LoaderTest, HandsOutTheSamplersSteps) {
+  const auto dataset = std::make_shared<Probe>(101);
+  dataset->slow = true;
+  for (const int world : {1, 3}) {
+    DistributedSampler sampler = sampler_of(101, 8, world - 1, world);
+    Loader loader(dataset, sampler, GetParam());
+    for (int step = 0; step < 3 * 13; ++step) {
+      const Batch& batch = loader.next();
+      ASSERT_NO_FATAL_FAILURE(expect_batch_of(batch, sampler));
+      sampler.advance();
+      ASSERT_EQ(batch.state_after, sampler.state());
+      for (float& v : batch.x) v = 1e9f;  // the caller's to overwrite
+    }
+  }
+}
+
+TEST_P(LoaderTest, GoesOnFromAnyBatchsState) {
+  const auto dataset = std::make_shared<Probe>(50);
+  Loader whole(dataset, sampler_of(50, 7), GetParam());
+  for (int step = 0; step < 20; ++step) {
+    const SamplerState state = whole.next().state_after;
+    DistributedSampler resumed = sampler_of(50, 7);
+    resumed.restore(state);
+    Loader rest(dataset, resumed, GetParam());
+    ASSERT_NO_FATAL_FAILURE(expect_batch_of(rest.next(), resumed));
+  }
+}
+
+TEST_P(LoaderTest, RanksWithoutSamplesGetEmptyBatches) {
+  const auto dataset = std::make_shared<Probe>(3);
+  DistributedSampler sampler = sampler_of(3, 2, 0, 5);
+  ASSERT_EQ(sampler.plan().local_count, 0u);
+  Loader loader(dataset, sampler, GetParam());
+  for (int step = 0; step < 10; ++step) {
+    ASSERT_NO_FATAL_FAILURE(expect_batch_of(loader.next(), sampler));
+    sampler.advance();
+  }
+}
+
+TEST_P(LoaderTest, EvaluatesARangeOnceInOrder) {
+  const auto dataset = std::make_shared<Probe>(100);
+  for (const Slice range : {Slice{0, 100}, Slice{33, 34}, Slice{99, 1}, Slice{50, 0}, Slice{100, 0}}) {
+    for (const std::uint64_t size : {1u, 7u, 34u, 1000u}) {
+      Loader loader(dataset, range, size, GetParam());
+      std::uint64_t at = range.begin;
+      while (true) {
+        const Batch& batch = loader.next();
+        ASSERT_EQ(batch.plan.local_begin, at);
+        if (batch.empty()) break;
+        ASSERT_LE(batch.labels.size(), size);
+        for (const auto label : batch.labels) ASSERT_EQ(label, static_cast<std::int32_t>(at++));
+        ASSERT_EQ(batch.plan.last_of_epoch, at == range.end());
+      }
+      ASSERT_EQ(at, range.end());
+      ASSERT_TRUE(loader.next().empty());
+    }
+  }
+}
+
+TEST_P(LoaderTest, ErrorsComeOutOfTheStepThatTheySpoil) {
+  const auto dataset = std::make_shared<Probe>(40);
+  DistributedSampler sampler = sampler_of(40, 4);
+  for (int step = 0; step < 6; ++step) sampler.advance();
+  std::vector<std::uint64_t> indices(4);
+  sampler.indices(sampler.plan(), indices);
+  dataset->fails_at = indices[2];
+
+  Loader loader(dataset, sampler_of(40, 4), GetParam());
+  for (std::uint64_t step = 0; step < 6; ++step) ASSERT_EQ(loader.next().plan.step_in_epoch, step);
+  for (int again = 0; again < 3; ++again) {
+    try {
+      loader.next();
+      FAIL() << "no error";
+    } catch (const IoError& error) {
+      EXPECT_EQ(error.what(), "sample " + std::to_string(indices[2]) + " is broken");
+      EXPECT_EQ(error.remedy(), "mend it");
+    }
+  }
+}
+
+TEST_P(LoaderTest, EndsAtAnyMoment) {
+  const auto dataset = std::make_shared<Probe>(1000);
+  dataset->slow = true;
+  for (int taken = 0; taken < 20; ++taken) {
+    {
+      Loader loader(dataset, sampler_of(1000, 10), GetParam());
+      for (int step = 0; step < taken % 7; ++step) loader.next();
+    }
+    // Nobody reads any more.
+    EXPECT_EQ(dataset.use_count(), 1);
+    const int reads = dataset->reads;
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+    EXPECT_EQ(dataset->reads, reads);
+  }
+}
+
+TEST_P(LoaderTest, DoesNotFinishABatchThatNobodyWants) {
+  const auto dataset = std::make_shared<Probe>(1000000);
+  dataset->slow = true;  // 150 µs a sample: a batch would take minutes
+  {
+    Loader loader(dataset, sampler_of(1000000, 1000000), GetParam());
+    while (GetParam().workers > 0 && dataset->reads == 0) std::this_thread::yield();
+  }
+  EXPECT_LT(dataset->reads, 500000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, LoaderTest,
+                         testing::Values(LoaderOptions{0, 0}, LoaderOptions{1, 0}, LoaderOptions{1, 1},
+                                         LoaderOptions{3, 0}, LoaderOptions{3, 1}, LoaderOptions{2, 9}),
+                         [](const auto& param_info) {
+                           return "workers" + std::to_string(param_info.param.workers) + "depth" +
+                                  std::to_string(param_info.param.depth);
+                         });
+
+TEST(Loader, PrefetchesNoFurtherThanItsDepth) {
+  const auto dataset = std::make_shared<Probe>(1000);
+  Loader loader(dataset, sampler_of(1000, 10), {.workers = 2, .depth = 3});
+  for (int step = 1; step <= 20; ++step) {
+    loader.next();
+    // This batch and three more: workers get that far, and then have nothing to do.
+    while (dataset->reads < (step + 3) * 10) std::this_thread::yield();
+    for (int i = 0; i < 100; ++i) std::this_thread::yield();
+    ASSERT_EQ(dataset->reads, (step + 3) * 10);
+  }
+}
+
+TEST(Loader, WorkersBlockSignalsAndTheCallerDoesNot) {
+  const auto dataset = std::make_shared<Probe>(100);
+  {
+    Loader loader(dataset, sampler_of(100, 10), {.workers = 2});
+    for (int step = 0; step < 10; ++step) loader.next();
+  }
+  EXPECT_FALSE(dataset->open_to_signals);
+  Loader inline_loader(dataset, sampler_of(100, 10), {.workers = 0});
+  inline_loader.next();
+  EXPECT_TRUE(dataset->open_to_signals);
+}
+
+TEST(Loader, ReusesItsBuffers) {
+  Loader loader(std::make_shared<Probe>(1000), sampler_of(1000, 10), {.workers = 2, .depth = 3});
+  std::set<const float*> buffers;
+  for (int step = 0; step < 200; ++step) buffers.insert(loader.next().x.data());
+  EXPECT_LE(buffers.size(), 4u);
+}
+
+TEST(Loader, SaysWhatCannotBe) {
+  const auto dataset = std::make_shared<Probe>(10);
+  const auto loader = [&](LoaderOptions options) { Loader made(dataset, sampler_of(10, 2), options); };
+  EXPECT_THROW(loader({.workers = -1}), UsageError);
+  EXPECT_THROW(loader({.workers = 100000}), UsageError);
+  EXPECT_THROW(loader({.workers = 1, .depth = -1}), UsageError);
+  EXPECT_THROW(Loader(dataset, Slice{0, 10}, 0, {}), UsageError);
+  EXPECT_THROW(Loader(dataset, Slice{5, 6}, 2, {}), InternalError);
+  EXPECT_THROW(Loader(dataset, sampler_of(11, 2), {}), InternalError);
+  const auto huge = open_data("random:3x10000x10000,9223372036854775807").train;
+  EXPECT_THROW(Loader(huge, sampler_of(huge->size(), huge->size()), {.workers = 0}), UsageError);
+}
+
+TEST(Loader, ReadsDigits) {
+  const auto digits = open_data("digits").train;
+  Loader loader(digits, sampler_of(digits->size(), 64), {});
+  std::uint64_t samples = 0;
+  while (true) {
+    const Batch& batch = loader.next();
+    samples += batch.plan.local_count;
+    for (const float v : batch.x) ASSERT_TRUE(v >= 0 && v <= 1);
+    if (batch.plan.last_of_epoch) break;
+  }
+  EXPECT_EQ(samples, 1437u);
+}
+
+}  // namespace
+}  // namespace lockstep::data

@@ -1,0 +1,201 @@
+#include "tests/house/house.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <sstream>
+
+#include "base/text.h"
+
+namespace lockstep::house {
+namespace fs = std::filesystem;
+namespace {
+
+struct SourceLine {
+  std::string room;  // or another directory at the root
+  std::string file;  // relative to the root
+  std::size_t number = 0;
+  std::string text;
+
+  std::string at() const { return fmt::format("{}:{}", file, number); }
+};
+
+bool is_code(const fs::path& path) {
+  static const std::set<std::string> kExtensions = {".h", ".cpp", ".cu", ".cuh", ".in"};
+  return kExtensions.contains(path.extension());
+}
+
+bool is_build_file(const fs::path& path) { return path.extension() == ".cmake" || path.filename() == "CMakeLists.txt"; }
+
+std::vector<std::string> lines_of(const fs::path& path) {
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<fs::path> files_under(const fs::path& directory) {
+  std::vector<fs::path> files;
+  if (!fs::exists(directory)) return files;
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+std::vector<std::string> rooms() {
+  std::vector<std::string> names;
+  for (const auto& [room, seen] : allowed_arrows()) names.push_back(room);
+  return names;
+}
+
+void for_each_line(const fs::path& root, const std::vector<std::string>& directories,
+                   const std::function<void(const SourceLine&)>& visit) {
+  for (const auto& directory : directories) {
+    for (const auto& path : files_under(root / directory)) {
+      if (!is_code(path)) continue;
+      SourceLine line{.room = directory, .file = path.lexically_relative(root), .number = 0, .text = {}};
+      for (auto& text : lines_of(path)) {
+        ++line.number;
+        line.text = std::move(text);
+        visit(line);
+      }
+    }
+  }
+}
+
+/// "if", and what follows it, for a line "#  if …"; nothing for lines that are no directive.
+std::optional<std::string> directive(const std::string& text) {
+  const auto stripped = trim(text);
+  if (!stripped.starts_with('#')) return std::nullopt;
+  return std::string(trim(stripped.substr(1)));
+}
+
+std::string without_comment(const std::string& text) { return text.substr(0, text.find("//")); }
+
+}  // namespace
+
+const Arrows& allowed_arrows() {
+  static const Arrows kAllowed = {
+      {"base", {}},
+      {"comm", {"base"}},
+      {"sampler", {"base"}},
+      {"nn", {"base"}},
+      {"launcher", {"base"}},
+      {"data", {"base", "sampler"}},
+      {"ddp", {"base", "comm"}},
+      {"trainer", {"base", "nn", "ddp", "data", "sampler", "comm"}},
+      {"cli", {"base", "comm", "sampler", "nn", "launcher", "data", "ddp", "trainer"}},
+  };
+  return kAllowed;
+}
+
+Arrows parse_arrows(const std::string& text) {
+  Arrows arrows;
+  for (const auto& line : split(text, '\n')) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    auto& seen = arrows[line.substr(0, colon)];
+    std::istringstream words(line.substr(colon + 1));
+    for (std::string word; words >> word;) seen.insert(word);
+  }
+  return arrows;
+}
+
+std::vector<std::string> undeclarable_arrows(const Arrows& declared) {
+  std::vector<std::string> found;
+  for (const auto& room : rooms()) {
+    if (!declared.contains(room)) found.push_back(room + ": the build declares no such room");
+  }
+  for (const auto& [room, seen] : declared) {
+    const auto allowed = allowed_arrows().find(room);
+    if (allowed == allowed_arrows().end()) {
+      found.push_back(room + ": no such room in the house");
+      continue;
+    }
+    for (const auto& other : seen) {
+      if (!allowed->second.contains(other)) found.push_back(fmt::format("{}: may not see {}", room, other));
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> undeclared_includes(const fs::path& root, const Arrows& declared) {
+  std::vector<std::string> found;
+  for_each_line(root, rooms(), [&](const SourceLine& line) {
+    const auto include = directive(line.text);
+    if (!include || !include->starts_with("include")) return;
+    const auto open = include->find_first_of("\"<");
+    if (open == std::string::npos) return;
+    const std::string header = include->substr(open + 1, include->find_first_of("\">", open + 1) - open - 1);
+    const std::string other = header.substr(0, header.find('/'));
+    const bool is_room = header.find('/') != std::string::npos && allowed_arrows().contains(other);
+    if (!is_room) {
+      if ((*include)[open] == '"')
+        found.push_back(fmt::format("{}: {} is not included from the root", line.at(), header));
+      return;
+    }
+    const auto own = declared.find(line.room);
+    if (other != line.room && (own == declared.end() || !own->second.contains(other)))
+      found.push_back(fmt::format("{}: {} has not declared that it sees {}", line.at(), line.room, other));
+  });
+  return found;
+}
+
+std::vector<std::string> stray_getenv(const fs::path& root) {
+  std::vector<std::string> found;
+  auto directories = rooms();
+  directories.insert(directories.end(), {"bench", "examples"});
+  for_each_line(root, directories, [&](const SourceLine& line) {
+    if (line.file != "base/env.cpp" && without_comment(line.text).find("getenv") != std::string::npos)
+      found.push_back(line.at() + ": getenv; base/env.h reads the environment");
+  });
+  return found;
+}
+
+std::vector<std::string> backend_conditions(const fs::path& root) {
+  std::vector<std::string> found;
+  for_each_line(root, rooms(), [&](const SourceLine& line) {
+    const auto condition = directive(without_comment(line.text));
+    if (!condition || !(condition->starts_with("if") || condition->starts_with("elif"))) return;
+    for (const char* backend : {"CUDA", "NCCL", "MPI"}) {
+      if (condition->find(backend) != std::string::npos)
+        found.push_back(fmt::format("{}: a condition on {}; write a file for builds without it", line.at(), backend));
+    }
+  });
+  return found;
+}
+
+std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
+  std::vector<std::string> found;
+  auto directories = rooms();
+  directories.insert(directories.end(), {"bench", "examples", "cmake", "scripts", "docker"});
+  for (const auto& directory : directories) {
+    for (const auto& path : files_under(root / directory)) {
+      if (!is_code(path) && !is_build_file(path) && directory != "scripts") continue;
+      if (const auto lines = lines_of(path).size(); lines > most)
+        found.push_back(fmt::format("{}: {} lines, at most {}", path.lexically_relative(root).string(), lines, most));
+    }
+  }
+  return found;
+}
+
+std::set<std::string> variables_in_rooms(const fs::path& root) {
+  std::set<std::string> found;
+  auto others = rooms();
+  std::erase(others, "cli");
+  for_each_line(root, others, [&](const SourceLine& line) {
+    const std::string_view mark = "\"LOCKSTEP_";
+    for (auto at = line.text.find(mark); at != std::string::npos; at = line.text.find(mark, at + 1)) {
+      const auto end = line.text.find_first_of("\"=", at + 1);
+      found.insert(line.text.substr(at + 1, end - at - 1));
+    }
+  });
+  return found;
+}
+
+}  // namespace lockstep::house

@@ -1,0 +1,35 @@
+// The rules that hold for all rooms' sources, checked by reading them.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace lockstep::house {
+
+using Arrows = std::map<std::string, std::set<std::string>>;  // room → rooms whose headers it may include
+
+/// What docs/design.md allows; no room may declare more.
+const Arrows& allowed_arrows();
+
+/// From lines "room: seen seen …", as the build writes them.
+Arrows parse_arrows(const std::string& text);
+
+/// Each returns one line per violation, "file:line: what"; nothing if the rule holds.
+/// Declared arrows, each room once, within the allowed ones.
+std::vector<std::string> undeclarable_arrows(const Arrows& declared);
+/// Includes of headers of rooms that the including room has not declared, and includes not written from the root.
+std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Arrows& declared);
+/// getenv outside base/env.cpp.
+std::vector<std::string> stray_getenv(const std::filesystem::path& root);
+/// Preprocessor conditions on CUDA, NCCL or MPI: a missing backend is another file, not another branch.
+std::vector<std::string> backend_conditions(const std::filesystem::path& root);
+/// Code and build files outside tests/ of more than `most` lines.
+std::vector<std::string> long_files(const std::filesystem::path& root, std::size_t most);
+
+/// Text literals "LOCKSTEP_…" of the rooms other than cli: environment variables that are no flags.
+std::set<std::string> variables_in_rooms(const std::filesystem::path& root);
+
+}  // namespace lockstep::house

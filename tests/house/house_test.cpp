@@ -1,0 +1,111 @@
+#include "tests/house/house.h"
+
+#include <gmock/gmock.h>
+#include <cstdlib>
+
+#include <fstream>
+#include <sstream>
+
+#include "cli/option_sources.h"
+
+namespace lockstep::house {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
+
+Arrows declared_arrows() {
+  std::ifstream file(LOCKSTEP_ARROWS_FILE);
+  std::stringstream text;
+  text << file.rdbuf();
+  return parse_arrows(text.str());
+}
+
+TEST(House, RoomsDeclareOnlyAllowedArrows) { EXPECT_THAT(undeclarable_arrows(declared_arrows()), IsEmpty()); }
+TEST(House, RoomsIncludeOnlyWhatTheyDeclare) { EXPECT_THAT(undeclared_includes(kRoot, declared_arrows()), IsEmpty()); }
+TEST(House, OnlyBaseReadsTheEnvironment) { EXPECT_THAT(stray_getenv(kRoot), IsEmpty()); }
+TEST(House, BackendsAreFilesNotConditions) { EXPECT_THAT(backend_conditions(kRoot), IsEmpty()); }
+TEST(House, FilesStayShort) { EXPECT_THAT(long_files(kRoot, 600), IsEmpty()); }
+
+TEST(House, VariablesThatAreNoFlagsAreReserved) {
+  const auto variables = variables_in_rooms(kRoot);
+  EXPECT_THAT(variables, Not(IsEmpty()));
+  for (const auto& name : variables) EXPECT_TRUE(cli::is_reserved_variable(name)) << name;
+}
+
+// The rules themselves, held against trees that break them.
+class BadTree : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = fs::temp_directory_path() / "house.XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    tree_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(tree_); }
+
+  void write(const std::string& file, const std::string& text) {
+    fs::create_directories((tree_ / file).parent_path());
+    std::ofstream(tree_ / file) << text;
+  }
+
+  fs::path tree_;
+};
+
+TEST_F(BadTree, UndeclaredIncludes) {
+  write("ddp/mpi/reducer.cpp",
+        "#include <vector>\n#include \"ddp/a.h\"\n#include \"comm/a.h\"\n  #  include \"nn/a.h\"\n");
+  write("sampler/a.h", "#include \"b.h\"\n#include <base/text.h>\n");
+  EXPECT_THAT(undeclared_includes(tree_, parse_arrows("ddp: comm\nsampler: \n")),
+              ElementsAre(HasSubstr("ddp/mpi/reducer.cpp:4: ddp has not declared that it sees nn"),
+                          HasSubstr("sampler/a.h:1: b.h is not included from the root"),
+                          HasSubstr("sampler/a.h:2: sampler has not declared that it sees base")));
+}
+
+TEST_F(BadTree, ForbiddenArrows) {
+  Arrows arrows = allowed_arrows();
+  EXPECT_THAT(undeclarable_arrows(arrows), IsEmpty());
+  arrows["ddp"].insert("nn");
+  arrows["attic"] = {};
+  arrows.erase("data");
+  EXPECT_THAT(undeclarable_arrows(arrows), ElementsAre(HasSubstr("data: the build declares no such room"),
+                                                       HasSubstr("attic: no such room"), "ddp: may not see nn"));
+}
+
+TEST_F(BadTree, Getenv) {
+  write("base/env.cpp", "getenv(\"X\");\n");
+  write("nn/a.cpp", "// getenv is elsewhere\nauto x = std::getenv(\"X\");\n");
+  write("bench/a.cpp", "secure_getenv(\"X\");\n");
+  EXPECT_THAT(stray_getenv(tree_), ElementsAre(HasSubstr("nn/a.cpp:2"), HasSubstr("bench/a.cpp:1")));
+}
+
+TEST_F(BadTree, BackendConditions) {
+  write(
+      "comm/a.cpp",
+      "#ifdef LOCKSTEP_HAVE_MPI\n#endif  // MPI\n#if 0\n#elif defined(USE_NCCL)\n# if __CUDA_ARCH__\n#if 1  // CUDA\n");
+  EXPECT_THAT(backend_conditions(tree_),
+              ElementsAre(HasSubstr("comm/a.cpp:1: a condition on MPI"), HasSubstr("comm/a.cpp:4: a condition on NCCL"),
+                          HasSubstr("comm/a.cpp:5: a condition on CUDA")));
+}
+
+TEST_F(BadTree, LongFiles) {
+  write("nn/a.cpp", "1\n2\n3\n");
+  write("nn/b.cpp", "1\n2\n3\n4\n");
+  write("nn/b.csv", "1\n2\n3\n4\n");
+  write("scripts/demo", "1\n2\n3\n4\n");
+  write("tests/nn/a.cpp", "1\n2\n3\n4\n");
+  EXPECT_THAT(long_files(tree_, 3), ElementsAre("nn/b.cpp: 4 lines, at most 3", "scripts/demo: 4 lines, at most 3"));
+}
+
+TEST_F(BadTree, Variables) {
+  write("comm/a.cpp", "env(\"LOCKSTEP_X\"), set(\"LOCKSTEP_Y=1\"); LOCKSTEP_Z;\n");
+  write("cli/a.cpp", "env(\"LOCKSTEP_CLI\");\n");
+  EXPECT_THAT(variables_in_rooms(tree_), ElementsAre("LOCKSTEP_X", "LOCKSTEP_Y"));
+}
+
+}  // namespace
+}  // namespace lockstep::house

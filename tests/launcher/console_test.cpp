@@ -1,0 +1,192 @@
+#include "launcher/console.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+std::string read_now(int fd) {
+  ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  std::string text;
+  char chunk[4096];
+  for (ssize_t got; (got = ::read(fd, chunk, sizeof chunk)) > 0;) text.append(chunk, static_cast<std::size_t>(got));
+  return text;
+}
+
+/// A console on two pipes.
+class PipedConsole {
+ public:
+  PipedConsole(int ranks, bool prefix) : out_(pipe()), err_(pipe()), console(ranks, prefix, out_.second.get(), err_.second.get()) {}
+  std::string out() { return drain(console.queues().front(), out_.first.get()); }
+  std::string err() { return drain(console.queues().back(), err_.first.get()); }
+
+ private:
+  using Pipe = std::pair<UniqueFd, UniqueFd>;
+  static Pipe pipe() {
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  }
+  static std::string drain(OutputQueue& queue, int fd) {
+    std::string text;
+    while (queue.size() > 0) {
+      queue.write_some();
+      text += read_now(fd);
+    }
+    return text;
+  }
+  Pipe out_, err_;
+
+ public:
+  Console console;
+};
+
+TEST(ConsoleTest, WholeLinesWithPrefixes) {
+  PipedConsole piped(11, true);
+  piped.console.add(0, 1, "first half, ");
+  piped.console.add(10, 1, "one\ntwo\nthr");
+  piped.console.add(0, 1, "second half\n");
+  piped.console.add(3, 2, "oops\n");
+  piped.console.finish(10);
+  EXPECT_EQ(piped.out(), "[10] one\n[10] two\n[ 0] first half, second half\n[10] thr\n");
+  EXPECT_EQ(piped.err(), "[ 3] oops\n");
+}
+
+TEST(ConsoleTest, BytesPassUnchangedWhereNothingIsATerminal) {
+  PipedConsole piped(2, false);
+  const std::string bytes("a\rb\0\xff\xfe\x1b[K\r\n\n", 12);
+  piped.console.add(1, 1, bytes);
+  EXPECT_EQ(piped.out(), bytes);
+}
+
+TEST(ConsoleTest, LongLinesStayWhole) {
+  PipedConsole piped(2, true);
+  const std::string line(3'000'000, 'x');
+  for (std::size_t at = 0; at < line.size(); at += 64'000) {
+    piped.console.add(0, 1, std::string_view(line).substr(at, 64'000));
+    piped.console.add(1, 1, "short\n");
+  }
+  piped.console.add(0, 1, "\n");
+  EXPECT_THAT(piped.out(), testing::EndsWith("[1] short\n[0] " + line + "\n"));
+}
+
+TEST(ConsoleTest, AReaderThatWentAwayIsNoError) {
+  ::signal(SIGPIPE, SIG_IGN);
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  const UniqueFd write_end(ends[1]);
+  Console console(1, false, write_end.get(), write_end.get());
+  console.add(0, 1, "lost\n");
+  console.queues()[0].write_some();
+  EXPECT_TRUE(console.queues()[0].broken());
+  console.add(0, 1, "lost too\n");
+  EXPECT_EQ(console.backlog_bytes(), 0u);
+}
+
+class TerminalTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    master_.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    ASSERT_TRUE(master_ && ::grantpt(master_.get()) == 0 && ::unlockpt(master_.get()) == 0);
+    slave_.reset(::open(::ptsname(master_.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+    ASSERT_TRUE(slave_);
+    termios settings;
+    ::tcgetattr(slave_.get(), &settings);
+    ::cfmakeraw(&settings);
+    ::tcsetattr(slave_.get(), TCSANOW, &settings);
+    const winsize size = {24, 80, 0, 0};
+    ::ioctl(slave_.get(), TIOCSWINSZ, &size);
+  }
+  std::string shown(Console& console) {
+    for (auto& queue : console.queues())
+      while (queue.size() > 0) queue.write_some();
+    return read_now(master_.get());
+  }
+  UniqueFd master_, slave_;
+};
+
+TEST_F(TerminalTest, TheProgressBarStaysBelowTheLines) {
+  Console console(2, true, slave_.get(), slave_.get());
+  EXPECT_EQ(console.live_columns(), 76);
+  console.add(0, 2, "\rstep 1");
+  EXPECT_EQ(shown(console), "[0] step 1");
+  console.add(0, 2, "\rstep 2\r");
+  EXPECT_EQ(shown(console), "\r\x1b[K[0] step 2");
+  console.add(1, 1, "hello\n");
+  EXPECT_EQ(shown(console), "\r\x1b[K[1] hello\n[0] step 2");
+  console.say("note");
+  EXPECT_EQ(shown(console), "\r\x1b[Klockstep: note\n[0] step 2");
+  console.add(0, 2, "\rstep 3\n");
+  EXPECT_EQ(shown(console), "\r\x1b[K[0] step 3\n");
+  console.add(1, 1, "bye\n");
+  EXPECT_EQ(shown(console), "[1] bye\n");
+}
+
+TEST_F(TerminalTest, OtherRanksBarsShowTheirLastState) {
+  Console console(2, true, slave_.get(), slave_.get());
+  console.add(1, 1, "\r10 %\r20 %");
+  EXPECT_EQ(shown(console), "");
+  console.add(1, 1, "\r100 %\r\n");
+  EXPECT_EQ(shown(console), "[1] 100 %\n");
+}
+
+TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
+  Console console(2, true, slave_.get(), slave_.get());
+  console.add(0, 1, "\rstep 9");
+  console.finish(0);
+  EXPECT_EQ(shown(console), "[0] step 9\r\x1b[K[0] step 9\n");
+}
+
+class RankLogTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "rank-log-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string directory_;
+};
+
+TEST_F(RankLogTest, FilesHoldTheBytesAndMemoryTheLastLines) {
+  RankLogs logs(directory_ + "/deep/logs", 2);
+  const std::string bytes("one\ntwo\r\n\x01\0three\rdrei\nfour", 26);
+  EXPECT_EQ(logs.add(1, 1, bytes), "");
+  std::ifstream file(logs.path(1), std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes);
+  EXPECT_THAT(logs.last_lines(1), testing::ElementsAre("one", "two", "drei", "four"));
+  EXPECT_TRUE(logs.last_lines(0).empty());
+}
+
+TEST_F(RankLogTest, TwentyReadableLines) {
+  RankLogs logs("", 1);
+  for (int i = 0; i < 100; ++i) logs.add(0, 2, std::to_string(i) + "\n");
+  EXPECT_EQ(logs.last_lines(0).size(), 20u);
+  EXPECT_EQ(logs.last_lines(0).front(), "80");
+  logs.add(0, 2, std::string(5000, 'y') + "\n\x1b[31mred\n");
+  EXPECT_LT(logs.last_lines(0)[18].size(), 600u);
+  EXPECT_EQ(logs.last_lines(0)[19], "?[31mred");
+}
+
+TEST_F(RankLogTest, ADirectoryThatCannotBeWritten) {
+  EXPECT_THROW(RankLogs("/proc/nothing/here", 1), UsageError);
+  std::ofstream(directory_ + "/file") << "x";
+  EXPECT_THROW(RankLogs(directory_ + "/file", 1), UsageError);
+  std::filesystem::create_symlink("/dev/full", directory_ + "/rank-0.log");
+  EXPECT_THROW(RankLogs(directory_, 1), UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

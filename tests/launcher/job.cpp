@@ -1,0 +1,179 @@
+#include "job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/env.h"
+#include "base/text.h"
+
+namespace lockstep::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMarkVariable = "LOCKSTEP_TEST_JOB";
+constexpr auto kPause = Millis(2);
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) names.push_back(entry.path().filename());
+  return names;
+}
+
+/// The value of a variable in the environment with which a process was started.
+std::string variable_of(const std::string& environ_text, const std::string& name) {
+  for (const auto& entry : split(environ_text, '\0'))
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  return {};
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string stat = read_file(fmt::format("/proc/{}/stat", pid));  // "pid (name) state ppid …"
+  const auto name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return -1;
+  return static_cast<pid_t>(parse_int(split(stat.substr(name_end + 2), ' ').at(1)).value_or(-1));
+}
+
+/// A shared-memory file in use belongs to a job that runs, ours or not.
+bool somebody_maps(const std::string& file) {
+  for (const auto& name : names_in("/proc"))
+    if (parse_int(name) && read_file("/proc/" + name + "/maps").find(file) != std::string::npos) return true;
+  return false;
+}
+
+}  // namespace
+
+Job::Job(std::vector<std::string> launch_arguments) : shm_before_(names_in("/dev/shm")) {
+  std::string pattern = (fs::temp_directory_path() / "launch-test-XXXXXX").string();
+  EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+  directory_ = pattern;
+  fs::create_directory(directory_ + "/tmp");
+  mark_ = directory_;
+
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 1, (directory_ + "/out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ::posix_spawn_file_actions_addopen(&actions, 2, (directory_ + "/err").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  launch_arguments.insert(launch_arguments.begin(), {LAUNCHER_TOOL, "launch"});
+  std::vector<char*> argv;
+  for (auto& argument : launch_arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  const auto tmpdir = env("TMPDIR");
+  set_env("TMPDIR", directory_ + "/tmp");
+  set_env(kMarkVariable, mark_);
+  EXPECT_EQ(::posix_spawn(&launcher_, LAUNCHER_TOOL, &actions, nullptr, argv.data(), environ), 0);
+  unset_env(kMarkVariable);
+  tmpdir ? set_env("TMPDIR", *tmpdir) : unset_env("TMPDIR");
+  ::posix_spawn_file_actions_destroy(&actions);
+}
+
+Job::~Job() {
+  for (const auto& process : processes()) ::kill(process.pid, SIGKILL);
+  wait();
+  leftovers_at(Deadline::after_seconds(5));
+  std::error_code ignored;
+  fs::remove_all(directory_, ignored);
+}
+
+int Job::wait(Deadline deadline) {
+  while (!ended_) {
+    if (::waitpid(launcher_, &status_, WNOHANG) == launcher_) {
+      ended_ = true;
+    } else if (deadline.expired()) {
+      return -1;
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_);
+}
+
+std::string Job::out() const { return read_file(directory_ + "/out"); }
+std::string Job::err() const { return read_file(directory_ + "/err"); }
+void Job::send(int signal_number) const { ::kill(launcher_, signal_number); }
+
+std::vector<JobProcess> Job::processes() const {
+  std::vector<JobProcess> found;
+  std::vector<pid_t> parents;
+  for (const auto& name : names_in("/proc")) {
+    const auto pid = parse_int(name);
+    if (!pid) continue;
+    const std::string text = read_file("/proc/" + name + "/environ");
+    if (variable_of(text, kMarkVariable) != mark_) continue;
+    const auto rank = parse_int(variable_of(text, "OMPI_COMM_WORLD_RANK"));
+    found.push_back({static_cast<pid_t>(*pid), JobProcess::Role::kProgram, static_cast<int>(rank.value_or(-1))});
+  }
+  pid_t mpirun = -1;
+  for (auto& process : found) {
+    if (process.pid == launcher_) process.role = JobProcess::Role::kLauncher;
+    const auto name = read_file(fmt::format("/proc/{}/comm", process.pid));
+    if (parent_of(process.pid) == launcher_ && (name == "mpirun\n" || name == "orterun\n")) {
+      process.role = JobProcess::Role::kMpirun;
+      mpirun = process.pid;
+    }
+  }
+  for (auto& process : found)
+    if (mpirun > 0 && parent_of(process.pid) == mpirun) process.role = JobProcess::Role::kWrapper;
+  return found;
+}
+
+JobProcess Job::find(JobProcess::Role role, int rank) const {
+  const Deadline deadline = Deadline::after_seconds(10);
+  do {
+    for (const auto& process : processes()) {
+      const bool ranked = role == JobProcess::Role::kWrapper || role == JobProcess::Role::kProgram;
+      if (process.role == role && (!ranked || process.rank == rank)) return process;
+    }
+    std::this_thread::sleep_for(kPause);
+  } while (!deadline.expired());
+  return {-1, role, rank};
+}
+
+bool Job::says(const std::string& text) const {
+  const Deadline deadline = Deadline::after_seconds(10);
+  while ((out() + err()).find(text) == std::string::npos) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
+}
+
+std::string Job::leftovers() const {
+  std::string left;
+  for (const auto& process : processes())
+    left += fmt::format("process {} {}\n", process.pid, read_file(fmt::format("/proc/{}/cmdline", process.pid)));
+  for (const auto& name : names_in(directory_ + "/tmp")) left += "TMPDIR/" + name + "\n";
+  for (const auto& name : names_in("/dev/shm")) {
+    if (std::find(shm_before_.begin(), shm_before_.end(), name) != shm_before_.end()) continue;
+    const bool another_job = name.starts_with("lockstep-") && name.find(fmt::format("-{}-", launcher_)) == std::string::npos;
+    if (!another_job && !somebody_maps(name)) left += "/dev/shm/" + name + "\n";
+  }
+  return left;
+}
+
+std::string Job::leftovers_at(Deadline deadline) const {
+  for (;;) {
+    std::string left = leftovers();
+    if (left.empty() || deadline.expired()) return left;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace lockstep::launcher

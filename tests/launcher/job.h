@@ -1,0 +1,57 @@
+// Runs `launcher_tool launch …` as a user would and looks for what it leaves behind.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+
+namespace lockstep::launcher {
+
+/// A process of the job, found by a mark in its environment.
+struct JobProcess {
+  enum class Role { kLauncher, kMpirun, kWrapper, kProgram };
+  pid_t pid;
+  Role role;
+  int rank;  // of wrappers and programs
+};
+
+/// One job with a private TMPDIR. The destructor kills what still runs and removes the files.
+class Job {
+ public:
+  explicit Job(std::vector<std::string> launch_arguments);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  pid_t launcher() const { return launcher_; }
+  /// 128 + n if the launcher was ended by signal n; -1 if it still runs at the deadline.
+  int wait(Deadline deadline = Deadline::after_seconds(30));
+  std::string out() const;  // what has come to stdout so far
+  std::string err() const;
+  void send(int signal_number) const;
+
+  /// Programs are recognised by what they are not: the launcher, its mpirun and mpirun's children.
+  std::vector<JobProcess> processes() const;
+  /// The first process in `role`, waited for: the job may only be starting. pid -1 if there is none in time.
+  JobProcess find(JobProcess::Role role, int rank = 0) const;
+  /// Waits for `text` in out() or err(); false if it does not come.
+  bool says(const std::string& text) const;
+
+  /// What is left of the job, one a line; empty if nothing is.
+  std::string leftovers() const;
+  /// leftovers() as soon as it is empty, or at the deadline.
+  std::string leftovers_at(Deadline deadline) const;
+
+ private:
+  std::string mark_;
+  std::string directory_;
+  pid_t launcher_ = -1;
+  int status_ = -1;
+  bool ended_ = false;
+  std::vector<std::string> shm_before_;
+};
+
+}  // namespace lockstep::launcher

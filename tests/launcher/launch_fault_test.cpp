@@ -1,0 +1,87 @@
+// Deaths at random moments: who is named, and that 2 s later nothing of the job is left.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "base/env.h"
+#include "base/text.h"
+#include "job.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using Role = JobProcess::Role;
+using testing::HasSubstr;
+
+constexpr double kEverythingEndsSeconds = 2.0;  // the promise that is tested here
+
+const char* name_of(Role role) {
+  constexpr const char* kNames[] = {"launcher", "mpirun", "wrapper", "program"};
+  return kNames[static_cast<int>(role)];
+}
+
+class DeathTest : public testing::TestWithParam<Role> {};
+
+TEST_P(DeathTest, AtARandomMoment) {
+  const Role victim = GetParam();
+  const auto seed = parse_int(env("LOCKSTEP_TEST_SEED").value_or("")).value_or(std::random_device()());
+  for (int round = 0; round < 5; ++round) {
+    std::mt19937 random(static_cast<std::uint32_t>(seed + round));
+    const int ranks = 2 + static_cast<int>(random() % 2);
+    const int rank = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const auto moment = Millis(random() % 400);
+    SCOPED_TRACE(fmt::format("LOCKSTEP_TEST_SEED={}: {} of rank {} of {} after {} ms", seed + round, name_of(victim),
+                             rank, ranks, moment.count()));
+    Job job({"-n", std::to_string(ranks), "--", MPI_SPIN_PROGRAM});
+    std::this_thread::sleep_for(moment);
+    const JobProcess target = victim == Role::kLauncher ? JobProcess{job.launcher(), victim, 0} : job.find(victim, rank);
+    ASSERT_GT(target.pid, 0);
+    ASSERT_EQ(::kill(target.pid, SIGKILL), 0);
+    const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
+
+    const int code = job.wait(deadline);
+    EXPECT_EQ(job.leftovers_at(deadline), "");
+    switch (victim) {
+      case Role::kLauncher: EXPECT_EQ(code, 137); break;
+      case Role::kMpirun:
+        EXPECT_EQ(code, 4) << job.err();
+        EXPECT_THAT(job.err(), HasSubstr("mpirun"));
+        break;
+      case Role::kWrapper:
+      case Role::kProgram:
+        EXPECT_EQ(code, 137) << job.err();
+        EXPECT_THAT(job.err(), HasSubstr(fmt::format("rank {} of {}", rank, ranks)));
+        break;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, DeathTest, testing::Values(Role::kLauncher, Role::kMpirun, Role::kWrapper, Role::kProgram),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST(StubbornRanksTest, AreEndedWithinTheGrace) {
+  Job job({"-n", "3", "--", "/bin/sh", "-c",
+           "trap '' TERM; echo ready; while :; do sleep 0.01; done"});
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready") && job.says("[2] ready")) << job.err();
+  const auto program = job.find(Role::kProgram, 1);
+  ASSERT_EQ(::kill(program.pid, SIGKILL), 0);
+  const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
+  EXPECT_EQ(job.wait(deadline), 137);
+  EXPECT_EQ(job.leftovers_at(deadline), "");
+}
+
+TEST(StubbornRanksTest, EndWithTheirLauncherToo) {
+  Job job({"-n", "2", "--", "/bin/sh", "-c", "trap '' TERM INT HUP; (setsid sleep 100) & echo ready; sleep 100; sleep 100"});
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+  job.send(SIGKILL);
+  const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
+  EXPECT_EQ(job.wait(deadline), 137);
+  EXPECT_EQ(job.leftovers_at(deadline), "");
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,178 @@
+// The launcher as its users meet it: exit codes, output, bad input. Deaths are in launch_fault_test.cpp.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "base/text.h"
+#include "job.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kRankIs1 = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
+
+std::vector<std::string> sh(const std::string& flags, const std::string& script) {
+  std::vector<std::string> arguments = split(flags, ' ');
+  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script}) arguments.push_back(word);
+  return arguments;
+}
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  auto lines = split(text, '\n');
+  lines.pop_back();
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+TEST(LaunchTest, EveryRankRunsAndItsLinesArePrefixed) {
+  Job job(sh("-n 2", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $LOCKSTEP_BIND; echo oops >&2"));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] rank 0 of 2, core", "[1] rank 1 of 2, core"));
+  EXPECT_THAT(sorted_lines(job.err()), testing::ElementsAre("[0] oops", "[1] oops"));
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+TEST(LaunchTest, ExitCodesPassThrough) {
+  for (const int code : {1, 2, 3, 5, 7, 42, 75, 255}) {
+    Job job(sh("-n 2", kRankIs1 + " && exit " + std::to_string(code) + "; exec sleep 100"));
+    EXPECT_EQ(job.wait(), code);
+    EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
+    EXPECT_EQ(job.leftovers(), "");
+  }
+}
+
+TEST(LaunchTest, SignalsAreNamed) {
+  Job job(sh("-n 2", kRankIs1 + " && kill -SEGV $$; exec sleep 100"));
+  EXPECT_EQ(job.wait(), 128 + SIGSEGV);
+  EXPECT_THAT(job.err(), HasSubstr("SIGSEGV"));
+}
+
+TEST(LaunchTest, TheFirstFailureIsNamedWithItsLastLines) {
+  Job job(sh("-n 3", "trap 'echo I was told; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
+                     "until [ -e ${ready}0 ] && [ -e ${ready}1 ] && [ -e ${ready}2 ]; do sleep 0.01; done\n" +
+                         kRankIs1 + " && { echo about to fail; exit 6; }\nwhile :; do sleep 0.01; done"));
+  EXPECT_EQ(job.wait(), 6);
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 3"));
+  EXPECT_THAT(job.err(), HasSubstr("  | about to fail\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[0] I was told\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[2] I was told\n"));
+}
+
+TEST(LaunchTest, ProgramsThatCannotStart) {
+  Job missing({"-n", "2", "--", "no-such-program"});
+  EXPECT_EQ(missing.wait(), 127);
+  EXPECT_THAT(missing.err(), HasSubstr("cannot start no-such-program: No such file or directory"));
+  Job data({"-n", "2", "--", "/etc/passwd"});
+  EXPECT_EQ(data.wait(), 126);
+  Job none({"-n", "2", "--"});
+  EXPECT_EQ(none.wait(), 2);
+  Job negative({"-n", "-2", "--", "true"});
+  EXPECT_EQ(negative.wait(), 2);
+}
+
+TEST(LaunchTest, ArgumentsArriveAsTheyAre) {
+  const std::vector<std::string> odd = {"", ":", ":\\", "a b", "\"q\"", "$HOME", "-n", "--", "two\nlines", "\xff\xfe", "é"};
+  std::vector<std::string> arguments = {"-n", "1", "--no-prefix", "--", "printf", "<%s>"};
+  arguments.insert(arguments.end(), odd.begin(), odd.end());
+  Job job(arguments);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  std::string expected;
+  for (const auto& argument : odd) expected += "<" + argument + ">";
+  EXPECT_EQ(job.out(), expected + "\n");
+}
+
+TEST(LaunchTest, LongLinesBinaryBytesAndMissingNewlines) {
+  for (const int ranks : {3, 7}) {
+    const std::string script =
+        "head -c 300000 /dev/zero | tr '\\0' $OMPI_COMM_WORLD_RANK; echo; printf 'a\\000\\377b\\r\\n'; printf end";
+    Job job(sh("-n " + std::to_string(ranks), script));
+    ASSERT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(job.err(), HasSubstr("ranks share"));
+    std::vector<std::string> expected;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string prefix = fmt::format("[{}] ", rank);
+      expected.push_back(prefix + std::string(300000, static_cast<char>('0' + rank)));
+      expected.push_back(prefix + std::string("a\0\xff" "b\r", 5));
+      expected.push_back(prefix + "end");
+    }
+    std::sort(expected.begin(), expected.end());
+    EXPECT_TRUE(sorted_lines(job.out()) == expected) << job.out().size() << " bytes came out";
+    EXPECT_EQ(job.leftovers(), "");
+  }
+}
+
+TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
+  std::string directory = (std::filesystem::temp_directory_path() / "launch-logs-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  {
+    Job job(sh("-n 2 --log-dir " + directory + "/new", "echo out $OMPI_COMM_WORLD_RANK; " + kRankIs1 + " && exit 3; exit 0"));
+    EXPECT_EQ(job.wait(), 3);
+    EXPECT_THAT(job.err(), HasSubstr("its log is " + directory + "/new/rank-1.log"));
+    std::ifstream log(directory + "/new/rank-0.log");
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(log), {}), "out 0\n");
+  }
+  Job job({"-n", "1", "--log-dir", "/proc/no/such", "--", "true"});
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.err(), HasSubstr("--log-dir"));
+  std::filesystem::remove_all(directory);
+}
+
+TEST(LaunchTest, BackgroundProcessesEndWithTheJob) {
+  Job job(sh("-n 2", "setsid sleep 100 & sleep 100 & exit 0"));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+TEST(LaunchTest, UserSignalsReachThePrograms) {
+  Job job(sh("-n 2", "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+  job.send(SIGUSR1);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(sorted_lines(job.out()),
+              testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
+}
+
+TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    Job job(sh("-n 2", "trap 'echo told; exit 1' INT TERM HUP; echo ready; while :; do sleep 0.01; done"));
+    ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+    job.send(number);
+    EXPECT_EQ(job.wait(), 128 + number);
+    EXPECT_THAT(job.out(), HasSubstr("[1] told"));
+    EXPECT_EQ(job.leftovers(), "");
+  }
+}
+
+TEST(LaunchTest, ACheckpointOnRequestIsReported) {
+  Job job(sh("-n 2", "trap 'exit 75' TERM; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(), 75);
+}
+
+TEST(LaunchTest, ASecondStopDoesNotWaitForTheGrace) {
+  Job job(sh("-n 2 --grace-seconds 1000", "trap '' INT TERM; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+  job.send(SIGINT);
+  ASSERT_EQ(job.wait(Deadline::after_seconds(0.5)), -1);
+  job.send(SIGINT);
+  EXPECT_EQ(job.wait(), 130);
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+TEST(LaunchTest, AMpiProgramThatAborts) {
+  Job job({"-n", "2", "--", MPI_ABORT_PROGRAM});
+  EXPECT_EQ(job.wait(), 17) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,46 @@
+// A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other room.
+//   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] -- PROGRAM ARGS…
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "launcher/launch.h"
+#include "launcher/rank_wrapper.h"
+
+using namespace lockstep;
+
+namespace {
+
+launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
+  launcher::LaunchOptions options;
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    const std::string& flag = arguments[i];
+    if (flag == "--") {
+      options.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i) + 1, arguments.end());
+      break;
+    }
+    if (flag == "--no-prefix") {
+      options.no_prefix = true;
+      continue;
+    }
+    const std::string& value = arguments.at(++i);
+    if (flag == "-n") options.ranks = std::stoi(value);
+    if (flag == "--log-dir") options.log_dir = value;
+    if (flag == "--grace-seconds") options.grace_seconds = std::stod(value);
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  try {
+    if (arguments.at(0) == "_rank") return launcher::rank_wrapper({arguments.begin() + 2, arguments.end()});
+    return launcher::launch(parse(arguments));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.line().c_str());
+    return error.code();
+  }
+}

@@ -1,0 +1,102 @@
+#include "launcher/mpirun_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace lockstep::launcher {
+namespace {
+
+using testing::Contains;
+using testing::Key;
+using testing::Not;
+using testing::Pair;
+
+HostFacts two_cores() {
+  HostFacts facts;
+  facts.cores = 2;
+  facts.mpirun = "/usr/bin/mpirun";
+  facts.self = "/opt/lockstep";
+  facts.job_dir = "/tmp/job";
+  facts.shm_dir = "/dev/shm/job";
+  facts.socket_path = "/tmp/job/launcher";
+  return facts;
+}
+
+MpirunCommand command_for(const LaunchOptions& options, const HostFacts& facts,
+                          const std::map<std::string, std::string>& environment = {}) {
+  return mpirun_command(options, facts, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+LaunchOptions options_for(int ranks) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.program = {"train", "--lr", "0.1"};
+  return options;
+}
+
+TEST(MpirunCommandTest, CommandLine) {
+  EXPECT_THAT(command_for(options_for(2), two_cores()).argv,
+              testing::ElementsAre("/usr/bin/mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "/opt/lockstep",
+                                   "_rank", "--", "train", "--lr", "0.1"));
+}
+
+TEST(MpirunCommandTest, AutoIsOneRankForEachCore) {
+  EXPECT_EQ(command_for(options_for(0), two_cores()).ranks, 2);
+  EXPECT_FALSE(command_for(options_for(0), two_cores()).oversubscribed);
+}
+
+TEST(MpirunCommandTest, MoreRanksThanCoresYield) {
+  const auto three = command_for(options_for(3), two_cores());
+  EXPECT_TRUE(three.oversubscribed);
+  EXPECT_THAT(three.set_env, Contains(Pair("OMPI_MCA_mpi_yield_when_idle", "1")));
+  EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Not(Contains(Key("OMPI_MCA_mpi_yield_when_idle"))));
+}
+
+TEST(MpirunCommandTest, EverythingLiesInTheJobsDirectories) {
+  const auto command =
+      command_for(options_for(2), two_cores(), {{"OMPI_MCA_orte_tmpdir_base", "/scratch"},
+                                                {"OMPI_MCA_btl_vader_backing_directory", "/dev/shm"}});
+  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_orte_tmpdir_base", "/tmp/job")));
+  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_btl_vader_backing_directory", "/dev/shm/job")));
+  EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_JOB", "/tmp/job")));
+  EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_LAUNCHER", "unix:/tmp/job/launcher")));
+}
+
+TEST(MpirunCommandTest, TheUsersOpenMpiSettingsWin) {
+  EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Contains(Pair("OMPI_MCA_pml", "ob1")));
+  for (const char* name : {"OMPI_MCA_pml", "OMPI_MCA_mtl"})
+    EXPECT_THAT(command_for(options_for(2), two_cores(), {{name, "cm"}}).set_env, Not(Contains(Key("OMPI_MCA_pml"))));
+}
+
+TEST(MpirunCommandTest, RootTerminalAndBinding) {
+  auto facts = two_cores();
+  auto options = options_for(2);
+  EXPECT_THAT(command_for(options, facts).set_env, Not(Contains(Key("OMPI_ALLOW_RUN_AS_ROOT"))));
+  EXPECT_THAT(command_for(options, facts).set_env, Not(Contains(Key("LOCKSTEP_TTY"))));
+  EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_BIND", "core")));
+  facts.is_root = true;
+  facts.tty_columns = 76;
+  options.bind_to = BindTo::kSocket;
+  EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")));
+  EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_TTY", "76")));
+  EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_BIND", "socket")));
+}
+
+TEST(MpirunCommandTest, NoArgumentIsASeparator) {
+  for (const std::string argument : {":", ":\\", ":\\\\", "", "a", "\\", "a:b", "::", ":x"}) {
+    EXPECT_NE(protect_argument(argument), ":");
+    EXPECT_EQ(unprotect_argument(protect_argument(argument)), argument);
+  }
+  EXPECT_EQ(protect_argument("a:b"), "a:b");
+}
+
+TEST(MpirunCommandTest, ThereIsACoreToRunOn) { EXPECT_GE(usable_cores(), 1); }
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,143 @@
+#include "launcher/verdict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <vector>
+
+namespace lockstep::launcher {
+namespace {
+
+using testing::HasSubstr;
+using How = Ending::How;
+
+const Clock::time_point kStart = Clock::now();
+
+RankReport rank_that(int rank, Ending ending, int after_ms, bool told = false) {
+  RankReport report;
+  report.rank = rank;
+  report.seen = true;
+  report.pid = 100 + rank;
+  report.host = std::string("a");
+  report.ending = ending;
+  report.told = told;
+  report.ended_at = kStart + Millis(after_ms);
+  return report;
+}
+
+RankReport lost_rank(int rank, int after_ms, bool told = false) {
+  RankReport report = rank_that(rank, {}, after_ms, told);
+  report.ending.reset();
+  report.lost = true;
+  return report;
+}
+
+Verdict judge_ranks(const std::vector<RankReport>& ranks, Ending mpirun = {How::kSignalled, SIGKILL},
+                    bool killed_by_us = true) {
+  JobReport job;
+  job.ranks = ranks;
+  job.started_at = kStart;
+  job.mpirun = mpirun;
+  job.mpirun_killed_by_us = killed_by_us;
+  job.program = std::string("train");
+  return judge(job);
+}
+
+TEST(VerdictTest, AllWell) {
+  const auto verdict = judge_ranks({rank_that(0, {}, 10), rank_that(1, {}, 20)}, {}, false);
+  EXPECT_EQ(verdict.exit_code, 0);
+  EXPECT_EQ(verdict.line, "");
+}
+
+TEST(VerdictTest, TheEarliestFailureIsTheFirst) {
+  const auto verdict = judge_ranks(
+      {rank_that(0, {How::kExited, 5}, 300), rank_that(1, {How::kExited, 3}, 200), rank_that(2, {How::kExited, 0}, 100)});
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.exit_code, 3);
+  EXPECT_EQ(verdict.line, "rank 1 of 3 (host a, pid 101) failed first: it exited with code 3, 0.2 s after the start");
+  EXPECT_FALSE(verdict.show_mpirun);
+}
+
+TEST(VerdictTest, ARankThatWasToldToEndIsNoCause) {
+  const auto verdict =
+      judge_ranks({rank_that(0, {How::kSignalled, SIGTERM}, 100, true), rank_that(1, {How::kSignalled, SIGSEGV}, 150)});
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.exit_code, 128 + SIGSEGV);
+  EXPECT_THAT(verdict.line, HasSubstr("SIGSEGV"));
+}
+
+TEST(VerdictTest, IfAllWereToldTheEarliestIsNamedAndMpirunSpeaks) {
+  const auto verdict =
+      judge_ranks({rank_that(0, {How::kExited, 1}, 200, true), rank_that(1, {How::kSignalled, SIGTERM}, 100, true)});
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.exit_code, 128 + SIGTERM);
+  EXPECT_TRUE(verdict.show_mpirun);
+}
+
+TEST(VerdictTest, ADeathBySignalBeatsAPeersComplaintWithinSchedulingDelay) {
+  const Ending killed = {How::kSignalled, SIGKILL};
+  for (const int complaint : {4, 5}) {
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 110)}).rank, 1);
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), lost_rank(1, 110)}).rank, 1);
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 200)}).rank, 0);
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 110, true)}).rank, 0);
+  }
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 100), rank_that(1, killed, 110)}).rank, 0);
+}
+
+TEST(VerdictTest, ALostWrapper) {
+  const auto verdict = judge_ranks({rank_that(0, {How::kSignalled, SIGTERM}, 200, true), lost_rank(1, 100)});
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.exit_code, 137);
+  EXPECT_THAT(verdict.line, HasSubstr("wrapper"));
+  EXPECT_EQ(judge_ranks({lost_rank(0, 100)}, {How::kExited, 143}, false).exit_code, 143);
+}
+
+TEST(VerdictTest, MpirunKilledByAnother) {
+  const auto verdict = judge_ranks({lost_rank(0, 100), lost_rank(1, 101)}, {How::kSignalled, SIGKILL}, false);
+  EXPECT_EQ(verdict.exit_code, 4);
+  EXPECT_FALSE(verdict.rank);
+  EXPECT_THAT(verdict.line, HasSubstr("mpirun"));
+  // A rank that had failed before explains more.
+  EXPECT_EQ(judge_ranks({lost_rank(0, 100), rank_that(1, {How::kExited, 9}, 50)}, {How::kSignalled, SIGKILL}, false).rank, 1);
+}
+
+TEST(VerdictTest, MpirunThatDoesNotStart) {
+  const auto verdict = judge_ranks(std::vector<RankReport>(2), {How::kExited, 1}, false);
+  EXPECT_EQ(verdict.exit_code, 4);
+  EXPECT_TRUE(verdict.show_mpirun);
+}
+
+TEST(VerdictTest, AWrapperThatNeverReported) {
+  RankReport unseen;
+  unseen.rank = 1;
+  const auto verdict = judge_ranks({rank_that(0, {How::kSignalled, SIGTERM}, 200, true), unseen});
+  EXPECT_EQ(verdict.exit_code, 137);
+  EXPECT_THAT(verdict.line, HasSubstr("rank 1 of 2 never started"));
+  // A rank that failed while another was still starting is the cause.
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 10), unseen}).rank, 0);
+}
+
+TEST(VerdictTest, MissingPrograms) {
+  const auto missing = judge_ranks({rank_that(0, {How::kNotStarted, ENOENT}, 1)});
+  EXPECT_EQ(missing.exit_code, 127);
+  EXPECT_EQ(missing.line, "rank 0 of 1 (host a) cannot start train: No such file or directory → check the program's path");
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kNotStarted, EACCES}, 1)}).exit_code, 126);
+}
+
+TEST(VerdictTest, Interrupted) {
+  std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 130}, 10, true), rank_that(1, {How::kExited, 0}, 10, true)};
+  JobReport job;
+  job.ranks = ranks;
+  job.interrupted_by = SIGINT;
+  EXPECT_EQ(judge(job).exit_code, 130);
+  EXPECT_EQ(judge(job).line, "stopped by Ctrl-C");
+  job.interrupted_by = SIGTERM;
+  EXPECT_EQ(judge(job).exit_code, 143);
+  ranks[0].ending = Ending{How::kExited, 75};
+  EXPECT_EQ(judge(job).exit_code, 75);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

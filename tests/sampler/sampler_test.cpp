@@ -1,0 +1,286 @@
+#include "sampler/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/splitmix.h"
+
+namespace lockstep::sampler {
+namespace {
+
+using Values = std::vector<std::uint64_t>;
+
+SamplerConfig config_of(std::uint64_t length, std::uint64_t global_batch, Tail tail = Tail::kExact) {
+  SamplerConfig config;
+  config.length = length;
+  config.global_batch = global_batch;
+  config.tail = tail;
+  return config;
+}
+
+Values indices_of(const DistributedSampler& sampler) {
+  const StepPlan plan = sampler.plan();
+  Values values(plan.local_count);
+  sampler.indices(plan, values);
+  return values;
+}
+
+std::vector<DistributedSampler> world_of(const SamplerConfig& config, int world, SamplerState from = {}) {
+  std::vector<DistributedSampler> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back(config, rank, world);
+    ranks.back().restore(from);
+  }
+  return ranks;
+}
+
+// Takes one step on all ranks, appends the samples in rank order, and checks that the ranks agree on the step.
+void step(std::vector<DistributedSampler>& ranks, Values& samples) {
+  const StepPlan first = ranks[0].plan();
+  std::uint64_t at = first.global_begin;
+  for (auto& rank : ranks) {
+    const StepPlan plan = rank.plan();
+    ASSERT_EQ(plan.epoch, first.epoch);
+    ASSERT_EQ(plan.step_in_epoch, first.step_in_epoch);
+    ASSERT_EQ(plan.global_begin, first.global_begin);
+    ASSERT_EQ(plan.global_count, first.global_count);
+    ASSERT_EQ(plan.last_of_epoch, first.last_of_epoch);
+    ASSERT_GE(plan.global_count, 1u);
+    ASSERT_EQ(plan.local_begin, at);
+    ASSERT_LE(plan.local_count, rank.max_local_count());
+    at += plan.local_count;
+    const Values mine = indices_of(rank);
+    samples.insert(samples.end(), mine.begin(), mine.end());
+    rank.advance();
+    ASSERT_EQ(rank.state(), ranks[0].state());
+  }
+  ASSERT_EQ(at, first.global_begin + first.global_count);
+}
+
+Values epoch_of(std::vector<DistributedSampler>& ranks) {
+  Values samples;
+  const std::uint64_t epoch = ranks[0].plan().epoch;
+  while (ranks[0].plan().epoch == epoch) {
+    step(ranks, samples);
+    if (testing::Test::HasFatalFailure()) break;
+  }
+  return samples;
+}
+
+Values all_of(std::uint64_t length) {
+  Values all(length);
+  std::iota(all.begin(), all.end(), std::uint64_t{0});
+  return all;
+}
+
+Values sorted(Values values) {
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+TEST(Sampler, ExactSeesEachSampleOnceInEveryEpoch) {
+  for (const std::uint64_t length : {1u, 2u, 3u, 5u, 6u, 7u, 29u, 64u, 100u, 4099u}) {
+    for (const std::uint64_t batch : {1u, 2u, 3u, 5u, 7u, 32u, 101u}) {
+      if (length / batch > 500) continue;
+      Values of_one_rank;
+      for (int world = 1; world <= 7; ++world) {
+        auto ranks = world_of(config_of(length, batch), world);
+        Values three_epochs;
+        for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+          ASSERT_EQ(ranks[0].state(), (SamplerState{epoch, 0}));
+          const Values samples = epoch_of(ranks);
+          ASSERT_EQ(sorted(samples), all_of(length)) << length << " by " << batch << " on " << world;
+          three_epochs.insert(three_epochs.end(), samples.begin(), samples.end());
+        }
+        // The order does not depend on the world size.
+        if (world == 1) of_one_rank = three_epochs;
+        ASSERT_EQ(three_epochs, of_one_rank) << length << " by " << batch << " on " << world;
+      }
+    }
+  }
+}
+
+TEST(Sampler, CountsStepsAndMarksTheLast) {
+  for (const Tail tail : {Tail::kExact, Tail::kPad, Tail::kDrop}) {
+    for (std::uint64_t length = 12; length < 40; ++length) {
+      DistributedSampler sampler(config_of(length, 6, tail), 1, 3);
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        for (std::uint64_t s = 0; s < sampler.steps_per_epoch(); ++s) {
+          const StepPlan plan = sampler.plan();
+          ASSERT_EQ(plan.step_in_epoch, s);
+          ASSERT_EQ(plan.last_of_epoch, s + 1 == sampler.steps_per_epoch());
+          sampler.advance();
+        }
+      }
+      ASSERT_EQ(sampler.state(), (SamplerState{2, 0}));
+    }
+  }
+}
+
+TEST(Sampler, ResumesAtAnotherWorldSizeWithoutRepeatOrSkip) {
+  SplitMix64 random(2026);
+  for (int round = 0; round < 2000; ++round) {
+    const std::uint64_t length = 1 + random.below(200);
+    const std::uint64_t batch_before = 1 + random.below(40), batch_after = 1 + random.below(40);
+    const int world_before = 1 + static_cast<int>(random.below(7)), world_after = 1 + static_cast<int>(random.below(7));
+    auto before = world_of(config_of(length, batch_before), world_before);
+    const std::uint64_t stop = 1 + random.below(static_cast<std::uint32_t>(2 * before[0].steps_per_epoch()));
+    Values samples;
+    for (std::uint64_t s = 0; s < stop; ++s) step(before, samples);
+    auto after = world_of(config_of(length, batch_after), world_after, before[0].state());
+    while (samples.size() < 3 * length) step(after, samples);
+    ASSERT_EQ(samples.size(), 3 * length);
+
+    auto whole = world_of(config_of(length, length), 1);
+    Values expected;
+    for (int epoch = 0; epoch < 3; ++epoch) step(whole, expected);
+    ASSERT_EQ(samples, expected) << "length " << length << ", " << batch_before << " on " << world_before << ", "
+                                 << batch_after << " on " << world_after << " after " << stop << " steps";
+  }
+}
+
+// What torch.utils.data.DistributedSampler(drop_last=False) hands to each rank: every N-th of the padded order.
+TEST(Sampler, PadIsPyTorchs) {
+  for (const std::uint64_t length : {1u, 2u, 5u, 10u, 11u, 12u, 13u, 31u}) {
+    for (int world = 1; world <= 7; ++world) {
+      for (const std::uint64_t per_rank : {1u, 2u, 3u, 8u}) {
+        auto config = config_of(length, per_rank * static_cast<std::uint64_t>(world), Tail::kPad);
+        auto one_rank = world_of(config_of(length, length), 1);
+        const Values order = epoch_of(one_rank);
+        const std::uint64_t n = static_cast<std::uint64_t>(world);
+        const std::uint64_t samples_of_a_rank = (length + n - 1) / n;
+        Values padded;
+        for (std::uint64_t i = 0; i < samples_of_a_rank * n; ++i) padded.push_back(order[i % length]);
+
+        auto ranks = world_of(config, world);
+        ASSERT_EQ(ranks[0].steps_per_epoch(), (samples_of_a_rank + per_rank - 1) / per_rank);
+        for (std::uint64_t s = 0; s < ranks[0].steps_per_epoch(); ++s) {
+          Values theirs, ours;
+          for (std::uint64_t r = 0; r < n; ++r) {
+            for (std::uint64_t j = s * per_rank; j < std::min((s + 1) * per_rank, samples_of_a_rank); ++j) {
+              theirs.push_back(padded[r + n * j]);
+            }
+            ASSERT_EQ(ranks[r].plan().local_count, ranks[0].plan().local_count);
+          }
+          step(ranks, ours);
+          ASSERT_EQ(sorted(ours), sorted(theirs)) << "the step's samples, over all ranks";
+        }
+        ASSERT_EQ(ranks[0].state(), (SamplerState{1, 0}));
+      }
+    }
+  }
+}
+
+TEST(Sampler, DropTakesWholeBatchesOnly) {
+  for (std::uint64_t length = 5; length < 30; ++length) {
+    for (int world = 1; world <= 4; ++world) {
+      auto ranks = world_of(config_of(length, 5, Tail::kDrop), world);
+      const Values samples = epoch_of(ranks);
+      ASSERT_EQ(samples.size(), length / 5 * 5);
+      const Values unique = sorted(samples);
+      ASSERT_EQ(std::adjacent_find(unique.begin(), unique.end()), unique.end());
+    }
+  }
+}
+
+TEST(Sampler, ResumeWithAnotherBatchOrTailEndsTheEpochWhereNoStepIsLeft) {
+  DistributedSampler drop(config_of(10, 4, Tail::kDrop), 0, 1);
+  drop.restore({3, 6});  // 6 + 4 = 10: one more
+  EXPECT_EQ(drop.state(), (SamplerState{3, 6}));
+  EXPECT_TRUE(drop.plan().last_of_epoch);
+  drop.restore({3, 7});
+  EXPECT_EQ(drop.state(), (SamplerState{4, 0}));
+
+  DistributedSampler exact(config_of(10, 4), 0, 1);
+  exact.restore({3, 10});
+  EXPECT_EQ(exact.state(), (SamplerState{4, 0}));
+
+  DistributedSampler pad(config_of(5, 2, Tail::kPad), 0, 2);  // positions [0, 6)
+  pad.restore({0, 7});                                        // from a world of 8
+  EXPECT_EQ(pad.state(), (SamplerState{1, 0}));
+}
+
+TEST(Sampler, RestoreRefusesACursorOfOtherData) {
+  DistributedSampler sampler(config_of(10, 4), 0, 1);
+  EXPECT_THROW(sampler.restore({0, 11}), UsageError);
+  EXPECT_EQ(sampler.state(), (SamplerState{0, 0}));
+}
+
+TEST(Sampler, WithoutShufflingTheOrderIsTheDataSets) {
+  SamplerConfig config = config_of(7, 3);
+  config.shuffle = false;
+  auto ranks = world_of(config, 2);
+  EXPECT_EQ(epoch_of(ranks), all_of(7));
+  EXPECT_EQ(epoch_of(ranks), all_of(7));
+}
+
+TEST(Sampler, IndicesOfAnotherEpochsPlan) {
+  DistributedSampler sampler(config_of(50, 10), 0, 2);
+  const StepPlan plan = sampler.plan();
+  const Values before = indices_of(sampler);
+  for (int s = 0; s < 7; ++s) sampler.advance();
+  ASSERT_EQ(sampler.state().epoch, 1u);
+  Values again(plan.local_count);
+  sampler.indices(plan, again);
+  EXPECT_EQ(again, before);
+  EXPECT_NE(indices_of(sampler), before);
+  Values wrong(plan.local_count + 1);
+  EXPECT_THROW(sampler.indices(plan, wrong), InternalError);
+}
+
+TEST(Sampler, RanksWithoutSamplesStillStep) {
+  auto ranks = world_of(config_of(2, 2), 5);
+  int empty = 0;
+  for (const auto& rank : ranks) empty += rank.plan().local_count == 0;
+  EXPECT_EQ(empty, 3);
+  EXPECT_EQ(sorted(epoch_of(ranks)), all_of(2));
+}
+
+TEST(Sampler, ABillionSamplesTakeNoMemory) {
+  DistributedSampler sampler(config_of(1000000000, 1024), 3, 8);
+  sampler.restore({2, 1000000000 - 100});
+  const StepPlan plan = sampler.plan();
+  EXPECT_EQ(plan.global_count, 100u);
+  EXPECT_TRUE(plan.last_of_epoch);
+  EXPECT_EQ(plan.local_begin, 1000000000u - 100 + 37);
+  EXPECT_EQ(plan.local_count, 13u);
+  for (const auto i : indices_of(sampler)) EXPECT_LT(i, 1000000000u);
+  sampler.advance();
+  EXPECT_EQ(sampler.state(), (SamplerState{3, 0}));
+  EXPECT_LT(sizeof(DistributedSampler), 512u);
+}
+
+template <class E>
+E caught(const SamplerConfig& config, int rank, int world) {
+  try {
+    DistributedSampler sampler(config, rank, world);
+  } catch (const E& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error, or another one";
+  return E("none");
+}
+
+TEST(Sampler, SaysWhatCannotBe) {
+  EXPECT_EQ(caught<IoError>(config_of(0, 4), 0, 1).line(),
+            "empty data set: it has 0 samples → give data with at least one sample");
+  EXPECT_EQ(caught<UsageError>(config_of(5, 8, Tail::kDrop), 0, 1).line(),
+            "the tail 'drop' leaves no step: 5 samples do not fill a global batch of 8 → use --tail exact, or a "
+            "global batch of at most 5");
+  EXPECT_EQ(caught<UsageError>(config_of(5, 7, Tail::kPad), 0, 2).line(),
+            "the tail 'pad' cannot make 2 ranks equal with a global batch of 7 → use --tail exact, or a global "
+            "batch that is a multiple of 2");
+  caught<UsageError>(config_of(5, 0), 0, 1);
+  caught<UsageError>(config_of(5, 1), 2, 2);
+  caught<UsageError>(config_of(5, 1), -1, 2);
+  caught<UsageError>(config_of(5, 1), 0, 0);
+  caught<UsageError>(config_of(~std::uint64_t{0}, 1), 0, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::sampler

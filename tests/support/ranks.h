@@ -1,0 +1,27 @@
+// What a test on several ranks sees of its world.
+#pragma once
+
+#include "comm/make_group.h"
+#include "comm/process_group.h"
+#include "comm/world.h"
+
+namespace lockstep::testing {
+
+/// The group that main() made of all processes of this test. Tests run in the same order on every rank, and each one
+/// must issue the same collectives on all of them.
+comm::ProcessGroup& group();
+
+/// What the environment said before the group was made.
+const comm::World& world();
+
+/// How this run's groups are to be moved on: LOCKSTEP_TEST_PROGRESS in the environment, "inline" unless set.
+comm::GroupOptions::Progress progress();
+
+/// For a test that leaves the group broken, or never joins it: main() then makes no group, group() may not be called,
+/// and the ranks agree on nothing at the end (each one's exit code stands for itself). Define it at namespace scope:
+///   const lockstep::testing::OwnGroups own_groups;
+struct OwnGroups {
+  OwnGroups();
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,100 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/make_group.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+std::unique_ptr<comm::ProcessGroup> g_group;
+comm::World g_world;
+bool g_own_groups = false;
+
+/// Prints nothing but failures, with the rank that they belong to.
+class FailurePrinter final : public ::testing::EmptyTestEventListener {
+ public:
+  explicit FailurePrinter(int rank) : rank_(rank) {}
+
+ private:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    std::fprintf(stderr, "[rank %d] %s.%s failed at %s:%d\n%s\n", rank_, test ? test->test_suite_name() : "-",
+                 test ? test->name() : "-", result.file_name() ? result.file_name() : "?", result.line_number(),
+                 result.message());
+  }
+
+  int rank_;
+};
+
+/// Ranks other than 0 print failures alone: N copies of the same progress help nobody.
+void quieten(int rank) {
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  if (rank == 0) return;
+  delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new FailurePrinter(rank));
+}
+
+/// LOCKSTEP_TEST_PROGRESS: "thread" or "inline"; ctest runs some tests with each.
+comm::GroupOptions::Progress read_progress() {
+  const std::string value = env("LOCKSTEP_TEST_PROGRESS").value_or("inline");
+  if (value == "thread") return comm::GroupOptions::Progress::kThread;
+  if (value == "inline") return comm::GroupOptions::Progress::kInline;
+  throw UsageError(fmt::format("LOCKSTEP_TEST_PROGRESS={} is neither thread nor inline", value));
+}
+
+/// True if the tests passed on every rank.
+bool passed_everywhere(bool passed_here) {
+  auto arena = g_group->allocate(64);
+  arena->view<std::int32_t>(0, 1)[0] = passed_here ? 1 : 0;
+  g_group->all_reduce({arena.get(), 0, 1, DType::kI32}, comm::ReduceOp::kMin).wait_host();
+  return arena->view<std::int32_t>(0, 1)[0] == 1;
+}
+
+int run(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  g_world = comm::discover_world(env);
+  set_log_identity(g_world.rank, g_world.size, comm::host_name());
+  quieten(g_world.rank);
+  if (g_own_groups) return RUN_ALL_TESTS();
+
+  comm::GroupOptions options;
+  options.timeout_seconds = 60;
+  options.progress = progress();
+  g_group = comm::make_group(g_world, options);
+  const bool passed = passed_everywhere(RUN_ALL_TESTS() == 0);
+  g_group->shutdown();
+  g_group.reset();
+  return passed ? 0 : 1;
+}
+
+}  // namespace
+
+comm::ProcessGroup& group() {
+  LOCKSTEP_ASSERT(g_group != nullptr, "this test has no group");
+  return *g_group;
+}
+const comm::World& world() { return g_world; }
+comm::GroupOptions::Progress progress() { return read_progress(); }
+OwnGroups::OwnGroups() { g_own_groups = true; }
+
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  try {
+    return lockstep::testing::run(argc, argv);
+  } catch (const lockstep::Error& error) {
+    lockstep::log_error("{}", error.line());
+    return error.code();
+  } catch (const std::exception& error) {
+    lockstep::log_error("{}", error.what());
+    return 1;
+  }
+}

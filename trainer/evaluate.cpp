@@ -1,0 +1,51 @@
+#include "trainer/evaluate.h"
+
+#include "base/stop.h"
+#include "data/loader.h"
+#include "sampler/slice.h"
+
+namespace lockstep::trainer {
+
+nn::Shape batch_shape(const data::Dataset& dataset, std::int64_t samples) {
+  std::vector<std::int64_t> dims = {samples};
+  dims.insert(dims.end(), dataset.sample_dims().begin(), dataset.sample_dims().end());
+  return nn::Shape(std::span<const std::int64_t>(dims));
+}
+
+Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
+                     std::int64_t batch, int workers)
+    : group_(group),
+      backend_(backend),
+      dataset_(std::move(dataset)),
+      batch_(batch),
+      workers_(workers),
+      tape_(backend),
+      sums_(group.allocate(3 * sizeof(double))) {
+  tape_.set_recording(false);
+}
+
+EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
+  module.train(false);
+  data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
+                      static_cast<std::uint64_t>(batch_), {.workers = workers_});
+  const auto sums = sums_->view<double>(0, 3);  // loss, correct, samples
+  std::ranges::fill(sums, 0.0);
+  for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
+    throw_if_stopped("evaluating");
+    const auto samples = static_cast<std::int64_t>(batch->labels.size());
+    const nn::Var x =
+        tape_.input(backend_.from_host(batch->x.data(), batch_shape(*dataset_, samples), DType::kF32));
+    const auto labels = backend_.from_host(batch->labels.data(), {samples}, DType::kI32);
+    const nn::Loss loss = nn::cross_entropy(tape_, module.forward(tape_, x), labels, 1.0f);
+    sums[0] += static_cast<double>(loss.totals().f32()[0]);
+    sums[1] += static_cast<double>(loss.totals().f32()[1]);
+    sums[2] += static_cast<double>(samples);
+    tape_.reset();
+  }
+  module.train(true);
+  group_.all_reduce({.arena = sums_.get(), .count = 3, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
+  return {.step = step, .loss = sums[0] / sums[2], .accuracy = sums[1] / sums[2],
+          .samples = static_cast<std::int64_t>(sums[2])};
+}
+
+}  // namespace lockstep::trainer

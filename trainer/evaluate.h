@@ -1,0 +1,38 @@
+// Loss and accuracy over an evaluation set, shared out among the ranks.
+#pragma once
+
+#include <memory>
+
+#include "comm/process_group.h"
+#include "data/dataset.h"
+#include "nn/layers/module.h"
+#include "trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+/// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group, module and
+/// backend must outlive it.
+class Evaluator {
+ public:
+  /// Collective. `batch`: samples of a forward pass on this rank.
+  Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
+            std::int64_t batch, int workers);
+
+  /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
+  /// passed on to the report.
+  EvalReport run(nn::Module& module, std::int64_t step);
+
+ private:
+  comm::ProcessGroup& group_;
+  nn::Backend& backend_;
+  std::shared_ptr<const data::Dataset> dataset_;
+  std::int64_t batch_;
+  int workers_;
+  nn::Tape tape_;
+  std::unique_ptr<comm::Arena> sums_;
+};
+
+/// (N, sample dims…)
+nn::Shape batch_shape(const data::Dataset& dataset, std::int64_t samples);
+
+}  // namespace lockstep::trainer

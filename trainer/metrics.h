@@ -1,0 +1,61 @@
+// The metrics file: one JSON object a line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.h"
+
+namespace lockstep::trainer {
+
+struct StepReport {
+  std::int64_t step = 0;   // steps done, this one included
+  std::int64_t epoch = 0;  // from 1
+  double loss = 0;         // mean over the global batch
+  double lr = 0;
+  double grad_norm = 0;  // L2, before clipping
+  double step_ms = 0;
+  double comm_wait_ms = 0;  // of it, stood waiting for collectives
+  double samples_per_s = 0;  // of all ranks together
+};
+
+struct EvalReport {
+  std::int64_t step = 0;
+  double loss = 0;      // mean over the evaluation set
+  double accuracy = 0;  // 0 to 1
+  std::int64_t samples = 0;
+};
+
+struct FinalReport {
+  std::int64_t steps = 0, epochs = 0;
+  int world_size = 1;
+  double wall_s = 0;
+  double loss = 0, accuracy = 0;  // of the last evaluation
+  std::string params_sha256;
+};
+
+/// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
+/// disk) it warns once and training goes on; `failure()` then says what happened. Not thread-safe.
+class Metrics {
+ public:
+  Metrics() = default;
+  /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file.
+  explicit Metrics(const std::string& path);
+
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  void write(const StepReport& report);
+  void write(const EvalReport& report);
+  void write(const FinalReport& report);
+
+  /// Empty, or why the file lacks lines.
+  const std::string& failure() const { return failure_; }
+
+ private:
+  void write_line(std::string line);
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string failure_;
+};
+
+}  // namespace lockstep::trainer

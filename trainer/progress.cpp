@@ -1,0 +1,128 @@
+#include "trainer/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/text.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr auto kDrawEvery = std::chrono::milliseconds(100);
+
+Progress* g_current = nullptr;
+
+// Columns of the terminal that shows stdout; 0: none does.
+int terminal_columns() {
+  // A launcher owns the terminal and passes our bytes on.
+  if (const auto told = env("LOCKSTEP_TTY")) {
+    const auto columns = parse_int(*told);
+    return columns && *columns > 0 ? static_cast<int>(*columns) : 80;
+  }
+  if (env("LOCKSTEP_LAUNCHER") || ::isatty(STDOUT_FILENO) == 0) return 0;
+  struct winsize size = {};
+  return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<std::int64_t>(seconds + 0.5);
+  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return fmt::format("{}:{:02}", s / 60, s % 60);
+}
+
+std::string rate_text(double samples_per_s) { return fmt::format("{:.0f} samples/s", samples_per_s); }
+
+}  // namespace
+
+Progress::Style Progress::style_for(int rank, bool quiet) {
+  if (rank != 0 || quiet) return Style::kNone;
+  return terminal_columns() > 0 ? Style::kBar : Style::kLines;
+}
+
+Progress::Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every)
+    : style_(style), total_steps_(total_steps), epochs_(epochs), log_every_(log_every) {
+  if (style_ != Style::kBar) return;
+  columns_ = std::max(40, terminal_columns());
+  g_current = this;
+  set_log_hook(&Progress::clear_current);
+}
+
+Progress::~Progress() {
+  if (style_ != Style::kBar) return;
+  clear();
+  set_log_hook(nullptr);
+  g_current = nullptr;
+}
+
+void Progress::clear_current() {
+  if (g_current != nullptr) g_current->clear();
+}
+
+void Progress::clear() {
+  if (!drawn_) return;
+  std::fputs("\r\033[K", stdout);
+  std::fflush(stdout);
+  drawn_ = false;
+}
+
+void Progress::announce(const std::string& line) {
+  if (style_ == Style::kNone) return;
+  clear();
+  std::puts(line.c_str());
+  std::fflush(stdout);
+}
+
+void Progress::step(const StepReport& report) {
+  if (style_ == Style::kLines && (report.step % log_every_ == 0 || report.step == 1)) {
+    announce(fmt::format("epoch {}/{}  step {}/{}  loss {:.4f}  lr {:.3g}  {}", report.epoch, epochs_, report.step,
+                         total_steps_, report.loss, report.lr, rate_text(report.samples_per_s)));
+  } else if (style_ == Style::kBar) {
+    const auto now = Clock::now();
+    if (now - last_draw_ < kDrawEvery && report.step != total_steps_) return;
+    last_draw_ = now;
+    draw(report);
+  }
+}
+
+void Progress::draw(const StepReport& report) {
+  const double done = static_cast<double>(report.step) / static_cast<double>(std::max<std::int64_t>(1, total_steps_));
+  const double left = seconds_between(start_, Clock::now()) / std::max(done, 1e-9) * (1.0 - done);
+  const std::string text =
+      fmt::format(" epoch {}/{} step {}/{} loss {:.4f} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
+                  report.loss, rate_text(report.samples_per_s), duration_text(left));
+  const int room = std::min(30, columns_ - 3 - static_cast<int>(text.size()));
+  std::string bar;
+  if (room >= 5) {
+    const auto filled = static_cast<std::size_t>(done * room);
+    bar = fmt::format("[{:#<{}}{:.<{}}]", "", filled, "", static_cast<std::size_t>(room) - filled);
+  }
+  std::string line = bar + text;
+  if (static_cast<int>(line.size()) > columns_ - 1) line.resize(static_cast<std::size_t>(columns_ - 1));
+  std::fputs(fmt::format("\r{}\033[K", line).c_str(), stdout);
+  std::fflush(stdout);
+  drawn_ = true;
+}
+
+void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
+  announce(fmt::format("epoch {}/{}  step {}  test loss {:.4f}  accuracy {:.2f} % of {}", epoch, epochs_, report.step,
+                       report.loss, 100.0 * report.accuracy, report.samples));
+}
+
+void Progress::summary(const Summary& s) {
+  clear();
+  const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
+  std::printf("%s", fmt::format("accuracy {:.2f} %  loss {:.4f}  {} steps in {:.1f} s on {} rank{}  {}  waiting for "
+                                "communication {:.2f} s ({:.1f} %)\n",
+                                100.0 * s.final.accuracy, s.final.loss, s.final.steps, s.final.wall_s,
+                                s.final.world_size, s.final.world_size == 1 ? "" : "s", rate_text(rate), s.comm_wait_s,
+                                s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
+                        .c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace lockstep::trainer

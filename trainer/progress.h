@@ -1,0 +1,51 @@
+// What a person sees while it trains: a bar on a terminal, plain lines elsewhere, nothing on other ranks than 0.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/deadline.h"
+#include "trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+struct Summary {
+  FinalReport final;
+  std::int64_t samples = 0;  // trained on, by all ranks
+  double train_s = 0;        // in training steps
+  double comm_wait_s = 0;    // of it, rank 0 stood waiting for collectives
+};
+
+/// Only one may exist at a time: log lines take its bar off the terminal first. Not thread-safe.
+class Progress {
+ public:
+  enum class Style { kNone, kLines, kBar };
+
+  /// kBar on a terminal (or under a launcher that says it draws on one), kLines elsewhere; kNone for rank > 0 or quiet.
+  static Style style_for(int rank, bool quiet);
+
+  Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// A line that stays: "training cnn on digits …".
+  void announce(const std::string& line);
+  void step(const StepReport& report);
+  void evaluation(const EvalReport& report, std::int64_t epoch);
+  void summary(const Summary& summary);
+
+ private:
+  void draw(const StepReport& report);
+  void clear();
+  static void clear_current();
+
+  Style style_;
+  std::int64_t total_steps_, epochs_, log_every_;
+  int columns_ = 80;
+  bool drawn_ = false;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_draw_{};
+};
+
+}  // namespace lockstep::trainer

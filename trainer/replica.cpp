@@ -1,0 +1,102 @@
+#include "trainer/replica.h"
+
+#include <utility>
+
+namespace lockstep::trainer {
+namespace {
+
+// Places in the reducer's tail.
+enum TailPlace : std::size_t { kLoss, kCorrect, kCount };
+
+std::vector<nn::NamedParameter> trained(const nn::Module& module) {
+  auto all = module.named_parameters();
+  std::erase_if(all, [](const auto& named) { return !named.parameter->requires_grad(); });
+  return all;
+}
+
+std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
+  std::vector<ddp::SlotSpec> slots;
+  for (const auto& [name, parameter] : parameters)
+    slots.push_back({name, static_cast<std::size_t>(parameter->value().count()), parameter->value().dtype()});
+  return slots;
+}
+
+ddp::NamedBytes bytes_of(const std::string& name, const nn::Tensor& tensor) {
+  return {name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}};
+}
+
+}  // namespace
+
+Replica::Replica(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits)
+    : group_(group), module_(module), parameters_(trained(module)), reducer_(group, slots_of(parameters_), limits) {
+  ddp::broadcast_state(group_, parameter_bytes(), 0);
+  broadcast_buffers();
+  for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+    parameters_[slot].parameter->on_ready = [this, slot] { reducer_.mark_ready(slot); };
+  bind_gradients();
+}
+
+Replica::~Replica() {
+  for (const auto& [name, parameter] : parameters_) parameter->on_ready = nullptr;
+}
+
+void Replica::bind_gradients() {
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    auto& parameter = *parameters_[slot].parameter;
+    parameter.bind_gradient(
+        nn::Tensor::view_of(reducer_.storage(slot).data(), parameter.value().shape(), parameter.value().dtype()));
+  }
+}
+
+std::vector<ddp::NamedBytes> Replica::parameter_bytes() const {
+  std::vector<ddp::NamedBytes> pieces;
+  for (const auto& [name, parameter] : module_.named_parameters()) pieces.push_back(bytes_of(name, parameter->value()));
+  return pieces;
+}
+
+std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
+  std::vector<ddp::NamedBytes> pieces;
+  for (const auto& [name, tensor] : module_.named_buffers()) pieces.push_back(bytes_of(name, *tensor));
+  return pieces;
+}
+
+void Replica::begin_step(std::int64_t step) {
+  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
+  reducer_.begin_step(step);
+}
+
+void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count) {
+  const auto tail = reducer_.tail();
+  tail[kLoss] = loss.totals().f32()[0];
+  tail[kCorrect] = loss.totals().f32()[1];
+  tail[kCount] = static_cast<float>(count);
+  tape.set_node_hook([this] { reducer_.poll(); });
+  tape.backward(loss.value);
+}
+
+void Replica::contribute_nothing() { reducer_.contribute_nothing(); }
+
+void Replica::finish(const std::function<void(const Totals&)>& on_first,
+                     const std::function<void(std::size_t)>& on_parameter) {
+  bool first = true;
+  reducer_.finish([&](std::span<const std::size_t> slots) {
+    if (std::exchange(first, false)) {
+      const auto tail = reducer_.tail();
+      on_first({.loss = static_cast<double>(tail[kLoss]),
+                .correct = static_cast<double>(tail[kCorrect]),
+                .count = static_cast<double>(tail[kCount])});
+    }
+    for (const std::size_t slot : slots) on_parameter(slot);
+  });
+  if (!order_adopted_) {
+    order_adopted_ = true;
+    if (reducer_.adopt_ready_order()) bind_gradients();
+  }
+}
+
+void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(), 0); }
+
+void Replica::check() const { ddp::check_replicas(group_, parameter_bytes()); }
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,65 @@
+// A model whose gradients are summed over the ranks: where nn and ddp meet.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "ddp/reducer.h"
+#include "ddp/replicate.h"
+#include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
+
+namespace lockstep::trainer {
+
+/// One rank's copy of a module. Binds each parameter's gradient to the reducer's arena and marks it ready from the
+/// tape's hook, so that collectives run while backward does. Group, module and backend must outlive it.
+class Replica {
+ public:
+  /// Collective: rank 0's parameters and buffers become everyone's.
+  Replica(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits);
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  ddp::Reducer& reducer() { return reducer_; }
+
+  /// Sums over the global batch.
+  struct Totals {
+    double loss = 0;
+    double correct = 0;
+    double count = 0;
+  };
+
+  /// Opens step `step`; then either backward() or contribute_nothing(), then finish().
+  void begin_step(std::int64_t step);
+  /// Runs `loss` backwards. `loss.totals()` of `count` local samples join the sums.
+  void backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count);
+  /// This rank has no samples in this step.
+  void contribute_nothing();
+  /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
+  /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks. Either may throw.
+  void finish(const std::function<void(const Totals&)>& on_first,
+              const std::function<void(std::size_t)>& on_parameter);
+
+  /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.
+  void broadcast_buffers();
+  /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal.
+  void check() const;
+
+ private:
+  std::vector<ddp::NamedBytes> parameter_bytes() const;
+  std::vector<ddp::NamedBytes> buffer_bytes() const;
+  void bind_gradients();
+
+  comm::ProcessGroup& group_;
+  nn::Module& module_;
+  std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
+  ddp::Reducer reducer_;
+  bool order_adopted_ = false;
+};
+
+}  // namespace lockstep::trainer
