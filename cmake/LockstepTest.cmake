@@ -1,10 +1,13 @@
-# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [TIMEOUT s] [LABELS …])
+# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [PROGRESS inline thread] [ALONE Suite.Test…]
+#               [TIMEOUT s] [LABELS …])
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
 # for each world size, started under mpirun by tests/support/run_ranks, and its main() joins the ranks first.
+# PROGRESS says how the group moves on (one entry each; inline alone by default). ALONE names tests that leave their
+# group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
 function(lockstep_test name)
-  cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;PROGRESS;ALONE;LABELS" ${ARGN})
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 60)
   endif()
@@ -25,12 +28,31 @@ function(lockstep_test name)
     set(T_LABELS ranks)
   endif()
   target_link_libraries(${name} PRIVATE lockstep_ranks_main)
+  if(NOT T_PROGRESS)
+    set(T_PROGRESS inline)
+  endif()
+  if(NOT T_ALONE)
+    set(T_ALONE "*")
+  endif()
   foreach(n IN LISTS T_RANKS)
     if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI)
       continue()
     endif()
-    add_test(NAME ${name}.np${n}
-             COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>)
-    set_tests_properties(${name}.np${n} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE)
+    foreach(progress IN LISTS T_PROGRESS)
+      foreach(filter IN LISTS T_ALONE)
+        set(entry ${name}.np${n})
+        if(NOT filter STREQUAL "*")
+          string(APPEND entry .${filter})
+        endif()
+        if(NOT progress STREQUAL "inline")
+          string(APPEND entry .${progress})
+        endif()
+        add_test(NAME ${entry}
+                 COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>
+                         --gtest_filter=${filter})
+        set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE
+                                                 ENVIRONMENT LOCKSTEP_TEST_PROGRESS=${progress})
+      endforeach()
+    endforeach()
   endforeach()
 endfunction()

@@ -28,7 +28,7 @@ struct Output {
   std::uint8_t stream = 1;
   std::string bytes;
 };
-/// Somebody other than the launcher (mpirun, a user) is about to end this rank.
+/// Somebody other than the launcher is about to end this rank: mpirun (SIGCONT) or whoever sent that signal.
 struct Told {
   std::int32_t signal_number = 0;
 };

@@ -24,7 +24,7 @@ bool same_file(int a, int b) {
 OutputQueue::OutputQueue(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {}
 
 void OutputQueue::append(std::string_view bytes) {
-  if (!broken_) bytes_.append(bytes);
+  if (error_ == 0) bytes_.append(bytes);
 }
 
 void OutputQueue::write_some() {
@@ -33,7 +33,7 @@ void OutputQueue::write_some() {
   const ssize_t written = ::write(fd_, bytes_.data() + start_, count);
   if (written < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (written < 0) {
-    broken_ = true;
+    error_ = errno;
     bytes_.clear();
     start_ = 0;
     return;

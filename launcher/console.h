@@ -17,7 +17,8 @@ class OutputQueue {
   explicit OutputQueue(int fd);
   int fd() const { return fd_; }
   bool is_terminal() const { return is_terminal_; }
-  bool broken() const { return broken_; }  // the reader has gone or the disk is full: everything is dropped
+  /// The errno of a write that failed (the reader has gone, the disk is full), since when everything is dropped; or 0.
+  int error() const { return error_; }
   std::size_t size() const { return bytes_.size() - start_; }
   void append(std::string_view bytes);
   void write_some();
@@ -25,7 +26,7 @@ class OutputQueue {
  private:
   int fd_;
   bool is_terminal_;
-  bool broken_ = false;
+  int error_ = 0;
   std::string bytes_;
   std::size_t start_ = 0;
 };
@@ -60,7 +61,7 @@ class Console {
   void draw_live();
 
   std::vector<OutputQueue> queues_;
-  int digits_ = 0;  // of the widest rank in the prefix; 0: no prefix
+  int digits_ = 0;                   // of the widest rank in the prefix; 0: no prefix
   std::vector<LineCutter> cutters_;  // two a rank
   std::string live_;                 // rank 0's unfinished line, as last drawn
   int live_stream_ = 1;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "base/deadline.h"
 #include "base/error.h"
@@ -55,6 +56,9 @@ JobDir::JobDir(const std::string& tmp_base, const std::string& shm_base) {
 JobDir::~JobDir() {
   ::shutdown(reaper_.get(), SHUT_WR);
   read_lines(reaper_.get(), 1, Deadline::after_seconds(kReaperSeconds + 0.5));
+  // Normally gone by now; somebody may have killed the reaper.
+  std::error_code ignored;
+  for (const auto& path : {path_, shm_path_}) std::filesystem::remove_all(path, ignored);
 }
 
 }  // namespace lockstep::launcher

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
@@ -38,12 +38,14 @@ std::string shm_base() { return ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/s
 void check(const LaunchOptions& options) {
   check_usage(!options.program.empty(), "launch: no program to start", "lockstep launch -n 2 -- PROGRAM ARGS…");
   if (options.ranks < 0 || options.ranks > kMaxRanks)
-    throw UsageError(fmt::format("launch: {} ranks", options.ranks), fmt::format("-n takes 1 to {} or auto", kMaxRanks));
+    throw UsageError(fmt::format("launch: {} ranks", options.ranks),
+                     fmt::format("-n takes 1 to {} or auto", kMaxRanks));
   if (!(options.grace_seconds >= 0 && options.grace_seconds <= kMaxGraceSeconds))
     throw UsageError(fmt::format("launch: a grace of {} s", options.grace_seconds),
                      fmt::format("--grace-seconds takes 0 to {}", kMaxGraceSeconds));
   if (env("OMPI_COMM_WORLD_RANK"))
-    throw UsageError("launch: this process is itself a rank of an MPI job", "start `lockstep launch` outside of mpirun");
+    throw UsageError("launch: this process is itself a rank of an MPI job",
+                     "start `lockstep launch` outside of mpirun");
 }
 
 /// Open MPI's banners and comments, without the lines of dashes and blanks.
@@ -112,6 +114,10 @@ int launch(const LaunchOptions& options) {
   report.program = options.program[0];
   const Verdict verdict = judge(report);
   if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);
+  // A viewer that goes away (`| head`) is no loss; a full disk is.
+  for (const auto& queue : console.queues())
+    if (queue.error() != 0 && queue.error() != EPIPE)
+      console.say(fmt::format("output was lost: {}", errno_text(queue.error())));
   supervisor.flush_console();
   return verdict.exit_code;
 }

@@ -10,9 +10,10 @@ namespace lockstep::launcher {
 /// on stderr who failed first, how, and that rank's last lines. When it returns, or is killed, no process, file or
 /// shared memory of the job is left: the job's end is also the end of background processes that its ranks started.
 ///
-/// SIGUSR1 and SIGUSR2 are passed on to all programs. The running binary is started again as `_rank -- PROGRAM`, which
-/// must lead to rank_wrapper(). Call it from the main thread before any other thread starts.
-/// Throws UsageError (no program, wrong numbers, unwritable log directory), MpiError (no mpirun), DeviceError.
+/// The programs read nothing from stdin. SIGUSR1 and SIGUSR2 are passed on to all programs. The running binary is
+/// started again as `_rank -- PROGRAM`, which must lead to rank_wrapper(). Call it from the main thread before any
+/// other thread starts. Throws UsageError (no program, wrong numbers, unwritable log directory), MpiError (no mpirun),
+/// DeviceError.
 int launch(const LaunchOptions& options);
 
 }  // namespace lockstep::launcher

@@ -68,8 +68,9 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   set("OMPI_MCA_orte_tmpdir_base", facts.job_dir);
   for (const char* component : {"btl_vader", "osc_sm", "osc_rdma"})
     set(fmt::format("OMPI_MCA_{}_backing_directory", component), facts.shm_dir);
-  // The launcher ends the ranks itself, with its own grace: mpirun's shall not cut that short.
-  set("OMPI_MCA_odls_base_sigkill_timeout", std::to_string(static_cast<int>(std::ceil(options.grace_seconds)) + 1));
+  // Between the steps SIGCONT, SIGTERM and SIGKILL with which mpirun ends a job. Zero would leave the launcher no time
+  // to take that over; more would delay it where a rank had not yet started when the first signal came.
+  set("OMPI_MCA_odls_base_sigkill_timeout", "1");
   // The wrappers' parent-death signal follows the thread that forked them, so mpirun shall not use a pool of threads,
   // which it does for 32 ranks and more.
   set("OMPI_MCA_odls_base_num_threads", "0");
@@ -84,9 +85,7 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   return command;
 }
 
-std::string protect_argument(std::string argument) {
-  return is_separator(argument) ? argument + '\\' : argument;
-}
+std::string protect_argument(std::string argument) { return is_separator(argument) ? argument + '\\' : argument; }
 
 std::string unprotect_argument(std::string argument) {
   if (argument.size() > 1 && is_separator(argument)) argument.pop_back();

@@ -19,8 +19,8 @@ inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
 struct HostFacts {
   int cores = 1;  // that this process may use
   bool is_root = false;
-  std::string mpirun;       // full path
-  std::string self;         // full path of the running binary
+  std::string mpirun;  // full path
+  std::string self;    // full path of the running binary
   std::string job_dir;
   std::string shm_dir;
   std::string socket_path;  // of the launcher

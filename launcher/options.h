@@ -14,9 +14,9 @@ enum class BindTo { kCore, kSocket, kNone };
 struct LaunchOptions {
   int ranks = 0;  // 0: one rank for each core that this process may use
   BindTo bind_to = BindTo::kCore;
-  std::string log_dir;         // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
-  double grace_seconds = 1.0;  // from "please end" (SIGTERM) to SIGKILL
-  bool no_prefix = false;      // lines without "[rank] "
+  std::string log_dir;               // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
+  double grace_seconds = 1.0;        // from "please end" (SIGTERM) to SIGKILL
+  bool no_prefix = false;            // lines without "[rank] "
   std::vector<std::string> program;  // program and arguments
 };
 

@@ -40,7 +40,8 @@ class LineCutter {
     partial_.clear();
   }
   std::string_view partial() const { return partial_; }
-  /// Forgets the states of the unfinished line that a '\r' has overwritten, so that an hour of progress bar stays small.
+  /// Forgets the states of the unfinished line that a '\r' has overwritten, so that an hour of progress bar stays
+  /// small.
   void keep_last_state();
 
  private:

@@ -131,7 +131,7 @@ class Wrapper {
       } else if (signal->number != SIGCONT) {
         pass_signal(signal->number);
       } else if (signal->sender == ::getppid()) {
-        // mpirun has begun to end the job: it sends this first, and SIGTERM a second or more later.
+        // mpirun has begun to end the job: it sends this first, and SIGTERM a second later.
         told_ = true;
       }
       if (told_ && !was_told) launcher_.send(Told{signal->number});
@@ -173,7 +173,8 @@ int rank_wrapper(const std::vector<std::string>& program) {
   open_standard_fds();
   const auto rank = parse_int(env("OMPI_COMM_WORLD_RANK").value_or(""));
   const auto address = env(kLauncherVariable);
-  check_usage(rank && address, "_rank is started by `lockstep launch`, not by hand", "run `lockstep launch -- PROGRAM`");
+  check_usage(rank && address, "_rank is started by `lockstep launch`, not by hand",
+              "run `lockstep launch -- PROGRAM`");
   check_usage(!program.empty(), "_rank: no program", "run `lockstep launch -- PROGRAM`");
   // Before the child exists, so that its end is not missed.
   SignalQueue signals({SIGCHLD, SIGCONT, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2});

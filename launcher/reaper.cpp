@@ -26,11 +26,18 @@ namespace {
 constexpr int kSocket = STDERR_FILENO + 1;
 constexpr auto kPause = Millis(5);
 
-/// A new directory, mode 0700, whose name says whose it is: BASE/lockstep-USER-PID-XXXXXX with the launcher's pid. Empty
-/// if BASE cannot be written.
+/// A new directory, mode 0700, whose name says whose it is: BASE/lockstep-USER-PID-XXXXXX with the launcher's pid.
+/// Empty if BASE cannot be written.
 std::string make_private_directory(const std::string& base, const std::string& owner) {
   std::string path = fmt::format("{}/lockstep-{}-XXXXXX", base, owner);
   return ::mkdtemp(path.data()) != nullptr ? path : std::string();
+}
+
+/// Removes symbolic links, never what they point to. True once nothing is left.
+bool remove_directory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return !error;
 }
 
 std::string user_name() {
@@ -39,7 +46,7 @@ std::string user_name() {
 }
 
 bool environment_has(const std::string& pid, const std::string& mark) {
-  const UniqueFd file(::open(("/proc/" + pid + "/environ").c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(::open(fmt::format("/proc/{}/environ", pid).c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return false;
   std::string text(1, '\0');
   char chunk[16 * 1024];
@@ -88,19 +95,14 @@ void wait_for_end_of_file(int socket) {
 
   wait_for_end_of_file(kSocket);
 
-  // A process that is just dying may still write a file: go on until a pass finds neither process nor directory.
   const std::string mark = std::string(kJobVariable) + "=" + path;
   const Deadline deadline = Deadline::after_seconds(kReaperSeconds);
-  for (;;) {
-    const bool found = kill_marked(mark);
-    std::error_code error;
-    if (!found) {
-      std::filesystem::remove_all(path, error);  // removes symbolic links, never what they point to
-      std::filesystem::remove_all(shm_path, error);
-      if (!error && !std::filesystem::exists(path)) break;
-    }
+  const auto pause = [] { ::usleep(std::chrono::microseconds(kPause).count()); };
+  // Processes that are killed take a moment to end, and start others until then.
+  while (kill_marked(mark) && !deadline.expired()) pause();
+  while (!remove_directory(path) || !remove_directory(shm_path)) {
     if (deadline.expired()) break;
-    ::usleep(std::chrono::microseconds(kPause).count());
+    pause();
   }
   ::_exit(0);
 }

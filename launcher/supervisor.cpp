@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 
 #include "base/error.h"
 
@@ -13,8 +14,9 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr auto kPatience = Millis(100);
-// A lost wrapper may be mpirun's death, which shows a moment later; from SIGKILL to the end of a program.
+// A lost wrapper may be due to mpirun's death, which shows a moment later.
 constexpr auto kMomentForMpirun = Millis(20);
+// From SIGKILL to the end of a program.
 constexpr auto kKillTakes = Millis(300);
 // Connections that are still open after mpirun has ended: the wrappers die with it.
 constexpr auto kDrainTakes = Millis(300);
@@ -102,7 +104,7 @@ void Supervisor::close(Connection& connection) {
   while (connection.channel.receive() == Channel::Received::kBytes)
     while (const auto message = connection.channel.next()) handle(connection, *message);
   connection.channel.close();
-  if (connection.rank < 0) return;
+  if (connection.rank < 0) return begin_ending();  // died before it could say which rank it is
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
   console_.finish(connection.rank);
   if (report.ended()) return;
@@ -133,9 +135,11 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    console_.add(report.rank, output.stream, output.bytes);
                    if (!failure.empty()) console_.say(failure);
                  },
-                 [&](const Told&) {
+                 [&](const Told& told) {
                    report.told = true;
                    begin_ending();
+                   // mpirun has begun to end the job; stopped, it cannot cut the grace short.
+                   if (told.signal_number == SIGCONT && !mpirun_ending_) ::kill(mpirun_, SIGSTOP);
                  },
                  [&](const Ended& ended) {
                    report.ending = ended.ending;
@@ -152,7 +156,10 @@ void Supervisor::handle(Connection& connection, const Message& message) {
 void Supervisor::accept_ranks() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) return;
+    if (!socket) {
+      check_system(errno == EAGAIN || errno == EINTR || errno == ECONNABORTED, "accepting a rank's connection");
+      return;
+    }
     connections_.emplace_back(std::move(socket));
   }
 }
@@ -203,7 +210,10 @@ void Supervisor::advance() {
       if (all_ended) {
         const bool lost = std::any_of(reports_.begin(), reports_.end(), [](const auto& report) { return report.lost; });
         enter(Phase::kKilling, lost ? kMomentForMpirun : Clock::duration::zero());
-      } else if (expired || hurry_) {
+      } else if (hurry_) {
+        signal_all(SIGKILL);
+        enter(Phase::kKilling, kKillTakes);
+      } else if (expired) {
         signal_all(SIGTERM);
         enter(Phase::kGrace, grace_);
       }
@@ -224,7 +234,7 @@ void Supervisor::advance() {
 }
 
 bool Supervisor::all_programs_ended() const {
-  // A rank that has not been seen has no program yet, unless the job is only starting.
+  // A rank that has not been seen by the time the job is to end need not start any more.
   return std::all_of(reports_.begin(), reports_.end(), [&](const RankReport& report) {
     return report.ended() || (!report.seen && phase_ != Phase::kRunning);
   });
@@ -254,8 +264,7 @@ void Supervisor::flush_console() {
     const int ready = ::poll(entries.data(), entries.size(), timeout_ms);
     if (ready == 0) return;
     if (ready < 0) continue;
-    if (entries[0].revents != 0)
-      take_signals();
+    if (entries[0].revents != 0) take_signals();
     std::size_t index = 1;
     for (auto& queue : console_.queues())
       if (entries[index++].revents != 0) queue.write_some();

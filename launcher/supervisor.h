@@ -21,7 +21,8 @@ namespace lockstep::launcher {
 ///   2. They get SIGTERM (or what the user pressed), and the grace to end.
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
-/// A Ctrl-C while a job ends goes to 3 at once.
+/// A Ctrl-C while a job ends goes to 3 at once. Where mpirun itself begins to end the job (a wrapper was killed, a rank
+/// left without MPI_Finalize, somebody sent it SIGTERM), the wrappers say so and the same steps are taken.
 ///
 /// One thread, one poll() loop. The objects passed in must outlive it.
 class Supervisor {

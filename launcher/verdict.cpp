@@ -18,9 +18,7 @@ bool blames_a_peer(const RankReport& report) {
           report.ending->value == static_cast<int>(ExitCode::kTimeout));
 }
 
-bool is_sudden(const RankReport& report) {
-  return report.lost || report.ending->how == Ending::How::kSignalled;
-}
+bool is_sudden(const RankReport& report) { return report.lost || report.ending->how == Ending::How::kSignalled; }
 
 const RankReport* first_failure(std::span<const RankReport> ranks) {
   std::vector<const RankReport*> failed;
@@ -73,8 +71,9 @@ Verdict interrupted(const JobReport& job) {
   });
   Verdict verdict;
   verdict.exit_code = checkpointed ? kCheckpointed : 128 + job.interrupted_by;
-  verdict.line = fmt::format("stopped by {}{}", job.interrupted_by == SIGINT ? "Ctrl-C" : signal_name(job.interrupted_by),
-                             checkpointed ? " after saving a checkpoint" : "");
+  verdict.line =
+      fmt::format("stopped by {}{}", job.interrupted_by == SIGINT ? "Ctrl-C" : signal_name(job.interrupted_by),
+                  checkpointed ? " after saving a checkpoint" : "");
   return verdict;
 }
 
@@ -94,18 +93,18 @@ Verdict judge(const JobReport& job) {
   const RankReport* first = first_failure(job.ranks);
   const bool explained = first != nullptr && !first->told && !first->lost;
   if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
-    return mpirun_failed(job, fmt::format("mpirun, which holds the ranks together, was ended by {}",
-                                          signal_name(job.mpirun.value)));
+    return mpirun_failed(
+        job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
   const auto unseen = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return !report.seen; });
   if (unseen != job.ranks.end() && (first == nullptr || first->told)) {
     if (std::none_of(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return report.seen; }))
-      return mpirun_failed(job, fmt::format("mpirun ended with code {} before any rank had started",
-                                            job.mpirun.exit_code()));
+      return mpirun_failed(
+          job, fmt::format("mpirun ended with code {} before any rank had started", job.mpirun.exit_code()));
     Verdict verdict;
     verdict.exit_code = code_of_lost_wrapper(job);
     verdict.show_mpirun = true;
-    verdict.line = fmt::format("rank {} of {} never started: its wrapper was killed or failed", unseen->rank,
-                               job.ranks.size());
+    verdict.line =
+        fmt::format("rank {} of {} never started: its wrapper was killed or failed", unseen->rank, job.ranks.size());
     return verdict;
   }
   if (first == nullptr) return {};
@@ -114,6 +113,13 @@ Verdict judge(const JobReport& job) {
   verdict.rank = first->rank;
   verdict.show_mpirun = !explained;
   verdict.line = describe(*first, job);
+  const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(),
+                                 [](const auto& report) { return report.ending && !report.failed() && !report.told; });
+  if (first->told && gone != job.ranks.end())
+    verdict.line = fmt::format(
+        "mpirun ended the job: rank {} of {} (host {}, pid {}) had exited with code 0 while others "
+        "still ran → every rank that calls MPI_Init must call MPI_Finalize",
+        gone->rank, job.ranks.size(), gone->host, gone->pid);
   return verdict;
 }
 

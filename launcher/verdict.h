@@ -36,8 +36,8 @@ struct JobReport {
 
 struct Verdict {
   int exit_code = 0;
-  std::string line;         // for people, one line; empty when all went well
-  std::optional<int> rank;  // whose last lines and log explain it
+  std::string line;          // for people, one line; empty when all went well
+  std::optional<int> rank;   // whose last lines and log explain it
   bool show_mpirun = false;  // what mpirun wrote explains it
 };
 

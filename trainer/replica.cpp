@@ -62,6 +62,8 @@ std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
 }
 
 void Replica::begin_step(std::int64_t step) {
+  // Not at the end of the first step: its gradients stay readable until the second begins.
+  if (order_known_ && !std::exchange(order_adopted_, true) && reducer_.adopt_ready_order()) bind_gradients();
   for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
   reducer_.begin_step(step);
 }
@@ -89,10 +91,7 @@ void Replica::finish(const std::function<void(const Totals&)>& on_first,
     }
     for (const std::size_t slot : slots) on_parameter(slot);
   });
-  if (!order_adopted_) {
-    order_adopted_ = true;
-    if (reducer_.adopt_ready_order()) bind_gradients();
-  }
+  order_known_ = true;
 }
 
 void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(), 0); }

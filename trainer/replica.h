@@ -34,14 +34,15 @@ class Replica {
     double count = 0;
   };
 
-  /// Opens step `step`; then either backward() or contribute_nothing(), then finish().
+  /// Collective in the second step. Opens step `step`; then either backward() or contribute_nothing(), then finish().
   void begin_step(std::int64_t step);
   /// Runs `loss` backwards. `loss.totals()` of `count` local samples join the sums.
   void backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count);
   /// This rank has no samples in this step.
   void contribute_nothing();
   /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
-  /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks. Either may throw.
+  /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks, until the next begin_step.
+  /// Either may throw.
   void finish(const std::function<void(const Totals&)>& on_first,
               const std::function<void(std::size_t)>& on_parameter);
 
@@ -59,6 +60,7 @@ class Replica {
   nn::Module& module_;
   std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
   ddp::Reducer reducer_;
+  bool order_known_ = false;  // a step has shown in which order gradients become ready
   bool order_adopted_ = false;
 };
 

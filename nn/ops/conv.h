@@ -15,16 +15,18 @@ struct Window {
   std::array<std::int64_t, 2> stride = {1, 1};
   std::array<std::int64_t, 2> padding = {0, 0};
 
-  /// floor((in + 2·padding − kernel) / stride) + 1; throws UsageError when the kernel does not fit.
+  /// floor((in + 2·padding − kernel) / stride) + 1. Throws UsageError when the kernel does not fit, or for a kernel or
+  /// stride below 1 or a negative padding.
   std::int64_t output_extent(int axis, std::int64_t in) const;
 };
 
 /// f32, cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C), b is (O) or undefined,
-/// y is (N, H', W', O).
+/// y is (N, H', W', O). N may be 0.
 class ConvKernels {
  public:
   virtual ~ConvKernels() = default;
-  /// `w_version` changes whenever the content of w does: packed copies of w are kept until then.
+  /// `w_version` changes whenever the content at w's address does, also when another tensor comes to lie there: packed
+  /// copies of w are kept until then.
   virtual void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b,
                        const Window& window, Epilogue epilogue, const Tensor& y) = 0;
   virtual void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,

@@ -7,10 +7,10 @@
 
 namespace lockstep::nn {
 
-/// What a kernel does with its result before it stores it.
+/// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is.
 enum class Epilogue : std::uint8_t { kNone, kRelu };
 
-/// f32. N samples, I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias).
+/// f32. N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias).
 class LinearKernels {
  public:
   virtual ~LinearKernels() = default;

@@ -5,15 +5,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <new>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::nn {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kMaxBytes = std::size_t{1} << 60;  // sums of sizes below do not overflow
 
 // Class 4k + q holds blocks of (4 + q) · 2^k cache lines, q in 0…3.
 int class_of(std::size_t bytes) {
@@ -34,7 +35,9 @@ class HostMemory final : public MemorySource {
     const bool large = bytes >= kHugePage;
     const std::size_t alignment = large ? kHugePage : kCacheLine;
     void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    if (data == nullptr) throw std::bad_alloc();
+    if (data == nullptr)
+      throw DeviceError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
+                        "use a smaller batch or model, or a machine with more memory");
     if (large) ::madvise(data, bytes, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
     return static_cast<std::byte*>(data);
   }
@@ -53,6 +56,9 @@ CachingAllocator::~CachingAllocator() {
 }
 
 Block* CachingAllocator::acquire(std::size_t bytes) {
+  if (bytes > kMaxBytes)
+    throw DeviceError(fmt::format("no memory holds {}", human_bytes(static_cast<double>(bytes))),
+                      "use a smaller batch or model");
   const int size_class = class_of(bytes);
   const std::lock_guard lock(mutex_);
   Block*& list = free_lists_[static_cast<std::size_t>(size_class)];
@@ -62,9 +68,10 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   } else {
     auto made = std::make_unique<Block>();
     made->bytes = class_bytes(size_class);
-    made->data = source_->allocate(made->bytes);
     made->size_class = size_class;
     made->owner = this;
+    blocks_.reserve(blocks_.size() + 1);  // what can fail comes before there is memory to lose
+    made->data = source_->allocate(made->bytes);
     block = made.get();
     blocks_.push_back(std::move(made));
     ++stats_.system_allocations;

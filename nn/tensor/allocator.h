@@ -14,12 +14,12 @@ namespace lockstep::nn {
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// At least 64-byte aligned. Throws std::bad_alloc or a DeviceError that says how much was asked, held and free.
+  /// At least 64-byte aligned. Throws DeviceError that says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
 };
 
-/// Page-backed host memory; large blocks ask for huge pages.
+/// Host memory; large blocks ask for huge pages.
 std::unique_ptr<MemorySource> make_host_memory();
 
 class CachingAllocator;
@@ -34,7 +34,8 @@ struct Block {
   Block* next_free = nullptr;
 };
 
-/// Keeps freed blocks in lists by size class (four classes for each power of two, so at most a fifth is wasted) and
+/// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
+/// wasted; 256 bytes at least) and
 /// hands them out again: a training loop of fixed shapes asks the system for nothing after its first steps.
 /// Thread-safe. Must outlive every tensor that it gave memory to.
 class CachingAllocator {

@@ -54,10 +54,14 @@ class Tensor {
       block_->owner->recycle(block_);
   }
 
-  /// New memory; the content is unspecified.
+  /// New memory; the content is unspecified. Throws UsageError for sizes that no memory has.
   static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype = DType::kF32) {
+    std::size_t bytes = size_of(dtype);
+    for (const auto extent : shape.dims())
+      if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes))
+        throw UsageError(fmt::format("a tensor of {} is no size that memory can have", to_string(shape)));
     Tensor made;
-    made.block_ = allocator.acquire(static_cast<std::size_t>(shape.count()) * size_of(dtype));
+    made.block_ = allocator.acquire(bytes);
     made.data_ = made.block_->data;
     made.shape_ = shape;
     made.dtype_ = dtype;

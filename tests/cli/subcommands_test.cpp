@@ -43,7 +43,7 @@ TEST(Subcommands, FlagsOfAnotherSubcommandAreNamedSo) {
 
 TEST(Subcommands, MissingParts) {
   EXPECT_THAT(complaint({"train"}), HasSubstr("needs a MODEL"));
-  EXPECT_THAT(complaint({"train", "cnn"}), HasSubstr("needs --data"));
+  EXPECT_THAT(complaint({"train", "cnn"}), HasSubstr("give --data"));
   EXPECT_THAT(complaint({"launch", "-n", "2"}), HasSubstr("needs a program"));
   EXPECT_THAT(complaint({"launch", "-n", "2", "lockstep", "train"}), HasSubstr("put -- before the program"));
   EXPECT_THAT(complaint({"launch", "-n", "0", "--", "true"}), HasSubstr("--np 0"));

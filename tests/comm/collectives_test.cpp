@@ -1,15 +1,263 @@
+// Every collective against a plain loop, on the group that make_group gives.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {
-TEST(Collectives, Sum) {
-  auto& g = testing::group();
-  auto arena = g.allocate(4096);
-  auto v = arena->view<float>(0, 100);
-  for (auto& x : v) x = static_cast<float>(g.rank() + 1);
-  g.all_reduce({arena.get(), 0, 100, DType::kF32}, ReduceOp::kSum).wait_host();
-  EXPECT_EQ(v[99], static_cast<float>(g.size() * (g.size() + 1) / 2));
-  EXPECT_EQ(g.all_gather_text(fmt::format("r{}", g.rank())).back(), fmt::format("r{}", g.size() - 1));
+namespace {
+
+using reference::Bytes;
+using testing::group;
+
+/// What rank `group().rank()`'s region must hold after the operation; nothing where it is unspecified.
+struct Expected {
+  std::size_t begin = 0;
+  Bytes bytes;
+};
+
+Expected expected_of(OpKind kind, DType dtype, ReduceOp op, std::size_t count, int root, std::uint64_t seed) {
+  const auto parts = reference::contributions(dtype, count, seed, group().size());
+  const std::size_t element = size_of(dtype);
+  const auto slice_bytes = [&](const Bytes& bytes, int rank) {
+    const Slice slice = slice_of(count, element, rank, group().size());
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(slice.begin * element);
+    return Expected{slice.begin * element, Bytes(begin, begin + static_cast<std::ptrdiff_t>(slice.count * element))};
+  };
+  switch (kind) {
+    case OpKind::kAllReduce: return {0, reference::reduce(dtype, op, parts)};
+    case OpKind::kReduceScatter: return slice_bytes(reference::reduce(dtype, op, parts), group().rank());
+    case OpKind::kBroadcast: return {0, parts[static_cast<std::size_t>(root)]};
+    case OpKind::kAllGather: {
+      Expected all;
+      for (int r = 0; r < group().size(); ++r) {
+        const Expected slice = slice_bytes(parts[static_cast<std::size_t>(r)], r);
+        all.bytes.insert(all.bytes.end(), slice.bytes.begin(), slice.bytes.end());
+      }
+      return all;
+    }
+    case OpKind::kBarrier: break;
+  }
+  return {};
 }
+
+Work issue(OpKind kind, const Region& region, ReduceOp op, int root) {
+  switch (kind) {
+    case OpKind::kAllReduce: return group().all_reduce(region, op);
+    case OpKind::kReduceScatter: return group().reduce_scatter(region, op);
+    case OpKind::kAllGather: return group().all_gather(region);
+    case OpKind::kBroadcast: return group().broadcast(region, root);
+    case OpKind::kBarrier: break;
+  }
+  return group().barrier();
+}
+
+void fill(const Region& region, std::uint64_t seed) {
+  const Bytes mine = reference::contribution(region.dtype, region.count, seed, group().rank());
+  if (!mine.empty()) std::memcpy(region.data(), mine.data(), mine.size());
+}
+
+bool holds(const Region& region, const Expected& expected) {
+  return expected.bytes.empty() ||
+         std::memcmp(region.data() + expected.begin, expected.bytes.data(), expected.bytes.size()) == 0;
+}
+
+/// Runs one operation with guard bytes round its region.
+::testing::AssertionResult check(Arena& arena, OpKind kind, DType dtype, ReduceOp op, std::size_t count, int root,
+                                 std::uint64_t seed) {
+  const Region region{&arena, kArenaAlignment, count, dtype};
+  constexpr auto kGuard = std::byte{0xa7};
+  std::memset(arena.data(), static_cast<int>(kGuard), kArenaAlignment);
+  std::memset(region.data() + region.bytes(), static_cast<int>(kGuard), kArenaAlignment);
+  fill(region, seed);
+  issue(kind, region, op, root).wait_host();
+  const auto where = fmt::format("{} ({}) of {} {} from root {} on rank {} of {}", name_of(kind), name_of(op), count,
+                                 lockstep::name_of(dtype), root, group().rank(), group().size());
+  if (!holds(region, expected_of(kind, dtype, op, count, root, seed)))
+    return ::testing::AssertionFailure() << "wrong bits after " << where;
+  for (std::size_t i = 0; i < kArenaAlignment; ++i)
+    if (arena.data()[i] != kGuard || region.data()[region.bytes() + i] != kGuard)
+      return ::testing::AssertionFailure() << "bytes outside the region were written by " << where;
+  return ::testing::AssertionSuccess();
+}
+
+std::vector<std::size_t> counts_of(DType dtype) {
+  std::vector<std::size_t> counts = {0, 1, 2, 3, 63, 64, 65, 1000};
+  // Round the limit between small and sliced allreduces for any number of ranks.
+  const std::size_t element = size_of(dtype);
+  for (const std::size_t ranks : {2u, 3u, 4u, 5u})
+    for (const std::size_t count : {16384 / (ranks - 1) / element - 1, 16384 / (ranks - 1) / element,
+                                    16384 / (ranks - 1) / element + 1})
+      counts.push_back(count);
+  return counts;
+}
+
+TEST(Collectives, MatchPlainLoops) {
+  const auto arena = group().allocate(64 * 1024);
+  std::uint64_t seed = 1;
+  for (const DType dtype : reference::kDTypes)
+    for (const std::size_t count : counts_of(dtype)) {
+      for (const ReduceOp op : reference::kReduceOps) {
+        ASSERT_TRUE(check(*arena, OpKind::kAllReduce, dtype, op, count, 0, ++seed));
+        ASSERT_TRUE(check(*arena, OpKind::kReduceScatter, dtype, op, count, 0, ++seed));
+      }
+      ASSERT_TRUE(check(*arena, OpKind::kAllGather, dtype, ReduceOp::kSum, count, 0, ++seed));
+      for (int root = 0; root < group().size(); ++root)
+        ASSERT_TRUE(check(*arena, OpKind::kBroadcast, dtype, ReduceOp::kSum, count, root, ++seed));
+    }
+}
+
+TEST(Collectives, BigRegionsRoundTheChunkEdges) {
+  const std::size_t chunk = 1 << 20;
+  const auto ranks = static_cast<std::size_t>(group().size());
+  const auto arena = group().allocate(ranks * 2 * chunk + 4096);
+  std::uint64_t seed = 1000;
+  for (const std::size_t bytes : {chunk, ranks * chunk - 64, ranks * chunk, ranks * chunk + 4, ranks * 2 * chunk + 4}) {
+    for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast})
+      ASSERT_TRUE(check(*arena, kind, DType::kF32, ReduceOp::kSum, bytes / 4, group().size() - 1, ++seed));
+    ASSERT_TRUE(check(*arena, OpKind::kAllReduce, DType::kBF16, ReduceOp::kSum, bytes / 2 - 1, 0, ++seed));
+  }
+}
+
+TEST(Collectives, RandomSequencesWithManyUnderWay) {
+  // Eight regions, each with an operation under way at any time; the same choices on every rank.
+  constexpr std::size_t kRegions = 8, kRegionBytes = 300'000;
+  const auto arena = group().allocate(kRegions * kRegionBytes);
+  std::mt19937_64 random(20240229);
+  struct UnderWay {
+    Work work;
+    Region region;
+    Expected expected;
+    std::string what;
+  };
+  std::vector<UnderWay> under_way(kRegions);
+  const auto finish = [](UnderWay& op) {
+    op.work.wait_host();
+    if (op.region.arena == nullptr) return;
+    ASSERT_TRUE(holds(op.region, op.expected)) << op.what;
+  };
+  for (std::uint64_t i = 0; i < 600; ++i) {
+    const std::size_t place = random() % kRegions;
+    ASSERT_NO_FATAL_FAILURE(finish(under_way[place]));
+    const auto kind = static_cast<OpKind>(random() % 5);
+    const DType dtype = reference::kDTypes[random() % std::size(reference::kDTypes)];
+    const ReduceOp op = reference::kReduceOps[random() % std::size(reference::kReduceOps)];
+    const int root = static_cast<int>(random() % static_cast<std::uint64_t>(group().size()));
+    const std::size_t most = kRegionBytes / 8 >> (random() % 12);
+    const Region region{arena.get(), place * kRegionBytes, random() % (most + 1), dtype};
+    UnderWay& next = under_way[place];
+    next.region = {};
+    if (kind != OpKind::kBarrier) {
+      fill(region, i);
+      next.region = region;
+      next.expected = expected_of(kind, dtype, op, region.count, root, i);
+      next.what = fmt::format("operation {}: {} {} of {} {}", i, name_of(kind), name_of(op), region.count,
+                              lockstep::name_of(dtype));
+    }
+    next.work = issue(kind, region, op, root);
+    // Ranks drift apart, each in its own way.
+    if (reference::mix(i, group().rank(), 0) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    if (reference::mix(i, group().rank(), 1) % 4 == 0) group().poll();
+  }
+  for (UnderWay& op : under_way) ASSERT_NO_FATAL_FAILURE(finish(op));
+}
+
+TEST(Collectives, ManyMoreThanTheWindow) {
+  constexpr std::size_t kOps = 300;
+  const auto arena = group().allocate(kOps * kArenaAlignment);
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < kOps; ++i) {
+    const Region region{arena.get(), i * kArenaAlignment, 5, DType::kI64};
+    fill(region, i);
+    works.push_back(group().all_reduce(region, ReduceOp::kSum));
+  }
+  // Waiting for the last is waiting for all.
+  works.back().wait_host();
+  for (std::size_t i = 0; i < kOps; ++i) {
+    EXPECT_TRUE(works[i].done());
+    const Region region{arena.get(), i * kArenaAlignment, 5, DType::kI64};
+    ASSERT_TRUE(holds(region, expected_of(OpKind::kAllReduce, DType::kI64, ReduceOp::kSum, 5, 0, i))) << i;
+  }
+}
+
+TEST(Collectives, DoneBecomesTrueWithoutAWait) {
+  const auto arena = group().allocate(4096);
+  const Region region{arena.get(), 0, 1024, DType::kF32};
+  fill(region, 5);
+  const Work work = group().all_reduce(region, ReduceOp::kSum);
+  const auto deadline = Deadline::after_seconds(30);
+  while (!work.done()) ASSERT_FALSE(deadline.expired());
+  EXPECT_TRUE(holds(region, expected_of(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, 1024, 0, 5)));
+}
+
+// Longer than the patience after which ranks compare where they are: being late is no error.
+TEST(Collectives, ALateRankIsWaitedFor) {
+  const auto arena = group().allocate(1 << 20);
+  for (const std::size_t count : {1ul, 200'000ul}) {
+    const Region region{arena.get(), 0, count, DType::kF32};
+    fill(region, count);
+    if (group().rank() == group().size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    group().all_reduce(region, ReduceOp::kSum).wait_host();
+    EXPECT_TRUE(holds(region, expected_of(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, count, 0, count)));
+  }
+  group().barrier().wait_host();
+}
+
+TEST(Collectives, ABarrierWaitsForEveryRank) {
+  // Each rank in turn comes late; nobody may leave before it has come.
+  const auto arena = group().allocate(64);
+  for (int late = 0; late < group().size(); ++late) {
+    if (group().rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const auto came = Clock::now().time_since_epoch().count();
+    group().barrier().wait_host();
+    const auto left = Clock::now().time_since_epoch().count();
+    // The steady clock is one for all processes of a host.
+    arena->view<std::int64_t>(0, 1)[0] = came;
+    group().all_reduce({arena.get(), 0, 1, DType::kI64}, ReduceOp::kMax).wait_host();
+    EXPECT_LE(arena->view<std::int64_t>(0, 1)[0], left);
+  }
+}
+
+TEST(Collectives, ObjectsOfAnySize) {
+  for (const std::size_t base : {0ul, 1ul, 4095ul, 4096ul, 4097ul, 10'000ul}) {
+    // Another size on every rank, none on rank 0.
+    const auto text_of = [&](int rank) {
+      return std::string(base * static_cast<std::size_t>(rank), static_cast<char>('a' + rank));
+    };
+    const auto texts = group().all_gather_text(text_of(group().rank()));
+    ASSERT_EQ(texts.size(), static_cast<std::size_t>(group().size()));
+    for (int r = 0; r < group().size(); ++r) ASSERT_EQ(texts[static_cast<std::size_t>(r)], text_of(r));
+  }
+  const std::string mine = fmt::format("rank {}", group().rank());
+  const int root = group().size() - 1;
+  const auto gathered = group().gather_objects(std::as_bytes(std::span(mine)), root);
+  EXPECT_EQ(gathered.size(), group().rank() == root ? static_cast<std::size_t>(group().size()) : 0u);
+}
+
+TEST(Collectives, ArenasAreZeroedAndPageAligned) {
+  for (const std::size_t bytes : {0ul, 1ul, 4097ul, 1ul << 20}) {
+    const auto arena = group().allocate(bytes);
+    EXPECT_EQ(arena->bytes(), bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena->data()) % 4096, 0u);
+    for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(arena->data()[i], std::byte{0});
+  }
+  EXPECT_THROW(group().allocate(std::numeric_limits<std::size_t>::max()), std::bad_alloc);
+}
+
+TEST(Collectives, MisuseIsAUsageErrorAndBreaksNothing) {
+  const auto arena = group().allocate(64);
+  EXPECT_THROW(group().all_reduce({arena.get(), 0, 17, DType::kF32}, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(group().all_reduce({arena.get(), 2, 1, DType::kF32}, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(group().all_reduce({arena.get(), 128, 0, DType::kF32}, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(group().all_reduce({}, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, group().size()), UsageError);
+  EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, -1), UsageError);
+  group().barrier().wait_host();
+}
+
+}  // namespace
 }  // namespace lockstep::comm

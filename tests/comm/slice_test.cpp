@@ -13,7 +13,9 @@ TEST(Slice, CoversEverythingInOrderOnCacheLines) {
         for (int r = 0; r < n; ++r) {
           const Slice slice = slice_of(count, element, r, n);
           ASSERT_EQ(slice.begin, next);
-          if (slice.count > 0) ASSERT_EQ(slice.begin * element % 64, 0u);
+          if (slice.count > 0) {
+            ASSERT_EQ(slice.begin * element % 64, 0u);
+          }
           next += slice.count;
           largest = std::max(largest, slice.count);
         }

@@ -8,6 +8,8 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -27,7 +29,8 @@ std::string read_now(int fd) {
 /// A console on two pipes.
 class PipedConsole {
  public:
-  PipedConsole(int ranks, bool prefix) : out_(pipe()), err_(pipe()), console(ranks, prefix, out_.second.get(), err_.second.get()) {}
+  PipedConsole(int ranks, bool prefix)
+      : out_(pipe()), err_(pipe()), console(ranks, prefix, out_.second.get(), err_.second.get()) {}
   std::string out() { return drain(console.queues().front(), out_.first.get()); }
   std::string err() { return drain(console.queues().back(), err_.first.get()); }
 
@@ -90,7 +93,7 @@ TEST(ConsoleTest, AReaderThatWentAwayIsNoError) {
   Console console(1, false, write_end.get(), write_end.get());
   console.add(0, 1, "lost\n");
   console.queues()[0].write_some();
-  EXPECT_TRUE(console.queues()[0].broken());
+  EXPECT_EQ(console.queues()[0].error(), EPIPE);
   console.add(0, 1, "lost too\n");
   EXPECT_EQ(console.backlog_bytes(), 0u);
 }

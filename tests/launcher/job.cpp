@@ -85,9 +85,11 @@ Job::Job(std::vector<std::string> launch_arguments) : shm_before_(names_in("/dev
 }
 
 Job::~Job() {
-  for (const auto& process : processes()) ::kill(process.pid, SIGKILL);
+  // The launcher first, so that its reaper can do its work.
+  if (!ended_) ::kill(launcher_, SIGKILL);
   wait();
   leftovers_at(Deadline::after_seconds(5));
+  for (const auto& process : processes()) ::kill(process.pid, SIGKILL);
   std::error_code ignored;
   fs::remove_all(directory_, ignored);
 }
@@ -162,7 +164,8 @@ std::string Job::leftovers() const {
   for (const auto& name : names_in(directory_ + "/tmp")) left += "TMPDIR/" + name + "\n";
   for (const auto& name : names_in("/dev/shm")) {
     if (std::find(shm_before_.begin(), shm_before_.end(), name) != shm_before_.end()) continue;
-    const bool another_job = name.starts_with("lockstep-") && name.find(fmt::format("-{}-", launcher_)) == std::string::npos;
+    const bool another_job =
+        name.starts_with("lockstep-") && name.find(fmt::format("-{}-", launcher_)) == std::string::npos;
     if (!another_job && !somebody_maps(name)) left += "/dev/shm/" + name + "\n";
   }
   return left;

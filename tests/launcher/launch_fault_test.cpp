@@ -38,7 +38,8 @@ TEST_P(DeathTest, AtARandomMoment) {
                              rank, ranks, moment.count()));
     Job job({"-n", std::to_string(ranks), "--", MPI_SPIN_PROGRAM});
     std::this_thread::sleep_for(moment);
-    const JobProcess target = victim == Role::kLauncher ? JobProcess{job.launcher(), victim, 0} : job.find(victim, rank);
+    const JobProcess target =
+        victim == Role::kLauncher ? JobProcess{job.launcher(), victim, 0} : job.find(victim, rank);
     ASSERT_GT(target.pid, 0);
     ASSERT_EQ(::kill(target.pid, SIGKILL), 0);
     const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);
@@ -64,8 +65,7 @@ INSTANTIATE_TEST_SUITE_P(, DeathTest, testing::Values(Role::kLauncher, Role::kMp
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(StubbornRanksTest, AreEndedWithinTheGrace) {
-  Job job({"-n", "3", "--", "/bin/sh", "-c",
-           "trap '' TERM; echo ready; while :; do sleep 0.01; done"});
+  Job job({"-n", "3", "--", "/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"});
   ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready") && job.says("[2] ready")) << job.err();
   const auto program = job.find(Role::kProgram, 1);
   ASSERT_EQ(::kill(program.pid, SIGKILL), 0);
@@ -75,7 +75,8 @@ TEST(StubbornRanksTest, AreEndedWithinTheGrace) {
 }
 
 TEST(StubbornRanksTest, EndWithTheirLauncherToo) {
-  Job job({"-n", "2", "--", "/bin/sh", "-c", "trap '' TERM INT HUP; (setsid sleep 100) & echo ready; sleep 100; sleep 100"});
+  Job job({"-n", "2", "--", "/bin/sh", "-c",
+           "trap '' TERM INT HUP; (setsid sleep 100) & echo ready; sleep 100; sleep 100"});
   ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
   job.send(SIGKILL);
   const Deadline deadline = Deadline::after_seconds(kEverythingEndsSeconds);

@@ -20,7 +20,8 @@ const std::string kRankIs1 = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
 
 std::vector<std::string> sh(const std::string& flags, const std::string& script) {
   std::vector<std::string> arguments = split(flags, ' ');
-  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script}) arguments.push_back(word);
+  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
+    arguments.push_back(word);
   return arguments;
 }
 
@@ -55,9 +56,10 @@ TEST(LaunchTest, SignalsAreNamed) {
 }
 
 TEST(LaunchTest, TheFirstFailureIsNamedWithItsLastLines) {
-  Job job(sh("-n 3", "trap 'echo I was told; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
-                     "until [ -e ${ready}0 ] && [ -e ${ready}1 ] && [ -e ${ready}2 ]; do sleep 0.01; done\n" +
-                         kRankIs1 + " && { echo about to fail; exit 6; }\nwhile :; do sleep 0.01; done"));
+  Job job(sh("-n 3",
+             "trap 'echo I was told; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
+             "until [ -e ${ready}0 ] && [ -e ${ready}1 ] && [ -e ${ready}2 ]; do sleep 0.01; done\n" +
+                 kRankIs1 + " && { echo about to fail; exit 6; }\nwhile :; do sleep 0.01; done"));
   EXPECT_EQ(job.wait(), 6);
   EXPECT_THAT(job.err(), HasSubstr("rank 1 of 3"));
   EXPECT_THAT(job.err(), HasSubstr("  | about to fail\n"));
@@ -78,7 +80,8 @@ TEST(LaunchTest, ProgramsThatCannotStart) {
 }
 
 TEST(LaunchTest, ArgumentsArriveAsTheyAre) {
-  const std::vector<std::string> odd = {"", ":", ":\\", "a b", "\"q\"", "$HOME", "-n", "--", "two\nlines", "\xff\xfe", "é"};
+  const std::vector<std::string> odd = {"",   ":",  ":\\",        "a b",      "\"q\"", "$HOME",
+                                        "-n", "--", "two\nlines", "\xff\xfe", "é"};
   std::vector<std::string> arguments = {"-n", "1", "--no-prefix", "--", "printf", "<%s>"};
   arguments.insert(arguments.end(), odd.begin(), odd.end());
   Job job(arguments);
@@ -99,7 +102,9 @@ TEST(LaunchTest, LongLinesBinaryBytesAndMissingNewlines) {
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string prefix = fmt::format("[{}] ", rank);
       expected.push_back(prefix + std::string(300000, static_cast<char>('0' + rank)));
-      expected.push_back(prefix + std::string("a\0\xff" "b\r", 5));
+      expected.push_back(prefix + std::string("a\0\xff"
+                                              "b\r",
+                                              5));
       expected.push_back(prefix + "end");
     }
     std::sort(expected.begin(), expected.end());
@@ -112,7 +117,10 @@ TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
   std::string directory = (std::filesystem::temp_directory_path() / "launch-logs-XXXXXX").string();
   ASSERT_NE(::mkdtemp(directory.data()), nullptr);
   {
-    Job job(sh("-n 2 --log-dir " + directory + "/new", "echo out $OMPI_COMM_WORLD_RANK; " + kRankIs1 + " && exit 3; exit 0"));
+    const std::string logs = directory + "/new";
+    Job job(sh("-n 2 --log-dir " + logs, "echo out $OMPI_COMM_WORLD_RANK; " + kRankIs1 +
+                                             " || exit 0; until grep -q out " + logs +
+                                             "/rank-0.log; do sleep 0.01; done; exit 3"));
     EXPECT_EQ(job.wait(), 3);
     EXPECT_THAT(job.err(), HasSubstr("its log is " + directory + "/new/rank-1.log"));
     std::ifstream log(directory + "/new/rank-0.log");
@@ -135,8 +143,7 @@ TEST(LaunchTest, UserSignalsReachThePrograms) {
   ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
   job.send(SIGUSR1);
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()),
-              testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
+  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
 }
 
 TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {

@@ -42,8 +42,8 @@ LaunchOptions options_for(int ranks) {
 
 TEST(MpirunCommandTest, CommandLine) {
   EXPECT_THAT(command_for(options_for(2), two_cores()).argv,
-              testing::ElementsAre("/usr/bin/mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "/opt/lockstep",
-                                   "_rank", "--", "train", "--lr", "0.1"));
+              testing::ElementsAre("/usr/bin/mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2",
+                                   "/opt/lockstep", "_rank", "--", "train", "--lr", "0.1"));
 }
 
 TEST(MpirunCommandTest, AutoIsOneRankForEachCore) {
@@ -60,8 +60,8 @@ TEST(MpirunCommandTest, MoreRanksThanCoresYield) {
 
 TEST(MpirunCommandTest, EverythingLiesInTheJobsDirectories) {
   const auto command =
-      command_for(options_for(2), two_cores(), {{"OMPI_MCA_orte_tmpdir_base", "/scratch"},
-                                                {"OMPI_MCA_btl_vader_backing_directory", "/dev/shm"}});
+      command_for(options_for(2), two_cores(),
+                  {{"OMPI_MCA_orte_tmpdir_base", "/scratch"}, {"OMPI_MCA_btl_vader_backing_directory", "/dev/shm"}});
   EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_orte_tmpdir_base", "/tmp/job")));
   EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_btl_vader_backing_directory", "/dev/shm/job")));
   EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_JOB", "/tmp/job")));

@@ -51,8 +51,8 @@ TEST(VerdictTest, AllWell) {
 }
 
 TEST(VerdictTest, TheEarliestFailureIsTheFirst) {
-  const auto verdict = judge_ranks(
-      {rank_that(0, {How::kExited, 5}, 300), rank_that(1, {How::kExited, 3}, 200), rank_that(2, {How::kExited, 0}, 100)});
+  const auto verdict = judge_ranks({rank_that(0, {How::kExited, 5}, 300), rank_that(1, {How::kExited, 3}, 200),
+                                    rank_that(2, {How::kExited, 0}, 100)});
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.exit_code, 3);
   EXPECT_EQ(verdict.line, "rank 1 of 3 (host a, pid 101) failed first: it exited with code 3, 0.2 s after the start");
@@ -100,7 +100,8 @@ TEST(VerdictTest, MpirunKilledByAnother) {
   EXPECT_FALSE(verdict.rank);
   EXPECT_THAT(verdict.line, HasSubstr("mpirun"));
   // A rank that had failed before explains more.
-  EXPECT_EQ(judge_ranks({lost_rank(0, 100), rank_that(1, {How::kExited, 9}, 50)}, {How::kSignalled, SIGKILL}, false).rank, 1);
+  EXPECT_EQ(
+      judge_ranks({lost_rank(0, 100), rank_that(1, {How::kExited, 9}, 50)}, {How::kSignalled, SIGKILL}, false).rank, 1);
 }
 
 TEST(VerdictTest, MpirunThatDoesNotStart) {
@@ -119,15 +120,24 @@ TEST(VerdictTest, AWrapperThatNeverReported) {
   EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 10), unseen}).rank, 0);
 }
 
+TEST(VerdictTest, ARankThatLeftWithoutFinalize) {
+  const auto verdict = judge_ranks({rank_that(0, {}, 100), rank_that(1, {How::kSignalled, SIGTERM}, 200, true)});
+  EXPECT_EQ(verdict.exit_code, 143);
+  EXPECT_THAT(verdict.line, HasSubstr("rank 0 of 2"));
+  EXPECT_THAT(verdict.line, HasSubstr("MPI_Finalize"));
+}
+
 TEST(VerdictTest, MissingPrograms) {
   const auto missing = judge_ranks({rank_that(0, {How::kNotStarted, ENOENT}, 1)});
   EXPECT_EQ(missing.exit_code, 127);
-  EXPECT_EQ(missing.line, "rank 0 of 1 (host a) cannot start train: No such file or directory → check the program's path");
+  EXPECT_EQ(missing.line,
+            "rank 0 of 1 (host a) cannot start train: No such file or directory → check the program's path");
   EXPECT_EQ(judge_ranks({rank_that(0, {How::kNotStarted, EACCES}, 1)}).exit_code, 126);
 }
 
 TEST(VerdictTest, Interrupted) {
-  std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 130}, 10, true), rank_that(1, {How::kExited, 0}, 10, true)};
+  std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 130}, 10, true),
+                                   rank_that(1, {How::kExited, 0}, 10, true)};
   JobReport job;
   job.ranks = ranks;
   job.interrupted_by = SIGINT;

@@ -34,11 +34,11 @@ class CpuBackend final : public Backend {
   int threads_;
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
-  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_);
-  std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_);
+  std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
+  std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, *pointwise_);
+  std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_);
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
   std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels(onednn_);
-  std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
 };

@@ -38,56 +38,53 @@ struct BackwardWeight {
 
 class CpuConv final : public ConvKernels {
  public:
-  CpuConv(OneDnn& onednn, CachingAllocator& allocator) : onednn_(onednn), allocator_(allocator) {}
+  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
+    if (y.count() == 0) return;
     auto key = key_of(x.shape(), w.shape(), y.shape(), window, b.defined());
-    key[17] = static_cast<std::int64_t>(epilogue);
-    key[18] = reinterpret_cast<std::int64_t>(w.raw());
+    key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
       const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined());
-      auto attributes = user_scratchpad();
-      if (epilogue == Epilogue::kRelu) {
-        dnnl::post_ops post;
-        post.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-        attributes.set_post_ops(post);
-      }
-      const auto desc = problem.describe_forward(attributes, onednn_.engine());
+      const auto desc = problem.describe_forward(onednn_.engine());
+      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
       held.conv = HeldPrimitive(onednn_, dnnl::convolution_forward(desc),
                                 {{DNNL_ARG_SRC, problem.x},
                                  {DNNL_ARG_WEIGHTS, desc.weights_desc()},
                                  {DNNL_ARG_BIAS, problem.bias},
                                  {DNNL_ARG_DST, problem.y}},
                                 desc.scratchpad_desc());
-      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
     }
     held.conv.bind(DNNL_ARG_SRC, x);
     held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
     if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
     held.conv.bind(DNNL_ARG_DST, y);
     held.conv.run();
+    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
                       const Tensor& dx) override {
+    if (dx.count() == 0) return;
     auto key = key_of(dx.shape(), w.shape(), dy.shape(), window, false);
-    key[18] = reinterpret_cast<std::int64_t>(w.raw());
+    key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
     if (!held.conv) {
       const Problem problem(dx.shape(), w.shape(), dy.shape(), window, false);
-      const auto hint = problem.describe_forward(user_scratchpad(), onednn_.engine());
+      const auto hint = problem.describe_forward(onednn_.engine());
       const dnnl::convolution_backward_data::primitive_desc desc(
           {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.y, problem.strides,
            problem.padding, problem.padding},
           user_scratchpad(), onednn_.engine(), hint);
+      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
       held.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_data(desc),
                                 {{DNNL_ARG_DIFF_SRC, problem.x},
                                  {DNNL_ARG_WEIGHTS, desc.weights_desc()},
                                  {DNNL_ARG_DIFF_DST, problem.y}},
                                 desc.scratchpad_desc());
-      held.weights = make_packed(problem.plain_weights, desc.weights_desc());
     }
     held.conv.bind(DNNL_ARG_DIFF_SRC, dx);
     held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
@@ -97,6 +94,11 @@ class CpuConv final : public ConvKernels {
 
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
                        bool accumulate_b, const Tensor& db) override {
+    if (dy.count() == 0) {
+      if (!accumulate_w) pointwise_.fill(dw, 0.0f);
+      if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
+      return;
+    }
     auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv) held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined()});
 
@@ -115,8 +117,7 @@ class CpuConv final : public ConvKernels {
       move.bind(DNNL_ARG_TO, dw);
       move.run();
     }
-    if (db.defined() && accumulate_b)
-      for (std::int64_t i = 0; i < db.count(); ++i) db.f32()[i] += held.bias.f32()[i];
+    if (db.defined() && accumulate_b) pointwise_.add_to(held.bias, 1.0f, db);
   }
 
  private:
@@ -134,11 +135,10 @@ class CpuConv final : public ConvKernels {
                       to_string(ys));
     }
 
-    dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::primitive_attr& attributes,
-                                                               const dnnl::engine& engine) const {
+    dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
       return {{dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
                padding, padding},
-              attributes,
+              user_scratchpad(),
               engine};
     }
 
@@ -146,7 +146,9 @@ class CpuConv final : public ConvKernels {
     memory::dims strides, padding;
   };
 
-  // Fills the first 17 places; the caller has the rest.
+  // Where the address of packed weights goes: behind the places that key_of fills.
+  static constexpr std::size_t kWeightPlace = 17;
+
   static PrimitiveKey key_of(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias) {
     PrimitiveKey key{};
     std::size_t at = 0;
@@ -193,7 +195,7 @@ class CpuConv final : public ConvKernels {
   }
 
   BackwardWeight make_backward_weight(const Problem& problem) {
-    const auto hint = problem.describe_forward(user_scratchpad(), onednn_.engine());
+    const auto hint = problem.describe_forward(onednn_.engine());
     const dnnl::convolution_backward_weights::primitive_desc desc(
         {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.bias, problem.y, problem.strides,
          problem.padding, problem.padding},
@@ -215,6 +217,7 @@ class CpuConv final : public ConvKernels {
 
   OneDnn& onednn_;
   CachingAllocator& allocator_;
+  PointwiseKernels& pointwise_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;
@@ -222,8 +225,9 @@ class CpuConv final : public ConvKernels {
 
 }  // namespace
 
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator) {
-  return std::make_unique<CpuConv>(onednn, allocator);
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
+                                               PointwiseKernels& pointwise) {
+  return std::make_unique<CpuConv>(onednn, allocator, pointwise);
 }
 
 }  // namespace lockstep::nn::cpu

@@ -8,9 +8,14 @@
 
 namespace lockstep::nn::cpu {
 
-/// The kernels keep references to `onednn` and `allocator`, which must outlive them.
-std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn);
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator);
+// Note [ReLU apart]
+// oneDNN could apply ReLU inside its products, but its ReLU makes zeros of NaN: a model that has diverged would go on
+// with a finite loss. Ours lets NaN through, at the price of one more pass over the result.
+
+/// The kernels keep references to what they are given, which must outlive them.
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise);
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
+                                               PointwiseKernels& pointwise);
 std::unique_ptr<PoolKernels> make_pool_kernels(OneDnn& onednn, CachingAllocator& allocator);
 std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();

@@ -10,7 +10,7 @@ namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-// Adds rows [begin, end) of dy (·, width) into sums, column by column.
+// Sums columns [begin, end) of dy (rows, width).
 LOCKSTEP_SIMD_CLONES
 void sum_rows(const float* dy, std::int64_t rows, std::int64_t width, std::int64_t begin, std::int64_t end,
               bool accumulate, float* sums) {
@@ -26,12 +26,13 @@ void sum_rows(const float* dy, std::int64_t rows, std::int64_t width, std::int64
 
 class CpuLinear final : public LinearKernels {
  public:
-  explicit CpuLinear(OneDnn& onednn) : onednn_(onednn) {}
+  CpuLinear(OneDnn& onednn, PointwiseKernels& pointwise) : onednn_(onednn), pointwise_(pointwise) {}
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
-    auto& matmul = product(kForward, {n, in, out, b.defined(), static_cast<std::int64_t>(epilogue)}, [&] {
-      return make(f32_desc({n, in}, Tag::ab), f32_desc({in, out}, Tag::ba), b.defined(), epilogue, false,
+    if (n == 0) return;
+    auto& matmul = product(kForward, {n, in, out, b.defined()}, [&] {
+      return make(f32_desc({n, in}, Tag::ab), f32_desc({in, out}, Tag::ba), b.defined(), false,
                   f32_desc({n, out}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, x);
@@ -39,12 +40,14 @@ class CpuLinear final : public LinearKernels {
     if (b.defined()) matmul.bind(DNNL_ARG_BIAS, b);
     matmul.bind(DNNL_ARG_DST, y);
     matmul.run();
+    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
-    auto& matmul = product(kBackwardInput, {n, in, out, 0, 0}, [&] {
-      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, Epilogue::kNone, false,
+    if (n == 0) return;
+    auto& matmul = product(kBackwardInput, {n, in, out, 0}, [&] {
+      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, false,
                   f32_desc({n, in}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, dy);
@@ -55,8 +58,12 @@ class CpuLinear final : public LinearKernels {
 
   void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
     const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1);
-    auto& matmul = product(kBackwardWeight, {n, in, out, accumulate, 0}, [&] {
-      return make(f32_desc({out, n}, Tag::ba), f32_desc({n, in}, Tag::ab), false, Epilogue::kNone, accumulate,
+    if (n == 0) {
+      if (!accumulate) pointwise_.fill(dw, 0.0f);
+      return;
+    }
+    auto& matmul = product(kBackwardWeight, {n, in, out, accumulate}, [&] {
+      return make(f32_desc({out, n}, Tag::ba), f32_desc({n, in}, Tag::ab), false, accumulate,
                   f32_desc({out, in}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, dy);
@@ -77,7 +84,7 @@ class CpuLinear final : public LinearKernels {
   enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };
 
   template <class Make>
-  HeldPrimitive& product(Which which, std::array<std::int64_t, 5> shape, const Make& make_it) {
+  HeldPrimitive& product(Which which, std::array<std::int64_t, 4> shape, const Make& make_it) {
     PrimitiveKey key{};
     key[0] = which;
     std::copy(shape.begin(), shape.end(), key.begin() + 1);
@@ -86,12 +93,10 @@ class CpuLinear final : public LinearKernels {
     return held;
   }
 
-  HeldPrimitive make(const memory::desc& a, const memory::desc& b, bool bias, Epilogue epilogue, bool accumulate,
-                     const memory::desc& c) {
+  HeldPrimitive make(const memory::desc& a, const memory::desc& b, bool bias, bool accumulate, const memory::desc& c) {
     auto attributes = user_scratchpad();
     dnnl::post_ops post;
     if (accumulate) post.append_sum(1.0f);
-    if (epilogue == Epilogue::kRelu) post.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
     attributes.set_post_ops(post);
     const auto bias_desc = f32_desc({1, c.dims()[1]}, Tag::ab);
     const auto desc = bias ? dnnl::matmul::desc(a, b, bias_desc, c) : dnnl::matmul::desc(a, b, c);
@@ -106,11 +111,14 @@ class CpuLinear final : public LinearKernels {
   }
 
   OneDnn& onednn_;
+  PointwiseKernels& pointwise_;
   PrimitiveMap<HeldPrimitive> products_;
 };
 
 }  // namespace
 
-std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn) { return std::make_unique<CpuLinear>(onednn); }
+std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise) {
+  return std::make_unique<CpuLinear>(onednn, pointwise);
+}
 
 }  // namespace lockstep::nn::cpu

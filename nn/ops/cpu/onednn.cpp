@@ -14,6 +14,7 @@ void* OneDnn::scratch(std::size_t bytes) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
     scratch_.reset();
+    scratch_bytes_ = 0;
     scratch_.reset(std::aligned_alloc(kPage, rounded));
     if (scratch_ == nullptr) throw std::bad_alloc();
     scratch_bytes_ = rounded;
@@ -42,7 +43,8 @@ void HeldPrimitive::bind(int argument, const void* data) {
   for (auto& held : arguments_) {
     if (held.arg != argument) continue;
     // The C call: the C++ one takes void* as well, and inputs are only read.
-    dnnl_memory_set_data_handle(held.memory, const_cast<void*>(data));
+    const auto status = dnnl_memory_set_data_handle(held.memory, const_cast<void*>(data));
+    LOCKSTEP_ASSERT(status == dnnl_success, "oneDNN returned status {}", static_cast<int>(status));
     return;
   }
   LOCKSTEP_ASSERT(false, "the primitive has no argument {}", argument);

@@ -1,0 +1,133 @@
+#include "comm/agree.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::group;
+
+int last() { return group().size() - 1; }
+
+TEST(Agree, AllWell) {
+  int ran = 0;
+  agree_on(group(), [&] { ++ran; });
+  EXPECT_EQ(ran, 1);
+}
+
+TEST(Agree, TheSameFailureIsSaidOnce) {
+  const auto work = [] { throw IoError("no such file: x.idx", "check --data"); };
+  if (group().rank() == 0) {
+    try {
+      agree_on(group(), work);
+      FAIL();
+    } catch (const IoError& error) {
+      EXPECT_STREQ(error.what(), "no such file: x.idx");
+      EXPECT_EQ(error.remedy(), "check --data");
+    }
+    return;
+  }
+  try {
+    agree_on(group(), work);
+    FAIL();
+  } catch (const PeerError& error) {
+    EXPECT_EQ(error.code(), 3);
+    EXPECT_THAT(error.what(), HasSubstr("rank 0"));
+  }
+}
+
+TEST(Agree, OneRankFails) {
+  const auto work = [] {
+    if (group().rank() == last()) throw CheckpointError("cut short");
+  };
+  if (group().rank() == last()) {
+    EXPECT_THROW(agree_on(group(), work), CheckpointError);
+    return;
+  }
+  try {
+    agree_on(group(), work);
+    FAIL();
+  } catch (const PeerError& error) {
+    EXPECT_EQ(error.code(), 6);
+    EXPECT_EQ(std::string(error.what()), fmt::format("rank {} failed: cut short", last()));
+  }
+}
+
+TEST(Agree, DifferentFailuresAreAllSaid) {
+  EXPECT_THROW(agree_on(group(), [] { throw IoError(fmt::format("disk of rank {}", group().rank())); }), IoError);
+}
+
+TEST(Agree, OtherExceptionsCountToo) {
+  const auto work = [] {
+    if (group().rank() == 0) throw std::runtime_error("anything");
+  };
+  if (group().rank() == 0) {
+    EXPECT_THROW(agree_on(group(), work), std::runtime_error);
+    return;
+  }
+  try {
+    agree_on(group(), work);
+    FAIL();
+  } catch (const PeerError& error) {
+    EXPECT_EQ(error.code(), 1);
+  }
+}
+
+TEST(Manifest, Equal) {
+  EXPECT_NO_THROW(compare_manifests(group(), {{"lr", "0.1"}, {"seed", "1"}}));
+  // The order does not matter.
+  if (group().rank() == 0)
+    EXPECT_NO_THROW(compare_manifests(group(), {{"a", "1"}, {"b", "2"}}));
+  else
+    EXPECT_NO_THROW(compare_manifests(group(), {{"b", "2"}, {"a", "1"}}));
+}
+
+TEST(Manifest, TheLowestDifferentRankSpeaks) {
+  if (group().size() == 1) {
+    EXPECT_NO_THROW(compare_manifests(group(), {{"lr", "0.2"}}));
+    return;
+  }
+  Manifest mine = {{"model", "cnn"}, {"lr", "0.1"}, {"seed", "1"}};
+  if (group().rank() >= 1) mine[1].second = "0.2";
+  if (group().rank() >= 1) mine.pop_back();
+  try {
+    compare_manifests(group(), mine);
+    FAIL();
+  } catch (const OutOfStepError& error) {
+    EXPECT_EQ(group().rank(), 1);
+    EXPECT_EQ(error.code(), 5);
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 (host "));
+    EXPECT_THAT(error.what(), HasSubstr("has lr=0.2, no seed where rank 0 (host "));
+    EXPECT_THAT(error.what(), HasSubstr("has lr=0.1, seed=1"));
+    EXPECT_THAT(error.what(), Not(HasSubstr("model")));
+    EXPECT_FALSE(error.remedy().empty());
+  } catch (const PeerError& error) {
+    EXPECT_NE(group().rank(), 1);
+    EXPECT_EQ(error.code(), 5);
+  }
+}
+
+TEST(Manifest, ManyDifferencesAreCounted) {
+  if (group().size() == 1) {
+    EXPECT_NO_THROW(compare_manifests(group(), {}));
+    return;
+  }
+  Manifest mine;
+  for (int i = 0; i < 9; ++i) mine.emplace_back(fmt::format("key{}", i), group().rank() == last() ? "x" : "y");
+  try {
+    compare_manifests(group(), mine);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("key4=x"));
+    EXPECT_THAT(error.what(), Not(HasSubstr("key5=x")));
+    EXPECT_THAT(error.what(), HasSubstr("4 more"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,180 @@
+// Ranks that do not do their part. Every test leaves its group broken, so each one is run in processes of its own:
+// see CMakeLists.txt.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <csignal>
+
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "base/stop.h"
+#include "comm/make_group.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using namespace std::chrono_literals;
+
+const testing::OwnGroups own_groups;
+
+class Faults : public ::testing::Test {
+ protected:
+  void start(double timeout_seconds) {
+    GroupOptions options;
+    options.timeout_seconds = timeout_seconds;
+    options.progress = testing::progress();
+    group_ = make_group(testing::world(), options);
+    arena_ = group_->allocate(4 << 20);
+    group_->barrier().wait_host();
+  }
+
+  int rank() const { return group_->rank(); }
+  int last() const { return group_->size() - 1; }
+  Region region(std::size_t count, DType dtype = DType::kF32) const { return {arena_.get(), 0, count, dtype}; }
+
+  /// The error that `action` throws, which must be an E; then the group must be broken with the same one.
+  template <class E, class Action>
+  std::string expect_broken_by(Action&& action) {
+    std::string what;
+    try {
+      action();
+      ADD_FAILURE() << "nothing was thrown";
+      return what;
+    } catch (const E& error) {
+      EXPECT_FALSE(std::string(error.what()).find('\n') != std::string::npos);
+      what = error.what();
+    }
+    const auto same = [&](auto&& call) {
+      try {
+        call();
+        ADD_FAILURE() << "a broken group took a call";
+      } catch (const E& error) {
+        EXPECT_EQ(error.what(), what);
+      }
+    };
+    same([&] { group_->all_reduce(region(1), ReduceOp::kSum).wait_host(); });
+    same([&] { group_->barrier().wait_host(); });
+    same([&] { group_->poll(); });
+    same([&] { group_->shutdown(); });
+    return what;
+  }
+
+  /// The group is of no use any more, but mpirun wants a word of farewell from every rank.
+  void TearDown() override {
+    group_.reset();
+    MPI_Finalize();
+  }
+
+  std::unique_ptr<ProcessGroup> group_;
+  std::unique_ptr<Arena> arena_;
+};
+
+TEST_F(Faults, AnotherOperation) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    if (rank() == last())
+      group_->barrier().wait_host();
+    else
+      group_->all_reduce(region(1000), ReduceOp::kSum).wait_host();
+  });
+  const std::string named = fmt::format("rank {} (host ", last());
+  if (rank() == last()) {
+    EXPECT_THAT(what, HasSubstr("this rank is in barrier #2"));
+  } else {
+    EXPECT_THAT(what, AllOf(HasSubstr(named), HasSubstr("is in barrier #2"),
+                            HasSubstr("this rank is in allreduce #2 (sum of 1000 f32 at byte 0)")));
+  }
+}
+
+TEST_F(Faults, AnotherSize) {
+  start(20);
+  const std::size_t count = rank() == last() ? 500'000 : 500'001;
+  const std::string what =
+      expect_broken_by<OutOfStepError>([&] { group_->all_reduce(region(count), ReduceOp::kSum).wait_host(); });
+  EXPECT_THAT(what, HasSubstr(fmt::format("this rank is in allreduce #2 (sum of {} f32", count)));
+  if (rank() == last()) return;
+  EXPECT_THAT(what, HasSubstr(fmt::format("rank {} (host ", last())));
+}
+
+TEST_F(Faults, AnotherType) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    group_->all_reduce(region(100, rank() == last() ? DType::kI32 : DType::kF32), ReduceOp::kSum).wait_host();
+  });
+  if (rank() == last()) return;
+  EXPECT_THAT(what, AllOf(HasSubstr(fmt::format("rank {} (host ", last())), HasSubstr("i32")));
+}
+
+// A root needs nothing from the others, so it runs ahead until it does.
+TEST_F(Faults, AnotherRoot) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    group_->broadcast(region(10), rank() == last() ? last() : 0).wait_host();
+    for (int i = 0; i < 10; ++i) group_->barrier().wait_host();
+  });
+  EXPECT_THAT(what, HasSubstr("out of step: rank "));
+}
+
+TEST_F(Faults, OneOperationTooMany) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    if (rank() == last()) group_->all_reduce(region(8), ReduceOp::kMax).wait_host();
+    for (int i = 0; i < 3; ++i) group_->all_reduce(region(70'000), ReduceOp::kSum).wait_host();
+  });
+  EXPECT_THAT(what, HasSubstr("#2"));
+}
+
+TEST_F(Faults, ARankThatNeverComes) {
+  start(3);
+  if (rank() == last()) {
+    std::this_thread::sleep_for(5s);
+    return;
+  }
+  group_->set_step(41);
+  const auto begin = Clock::now();
+  const std::string what =
+      expect_broken_by<TimeoutError>([&] { group_->all_reduce(region(300'000), ReduceOp::kSum).wait_host(); });
+  EXPECT_GE(Clock::now() - begin, 3s);
+  EXPECT_THAT(what, AllOf(HasSubstr("allreduce #2 (sum of 300000 f32 at byte 0, step 41) timed out after 3"),
+                          HasSubstr(fmt::format("waiting for rank {} (host ", last()))));
+  // Ranks that wait as well are not to blame.
+  for (int other = 0; other < last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
+}
+
+TEST_F(Faults, ARankThatNeverComesToABarrier) {
+  start(3);
+  if (rank() == 0) {
+    std::this_thread::sleep_for(5s);
+    return;
+  }
+  const std::string what = expect_broken_by<TimeoutError>([&] { group_->barrier().wait_host(); });
+  EXPECT_THAT(what, HasSubstr("waiting for rank 0 (host "));
+  for (int other = 1; other <= last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
+}
+
+TEST_F(Faults, AStopWhileWaiting) {
+  start(30);
+  install_stop_handlers();
+  if (rank() == last()) {
+    std::this_thread::sleep_for(2s);
+    return;
+  }
+  std::thread stopper([] {
+    std::this_thread::sleep_for(300ms);
+    std::raise(SIGTERM);
+  });
+  const std::string what =
+      expect_broken_by<InterruptedError>([&] { group_->all_reduce(region(10), ReduceOp::kSum).wait_host(); });
+  stopper.join();
+  EXPECT_THAT(what, HasSubstr("SIGTERM"));
+}
+
+}  // namespace
+}  // namespace lockstep::comm

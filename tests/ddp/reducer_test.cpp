@@ -1,0 +1,195 @@
+// The reducer on several ranks: sums, orders, uneven contributions, and what it refuses.
+#include "ddp/reducer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/support/ranks.h"
+
+namespace lockstep::ddp {
+namespace {
+
+using lockstep::testing::group;
+
+std::vector<SlotSpec> some_slots() {
+  return {{"conv.weight", 288}, {"conv.bias", 32}, {"fc.weight", 5000}, {"one", 1}, {"fc.bias", 10}};
+}
+
+// What rank `rank` contributes to element i of slot s at step t: small whole numbers, so that sums are exact.
+float contribution(int rank, std::size_t slot, std::size_t i, int step) {
+  return static_cast<float>(rank + 1) * static_cast<float>((slot + 1) * 7 + i % 13) + static_cast<float>(step);
+}
+
+void write(Reducer& reducer, std::size_t slot, int step) {
+  const auto bytes = reducer.storage(slot);
+  auto* values = reinterpret_cast<float*>(bytes.data());
+  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i)
+    values[i] = contribution(group().rank(), slot, i, step);
+}
+
+// Checks the sums over `ranks` contributing ranks.
+void expect_sums(const Reducer& reducer, std::size_t slot, int step, const std::vector<int>& ranks) {
+  const auto bytes = reducer.storage(slot);
+  const auto* values = reinterpret_cast<const float*>(bytes.data());
+  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+    float wanted = 0;
+    for (const int rank : ranks) wanted += contribution(rank, slot, i, step);
+    ASSERT_EQ(values[i], wanted) << "slot " << slot << " element " << i << " step " << step;
+  }
+}
+
+std::vector<int> all_ranks() {
+  std::vector<int> ranks(static_cast<std::size_t>(group().size()));
+  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int>(r);
+  return ranks;
+}
+
+class ReducerLimits : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
+  const auto slots = some_slots();
+  Reducer reducer(group(), slots, {.first_bytes = GetParam(), .bytes = GetParam()});
+  std::mt19937 random(static_cast<unsigned>(7 + group().rank()));  // each rank its own order
+  for (int step = 1; step <= 6; ++step) {
+    reducer.begin_step(step);
+    reducer.tail()[0] = static_cast<float>(group().rank() + step);
+    std::vector<std::size_t> order = {0, 1, 2, 3, 4};
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t slot : order) {
+      write(reducer, slot, step);
+      reducer.mark_ready(slot);
+      reducer.poll();
+    }
+    std::vector<std::size_t> seen;
+    reducer.finish([&](std::span<const std::size_t> done) {
+      // A bucket's sums are there when it is handed over, not only at the end.
+      for (const std::size_t slot : done) {
+        expect_sums(reducer, slot, step, all_ranks());
+        seen.push_back(slot);
+      }
+    });
+    std::sort(seen.begin(), seen.end());
+    ASSERT_EQ(seen, (std::vector<std::size_t>{0, 1, 2, 3, 4}));
+    const int n = group().size();
+    ASSERT_EQ(reducer.tail()[0], static_cast<float>(n * (n - 1) / 2 + n * step));
+    ASSERT_EQ(reducer.tail()[1], 0.0f);
+    if (step == 2) reducer.adopt_ready_order();
+  }
+}
+
+TEST_P(ReducerLimits, RanksWithoutSamplesContributeZeros) {
+  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()});
+  for (int step = 1; step <= group().size(); ++step) {
+    // In step s the ranks below s have samples.
+    reducer.begin_step(step);
+    if (group().rank() < step) {
+      for (std::size_t slot = 0; slot < reducer.slots(); ++slot) {
+        write(reducer, slot, step);
+        reducer.mark_ready(slot);
+      }
+    } else {
+      reducer.contribute_nothing();
+    }
+    auto contributors = all_ranks();
+    contributors.resize(static_cast<std::size_t>(step));
+    reducer.finish([&](std::span<const std::size_t> done) {
+      for (const std::size_t slot : done) expect_sums(reducer, slot, step, contributors);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Limits, ReducerLimits, ::testing::Values(1, 300, 4096, std::size_t{1} << 20));
+
+TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
+  Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
+  const int first = group().size() - 1;  // the only rank with samples
+  reducer.begin_step(1);
+  if (group().rank() == first) {
+    for (const std::size_t slot : {3u, 0u, 4u, 1u, 2u}) {
+      write(reducer, slot, 1);
+      reducer.mark_ready(slot);
+    }
+  } else {
+    reducer.contribute_nothing();
+  }
+  reducer.finish([](auto) {});
+  EXPECT_TRUE(reducer.adopt_ready_order());
+  ASSERT_EQ(reducer.plan().buckets.size(), 5u);
+  std::vector<std::size_t> order;
+  for (const auto& bucket : reducer.plan().buckets) order.push_back(bucket.slots.at(0));
+  EXPECT_EQ(order, (std::vector<std::size_t>{3, 0, 4, 1, 2}));
+
+  // And the new layout sums as the old one did.
+  reducer.begin_step(2);
+  for (std::size_t slot = 0; slot < reducer.slots(); ++slot) {
+    write(reducer, slot, 2);
+    reducer.mark_ready(slot);
+  }
+  reducer.finish([](auto) {});
+  for (std::size_t slot = 0; slot < reducer.slots(); ++slot) expect_sums(reducer, slot, 2, all_ranks());
+}
+
+TEST(Reducer, NothingRecordedChangesNothing) {
+  Reducer reducer(group(), some_slots(), {});
+  reducer.begin_step(1);
+  reducer.contribute_nothing();
+  reducer.finish([](auto) {});
+  EXPECT_FALSE(reducer.adopt_ready_order());
+}
+
+TEST(Reducer, AModelWithoutParametersStillSumsItsTail) {
+  Reducer reducer(group(), {}, {});
+  reducer.begin_step(1);
+  reducer.tail()[2] = 1.0f;
+  reducer.finish([](auto) {});
+  EXPECT_EQ(reducer.tail()[2], static_cast<float>(group().size()));
+}
+
+TEST(Reducer, RefusesAGradientThatIsReadyTwice) {
+  Reducer reducer(group(), some_slots(), {});
+  reducer.begin_step(1);
+  reducer.mark_ready(3);
+  try {
+    reducer.mark_ready(3);
+    FAIL() << "accepted";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("one"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Reducer, NamesGradientsThatNeverCame) {
+  // One bucket, so that nothing has been issued when finish refuses, and the ranks stay in step.
+  Reducer reducer(group(), some_slots(), {});
+  reducer.begin_step(1);
+  for (const std::size_t slot : {0u, 1u, 3u}) reducer.mark_ready(slot);
+  try {
+    reducer.finish([](auto) {});
+    FAIL() << "accepted";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("fc.weight, fc.bias"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Reducer, KeepsTimesInOrder) {
+  Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
+  reducer.begin_step(1);
+  for (const std::size_t slot : {4u, 3u, 2u, 1u, 0u}) {
+    write(reducer, slot, 1);
+    reducer.mark_ready(slot);
+  }
+  reducer.finish([](auto) {});
+  const auto& timeline = reducer.timeline();
+  ASSERT_EQ(timeline.buckets.size(), 5u);
+  for (const auto& bucket : timeline.buckets) {
+    EXPECT_LE(timeline.begin, bucket.ready);
+    EXPECT_LE(bucket.ready, bucket.start);
+    EXPECT_LE(bucket.start, bucket.end);
+  }
+  EXPECT_EQ(timeline.last_ready, timeline.buckets.back().ready);
+  EXPECT_NE(describe(timeline).find("bucket 4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::ddp

@@ -1,0 +1,93 @@
+#include "trainer/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lockstep::trainer {
+namespace {
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "lockstep-metrics-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+    path_ = directory_ / "m.jsonl";
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  std::vector<nlohmann::json> lines() const {
+    std::ifstream in(path_);
+    std::vector<nlohmann::json> all;
+    for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line));
+    return all;
+  }
+
+  std::filesystem::path directory_, path_;
+};
+
+TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {
+  Metrics metrics(path_);
+  metrics.write(StepReport{.step = 3, .epoch = 1, .loss = 0.1, .lr = 1e-3, .grad_norm = 2.5, .step_ms = 1.5,
+                           .comm_wait_ms = 0.25, .samples_per_s = 4e4});
+  metrics.write(EvalReport{.step = 3, .loss = 0.5, .accuracy = 0.975, .samples = 360});
+  metrics.write(FinalReport{.steps = 3, .epochs = 1, .world_size = 2, .wall_s = 0.7, .loss = 0.5, .accuracy = 0.975,
+                            .params_sha256 = "ab"});
+  const auto all = lines();
+  ASSERT_EQ(all.size(), 3u);
+  for (const char* key : {"step", "epoch", "loss", "lr", "grad_norm", "step_ms", "comm_wait_ms", "samples_per_s"})
+    EXPECT_TRUE(all[0].contains(key)) << key;
+  EXPECT_EQ(all[0]["event"], "step");
+  EXPECT_EQ(all[0]["loss"].get<double>(), 0.1);  // numbers survive to the last bit
+  EXPECT_EQ(all[1]["event"], "eval");
+  EXPECT_EQ(all[1]["samples"], 360);
+  EXPECT_EQ(all[2]["event"], "final");
+  for (const char* key : {"steps", "epochs", "world_size", "wall_s", "loss", "accuracy", "params_sha256"})
+    EXPECT_TRUE(all[2].contains(key)) << key;
+  EXPECT_TRUE(metrics.failure().empty());
+}
+
+TEST_F(MetricsTest, NumbersThatJsonLacksAreNull) {
+  Metrics metrics(path_);
+  metrics.write(EvalReport{.loss = std::nan(""), .accuracy = INFINITY});
+  ASSERT_EQ(lines().size(), 1u);
+  EXPECT_TRUE(lines()[0]["loss"].is_null());
+  EXPECT_TRUE(lines()[0]["accuracy"].is_null());
+}
+
+TEST_F(MetricsTest, AFullDiskIsSaidOnceAndTrainingGoesOn) {
+  set_log_level(LogLevel::kError);
+  Metrics metrics("/dev/full");
+  EXPECT_NO_THROW(metrics.write(StepReport{}));
+  EXPECT_NO_THROW(metrics.write(StepReport{}));
+  EXPECT_NE(metrics.failure().find("/dev/full"), std::string::npos);
+  EXPECT_NE(metrics.failure().find("No space left"), std::string::npos);
+  set_log_level(LogLevel::kInfo);
+}
+
+TEST_F(MetricsTest, AMissingDirectoryIsNamed) {
+  try {
+    Metrics metrics((directory_ / "none" / "m.jsonl").string());
+    FAIL() << "opened";
+  } catch (const IoError& error) {
+    EXPECT_NE(error.line().find("none/m.jsonl"), std::string::npos) << error.line();
+  }
+}
+
+TEST(Metrics, WithoutAPathWritesNothing) {
+  Metrics metrics("");
+  EXPECT_FALSE(metrics);
+  metrics.write(StepReport{});
+  EXPECT_TRUE(metrics.failure().empty());
+}
+
+}  // namespace
+}  // namespace lockstep::trainer
