@@ -196,8 +196,16 @@ void Supervisor::begin_ending() {
   if (phase_ == Phase::kRunning) enter(Phase::kPatience, kPatience);
 }
 
-/// See Note [How a job ends].
 void Supervisor::advance() {
+  Phase before;
+  do {
+    before = phase_;
+    take_step();
+  } while (phase_ != before);
+}
+
+/// See Note [How a job ends].
+void Supervisor::take_step() {
   const bool expired = Clock::now() >= phase_until_;
   const bool all_ended = all_programs_ended();
   switch (phase_) {
@@ -234,9 +242,9 @@ void Supervisor::advance() {
 }
 
 bool Supervisor::all_programs_ended() const {
-  // A rank that has not been seen by the time the job is to end need not start any more.
+  // A rank that has not been seen by then need not start any more.
   return std::all_of(reports_.begin(), reports_.end(), [&](const RankReport& report) {
-    return report.ended() || (!report.seen && phase_ != Phase::kRunning);
+    return report.ended() || (!report.seen && phase_ > Phase::kPatience);
   });
 }
 

@@ -17,7 +17,7 @@ namespace lockstep::launcher {
 /// Note [How a job ends]
 /// The launcher ends the ranks, mpirun only starts them: mpirun would wait whole seconds and could not say who failed
 /// first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not notice.
-///   1. A rank fails: the others get kPatience to see it themselves and say so.
+///   1. A rank fails: the others get kPatience to see it themselves and say so, or to start at all.
 ///   2. They get SIGTERM (or what the user pressed), and the grace to end.
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
@@ -57,6 +57,7 @@ class Supervisor {
   void enter(Phase phase, Clock::duration lasts);
   void begin_ending();
   void advance();
+  void take_step();
   void signal_all(int number);
   void kill_mpirun();
   bool all_programs_ended() const;

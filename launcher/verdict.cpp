@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -36,7 +37,7 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
   return first;
 }
 
-/// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", or without the remedy.
+/// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", the remedy only where there is one.
 std::string describe(const RankReport& report, const JobReport& job) {
   const std::string who = fmt::format("rank {} of {} (host {}", report.rank, job.ranks.size(), report.host);
   if (report.ending && report.ending->how == Ending::How::kNotStarted)
@@ -85,6 +86,23 @@ Verdict mpirun_failed(const JobReport& job, const std::string& what) {
   return verdict;
 }
 
+std::vector<std::string> names_of_unseen(std::span<const RankReport> ranks) {
+  std::vector<std::string> names;
+  for (const auto& report : ranks)
+    if (!report.seen) names.push_back(std::to_string(report.rank));
+  return names;
+}
+
+/// mpirun ends a job when a wrapper dies before it has reported; its rank is among those that never did.
+Verdict never_started(const JobReport& job, const std::vector<std::string>& unseen) {
+  Verdict verdict;
+  verdict.exit_code = code_of_lost_wrapper(job);
+  verdict.show_mpirun = true;
+  verdict.line = fmt::format("rank {} of {} never started: {} wrapper was killed or failed", join(unseen, " or "),
+                             job.ranks.size(), unseen.size() == 1 ? "its" : "a");
+  return verdict;
+}
+
 }  // namespace
 
 Verdict judge(const JobReport& job) {
@@ -95,17 +113,12 @@ Verdict judge(const JobReport& job) {
   if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
-  const auto unseen = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return !report.seen; });
-  if (unseen != job.ranks.end() && (first == nullptr || first->told)) {
-    if (std::none_of(job.ranks.begin(), job.ranks.end(), [](const auto& report) { return report.seen; }))
+  if (first == nullptr || first->told) {
+    const auto unseen = names_of_unseen(job.ranks);
+    if (unseen.size() == job.ranks.size() && !job.mpirun_killed_by_us)
       return mpirun_failed(
           job, fmt::format("mpirun ended with code {} before any rank had started", job.mpirun.exit_code()));
-    Verdict verdict;
-    verdict.exit_code = code_of_lost_wrapper(job);
-    verdict.show_mpirun = true;
-    verdict.line =
-        fmt::format("rank {} of {} never started: its wrapper was killed or failed", unseen->rank, job.ranks.size());
-    return verdict;
+    if (!unseen.empty()) return never_started(job, unseen);
   }
   if (first == nullptr) return {};
   Verdict verdict;

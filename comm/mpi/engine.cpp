@@ -24,7 +24,9 @@ Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration pat
 void Engine::submit(const Op& op) {
   LOCKSTEP_ASSERT(op.sequence == submitted_ + 1, "operation #{} after #{}", op.sequence, submitted_);
   submitted_ = op.sequence;
+  history_ = digest(op, history_);
   waiting_.push_back(op);
+  waiting_.back().history = history_;
   begin_waiting();
 }
 

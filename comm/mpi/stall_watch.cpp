@@ -24,6 +24,7 @@ Op op_of(const Notice& notice) {
   op.region.count = notice.count;
   op.region.dtype = notice.dtype;
   op.step = notice.step;
+  op.history = notice.history;
   return op;
 }
 
@@ -56,7 +57,7 @@ void StallWatch::tell(const Op& op, std::uint64_t completed) {
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
             "telling the other ranks of a stall");
   if (done == 0) return;
-  mine_ = {op.sequence, completed, op.region.count, op.region.offset_bytes, op.step, op.root,
+  mine_ = {op.sequence, completed, op.region.count,  op.region.offset_bytes, op.history, op.step, op.root,
            op.kind,     op.reduce, op.region.dtype, 0};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
@@ -81,8 +82,11 @@ void StallWatch::listen() {
 void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) const {
   for (int peer = 0; peer < session_.size(); ++peer) {
     const Notice& notice = heard_[static_cast<std::size_t>(peer)];
-    if (notice.sequence == op.sequence && !same_operation(op_of(notice), op))
-      out_of_step(peer, "is in " + describe(op_of(notice)), op);
+    if (notice.sequence == op.sequence && notice.history != op.history)
+      out_of_step(peer,
+                  fmt::format("is in {}{}", describe(op_of(notice)),
+                              same_operation(op_of(notice), op) ? " after other operations" : ""),
+                  op);
     if (notice.completed >= op.sequence && std::binary_search(missing.begin(), missing.end(), peer))
       out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(op_of(notice))), op);
   }
@@ -95,15 +99,19 @@ void StallWatch::probe_messages(const Op& op) const {
     MPI_Status status;
     check_mpi(MPI_Iprobe(peer, MPI_ANY_TAG, session_.data(), &found, &status), "looking for messages");
     if (found == 0) continue;
-    // The first message that nobody has asked for. One of a later operation may just be early.
+    // The first message that nobody has asked for. One of a later operation, or more of this one, may just be early.
     const TagFields theirs = tags_.decode(status.MPI_TAG);
     const TagFields ours = tags_.fields_of(op, theirs.phase);
-    if (theirs.sequence != ours.sequence || theirs == ours) continue;
-    std::string what = fmt::format("is in {} #{}", name_of(theirs.kind), op.sequence);
-    if (theirs.kind == ours.kind)
-      what += theirs.dtype == ours.dtype && theirs.reduce == ours.reduce
-                  ? " of another size, place or root"
-                  : fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
+    const std::uint32_t behind = tags_.distance(theirs, ours);
+    if (theirs == ours || behind > op.sequence || behind >= tags_.farthest()) continue;
+    std::string what = fmt::format("{} {} #{}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind),
+                                   op.sequence - behind);
+    if (behind > 0)
+      what += ", which this rank was not";
+    else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
+      what += fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
+    else if (theirs.kind == ours.kind)
+      what += " of another size, place or root, or after other operations";
     out_of_step(peer, what, op);
   }
 }

@@ -42,6 +42,7 @@ class StallWatch {
     std::uint64_t completed = 0;
     std::uint64_t count = 0;
     std::uint64_t offset_bytes = 0;
+    std::uint64_t history = 0;
     std::int64_t step = -1;
     std::int32_t root = 0;
     OpKind kind = OpKind::kBarrier;

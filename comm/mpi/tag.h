@@ -9,17 +9,19 @@
 namespace lockstep::comm {
 
 /// Note [Tags]
-/// A tag carries the low bits of the operation's sequence number, its kind, phase, element type and reduction, and a
-/// hash of count, offset and root. A receive names its tag, so bytes of another operation, or of the same one with
-/// another size, never land in it: they stay with MPI, where probing for any tag finds them and tells what the sender
-/// is at. Messages of one tag between two ranks arrive in the order sent, so chunks need no number.
+/// A tag carries the low bits of the operation's sequence number, its kind, phase, element type and reduction, and some
+/// bits of its history: what it, and all operations before it, were (digest() in op.h). A receive names its tag, so
+/// bytes of another operation, or of the same one with another size or root, never land in it: they stay with MPI,
+/// where probing for any tag finds them and tells what the sender is at. And ranks that disagreed without noticing,
+/// as two roots of one broadcast would, cannot go on together. Messages of one tag between two ranks arrive in the
+/// order sent, so chunks need no number.
 struct TagFields {
   std::uint32_t sequence = 0;  // modulo 2^sequence_bits
   OpKind kind = OpKind::kBarrier;
   std::uint32_t phase = 0;  // 0 or 1
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
-  std::uint32_t hash = 0;
+  std::uint32_t history = 0;
   friend bool operator==(const TagFields&, const TagFields&) = default;
 };
 
@@ -29,21 +31,15 @@ class TagLayout {
   explicit constexpr TagLayout(int upper_bound)
       : bits_(static_cast<int>(std::bit_width(static_cast<std::uint32_t>(upper_bound) + 1u)) - 1),
         sequence_bits_(bits_ - kFixedBits < kMostSequenceBits ? bits_ - kFixedBits : kMostSequenceBits),
-        hash_bits_(bits_ - kFixedBits - sequence_bits_) {}
+        history_bits_(bits_ - kFixedBits - sequence_bits_) {}
 
   constexpr TagFields fields_of(const Op& op, std::uint32_t phase) const {
-    // FNV-1a over what all ranks must agree on; a barrier has none of it.
-    std::uint64_t hash = 0xcbf29ce484222325ULL;
-    for (const std::uint64_t value : {static_cast<std::uint64_t>(op.region.count),
-                                      static_cast<std::uint64_t>(op.region.offset_bytes),
-                                      static_cast<std::uint64_t>(op.root)})
-      for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xffu)) * 0x100000001b3ULL;
     return {low_bits(op.sequence, sequence_bits_), op.kind,   phase,
-            op.region.dtype,                       op.reduce, low_bits(hash ^ (hash >> 32), hash_bits_)};
+            op.region.dtype,                       op.reduce, low_bits(op.history ^ (op.history >> 32), history_bits_)};
   }
 
   constexpr int encode(const TagFields& f) const {
-    std::uint32_t tag = f.hash;
+    std::uint32_t tag = f.history;
     tag = tag << sequence_bits_ | f.sequence;
     tag = tag << 3 | static_cast<std::uint32_t>(f.kind);
     tag = tag << 1 | f.phase;
@@ -65,9 +61,15 @@ class TagLayout {
     f.phase = take(1);
     f.kind = static_cast<OpKind>(take(3));
     f.sequence = take(sequence_bits_);
-    f.hash = take(hash_bits_);
+    f.history = take(history_bits_);
     return f;
   }
+
+  /// How many operations `earlier` lies before `later`, modulo 2^sequence_bits; from farthest() on, it lies after it.
+  constexpr std::uint32_t distance(const TagFields& earlier, const TagFields& later) const {
+    return low_bits(std::uint64_t{later.sequence} - earlier.sequence, sequence_bits_);
+  }
+  constexpr std::uint32_t farthest() const { return std::uint32_t{1} << (sequence_bits_ - 1); }
 
   constexpr int sequence_bits() const { return sequence_bits_; }
 
@@ -81,7 +83,7 @@ class TagLayout {
 
   int bits_;
   int sequence_bits_;
-  int hash_bits_;
+  int history_bits_;
 };
 
 }  // namespace lockstep::comm

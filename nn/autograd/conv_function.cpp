@@ -51,6 +51,8 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
     throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
                      "images are (N, H, W, C); match the layer's in_channels to them");
+  LOCKSTEP_ASSERT(w.value().size(1) == window.kernel[0] && w.value().size(2) == window.kernel[1], "weight {}, window {}x{}",
+                  to_string(w.value().shape()), window.kernel[0], window.kernel[1]);
   Tensor y = tape.backend().empty({x.shape()[0], window.output_extent(0, x.shape()[1]),
                                    window.output_extent(1, x.shape()[2]), w.value().size(0)});
   tape.backend().conv().forward(x.value(), w.value(), w.version(), b != nullptr ? b->value() : Tensor(), window,

@@ -14,8 +14,14 @@ void deliver(Backend& backend, Parameter& parameter, const Tensor& gradient) {
 
 class BatchNormNode final : public Node {
  public:
-  BatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance, double eps)
-      : Node(output, {&gamma, &beta}), x_(x), mean_(std::move(mean)), variance_(std::move(variance)), eps_(eps) {}
+  BatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance,
+                bool given_statistics, double eps)
+      : Node(output, {&gamma, &beta}),
+        x_(x),
+        mean_(std::move(mean)),
+        variance_(std::move(variance)),
+        given_statistics_(given_statistics),
+        eps_(eps) {}
 
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
@@ -23,7 +29,8 @@ class BatchNormNode final : public Node {
     Parameter& beta = *parameters()[1];
     Tensor dx = backend.empty(x_.shape());
     const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
-    backend.norm().backward(x_.value(), tape.grad(output()), gamma.value(), mean_, variance_, eps_, dx, dgamma, dbeta);
+    backend.norm().backward(x_.value(), tape.grad(output()), gamma.value(), mean_, variance_,
+                            given_statistics_, eps_, dx, dgamma, dbeta);
     if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
     if (beta.requires_grad()) deliver(backend, beta, dbeta);
     tape.contribute(x_, std::move(dx));
@@ -32,6 +39,7 @@ class BatchNormNode final : public Node {
  private:
   Var x_;
   Tensor mean_, variance_;
+  bool given_statistics_;
   double eps_;
 };
 
@@ -44,20 +52,21 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
                      "match num_features to the last axis of the input");
   Backend& backend = tape.backend();
   Tensor y = backend.empty(x.shape());
-  if (!training) {
-    // Evaluation records nothing: gradients through frozen statistics are not offered.
-    backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), state.running_mean, state.running_variance,
-                                 state.eps, y);
-    return tape.make_var(std::move(y), false);
+  Tensor mean = state.running_mean, variance = state.running_variance;
+  if (training) {
+    const std::int64_t rows = x.value().count() / channels;
+    if (rows < 2)
+      throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values a channel", to_string(x.shape())),
+                       "use a larger batch, or evaluation mode");
+    mean = backend.empty({channels});
+    variance = backend.empty({channels});
+    backend.norm().forward_train(x.value(), gamma.value(), beta.value(), state.eps, y, mean, variance);
+    backend.norm().update_running(mean, variance, rows, state.momentum, state.running_mean, state.running_variance);
+  } else {
+    backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), mean, variance, state.eps, y);
   }
-  const std::int64_t rows = x.value().count() / channels;
-  if (rows < 2)
-    throw UsageError("BatchNorm cannot train on one value a channel", "use a larger batch, or evaluation mode");
-  Tensor mean = backend.empty({channels}), variance = backend.empty({channels});
-  backend.norm().forward_train(x.value(), gamma.value(), beta.value(), state.eps, y, mean, variance);
-  backend.norm().update_running(mean, variance, rows, state.momentum, state.running_mean, state.running_variance);
   const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
-  tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), state.eps);
+  tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), !training, state.eps);
   return out;
 }
 

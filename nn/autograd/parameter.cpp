@@ -1,10 +1,18 @@
 #include "nn/autograd/parameter.h"
 
+#include <atomic>
+
 namespace lockstep::nn {
 
+std::uint64_t Parameter::next_version() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 void Parameter::bind_gradient(const Tensor& storage) {
-  LOCKSTEP_ASSERT(storage.shape() == value_.shape(), "gradient {} of parameter {}", to_string(storage.shape()),
-                  to_string(value_.shape()));
+  LOCKSTEP_ASSERT(storage.shape() == value_.shape() && storage.dtype() == value_.dtype(),
+                  "gradient {} {} of parameter {} {}", name_of(storage.dtype()), to_string(storage.shape()),
+                  name_of(value_.dtype()), to_string(value_.shape()));
   gradient_ = storage;
   has_gradient_ = false;
 }
@@ -13,6 +21,7 @@ Parameter::Target Parameter::contribute() {
   if (!gradient_.defined()) gradient_ = backend_->empty(value_.shape());
   const bool accumulate = has_gradient_;
   has_gradient_ = true;
+  touched_ = true;
   return {gradient_, accumulate};
 }
 

@@ -30,9 +30,10 @@ class Parameter {
   const Tensor& value() const { return value_; }
   FileLayout layout() const { return layout_; }
 
-  /// Changes whenever `value`'s content does; never 0. Whoever writes the value calls `changed`.
+  /// Changes whenever `value`'s content does, and is never that of another parameter (whose memory this one may have
+  /// got); never 0. Whoever writes the value calls `changed`.
   std::uint64_t version() const { return version_; }
-  void changed() { ++version_; }
+  void changed() { version_ = next_version(); }
 
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
@@ -53,19 +54,22 @@ class Parameter {
   };
   Target contribute();
 
-  /// Called by the tape on the thread that runs backward.
+  /// Called by the tape on the thread that runs backward, once in each pass that contributes.
   std::function<void()> on_ready;
 
  private:
   friend class Tape;
+  static std::uint64_t next_version();
+
   Backend* backend_;
   Tensor value_;
   Tensor gradient_;
   FileLayout layout_;
-  std::uint64_t version_ = 1;
+  std::uint64_t version_ = next_version();
   int pending_uses_ = 0;  // recorded on a tape and not yet walked by backward
   bool requires_grad_ = true;
   bool has_gradient_ = false;
+  bool touched_ = false;  // has contributed in the backward pass under way
 };
 
 }  // namespace lockstep::nn

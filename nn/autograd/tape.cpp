@@ -5,20 +5,34 @@
 namespace lockstep::nn {
 namespace {
 
-constexpr std::size_t kFirstMemoryBytes = std::size_t{64} << 10;  // hundreds of nodes before the heap is asked
+constexpr std::size_t kFirstMemoryBytes = std::size_t{16} << 10;
+
+// Ends a node's life when it goes out of scope, also by an exception.
+struct NodeOwner {
+  Node* node;
+  ~NodeOwner() { node->~Node(); }
+};
 
 }  // namespace
 
-Tape::Tape(Backend& backend)
-    : backend_(backend),
-      first_memory_(kFirstMemoryBytes),
-      memory_(std::make_unique<std::pmr::monotonic_buffer_resource>(first_memory_.data(), first_memory_.size())) {}
+Tape::Tape(Backend& backend) : backend_(backend) { hold_memory(kFirstMemoryBytes); }
 
 Tape::~Tape() { reset(); }
 
+void Tape::hold_memory(std::size_t bytes) {
+  memory_.reset();
+  held_memory_ = std::vector<std::byte>(bytes);
+  memory_ = std::make_unique<std::pmr::monotonic_buffer_resource>(held_memory_.data(), held_memory_.size());
+}
+
+void* Tape::take_memory(std::size_t bytes) {
+  bytes = (bytes + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
+  used_bytes_ += bytes;
+  return memory_->allocate(bytes, alignof(std::max_align_t));
+}
+
 Var Tape::make_var(Tensor value, bool needs_grad) {
-  void* memory = memory_->allocate(sizeof(Var::State), alignof(Var::State));
-  auto* state = new (memory) Var::State{std::move(value), {}, needs_grad};
+  auto* state = new (take_memory(sizeof(Var::State))) Var::State{std::move(value), {}, needs_grad && recording_};
   vars_.push_back(state);
   return Var(state);
 }
@@ -48,40 +62,54 @@ void Tape::contribute(Var v, Tensor grad) {
   sum = std::move(fresh);
 }
 
-void Tape::finish_uses(Node& node) {
-  for (Parameter* parameter : node.parameters()) {
-    if (parameter == nullptr) continue;
-    if (--parameter->pending_uses_ == 0 && parameter->has_gradient_ && parameter->on_ready) parameter->on_ready();
+void Tape::forget_uses(const Node& node) {
+  for (Parameter* parameter : node.parameters())
+    if (parameter != nullptr && --parameter->pending_uses_ == 0) parameter->touched_ = false;
+}
+
+// All counts go down before the first call: on_ready may throw.
+void Tape::finish_uses(const Node& node) {
+  std::array<Parameter*, 2> ready = {};
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    Parameter* const parameter = node.parameters()[i];
+    if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;
+    if (std::exchange(parameter->touched_, false)) ready[i] = parameter;
   }
+  for (Parameter* parameter : ready)
+    if (parameter != nullptr && parameter->on_ready) parameter->on_ready();
 }
 
 void Tape::backward(Var root) {
   check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
               "compute it from the model's output while the tape is recording");
+  check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
-  for (auto i = nodes_.size(); i-- > 0;) {
-    Node* node = std::exchange(nodes_[i], nullptr);
-    const bool reached = grad(node->output()).defined();
-    if (reached) node->backward(*this);
-    node->output().state_->grad = Tensor();
-    finish_uses(*node);
-    node->~Node();
+  while (!nodes_.empty()) {
+    Node& node = *nodes_.back();
+    Var::State& output = *node.output().state_;
+    if (output.grad.defined()) node.backward(*this);  // if it throws, the node is still the tape's
+    nodes_.pop_back();
+    const NodeOwner owner{&node};
+    output.grad = Tensor();
+    if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
+    finish_uses(node);
     if (node_hook_) node_hook_();
   }
-  nodes_.clear();
 }
 
 void Tape::reset() {
   for (Node* node : nodes_) {
-    if (node == nullptr) continue;
-    for (Parameter* parameter : node->parameters())
-      if (parameter != nullptr) --parameter->pending_uses_;
+    forget_uses(*node);
     node->~Node();
   }
   nodes_.clear();
   for (auto* state : vars_) state->~State();
   vars_.clear();
-  memory_->release();
+  if (used_bytes_ > held_memory_.size())
+    hold_memory(used_bytes_);
+  else
+    memory_->release();
+  used_bytes_ = 0;
 }
 
 }  // namespace lockstep::nn

@@ -17,7 +17,8 @@ namespace lockstep::nn {
 
 class Tape;
 
-/// A tensor on a tape. Copying is free; valid until the tape's next reset.
+/// A tensor on a tape. Copying is free; valid until the tape's next reset. Backward takes the values of what operators
+/// computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle) before.
 class Var {
  public:
   Var() = default;
@@ -75,7 +76,7 @@ class Tape {
   /// An input whose gradient is wanted (read it with grad() after backward).
   Var differentiable_input(Tensor value) { return make_var(std::move(value), true); }
 
-  /// For operators: the result of an operation on `inputs_need_grad`.
+  /// For operators: a result. It needs a gradient if wanted and the tape is recording.
   Var make_var(Tensor value, bool needs_grad);
 
   /// For operators: records a node if its output needs a gradient. NodeType's constructor takes (output, args…).
@@ -83,8 +84,8 @@ class Tape {
   void record(Var output, Args&&... args) {
     static_assert(std::is_base_of_v<Node, NodeType>);
     if (!recording_ || !output.needs_grad()) return;
-    void* memory = memory_->allocate(sizeof(NodeType), alignof(NodeType));
-    push(new (memory) NodeType(output, std::forward<Args>(args)...));
+    static_assert(alignof(NodeType) <= alignof(std::max_align_t));
+    push(new (take_memory(sizeof(NodeType))) NodeType(output, std::forward<Args>(args)...));
   }
 
   /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
@@ -98,24 +99,28 @@ class Tape {
 
   /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
-  /// as nothing needs them.
+  /// as nothing needs them. Once for each forward pass.
   void backward(Var root);
 
   /// Called after each node of backward: where collectives without a thread of their own go on.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
-  /// Forgets everything recorded.
+  /// Forgets everything recorded, also after an exception half way through backward.
   void reset();
 
  private:
   void push(Node* node);
-  void finish_uses(Node& node);
+  void* take_memory(std::size_t bytes);
+  void hold_memory(std::size_t bytes);
+  static void forget_uses(const Node& node);
+  static void finish_uses(const Node& node);
 
   Backend& backend_;
   bool recording_ = true;
-  std::vector<std::byte> first_memory_;
+  std::vector<std::byte> held_memory_;  // grows to what the longest pass has used
   std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
-  std::vector<Node*> nodes_;  // nullptr once walked
+  std::size_t used_bytes_ = 0;
+  std::vector<Node*> nodes_;  // those that backward has not walked yet
   std::vector<Var::State*> vars_;
   std::function<void()> node_hook_;
 };

@@ -6,7 +6,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -19,6 +21,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr auto kMaxExtent = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 const char* file_name_of(DType dtype) {
   switch (dtype) {
@@ -51,17 +54,17 @@ struct Entry {
 };
 
 nlohmann::json parse_header(const std::string& path, const std::string& text) {
+  constexpr int kDeepest = 3;  // the arrays in a tensor's entry: what nests deeper is no header, whatever its size
   std::set<std::string> seen;
-  std::string duplicate;
-  const auto check_keys = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (depth > kDeepest) refuse(path, "its header nests deeper than the format does");
     if (event == nlohmann::json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
-      duplicate = value.get<std::string>();
+      refuse(path, fmt::format("its header names '{}' twice", value.get<std::string>()));
     return true;
   };
   try {
-    auto header = nlohmann::json::parse(text, check_keys);
+    auto header = nlohmann::json::parse(text, check);
     if (!header.is_object()) refuse(path, "its header (byte 8) is not a JSON object");
-    if (!duplicate.empty()) refuse(path, fmt::format("its header names '{}' twice", duplicate));
     return header;
   } catch (const nlohmann::json::parse_error& error) {
     refuse(path, fmt::format("its header is not JSON at byte {}", 8 + error.byte));
@@ -76,8 +79,11 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
     if (!dtype) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
     Entry entry{name, *dtype, {}, 0, 0};
     std::uint64_t bytes = size_of(*dtype);
-    for (const auto& extent : value.at("shape")) {
-      if (!extent.is_number_unsigned()) refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
+    const auto& shape = value.at("shape");
+    if (!shape.is_array()) refuse(path, fmt::format("tensor '{}' has a shape that is no list", name));
+    for (const auto& extent : shape) {
+      if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > kMaxExtent)
+        refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
       const auto d = extent.get<std::uint64_t>();
       if (d != 0 && bytes > data_bytes / d) refuse(path, fmt::format("tensor '{}' is larger than the file", name));
       bytes *= d;
@@ -106,6 +112,7 @@ void write_safetensors(const std::string& path, const std::vector<HostTensor>& t
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t at = 0;
   for (const auto& tensor : tensors) {
+    LOCKSTEP_ASSERT(!header.contains(tensor.name), "two tensors '{}' for {}", tensor.name, path);
     header[tensor.name] = {{"dtype", file_name_of(tensor.dtype)},
                            {"shape", tensor.shape},
                            {"data_offsets", {at, at + tensor.bytes.size()}}};
@@ -123,14 +130,14 @@ void write_safetensors(const std::string& path, const std::vector<HostTensor>& t
 }
 
 std::vector<HostTensor> read_safetensors(const std::string& path) {
+  std::error_code failed;
+  const auto status = std::filesystem::status(path, failed);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
   std::ifstream in(path, std::ios::binary);
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)), "give the path of a safetensors file");
-  in.seekg(0, std::ios::end);
-  const auto end = in.tellg();
-  if (!in || end < 0) refuse(path, "it cannot be read (is it a directory?)");
-  const auto file_bytes = static_cast<std::uint64_t>(end);
-  in.seekg(0);
+  const std::uint64_t file_bytes = std::filesystem::file_size(path, failed);
+  if (failed) refuse(path, failed.message());
   std::uint64_t header_bytes = 0;
   if (file_bytes < 8 || !in.read(reinterpret_cast<char*>(&header_bytes), 8))
     refuse(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));

@@ -1,5 +1,7 @@
 #include "nn/io/state.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -50,7 +52,8 @@ struct Target {
   FileLayout layout;
 };
 
-std::string shape_text(const std::vector<std::int64_t>& shape) { return to_string(Shape(shape)); }
+// Not a Shape: files may have more dimensions.
+std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 }  // namespace
 
@@ -78,6 +81,9 @@ void load_state(Module& module, const std::vector<HostTensor>& tensors, const st
       continue;
     }
     const auto wanted = file_shape(*target->second.value, target->second.layout);
+    LOCKSTEP_ASSERT(tensor.shape != wanted || tensor.dtype != target->second.value->dtype() ||
+                        tensor.bytes.size() == target->second.value->bytes(),
+                    "{} bytes of {}", tensor.bytes.size(), tensor.name);
     if (tensor.shape != wanted || tensor.dtype != target->second.value->dtype())
       misshapen.push_back(fmt::format("{} is {} {}, not {} {}", tensor.name, lockstep::name_of(tensor.dtype),
                                       shape_text(tensor.shape), lockstep::name_of(target->second.value->dtype()),

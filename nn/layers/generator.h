@@ -13,7 +13,7 @@ class Generator {
  public:
   explicit Generator(std::uint64_t seed) : seed_(seed) {}
 
-  /// Fills an f32 host tensor with uniform numbers in [low, high).
+  /// Fills an f32 host tensor with uniform numbers in [low, high), rounded to f32.
   void uniform(const Tensor& tensor, double low, double high);
 
  private:

@@ -58,11 +58,12 @@ BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, do
 }
 
 Var BatchNorm::forward(Tape& tape, Var x) {
-  if (training()) ++*num_batches_tracked_.data<std::int64_t>();
-  return batch_norm(tape, x, weight_, bias_,
+  const Var y = batch_norm(tape, x, weight_, bias_,
                     {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_,
                      .eps = eps_},
                     training());
+  if (training()) ++*num_batches_tracked_.data<std::int64_t>();
+  return y;
 }
 
 Var Sequential::forward(Tape& tape, Var x) {

@@ -1,5 +1,9 @@
 #include "nn/models/models.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "base/text.h"
 
 namespace lockstep::nn {
@@ -80,6 +84,12 @@ const std::vector<std::string>& model_names() {
 }
 
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
+  const auto positive = [](std::int64_t d) { return d >= 1; };
+  if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, positive) ||
+      !std::ranges::all_of(spec.hidden, positive))
+    throw UsageError(fmt::format("a model with {} classes, inputs of [{}] and hidden layers of [{}]", spec.classes,
+                                 fmt::join(spec.sample_shape, ", "), fmt::join(spec.hidden, ", ")),
+                     "all sizes are at least 1");
   if (spec.name == "linear") return std::make_unique<LinearModel>(context, spec);
   if (spec.name == "mlp") return std::make_unique<Mlp>(context, spec);
   if (spec.name == "cnn") {

@@ -8,7 +8,8 @@ namespace lockstep::nn {
 class LossKernels {
  public:
   virtual ~LossKernels() = default;
-  /// Softmax cross entropy. logits (N, K) f32, labels (N) i32, each in [0, K). totals (2) f32 receives the sum of
+  /// Softmax cross entropy. logits (N, K) f32, labels (N) i32, each in [0, K) (else
+  /// UsageError). totals (2) f32 receives the sum of
   /// −log softmax(logits)[label] and the number of samples whose largest logit is the label's (ties: the first
   /// class). dlogits (N, K), if defined, receives (softmax − one-hot) · scale.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,

@@ -5,7 +5,8 @@
 
 namespace lockstep::nn {
 
-/// f32. x, y are (…, C); all statistics and parameters are (C). M is the number of rows, count(x) / C.
+/// f32. x, y are (…, C); all statistics and parameters are (C). M is the number of rows, count(x) / C,
+/// at least 1 in training.
 class NormKernels {
  public:
   virtual ~NormKernels() = default;
@@ -16,10 +17,10 @@ class NormKernels {
   /// The same with given statistics.
   virtual void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                              const Tensor& variance, double eps, const Tensor& y) = 0;
-  /// Gradients of forward_train; overwrites dx, dgamma and dbeta.
+  /// Gradients of forward_train, or of forward_infer if the statistics were given; overwrites dx, dgamma and dbeta.
   virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                        const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
-                        const Tensor& dbeta) = 0;
+                        const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
+                        const Tensor& dgamma, const Tensor& dbeta) = 0;
   /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,

@@ -12,9 +12,10 @@ struct SgdStep {
 };
 
 struct AdamWStep {
-  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
-  float bias_correction1 = 1, bias_correction2 = 1;  // 1 − βᵗ
-  float gradient_scale = 1;
+  // In f64, because 1 − β must not suffer from β's rounding to f32.
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  double bias_correction1 = 1, bias_correction2 = 1;  // 1 − βᵗ
+  double gradient_scale = 1;
 };
 
 /// f32, all arrays of one length.

@@ -24,7 +24,7 @@ class Sgd final : public Optimizer {
   }
 
   void update(std::size_t index) override {
-    Parameter& p = *parameters_[index].parameter;
+    Parameter& p = parameter(index);
     const SgdStep step{.lr = static_cast<float>(lr_),
                        .momentum = static_cast<float>(options_.momentum),
                        .weight_decay = static_cast<float>(options_.weight_decay),
@@ -49,16 +49,16 @@ class AdamW final : public Optimizer {
   }
 
   void update(std::size_t index) override {
-    Parameter& p = *parameters_[index].parameter;
+    Parameter& p = parameter(index);
     const auto t = static_cast<double>(step_);
-    const AdamWStep step{.lr = static_cast<float>(lr_),
-                         .beta1 = static_cast<float>(options_.beta1),
-                         .beta2 = static_cast<float>(options_.beta2),
-                         .eps = static_cast<float>(options_.eps),
-                         .weight_decay = static_cast<float>(options_.weight_decay),
-                         .bias_correction1 = static_cast<float>(1.0 - std::pow(options_.beta1, t)),
-                         .bias_correction2 = static_cast<float>(1.0 - std::pow(options_.beta2, t)),
-                         .gradient_scale = static_cast<float>(gradient_scale_)};
+    const AdamWStep step{.lr = lr_,
+                         .beta1 = options_.beta1,
+                         .beta2 = options_.beta2,
+                         .eps = options_.eps,
+                         .weight_decay = options_.weight_decay,
+                         .bias_correction1 = 1.0 - std::pow(options_.beta1, t),
+                         .bias_correction2 = 1.0 - std::pow(options_.beta2, t),
+                         .gradient_scale = gradient_scale_};
     p.backend().optim().adamw(step, p.gradient(), m_[index], v_[index], p.value());
     p.changed();
   }
@@ -71,9 +71,18 @@ class AdamW final : public Optimizer {
 }  // namespace
 
 void Optimizer::begin_step(double lr, double gradient_scale) {
+  check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
   lr_ = lr;
   gradient_scale_ = gradient_scale;
   ++step_;
+}
+
+Parameter& Optimizer::parameter(std::size_t index) const {
+  LOCKSTEP_ASSERT(index < parameters_.size(), "update of parameter {} of {}", index, parameters_.size());
+  const auto& [name, parameter] = parameters_[index];
+  LOCKSTEP_ASSERT(step_ > 0, "update of {} before begin_step", name);
+  LOCKSTEP_ASSERT(parameter->gradient().defined(), "update of {}, which has no gradient", name);
+  return *parameter;
 }
 
 std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options) {

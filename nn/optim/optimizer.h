@@ -28,13 +28,17 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// `lr`: this step's learning rate. `gradient_scale` multiplies every gradient first (clipping).
+  /// `lr`: this step's learning rate, at least 0 (else UsageError). `gradient_scale` multiplies every gradient first
+  /// (clipping).
   void begin_step(double lr, double gradient_scale = 1.0);
   /// Moves parameter `index` (its place in the list the optimizer was made with) by its gradient.
   virtual void update(std::size_t index) = 0;
 
  protected:
   explicit Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::move(parameters)) {}
+
+  /// The one to update: asserts that a step has begun and that there is a gradient.
+  Parameter& parameter(std::size_t index) const;
 
   std::vector<NamedParameter> parameters_;
   double lr_ = 0.0;

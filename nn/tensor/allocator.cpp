@@ -52,7 +52,8 @@ CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
     : source_(std::move(source)), free_lists_(4 * 64, nullptr) {}
 
 CachingAllocator::~CachingAllocator() {
-  for (const auto& block : blocks_) source_->free(block->data, block->bytes);
+  for (const auto& block : blocks_)
+    if (block->data != nullptr) source_->free(block->data, block->bytes);
 }
 
 Block* CachingAllocator::acquire(std::size_t bytes) {
@@ -66,14 +67,12 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   if (block != nullptr) {
     list = block->next_free;
   } else {
-    auto made = std::make_unique<Block>();
-    made->bytes = class_bytes(size_class);
-    made->size_class = size_class;
-    made->owner = this;
-    blocks_.reserve(blocks_.size() + 1);  // what can fail comes before there is memory to lose
-    made->data = source_->allocate(made->bytes);
-    block = made.get();
-    blocks_.push_back(std::move(made));
+    blocks_.push_back(std::make_unique<Block>());
+    block = blocks_.back().get();
+    block->bytes = class_bytes(size_class);
+    block->size_class = size_class;
+    block->owner = this;
+    block->data = source_->allocate(block->bytes);  // if it throws, a block without memory stays behind, unused
     ++stats_.system_allocations;
     stats_.bytes_held += block->bytes;
   }

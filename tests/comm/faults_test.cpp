@@ -112,7 +112,7 @@ TEST_F(Faults, AnotherType) {
   EXPECT_THAT(what, AllOf(HasSubstr(fmt::format("rank {} (host ", last())), HasSubstr("i32")));
 }
 
-// A root needs nothing from the others, so it runs ahead until it does.
+// Roots need nothing from the others: it only shows in what they do next.
 TEST_F(Faults, AnotherRoot) {
   start(20);
   const std::string what = expect_broken_by<OutOfStepError>([&] {
@@ -132,26 +132,26 @@ TEST_F(Faults, OneOperationTooMany) {
 }
 
 TEST_F(Faults, ARankThatNeverComes) {
-  start(3);
+  start(1.5);
   if (rank() == last()) {
-    std::this_thread::sleep_for(5s);
+    std::this_thread::sleep_for(3s);
     return;
   }
   group_->set_step(41);
   const auto begin = Clock::now();
   const std::string what =
       expect_broken_by<TimeoutError>([&] { group_->all_reduce(region(300'000), ReduceOp::kSum).wait_host(); });
-  EXPECT_GE(Clock::now() - begin, 3s);
-  EXPECT_THAT(what, AllOf(HasSubstr("allreduce #2 (sum of 300000 f32 at byte 0, step 41) timed out after 3"),
+  EXPECT_GE(Clock::now() - begin, 1500ms);
+  EXPECT_THAT(what, AllOf(HasSubstr("allreduce #2 (sum of 300000 f32 at byte 0, step 41) timed out after 1.5"),
                           HasSubstr(fmt::format("waiting for rank {} (host ", last()))));
   // Ranks that wait as well are not to blame.
   for (int other = 0; other < last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
 }
 
 TEST_F(Faults, ARankThatNeverComesToABarrier) {
-  start(3);
+  start(1.5);
   if (rank() == 0) {
-    std::this_thread::sleep_for(5s);
+    std::this_thread::sleep_for(3s);
     return;
   }
   const std::string what = expect_broken_by<TimeoutError>([&] { group_->barrier().wait_host(); });

@@ -26,6 +26,7 @@ TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
               op.reduce = reduce;
               op.region.dtype = dtype;
               op.region.count = sequence * 77;
+              op.history = digest(op, 5);
               const TagFields fields = tags.fields_of(op, phase);
               const int tag = tags.encode(fields);
               ASSERT_GE(tag, 0);
@@ -41,11 +42,15 @@ TEST(Tag, TellsOperationsApart) {
   op.sequence = 7;
   op.kind = OpKind::kAllReduce;
   op.region.count = 1000;
-  const int tag = tags.encode(tags.fields_of(op, 0));
+  const auto tag_of = [&](Op which, std::uint32_t phase, std::uint64_t before) {
+    which.history = digest(which, before);
+    return tags.encode(tags.fields_of(which, phase));
+  };
+  const int tag = tag_of(op, 0, 1);
   const auto differs = [&](auto change, std::uint32_t phase = 0) {
     Op other = op;
     change(other);
-    return tags.encode(tags.fields_of(other, phase)) != tag;
+    return tag_of(other, phase, 1) != tag;
   };
   EXPECT_TRUE(differs([](Op& o) { o.sequence = 8; }));
   EXPECT_TRUE(differs([](Op& o) { o.kind = OpKind::kReduceScatter; }));
@@ -55,7 +60,17 @@ TEST(Tag, TellsOperationsApart) {
   EXPECT_TRUE(differs([](Op& o) { o.region.offset_bytes = 64; }));
   EXPECT_TRUE(differs([](Op& o) { o.root = 1; }));
   EXPECT_TRUE(differs([](Op&) {}, 1));
+  EXPECT_NE(tag_of(op, 0, 2), tag);
   EXPECT_FALSE(differs([](Op& o) { o.step = 12; }));
+}
+
+TEST(Tag, DistanceGoesRoundTheEnd) {
+  const TagLayout tags(INT_MAX);
+  const auto at = [&](std::uint64_t sequence) { return tags.fields_of({.sequence = sequence, .region = {}}, 0); };
+  EXPECT_EQ(tags.distance(at(5), at(7)), 2u);
+  EXPECT_EQ(tags.distance(at(4095), at(4097)), 2u);
+  EXPECT_EQ(tags.distance(at(9), at(9)), 0u);
+  EXPECT_GE(tags.distance(at(4097), at(4095)), tags.farthest());
 }
 
 // The operations that may be under way at once must differ even with the fewest bits that MPI grants.

@@ -116,6 +116,7 @@ TEST(VerdictTest, AWrapperThatNeverReported) {
   const auto verdict = judge_ranks({rank_that(0, {How::kSignalled, SIGTERM}, 200, true), unseen});
   EXPECT_EQ(verdict.exit_code, 137);
   EXPECT_THAT(verdict.line, HasSubstr("rank 1 of 2 never started"));
+  EXPECT_THAT(judge_ranks(std::vector<RankReport>(2)).line, HasSubstr("never started"));
   // A rank that failed while another was still starting is the cause.
   EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 10), unseen}).rank, 0);
 }

@@ -47,7 +47,9 @@ class CpuLoss final : public LossKernels {
     std::int64_t correct = 0;
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t label = labels.data<std::int32_t>()[i];
-      LOCKSTEP_ASSERT(label >= 0 && label < k, "label {} of sample {} with {} classes", label, i, k);
+      if (label < 0 || label >= k)
+        throw UsageError(fmt::format("label {} of sample {} in a batch with {} classes", label, i, k),
+                         "give the model as many classes as the data has");
       const RowLoss row = softmax_row(logits.f32() + i * k, k, label, scale,
                                       dlogits.defined() ? dlogits.f32() + i * k : nullptr);
       loss += static_cast<double>(row.loss);

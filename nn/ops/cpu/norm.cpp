@@ -1,5 +1,6 @@
 #include "nn/ops/norm.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "nn/ops/cpu/kernels.h"
@@ -25,6 +26,7 @@ class CpuNorm final : public NormKernels {
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
+    if (x.count() == 0) return;
     auto& norm = primitive(kInfer, x, eps);
     norm.bind(DNNL_ARG_MEAN, mean);
     norm.bind(DNNL_ARG_VARIANCE, variance);
@@ -32,8 +34,14 @@ class CpuNorm final : public NormKernels {
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
-                double eps, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) override {
-    auto& norm = primitive(kBackward, x, eps);
+                bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                const Tensor& dbeta) override {
+    if (x.count() == 0) {
+      std::fill_n(dgamma.f32(), dgamma.count(), 0.0f);
+      std::fill_n(dbeta.f32(), dbeta.count(), 0.0f);
+      return;
+    }
+    auto& norm = primitive(given_statistics ? kBackwardInfer : kBackwardTrain, x, eps);
     norm.bind(DNNL_ARG_SRC, x);
     norm.bind(DNNL_ARG_MEAN, mean);
     norm.bind(DNNL_ARG_VARIANCE, variance);
@@ -56,7 +64,7 @@ class CpuNorm final : public NormKernels {
   }
 
  private:
-  enum Which : std::int64_t { kTrain, kInfer, kBackward };
+  enum Which : std::int64_t { kTrain, kInfer, kBackwardTrain, kBackwardInfer };
 
   void run_forward(HeldPrimitive& norm, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& y) {
     norm.bind(DNNL_ARG_SRC, x);
@@ -82,12 +90,13 @@ class CpuNorm final : public NormKernels {
     // Rows stand where oneDNN expects images: one image of `rows` by 1 pixels.
     const auto x = f32_desc({1, channels, rows, 1}, Tag::nhwc);
     const auto c = f32_desc({channels}, Tag::x);
-    const auto affine = Flags::use_scale | Flags::use_shift;
+    const bool given_statistics = which == kInfer || which == kBackwardInfer;
+    auto flags = Flags::use_scale | Flags::use_shift;
+    if (given_statistics) flags = flags | Flags::use_global_stats;
     const auto forward_kind = which == kInfer ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training;
     const dnnl::batch_normalization_forward::primitive_desc forward(
-        {forward_kind, x, eps, which == kInfer ? affine | Flags::use_global_stats : affine}, user_scratchpad(),
-        onednn_.engine());
-    if (which != kBackward)
+        {forward_kind, x, eps, flags}, user_scratchpad(), onednn_.engine());
+    if (which == kTrain || which == kInfer)
       return {onednn_, dnnl::batch_normalization_forward(forward),
               {{DNNL_ARG_SRC, x},
                {DNNL_ARG_MEAN, c},
@@ -96,7 +105,7 @@ class CpuNorm final : public NormKernels {
                {DNNL_ARG_SHIFT, c},
                {DNNL_ARG_DST, x}},
               forward.scratchpad_desc()};
-    const dnnl::batch_normalization_backward::primitive_desc backward({dnnl::prop_kind::backward, x, x, eps, affine},
+    const dnnl::batch_normalization_backward::primitive_desc backward({dnnl::prop_kind::backward, x, x, eps, flags},
                                                                       user_scratchpad(), onednn_.engine(), forward);
     return {onednn_, dnnl::batch_normalization_backward(backward),
             {{DNNL_ARG_SRC, x},

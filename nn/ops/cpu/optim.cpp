@@ -38,13 +38,15 @@ void sgd_nesterov(const SgdStep& s, const float* g, float* m, float* p, std::int
 
 LOCKSTEP_SIMD_CLONES
 void adamw_update(const AdamWStep& s, const float* g, float* m, float* v, float* p, std::int64_t n) {
-  const float keep = 1.0f - s.lr * s.weight_decay, step = s.lr / s.bias_correction1;
-  const float root2 = 1.0f / std::sqrt(s.bias_correction2);
-  const float b1 = s.beta1, b2 = s.beta2, eps = s.eps, scale = s.gradient_scale;
+  const auto keep = static_cast<float>(1.0 - s.lr * s.weight_decay), step = static_cast<float>(s.lr / s.bias_correction1);
+  const auto root2 = static_cast<float>(1.0 / std::sqrt(s.bias_correction2));
+  const auto b1 = static_cast<float>(s.beta1), rest1 = static_cast<float>(1.0 - s.beta1);
+  const auto b2 = static_cast<float>(s.beta2), rest2 = static_cast<float>(1.0 - s.beta2);
+  const auto eps = static_cast<float>(s.eps), scale = static_cast<float>(s.gradient_scale);
   for (std::int64_t i = 0; i < n; ++i) {
     const float gi = scale * g[i];
-    m[i] = b1 * m[i] + (1.0f - b1) * gi;
-    v[i] = b2 * v[i] + (1.0f - b2) * gi * gi;
+    m[i] = b1 * m[i] + rest1 * gi;
+    v[i] = b2 * v[i] + rest2 * gi * gi;
     p[i] = keep * p[i] - step * m[i] / (__builtin_sqrtf(v[i]) * root2 + eps);
   }
 }

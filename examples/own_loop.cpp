@@ -1,0 +1,83 @@
+// A training loop of one's own: own module, lockstep's ranks. Run it alone or with mpirun -np N.
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "comm/make_group.h"
+#include "data/loader.h"
+#include "data/open.h"
+#include "nn/layers/layers.h"
+#include "trainer/evaluate.h"
+#include "trainer/replica.h"
+
+using namespace lockstep;
+
+namespace {
+
+class TwoLayers final : public nn::Module {
+ public:
+  explicit TwoLayers(nn::Context& context)
+      : hidden_(register_module("hidden", std::make_unique<nn::Linear>(context, 64, 128))),
+        out_(register_module("out", std::make_unique<nn::Linear>(context, 128, 10))) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    return out_.forward(tape, hidden_.forward(tape, nn::flatten(tape, x), nn::Epilogue::kRelu));
+  }
+
+ private:
+  nn::Linear& hidden_;
+  nn::Linear& out_;
+};
+
+void train() {
+  // The ranks meet; each has a device and a copy of the model, which rank 0's parameters make equal.
+  const auto group = comm::make_group(comm::discover_world(env));
+  const auto backend = nn::make_cpu_backend(/*threads=*/1);
+  nn::Generator generator(/*seed=*/1);
+  nn::Context context{*backend, generator};
+  TwoLayers model(context);
+  trainer::Replica replica(*group, model, ddp::BucketLimits{});
+  const auto optimizer = nn::make_adamw(replica.parameters(), {});
+
+  // Each rank draws its own part of every global batch of 48 samples.
+  const auto digits = data::open_data("digits");
+  const sampler::DistributedSampler sampler({.length = digits.train->size(), .seed = 1, .global_batch = 48},
+                                            group->rank(), group->size());
+  data::Loader loader(digits.train, sampler, {.workers = 1});
+
+  nn::Tape tape(*backend);
+  for (int step = 1; step <= 300; ++step) {
+    const data::Batch& batch = loader.next();
+    const auto samples = static_cast<std::int64_t>(batch.plan.local_count);
+    replica.begin_step(step);
+    if (batch.empty()) {
+      replica.contribute_nothing();
+    } else {
+      const auto x = tape.input(backend->from_host(batch.x.data(), {samples, 8, 8, 1}, DType::kF32));
+      const auto labels = backend->from_host(batch.labels.data(), {samples}, DType::kI32);
+      const auto loss = nn::cross_entropy(tape, model.forward(tape, x), labels,
+                                          1.0f / static_cast<float>(batch.plan.global_count));
+      replica.backward(tape, loss, samples);  // collectives start while it runs
+    }
+    replica.finish([&](const auto&) { optimizer->begin_step(/*lr=*/1e-3); },
+                   [&](std::size_t parameter) { optimizer->update(parameter); });
+    tape.reset();
+  }
+
+  trainer::Evaluator evaluator(*group, *backend, digits.test, /*batch=*/32, /*workers=*/0);
+  const auto report = evaluator.run(model, 300);
+  if (group->rank() == 0)
+    std::printf("accuracy %.1f %% on %d rank%s\n", 100 * report.accuracy, group->size(), group->size() == 1 ? "" : "s");
+  group->shutdown();
+}
+
+}  // namespace
+
+int main() {
+  try {
+    train();
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.line().c_str());
+    std::_Exit(error.code());
+  }
+}

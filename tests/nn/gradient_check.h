@@ -1,0 +1,124 @@
+// Numerical gradient check: central differences against the tape.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/autograd/functions.h"
+#include "tests/nn/values.h"
+
+namespace lockstep::nn::testing {
+
+/// Sum of r · y as the end of a tape: its gradient is r.
+class ProjectionNode final : public Node {
+ public:
+  ProjectionNode(Var output, Var y, Tensor r) : Node(output), y_(y), r_(std::move(r)) {}
+  void backward(Tape& tape) override { tape.contribute(y_, r_); }
+
+ private:
+  Var y_;
+  Tensor r_;
+};
+
+/// Ends a tape with sum(r · y), which is not computed.
+inline Var project(Tape& tape, Var y, const Tensor& r) {
+  const Var end = tape.make_var(tape.backend().empty({}), y.needs_grad());
+  tape.record<ProjectionNode>(end, y, r);
+  return end;
+}
+
+/// What an operator is differentiated by.
+struct Differentiated {
+  std::vector<Tensor> inputs;
+  std::vector<Parameter*> parameters;
+  // The kernels compute in f32. With this step the rounding of y (1e-7) and the curvature (step²) both stay below
+  // the tolerance; inputs keep further from kinks than the step moves them.
+  double step = 0.01;
+  double tolerance = 2e-3;  // of the largest gradient element, at least of 1
+};
+
+using Operator = std::function<Var(Tape&, std::span<const Var>)>;
+using Objective = std::function<double(const Var&)>;
+
+inline void expect_same_gradient(const std::string& what, const Differentiated& by, const Tensor& x,
+                                 const Tensor& gradient, const std::function<double()>& objective) {
+  ASSERT_TRUE(gradient.defined()) << what;
+  ASSERT_EQ(gradient.shape(), x.shape()) << what;
+  double largest = 1.0;
+  for (const float g : gradient.span<float>()) largest = std::max(largest, std::abs(static_cast<double>(g)));
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    float& at = x.f32()[i];
+    const float old = at;
+    at = old + static_cast<float>(by.step);
+    const double up = static_cast<double>(at), high = objective();
+    at = old - static_cast<float>(by.step);
+    const double down = static_cast<double>(at), low = objective();
+    at = old;
+    ASSERT_NEAR(static_cast<double>(gradient.f32()[i]), (high - low) / (up - down), by.tolerance * largest)
+        << what << " element " << i << " of " << to_string(x.shape());
+  }
+}
+
+/// `end` makes a loss (a root for backward) of what `op` returns, `objective` its value in f64.
+inline void expect_gradients(Backend& backend, const Differentiated& by, const Operator& op,
+                             const std::function<Var(Tape&, Var)>& end, const Objective& objective) {
+  const auto run = [&](bool with_backward, std::vector<Tensor>* input_gradients) {
+    for (Parameter* parameter : by.parameters) parameter->changed();  // the check moves their values
+    Tape tape(backend);
+    std::vector<Var> inputs;
+    for (const Tensor& input : by.inputs) inputs.push_back(tape.differentiable_input(input));
+    const Var y = op(tape, inputs);
+    const double value = objective(y);
+    if (with_backward) {
+      tape.backward(end(tape, y));
+      for (const Var& input : inputs) input_gradients->push_back(tape.grad(input));
+    }
+    return value;
+  };
+  for (Parameter* parameter : by.parameters) parameter->forget_gradient();
+  std::vector<Tensor> input_gradients;
+  run(true, &input_gradients);
+  const auto value = [&] { return run(false, nullptr); };
+  for (std::size_t i = 0; i < by.inputs.size(); ++i)
+    expect_same_gradient("input " + std::to_string(i), by, by.inputs[i], input_gradients[i], value);
+  for (std::size_t i = 0; i < by.parameters.size(); ++i) {
+    const Parameter& parameter = *by.parameters[i];
+    if (!parameter.requires_grad()) {
+      EXPECT_FALSE(parameter.has_gradient()) << "parameter " << i << " is frozen";
+      continue;
+    }
+    expect_same_gradient("parameter " + std::to_string(i), by, parameter.value(), parameter.gradient(), value);
+  }
+}
+
+/// For operators: a random projection of the output, summed in f64.
+inline void expect_gradients(Backend& backend, const Differentiated& by, const Operator& op) {
+  Tensor r;
+  const auto projection_for = [&](const Var& y) {
+    if (!r.defined()) r = random_tensor(backend, y.shape(), 4711);
+    return r;
+  };
+  expect_gradients(
+      backend, by, op, [&](Tape& tape, Var y) { return project(tape, y, projection_for(y)); },
+      [&](const Var& y) {
+        const Tensor& weights = projection_for(y);
+        double sum = 0;
+        for (std::int64_t i = 0; i < y.value().count(); ++i)
+          sum += static_cast<double>(weights.f32()[i]) * static_cast<double>(y.value().f32()[i]);
+        return sum;
+      });
+}
+
+/// For losses: `op` returns the loss's value, which was made with `scale`.
+inline void expect_loss_gradients(Backend& backend, const Differentiated& by, double scale, const Operator& op) {
+  expect_gradients(
+      backend, by, op, [](Tape&, Var loss) { return loss; },
+      [&](const Var& loss) { return scale * static_cast<double>(loss.value().f32()[0]); });
+}
+
+}  // namespace lockstep::nn::testing

@@ -1,0 +1,266 @@
+// Every differentiable operator of nn/autograd/functions.h against central differences.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/nn/gradient_check.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+class Gradient : public ::testing::Test {
+ protected:
+  std::unique_ptr<Parameter> parameter(const Tensor& value) {
+    auto made = std::make_unique<Parameter>(*backend, value.shape());
+    backend->pointwise().copy(value, made->value());
+    return made;
+  }
+
+  std::unique_ptr<Backend> backend = make_cpu_backend(1);
+};
+
+TEST_F(Gradient, Linear) {
+  for (const auto& [n, in, out] : {std::array<std::int64_t, 3>{1, 1, 1}, {3, 7, 5}, {17, 3, 1}, {2, 33, 17}}) {
+    for (const bool with_bias : {true, false}) {
+      const auto w = parameter(random_tensor(*backend, {out, in}, 1));
+      const auto b = parameter(random_tensor(*backend, {out}, 2));
+      std::vector<Parameter*> parameters = {w.get()};
+      if (with_bias) parameters.push_back(b.get());
+      expect_gradients(*backend, {{random_tensor(*backend, {n, in}, 3)}, parameters},
+                       [&](Tape& tape, std::span<const Var> x) {
+                         return linear(tape, x[0], *w, with_bias ? b.get() : nullptr);
+                       });
+    }
+  }
+}
+
+TEST_F(Gradient, LinearWithRelu) {
+  const auto w = parameter(random_halves(*backend, {9, 7}, 1));
+  const auto b = parameter(random_halves(*backend, {9}, 2, 0.125f));
+  expect_gradients(*backend, {{random_halves(*backend, {5, 7}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, std::span<const Var> x) {
+                     return linear(tape, x[0], *w, b.get(), Epilogue::kRelu);
+                   });
+}
+
+TEST_F(Gradient, LinearFrozen) {
+  for (const bool freeze_weight : {true, false}) {
+    const auto w = parameter(random_tensor(*backend, {4, 3}, 1)), b = parameter(random_tensor(*backend, {4}, 2));
+    (freeze_weight ? w : b)->set_requires_grad(false);
+    expect_gradients(*backend, {{random_tensor(*backend, {5, 3}, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get()); });
+  }
+}
+
+struct Geometry {
+  Shape x;
+  std::int64_t out;
+  Window window;
+};
+
+const std::vector<Geometry>& geometries() {
+  static const std::vector<Geometry> all = {
+      {{2, 5, 5, 3}, 4, {{3, 3}, {1, 1}, {1, 1}}},   // the usual one
+      {{1, 7, 6, 2}, 3, {{3, 3}, {2, 2}, {0, 0}}},   // a column is left over
+      {{2, 5, 7, 1}, 5, {{3, 3}, {2, 2}, {1, 1}}},   // one channel, as the first layer of a digits model
+      {{3, 4, 4, 7}, 5, {{1, 1}, {1, 1}, {0, 0}}},   // pointwise
+      {{1, 5, 3, 17}, 1, {{3, 1}, {1, 2}, {1, 0}}},  // nothing square
+      {{1, 3, 3, 2}, 33, {{3, 3}, {1, 1}, {0, 0}}},  // one pixel is left
+      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
+      {{1, 2, 2, 16}, 16, {{3, 3}, {1, 1}, {1, 1}}},  // mostly padding
+  };
+  return all;
+}
+
+TEST_F(Gradient, Conv2d) {
+  for (const auto& g : geometries()) {
+    for (const bool with_bias : {true, false}) {
+      const auto w = parameter(random_tensor(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
+      const auto b = parameter(random_tensor(*backend, {g.out}, 2));
+      std::vector<Parameter*> parameters = {w.get()};
+      if (with_bias) parameters.push_back(b.get());
+      SCOPED_TRACE(to_string(g.x) + (with_bias ? " with bias" : ""));
+      expect_gradients(*backend, {{random_tensor(*backend, g.x, 3)}, parameters},
+                       [&](Tape& tape, std::span<const Var> x) {
+                         return conv2d(tape, x[0], *w, with_bias ? b.get() : nullptr, g.window);
+                       });
+    }
+  }
+}
+
+TEST_F(Gradient, Conv2dWithRelu) {
+  for (const auto& g : geometries()) {
+    const auto w = parameter(random_halves(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
+    const auto b = parameter(random_halves(*backend, {g.out}, 2, 0.125f));
+    SCOPED_TRACE(to_string(g.x));
+    expect_gradients(*backend, {{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, std::span<const Var> x) {
+                       return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu);
+                     });
+  }
+}
+
+TEST_F(Gradient, Conv2dFrozen) {
+  for (const bool freeze_weight : {true, false}) {
+    const Window window = {{3, 3}, {1, 1}, {1, 1}};
+    const auto w = parameter(random_tensor(*backend, {5, 3, 3, 2}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+    (freeze_weight ? w : b)->set_requires_grad(false);
+    expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 3, 2}, 3)}, {w.get(), b.get()}},
+                     [&](Tape& tape, std::span<const Var> x) { return conv2d(tape, x[0], *w, b.get(), window); });
+  }
+}
+
+const std::vector<Geometry>& poolings() {
+  static const std::vector<Geometry> all = {
+      {{2, 4, 6, 3}, 0, {{2, 2}, {2, 2}, {0, 0}}},
+      {{1, 7, 7, 5}, 0, {{3, 3}, {2, 2}, {1, 1}}},  // overlapping, padded
+      {{1, 7, 6, 2}, 0, {{2, 2}, {2, 2}, {0, 0}}},  // a row is left over
+      {{1, 8, 5, 1}, 0, {{3, 2}, {3, 2}, {0, 0}}},
+      {{1, 5, 5, 17}, 0, {{5, 5}, {1, 1}, {0, 0}}},  // the whole image
+      {{2, 4, 4, 1}, 0, {{2, 2}, {3, 3}, {0, 0}}},   // gaps between windows
+      {{1, 6, 5, 4}, 0, {{3, 3}, {1, 1}, {1, 1}}},
+  };
+  return all;
+}
+
+TEST_F(Gradient, Pool2dMax) {
+  for (const auto& g : poolings()) {
+    SCOPED_TRACE(to_string(g.x));
+    expect_gradients(*backend, {{shuffled_grid(*backend, g.x, 1)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+      return pool2d(tape, PoolKind::kMax, x[0], g.window);
+    });
+  }
+}
+
+TEST_F(Gradient, Pool2dAverage) {
+  for (const auto& g : poolings()) {
+    SCOPED_TRACE(to_string(g.x));
+    expect_gradients(*backend, {{random_tensor(*backend, g.x, 1)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+      return pool2d(tape, PoolKind::kAverage, x[0], g.window);
+    });
+  }
+}
+
+TEST_F(Gradient, BatchNorm) {
+  for (const bool training : {true, false}) {
+    for (const Shape& shape : {Shape{2, 1}, Shape{5, 3}, Shape{2, 3, 2, 7}, Shape{3, 2, 2, 16}, Shape{7, 33}}) {
+      const std::int64_t channels = shape[shape.size() - 1];
+      const auto gamma = parameter(random_tensor(*backend, {channels}, 1));
+      const auto beta = parameter(random_tensor(*backend, {channels}, 2));
+      const Tensor mean = random_tensor(*backend, {channels}, 4), variance = backend->empty({channels});
+      backend->pointwise().fill(variance, 0.7f);
+      SCOPED_TRACE(to_string(shape) + (training ? " training" : " evaluation"));
+      // Not so small a variance that the curvature shows: eps is large, and two rows lie at least 0.5 apart.
+      Tensor x = random_tensor(*backend, shape, 3);
+      if (shape[0] == 2 && shape.size() == 2) x = tensor_of(*backend, shape, {-0.6f, 0.9f});
+      expect_gradients(*backend, {{x}, {gamma.get(), beta.get()}}, [&](Tape& tape, std::span<const Var> in) {
+        // The running statistics move in training, which no output depends on; copies keep evaluation's in place.
+        const Tensor m = backend->empty({channels}), v = backend->empty({channels});
+        backend->pointwise().copy(mean, m);
+        backend->pointwise().copy(variance, v);
+        return batch_norm(tape, in[0], *gamma, *beta,
+                          {.running_mean = m, .running_variance = v, .momentum = 0.1, .eps = 0.1}, training);
+      });
+    }
+  }
+}
+
+TEST_F(Gradient, Relu) {
+  expect_gradients(*backend, {{shuffled_grid(*backend, {3, 17}, 1)}, {}},
+                   [](Tape& tape, std::span<const Var> x) { return relu(tape, x[0]); });
+}
+
+TEST_F(Gradient, Add) {
+  const Shape shape = {3, 7};
+  expect_gradients(*backend, {{random_tensor(*backend, shape, 1), random_tensor(*backend, shape, 2)}, {}},
+                   [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[1]); });
+}
+
+TEST_F(Gradient, AddOfOneVariableTwice) {
+  expect_gradients(*backend, {{random_tensor(*backend, {3, 7}, 1)}, {}},
+                   [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[0]); });
+}
+
+// The two arms of a residual connection get the same gradient tensor; neither may change it under the other.
+TEST_F(Gradient, AddOfBranchesThatChangeTheirGradient) {
+  const auto w = parameter(random_halves(*backend, {6, 6}, 1)), b = parameter(random_halves(*backend, {6}, 2, 0.125f));
+  expect_gradients(*backend, {{shuffled_grid(*backend, {3, 6}, 3)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+    return add(tape, relu(tape, x[0]), add(tape, x[0], relu(tape, x[0])));
+  });
+  expect_gradients(*backend, {{random_halves(*backend, {3, 6}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, std::span<const Var> x) {
+                     const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kRelu);
+                     return add(tape, h, linear(tape, x[0], *w, b.get(), Epilogue::kRelu));
+                   });
+}
+
+TEST_F(Gradient, Flatten) {
+  for (const Shape& shape : {Shape{2, 3, 5, 7}, Shape{2, 3, 3, 1}, Shape{3, 1, 1, 5}, Shape{4, 6}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
+                     [](Tape& tape, std::span<const Var> x) { return flatten(tape, x[0]); });
+}
+
+TEST_F(Gradient, CrossEntropy) {
+  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 2}, {5, 10}, {3, 33}}) {
+    const Tensor labels = backend->empty({n}, DType::kI32);
+    for (std::int64_t i = 0; i < n; ++i) labels.data<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7 % k);
+    expect_loss_gradients(*backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
+                          [&](Tape& tape, std::span<const Var> x) {
+                            return cross_entropy(tape, x[0], labels, 0.25f).value;
+                          });
+  }
+}
+
+TEST_F(Gradient, SquaredError) {
+  for (const Shape& shape : {Shape{3}, Shape{5, 3}, Shape{2, 3, 2, 1}}) {
+    const Tensor target = random_tensor(*backend, shape, 2);
+    expect_loss_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
+                          [&](Tape& tape, std::span<const Var> x) {
+                            return squared_error(tape, x[0], target, 0.5f).value;
+                          });
+  }
+}
+
+// "conv2d" → "Conv2d", "batch_norm" → "BatchNorm".
+std::string camel(const std::string& snake) {
+  std::string text;
+  bool upper = true;
+  for (const char c : snake) {
+    if (c != '_') text += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    upper = c == '_';
+  }
+  return text;
+}
+
+TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/nn/autograd/functions.h");
+  ASSERT_TRUE(file);
+  std::stringstream header;
+  header << file.rdbuf();
+  const std::string text = header.str();
+  const std::regex declaration(R"(\n(?:Var|Loss) (\w+)\(Tape&)");
+  std::set<std::string> operators;
+  for (std::sregex_iterator it(text.begin(), text.end(), declaration); it != std::sregex_iterator(); ++it)
+    operators.insert((*it)[1]);
+  EXPECT_GE(operators.size(), 9u) << "the pattern no longer finds the declarations";
+
+  std::set<std::string> tests;
+  const auto* const suite = ::testing::UnitTest::GetInstance();
+  for (int s = 0; s < suite->total_test_suite_count(); ++s)
+    if (std::string(suite->GetTestSuite(s)->name()) == "Gradient")
+      for (int t = 0; t < suite->GetTestSuite(s)->total_test_count(); ++t)
+        tests.insert(suite->GetTestSuite(s)->GetTestInfo(t)->name());
+  for (const auto& name : operators) {
+    const auto at = tests.lower_bound(camel(name));
+    EXPECT_TRUE(at != tests.end() && at->starts_with(camel(name))) << name << " has no gradient check";
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::nn

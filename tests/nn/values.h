@@ -1,0 +1,53 @@
+// Tensors with known content for tests.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "base/splitmix.h"
+#include "nn/ops/backend.h"
+
+namespace lockstep::nn::testing {
+
+/// Uniform in [-1, 1).
+inline Tensor random_tensor(Backend& backend, const Shape& shape, std::uint64_t seed) {
+  Tensor made = backend.empty(shape);
+  SplitMix64 random(seed);
+  for (float& v : made.span<float>()) v = static_cast<float>(static_cast<double>(random.next() >> 11) * 0x1p-52 - 1.0);
+  return made;
+}
+
+/// Halves from -1 to 1: sums of products of two are multiples of a quarter, so an odd eighth on top stays away from 0.
+inline Tensor random_halves(Backend& backend, const Shape& shape, std::uint64_t seed, float offset = 0.0f) {
+  Tensor made = backend.empty(shape);
+  SplitMix64 random(seed);
+  for (float& v : made.span<float>()) v = 0.5f * (static_cast<float>(random.below(5)) - 2.0f) + offset;
+  return made;
+}
+
+/// A shuffle of values that lie 0.1 apart, none of them within 0.05 of 0.
+inline Tensor shuffled_grid(Backend& backend, const Shape& shape, std::uint64_t seed) {
+  Tensor made = backend.empty(shape);
+  const auto values = made.span<float>();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = 0.1f * (static_cast<float>(i) - static_cast<float>(values.size() / 2)) + 0.05f;
+  SplitMix64 random(seed);
+  for (std::size_t i = values.size(); i > 1; --i)
+    std::swap(values[i - 1], values[random.below(static_cast<std::uint32_t>(i))]);
+  return made;
+}
+
+inline Tensor tensor_of(Backend& backend, const Shape& shape, const std::vector<float>& values) {
+  Tensor made = backend.empty(shape);
+  LOCKSTEP_ASSERT(static_cast<std::size_t>(made.count()) == values.size());
+  std::copy(values.begin(), values.end(), made.f32());
+  return made;
+}
+
+inline std::vector<float> values_of(const Tensor& tensor) {
+  const auto values = tensor.span<float>();
+  return {values.begin(), values.end()};
+}
+
+}  // namespace lockstep::nn::testing

@@ -1,0 +1,35 @@
+// Runs a command and keeps what it said.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::testing {
+
+struct Outcome {
+  int code = -1;  // exit code; 128 + n for signal n
+  std::string out, err;
+};
+
+/// Runs `line` in a shell, stdin empty, in `directory`; ends it after `seconds`. `lockstep` in the line is the program
+/// under test.
+Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60);
+
+/// The lines of a text.
+std::vector<std::string> lines_of(const std::string& text);
+
+/// A directory of its own for each test, removed afterwards.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  ~TemporaryDirectory();
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,136 @@
+// The same training at any number of processes, and what a run leaves behind.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+struct Metrics {
+  std::vector<double> losses;
+  std::vector<nlohmann::json> evaluations;
+  nlohmann::json final;
+};
+
+Metrics read_metrics(const std::filesystem::path& path) {
+  Metrics metrics;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "step") metrics.losses.push_back(event["loss"]);
+    if (event["event"] == "eval") metrics.evaluations.push_back(event);
+    if (event["event"] == "final") metrics.final = event;
+  }
+  return metrics;
+}
+
+TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
+  const TemporaryDirectory directory;
+  std::map<int, Metrics> runs;
+  for (int n = 1; n <= 5; ++n) {
+    const std::string file = "m" + std::to_string(n) + ".jsonl";
+    // Every step ends with a bitwise comparison of all ranks' parameters.
+    const auto outcome = run("lockstep launch -n " + std::to_string(n) +
+                                 " -- lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
+                                 "--check-replicas 1 --metrics " + file,
+                             directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    runs[n] = read_metrics(directory.path() / file);
+    ASSERT_EQ(runs[n].losses.size(), 69u);
+    ASSERT_EQ(runs[n].evaluations.size(), 3u);
+    for (const auto& evaluation : runs[n].evaluations) EXPECT_EQ(evaluation["samples"], 360);
+    EXPECT_EQ(runs[n].final["world_size"], n);
+    EXPECT_EQ(runs[n].final["params_sha256"].get<std::string>().size(), 64u);
+  }
+  for (int n = 2; n <= 5; ++n) {
+    for (std::size_t i = 0; i < 69; ++i) {
+      const double difference = std::abs(runs[n].losses[i] - runs[1].losses[i]) / runs[1].losses[i];
+      EXPECT_LE(difference, i < 20 ? 1e-5 : 1e-3) << n << " ranks, step " << i + 1;
+    }
+  }
+}
+
+TEST(SameTraining, ARunRepeatsBitForBit) {
+  const TemporaryDirectory directory;
+  std::string first;
+  for (const char* buckets : {"", " --bucket-mb 0.0003 --first-bucket-mb 0.0003"}) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const auto outcome = run(std::string("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 30 --quiet "
+                                           "--check-replicas 1 --metrics m.jsonl") + buckets,
+                               directory.path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      const std::string hash = read_metrics(directory.path() / "m.jsonl").final["params_sha256"];
+      if (first.empty()) first = hash;
+      EXPECT_EQ(hash, first) << "buckets:" << buckets;
+    }
+  }
+}
+
+TEST(SameTraining, MoreRanksThanSamples) {
+  const TemporaryDirectory directory;
+  const auto outcome = run("lockstep launch -n 5 -- lockstep train linear --data random:7,3 --epochs 4 --quiet "
+                           "--check-replicas 1 --metrics m.jsonl",
+                           directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto metrics = read_metrics(directory.path() / "m.jsonl");
+  EXPECT_EQ(metrics.losses.size(), 4u);
+  for (const auto& evaluation : metrics.evaluations) EXPECT_EQ(evaluation["samples"], 1);
+}
+
+TEST(SameTraining, PlainMpirunWorksAsWell) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run("mpirun --oversubscribe -np 2 lockstep train cnn --data digits --epochs 1 --quiet", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("on 2 ranks"), std::string::npos) << outcome.out;
+}
+
+TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
+  const TemporaryDirectory directory;
+  auto outcome = run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl "
+                     "--save w.safetensors",
+                     directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  // A learning rate of 0 leaves the loaded parameters as they are.
+  outcome = run("lockstep train cnn --data digits --steps 1 --lr 0 --optimizer sgd --quiet --metrics b.jsonl "
+                "--weights w.safetensors",
+                directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto a = read_metrics(directory.path() / "a.jsonl"), b = read_metrics(directory.path() / "b.jsonl");
+  EXPECT_EQ(a.final["params_sha256"], b.final["params_sha256"]);
+  EXPECT_EQ(a.final["accuracy"], b.final["accuracy"]);
+  // And nowhere else.
+  outcome = run("lockstep train mlp --data digits --steps 1 --weights w.safetensors", directory.path());
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.err.find("conv1.weight"), std::string::npos) << outcome.err;
+}
+
+TEST(SameTraining, FlagsFromFileEnvironmentAndCommandLine) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() / "c.toml") << "data = \"digits\"\nsteps = 7\nbatch = 8\nquiet = true\n";
+  const auto outcome = run("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl",
+                           directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses.size(), 3u);
+}
+
+TEST(SameTraining, CtrlCEndsAllRanksWithOneLine) {
+  const TemporaryDirectory directory;
+  const auto outcome = run("timeout --preserve-status -s INT 2 lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 100000 "
+                           "--quiet",
+                           directory.path());
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  const auto alone = run("timeout --preserve-status -s INT 1 lockstep train cnn --data digits --epochs 100000 --quiet",
+                         directory.path());
+  EXPECT_EQ(alone.code, 130) << alone.err;
+  EXPECT_EQ(lines_of(alone.err).size(), 1u) << alone.err;
+  EXPECT_NE(alone.err.find("Ctrl-C"), std::string::npos) << alone.err;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
