@@ -124,17 +124,17 @@ class Wrapper {
 
   void take_signals() {
     while (const auto signal = signals_.next()) {
-      const bool was_told = told_;
       if (signal->number == SIGCHLD) {
         int status = 0;
         if (!ending_ && ::waitpid(program_, &status, WNOHANG) == program_) end_with(ending_of(status));
-      } else if (signal->number != SIGCONT) {
-        pass_signal(signal->number);
-      } else if (signal->sender == ::getppid()) {
+      } else if (signal->number == SIGCONT) {
         // mpirun has begun to end the job: it sends this first, and SIGTERM a second later.
-        told_ = true;
+        if (signal->sender == ::getppid()) launcher_.send(Told{SIGCONT});
+      } else {
+        const bool was_told = told_;
+        pass_signal(signal->number);
+        if (told_ && !was_told) launcher_.send(Told{signal->number});
       }
-      if (told_ && !was_told) launcher_.send(Told{signal->number});
     }
   }
 

@@ -138,8 +138,8 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                  [&](const Told& told) {
                    report.told = true;
                    begin_ending();
-                   // mpirun has begun to end the job; stopped, it cannot cut the grace short.
-                   if (told.signal_number == SIGCONT && !mpirun_ending_) ::kill(mpirun_, SIGSTOP);
+                   mpirun_ends_job_ = mpirun_ends_job_ || told.signal_number == SIGCONT;
+                   if (phase_ > Phase::kPatience) hold_mpirun();
                  },
                  [&](const Ended& ended) {
                    report.ending = ended.ending;
@@ -223,6 +223,7 @@ void Supervisor::take_step() {
         enter(Phase::kKilling, kKillTakes);
       } else if (expired) {
         signal_all(SIGTERM);
+        hold_mpirun();
         enter(Phase::kGrace, grace_);
       }
       break;
@@ -251,6 +252,11 @@ bool Supervisor::all_programs_ended() const {
 void Supervisor::signal_all(int number) {
   last_signal_ = number;
   for (auto& connection : connections_) connection.channel.send(Signal{number});
+}
+
+/// Stopped, it cannot cut the grace short. Not before, because a rank in MPI_Abort still talks to it.
+void Supervisor::hold_mpirun() {
+  if (mpirun_ends_job_ && !mpirun_ending_) ::kill(mpirun_, SIGSTOP);
 }
 
 void Supervisor::kill_mpirun() {

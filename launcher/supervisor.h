@@ -59,6 +59,7 @@ class Supervisor {
   void advance();
   void take_step();
   void signal_all(int number);
+  void hold_mpirun();
   void kill_mpirun();
   bool all_programs_ended() const;
 
@@ -79,6 +80,7 @@ class Supervisor {
   int interrupted_by_ = 0;
   bool hurry_ = false;  // the user asked again
   std::optional<Ending> mpirun_ending_;
+  bool mpirun_ends_job_ = false;
   bool mpirun_killed_ = false;
 };
 

@@ -29,7 +29,7 @@ class OptionSources : public ::testing::Test {
 
   /// Writes a config file, which `args` may then name.
   std::string config(const std::string& content) {
-    const std::string path = directory_ / "run.toml";
+    std::string path = directory_ / "run.toml";
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }

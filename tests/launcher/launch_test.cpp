@@ -175,9 +175,27 @@ TEST(LaunchTest, ASecondStopDoesNotWaitForTheGrace) {
 }
 
 TEST(LaunchTest, AMpiProgramThatAborts) {
-  Job job({"-n", "2", "--", MPI_ABORT_PROGRAM});
+  Job job({"-n", "2", "--", MPI_LEAVE_PROGRAM, "abort"});
   EXPECT_EQ(job.wait(), 17) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+TEST(LaunchTest, AnMpiProgramThatLeavesWithoutFinalize) {
+  Job job({"-n", "2", "--", MPI_LEAVE_PROGRAM, "exit"});
+  EXPECT_EQ(job.wait(), 128 + SIGTERM) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(job.err(), HasSubstr("MPI_Finalize"));
+  EXPECT_EQ(job.leftovers(), "");
+}
+
+TEST(LaunchTest, StoppingMpirunLeavesTheRanksTheirGrace) {
+  Job job(sh("-n 2 --grace-seconds 20",
+             "trap 'sleep 2.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
+  ASSERT_EQ(::kill(job.find(JobProcess::Role::kMpirun).pid, SIGTERM), 0);
+  job.wait();
+  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] ready", "[0] saved", "[1] ready", "[1] saved"));
   EXPECT_EQ(job.leftovers(), "");
 }
 
