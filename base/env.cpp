@@ -1,8 +1,8 @@
 #include "base/env.h"
 
+#include <unistd.h>
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
 
 namespace lockstep {
 

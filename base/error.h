@@ -48,12 +48,12 @@ class Error : public std::runtime_error {
   std::source_location where_;
 };
 
-#define LOCKSTEP_DEFINE_ERROR(Name, kCode)                                                        \
-  class Name : public Error {                                                                     \
-   public:                                                                                        \
-    explicit Name(const std::string& what, std::string remedy = {},                               \
-                  std::source_location where = std::source_location::current())                   \
-        : Error(ExitCode::kCode, what, std::move(remedy), where) {}                               \
+#define LOCKSTEP_DEFINE_ERROR(Name, kCode)                                      \
+  class Name : public Error {                                                   \
+   public:                                                                      \
+    explicit Name(const std::string& what, std::string remedy = {},             \
+                  std::source_location where = std::source_location::current()) \
+        : Error(ExitCode::kCode, what, std::move(remedy), where) {}             \
   }
 
 LOCKSTEP_DEFINE_ERROR(UsageError, kUsage);
@@ -85,16 +85,17 @@ class PeerError : public Error {
 [[noreturn]] void fail_assertion(const char* condition, const std::string& detail, std::source_location where);
 
 /// Throws InternalError: for states that only a bug in lockstep can produce.
-#define LOCKSTEP_ASSERT(condition, ...)                                                                        \
-  do {                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                             \
-      ::lockstep::fail_assertion(#condition, ::fmt::format("" __VA_ARGS__), std::source_location::current());  \
+#define LOCKSTEP_ASSERT(condition, ...)                                                                       \
+  do {                                                                                                        \
+    if (!(condition)) [[unlikely]]                                                                            \
+      ::lockstep::fail_assertion(#condition, ::fmt::format("" __VA_ARGS__), std::source_location::current()); \
   } while (false)
 
 /// Throws UsageError(what → remedy) unless `ok`. `what` is only built by the caller: keep it cheap or test first.
 inline void check_usage(bool ok, const char* what, const char* remedy = "",
                         std::source_location where = std::source_location::current()) {
-  if (!ok) [[unlikely]] throw UsageError(what, remedy, where);
+  if (!ok) [[unlikely]]
+    throw UsageError(what, remedy, where);
 }
 
 /// "No such file or directory" for an errno value.

@@ -35,7 +35,8 @@ int stop_signal() noexcept { return g_signal.load(std::memory_order_relaxed); }
 
 void throw_if_stopped(const char* doing) {
   if (const int number = stop_signal(); number != 0)
-    throw InterruptedError(number, fmt::format("stopped by {} while {}", number == SIGINT ? "Ctrl-C" : "SIGTERM", doing));
+    throw InterruptedError(number,
+                           fmt::format("stopped by {} while {}", number == SIGINT ? "Ctrl-C" : "SIGTERM", doing));
 }
 
 }  // namespace lockstep

@@ -50,7 +50,8 @@ void run(bool threaded, bool alone, const Tuning& tuning) {
   else
     group = std::make_unique<lockstep::comm::InlineGroup>(world, timeout, tuning);
   if (world.rank == 0) std::printf("%10s %22s %22s %6s\n", "bytes", "ours", "MPI_Allreduce", "ratio");
-  for (const std::size_t bytes : {4ul, 1024ul, 4096ul, 8192ul, 16384ul, 65536ul, 262144ul, 1048576ul, 8388608ul, 26214400ul}) {
+  for (const std::size_t bytes :
+       {4ul, 1024ul, 4096ul, 8192ul, 16384ul, 65536ul, 262144ul, 1048576ul, 8388608ul, 26214400ul}) {
     const auto arena = group->allocate(bytes);
     const std::size_t count = bytes / sizeof(float);
     std::vector<double> ours, theirs;
@@ -66,8 +67,7 @@ void run(bool threaded, bool alone, const Tuning& tuning) {
     }
     if (world.rank != 0) continue;
     std::printf("%10zu %10.1f (%9.1f)", bytes, median(ours), best(ours));
-    if (!alone)
-      std::printf(" %10.1f (%9.1f) %6.2f", median(theirs), best(theirs), median(ours) / median(theirs));
+    if (!alone) std::printf(" %10.1f (%9.1f) %6.2f", median(theirs), best(theirs), median(ours) / median(theirs));
     std::printf("\n");
   }
   group->shutdown();

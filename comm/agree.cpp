@@ -83,8 +83,8 @@ std::string difference_text(int rank, const SortedManifest& theirs, const Sorted
     wants.push_back(entry_text(first, keys[i]));
   }
   const std::string more = keys.size() > kNamed ? fmt::format(" (and {} more differ)", keys.size() - kNamed) : "";
-  return fmt::format("rank {} (host {}) has {} where rank 0 (host {}) has {}{}", rank, host_of(theirs),
-                     join(has, ", "), host_of(first), join(wants, ", "), more);
+  return fmt::format("rank {} (host {}) has {} where rank 0 (host {}) has {}{}", rank, host_of(theirs), join(has, ", "),
+                     host_of(first), join(wants, ", "), more);
 }
 
 }  // namespace

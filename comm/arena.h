@@ -32,9 +32,9 @@ class Arena {
   /// `count` elements of T from `offset_bytes`.
   template <class T>
   std::span<T> view(std::size_t offset_bytes, std::size_t count) const {
-    LOCKSTEP_ASSERT(offset_bytes % alignof(T) == 0 && offset_bytes <= bytes_ &&
-                        count <= (bytes_ - offset_bytes) / sizeof(T),
-                    "{} elements at {} do not fit an arena of {} bytes", count, offset_bytes, bytes_);
+    LOCKSTEP_ASSERT(
+        offset_bytes % alignof(T) == 0 && offset_bytes <= bytes_ && count <= (bytes_ - offset_bytes) / sizeof(T),
+        "{} elements at {} do not fit an arena of {} bytes", count, offset_bytes, bytes_);
     return {reinterpret_cast<T*>(data_ + offset_bytes), count};
   }
 

@@ -39,8 +39,8 @@ Topology load_topology() {
   hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
   for (const auto type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_CORE})
     hwloc_topology_set_type_filter(raw, type, HWLOC_TYPE_FILTER_KEEP_ALL);
-  hwloc_topology_set_flags(raw, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES | HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS |
-                                    HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS);
+  hwloc_topology_set_flags(
+      raw, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES | HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS | HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS);
   if (hwloc_topology_load(raw) != 0) return nullptr;
   return topology;
 }
@@ -158,7 +158,9 @@ Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup) {
   if (chosen != allowed) set_allowed_cpus(chosen);
   binding.text =
       fmt::format("{} core{} (processors {}), {}", binding.cores, binding.cores == 1 ? "" : "s", ranges_text(chosen),
-                  policy == Policy::kNone ? "not bound" : chosen == allowed ? "as started" : "bound");
+                  policy == Policy::kNone ? "not bound"
+                  : chosen == allowed     ? "as started"
+                                          : "bound");
   return binding;
 }
 

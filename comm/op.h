@@ -13,9 +13,9 @@ struct Op {
   std::uint64_t sequence = 0;  // counts a group's operations from 1
   OpKind kind = OpKind::kBarrier;
   ReduceOp reduce = ReduceOp::kSum;
-  int root = 0;    // of a broadcast
-  Region region;   // empty for a barrier
-  std::int64_t step = -1;  // the training step it belongs to; -1 is none
+  int root = 0;               // of a broadcast
+  Region region;              // empty for a barrier
+  std::int64_t step = -1;     // the training step it belongs to; -1 is none
   std::uint64_t history = 0;  // digest() of this operation and all before it, where a backend compares them
 };
 

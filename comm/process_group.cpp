@@ -18,7 +18,8 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
     if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
         region.count > (region.arena->bytes() - region.offset_bytes) / element)
       throw UsageError(fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", name_of(kind),
-                                   region.count, lockstep::name_of(region.dtype), region.offset_bytes, region.arena->bytes()));
+                                   region.count, lockstep::name_of(region.dtype), region.offset_bytes,
+                                   region.arena->bytes()));
     check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   }
   Op op{.sequence = ++sequence_, .kind = kind, .reduce = reduce, .root = root, .region = region, .step = step_};
@@ -37,8 +38,7 @@ Work ProcessGroup::broadcast(const Region& region, int root) {
 Work ProcessGroup::barrier() { return issue(OpKind::kBarrier, ReduceOp::kSum, 0, {}); }
 
 Arena& ProcessGroup::control_arena() {
-  if (control_ == nullptr)
-    control_ = allocate(static_cast<std::size_t>(size_) * (kObjectPieceBytes + kArenaAlignment));
+  if (control_ == nullptr) control_ = allocate(static_cast<std::size_t>(size_) * (kObjectPieceBytes + kArenaAlignment));
   return *control_;
 }
 

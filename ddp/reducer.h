@@ -54,8 +54,9 @@ class Reducer {
   /// UsageError naming the slots that never became ready, and whatever the collectives fail with.
   void finish(const std::function<void(std::span<const std::size_t>)>& on_bucket);
 
-  /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on the first
-  /// rank that had samples. True when storage has moved, with its content lost, and producers must ask for it again.
+  /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
+  /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it
+  /// again.
   bool adopt_ready_order();
 
   const BucketPlan& plan() const { return plan_; }

@@ -54,8 +54,8 @@ void train() {
     } else {
       const auto x = tape.input(backend->from_host(batch.x.data(), {samples, 8, 8, 1}, DType::kF32));
       const auto labels = backend->from_host(batch.labels.data(), {samples}, DType::kI32);
-      const auto loss = nn::cross_entropy(tape, model.forward(tape, x), labels,
-                                          1.0f / static_cast<float>(batch.plan.global_count));
+      const auto loss =
+          nn::cross_entropy(tape, model.forward(tape, x), labels, 1.0f / static_cast<float>(batch.plan.global_count));
       replica.backward(tape, loss, samples);  // collectives start while it runs
     }
     replica.finish([&](const auto&) { optimizer->begin_step(/*lr=*/1e-3); },

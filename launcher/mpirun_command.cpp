@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "launcher/job_dir.h"
@@ -24,7 +25,7 @@ const char* name_of(BindTo bind_to) {
 
 /// Cores that the control groups of this process (version 2) allow; infinity if none sets a quota.
 double quota_cores() {
-  double cores = INFINITY;
+  double cores = std::numeric_limits<double>::infinity();
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (!line.starts_with("0::")) continue;
@@ -53,6 +54,9 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   command.argv = {facts.mpirun, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(command.ranks),
                   facts.self,   "_rank",           "--"};
   for (const auto& argument : options.program) command.argv.push_back(protect_argument(argument));
+  // A bare `lockstep` is this very binary, whether or not some lockstep is in the PATH.
+  auto program = command.argv.end() - static_cast<std::ptrdiff_t>(options.program.size());
+  if (program != command.argv.end() && *program == "lockstep") *program = facts.self;
 
   const auto set = [&](const std::string& name, const std::string& value) {
     command.set_env.emplace_back(name, value);

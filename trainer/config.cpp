@@ -27,7 +27,8 @@ void validate(const TrainConfig& config) {
   require(config.min_lr <= config.lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, config.lr),
           "give a smaller --min-lr");
   require(!config.nesterov || (config.optimizer == Optimizer::kSgd && config.momentum > 0),
-          "--nesterov needs --optimizer sgd with a momentum above 0", "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
+          "--nesterov needs --optimizer sgd with a momentum above 0",
+          "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
   require(config.betas.first < 1 && config.betas.second < 1, "--betas must be below 1", "use 0.9,0.999");
   require(!config.weight_decay || *config.weight_decay >= 0, "--weight-decay is negative", "give 0 or more");
   require(config.clip_norm >= 0, "--clip-norm is negative", "give 0 (no clipping) or more");

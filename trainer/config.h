@@ -17,55 +17,55 @@ enum class Schedule { kConstant, kCosine, kStep };
 enum class Backend { kAuto, kMpi };
 
 struct ModelConfig {
-  std::string name;             // linear, mlp, cnn
-  std::optional<int> in, out;   // linear: features in and out (default: 5 and 2, or what the data has)
-  std::vector<int> hidden;      // mlp: widths of the hidden layers (default 1024, 1024)
+  std::string name;            // linear, mlp, cnn
+  std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
+  std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
 };
 
 struct TrainConfig {
   ModelConfig model;
 
   // Data. Exactly one of batch and global_batch; neither means batch = 32.
-  std::string data;                       // "digits", "mnist:DIR", "random:SHAPE,LEN"
-  std::optional<int> classes;             // default: what the data has
+  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN"
+  std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and step
   std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
   sampler::Tail tail = sampler::Tail::kExact;
-  int workers = 1;                        // loader threads a rank; 0: the training thread assembles batches
+  int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;
   std::optional<std::int64_t> steps;
-  std::int64_t eval_every = 1;            // epochs; 0: only at the end
+  std::int64_t eval_every = 1;  // epochs; 0: only at the end
 
   // Optimisation.
   Optimizer optimizer = Optimizer::kAdamW;
   double lr = 1e-3;
-  double min_lr = 0.0;                    // where a cosine ends; the floor of step
-  double momentum = 0.9;                  // sgd
-  bool nesterov = false;                  // sgd
+  double min_lr = 0.0;                             // where a cosine ends; the floor of step
+  double momentum = 0.9;                           // sgd
+  bool nesterov = false;                           // sgd
   std::pair<double, double> betas = {0.9, 0.999};  // adamw
-  std::optional<double> weight_decay;     // default: 0 for sgd, 0.01 for adamw
+  std::optional<double> weight_decay;              // default: 0 for sgd, 0.01 for adamw
   Schedule schedule = Schedule::kConstant;
-  std::int64_t warmup = 0;                // steps over which the rate rises linearly from 0
-  double clip_norm = 0.0;                 // largest L2 norm of all gradients together; 0: no clipping
+  std::int64_t warmup = 0;  // steps over which the rate rises linearly from 0
+  double clip_norm = 0.0;   // largest L2 norm of all gradients together; 0: no clipping
   std::uint64_t seed = 1;
 
   // Processes and devices.
-  std::string device = "auto";            // auto, cpu, cuda…
+  std::string device = "auto";  // auto, cpu, cuda…
   Backend backend = Backend::kAuto;
-  int threads = 0;                        // compute threads a rank; 0: its share of the cores
-  double timeout_seconds = 300;           // longest wait for another rank
-  double bucket_mb = 25;                  // MiB of gradients in a bucket
-  double first_bucket_mb = 1;             // MiB in the bucket that is ready first
-  std::int64_t check_replicas = 0;        // every so many steps, stop unless all ranks' parameters are bitwise equal
+  int threads = 0;                  // compute threads a rank; 0: its share of the cores
+  double timeout_seconds = 300;     // longest wait for another rank
+  double bucket_mb = 25;            // MiB of gradients in a bucket
+  double first_bucket_mb = 1;       // MiB in the bucket that is ready first
+  std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
 
   // Files and reports.
-  std::string weights;                    // safetensors to start from
-  std::string save;                       // safetensors to write at the end
-  std::string metrics;                    // JSON lines
-  std::int64_t log_every = 50;            // steps between plain progress lines
-  std::string log_level = "info";         // debug: also when each bucket of each step was ready, started and ended
+  std::string weights;             // safetensors to start from
+  std::string save;                // safetensors to write at the end
+  std::string metrics;             // JSON lines
+  std::int64_t log_every = 50;     // steps between plain progress lines
+  std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;
 };
 

@@ -33,8 +33,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
     const auto samples = static_cast<std::int64_t>(batch->labels.size());
-    const nn::Var x =
-        tape_.input(backend_.from_host(batch->x.data(), batch_shape(*dataset_, samples), DType::kF32));
+    const nn::Var x = tape_.input(backend_.from_host(batch->x.data(), batch_shape(*dataset_, samples), DType::kF32));
     const auto labels = backend_.from_host(batch->labels.data(), {samples}, DType::kI32);
     const nn::Loss loss = nn::cross_entropy(tape_, module.forward(tape_, x), labels, 1.0f);
     sums[0] += static_cast<double>(loss.totals().f32()[0]);
@@ -44,7 +43,9 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   }
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = 3, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
-  return {.step = step, .loss = sums[0] / sums[2], .accuracy = sums[1] / sums[2],
+  return {.step = step,
+          .loss = sums[0] / sums[2],
+          .accuracy = sums[1] / sums[2],
           .samples = static_cast<std::int64_t>(sums[2])};
 }
 

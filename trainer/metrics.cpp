@@ -1,6 +1,7 @@
 #include "trainer/metrics.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 
 #include <cerrno>
 #include <chrono>
@@ -34,7 +35,8 @@ void Metrics::write_line(std::string line) {
   line += '\n';
   const ssize_t written = ::write(fd_.get(), line.data(), line.size());
   if (written == static_cast<ssize_t>(line.size())) return;
-  failure_ = fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
+  failure_ =
+      fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
   log_warn("{}; training goes on without it", failure_);
 }
 
@@ -47,14 +49,15 @@ void Metrics::write(const StepReport& r) {
 }
 
 void Metrics::write(const EvalReport& r) {
-  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{},"samples":{}}})", r.step,
-                         number(r.loss), number(r.accuracy), r.samples));
+  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{},"samples":{}}})", r.step, number(r.loss),
+                         number(r.accuracy), r.samples));
 }
 
 void Metrics::write(const FinalReport& r) {
   write_line(fmt::format(
-      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}"}})",
-      r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256));
+      R"({{"event":"final","steps":{},"epochs":{},"world_size":{},"wall_s":{:.4f},"loss":{},"accuracy":{},"params_sha256":"{}","peak_memory_bytes":[{}]}})",
+      r.steps, r.epochs, r.world_size, r.wall_s, number(r.loss), number(r.accuracy), r.params_sha256,
+      fmt::join(r.peak_memory_bytes, ",")));
 }
 
 }  // namespace lockstep::trainer

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.h"
 
@@ -15,7 +16,7 @@ struct StepReport {
   double lr = 0;
   double grad_norm = 0;  // L2, before clipping
   double step_ms = 0;
-  double comm_wait_ms = 0;  // of it, stood waiting for collectives
+  double comm_wait_ms = 0;   // of it, stood waiting for collectives
   double samples_per_s = 0;  // of all ranks together
 };
 
@@ -30,7 +31,8 @@ struct FinalReport {
   std::int64_t steps = 0, epochs = 0;
   int world_size = 1;
   double wall_s = 0;
-  double loss = 0, accuracy = 0;  // of the last evaluation
+  double loss = 0, accuracy = 0;                // of the last evaluation
+  std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
 };
 

@@ -24,7 +24,8 @@ int terminal_columns() {
     const auto columns = parse_int(*told);
     return columns && *columns > 0 ? static_cast<int>(*columns) : 80;
   }
-  if (env("LOCKSTEP_LAUNCHER") || ::isatty(STDOUT_FILENO) == 0) return 0;
+  // mpirun gives its ranks a pseudo-terminal even where its own output is a file.
+  if (env("LOCKSTEP_LAUNCHER") || env("OMPI_COMM_WORLD_SIZE") || ::isatty(STDOUT_FILENO) == 0) return 0;
   struct winsize size = {};
   return ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }

@@ -43,8 +43,7 @@ class Replica {
   /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
   /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks, until the next begin_step.
   /// Either may throw.
-  void finish(const std::function<void(const Totals&)>& on_first,
-              const std::function<void(std::size_t)>& on_parameter);
+  void finish(const std::function<void(const Totals&)>& on_first, const std::function<void(std::size_t)>& on_parameter);
 
   /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.
   void broadcast_buffers();

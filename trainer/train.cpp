@@ -4,7 +4,9 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "comm/agree.h"
 #include "data/loader.h"
@@ -25,20 +27,22 @@ constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
   if (config.optimizer == Optimizer::kSgd)
-    return nn::make_sgd(parameters, {.momentum = config.momentum,
-                                     .nesterov = config.nesterov,
-                                     .weight_decay = config.weight_decay.value_or(0.0)});
-  return nn::make_adamw(parameters, {.beta1 = config.betas.first,
-                                     .beta2 = config.betas.second,
-                                     .weight_decay = config.weight_decay.value_or(0.01)});
+    return nn::make_sgd(
+        parameters,
+        {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = config.weight_decay.value_or(0.0)});
+  return nn::make_adamw(
+      parameters,
+      {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = config.weight_decay.value_or(0.01)});
 }
 
 data::DataSplits open_splits(const TrainConfig& config) {
   data::OpenOptions options{.classes = config.classes.value_or(0), .seed = config.seed};
   if (config.model.name == "linear" && options.classes == 0) {
     // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
-    if (config.model.out) options.classes = *config.model.out;
-    else if (config.data.starts_with("random:")) options.classes = 2;
+    if (config.model.out)
+      options.classes = *config.model.out;
+    else if (config.data.starts_with("random:"))
+      options.classes = 2;
   }
   return data::open_data(config.data, options);
 }
@@ -49,9 +53,9 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
                                  dataset.sample_elements()),
                      "leave --in out: it follows the data");
   if (config.model.out && *config.model.out != dataset.classes())
-    throw UsageError(fmt::format("--out {} where {} has {} classes", *config.model.out, dataset.name(),
-                                 dataset.classes()),
-                     "leave --out out: it follows the data and --classes");
+    throw UsageError(
+        fmt::format("--out {} where {} has {} classes", *config.model.out, dataset.name(), dataset.classes()),
+        "leave --out out: it follows the data and --classes");
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   nn::ModelSpec spec{.name = config.model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
@@ -64,7 +68,8 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
 comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset) {
   comm::Manifest manifest = {
       {"lockstep", fmt::format("{} {} {}", version(), git_revision(), build_type())},
-      {"instruction set", fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
+      {"instruction set",
+       fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
       {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
   };
   std::string shapes;
@@ -85,13 +90,12 @@ class Run {
       splits_ = open_splits(config_);
       model_ = build_model(config_, backend_, *splits_.train);
       const std::int64_t batch = config_.batch.value_or(kDefaultBatch);
-      sampler_.emplace(
-          sampler::SamplerConfig{.length = splits_.train->size(),
-                                 .seed = config_.seed,
-                                 .global_batch = static_cast<std::uint64_t>(
-                                     config_.global_batch.value_or(batch * group_.size())),
-                                 .tail = config_.tail},
-          group_.rank(), group_.size());
+      sampler_.emplace(sampler::SamplerConfig{.length = splits_.train->size(),
+                                              .seed = config_.seed,
+                                              .global_batch = static_cast<std::uint64_t>(
+                                                  config_.global_batch.value_or(batch * group_.size())),
+                                              .tail = config_.tail},
+                       group_.rank(), group_.size());
       if (group_.rank() == 0) metrics_ = Metrics(config_.metrics);
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
@@ -125,8 +129,8 @@ class Run {
       if (config_.check_replicas > 0 && step % config_.check_replicas == 0) replica_->check();
 
       const bool last = step == total_steps_;
-      const bool epoch_due = batch.plan.last_of_epoch && config_.eval_every > 0 &&
-                             report.epoch % config_.eval_every == 0;
+      const bool epoch_due =
+          batch.plan.last_of_epoch && config_.eval_every > 0 && report.epoch % config_.eval_every == 0;
       if (!last && !epoch_due) continue;
       replica_->broadcast_buffers();
       evaluation = evaluator.run(*model_, step);
@@ -148,11 +152,11 @@ class Run {
       replica_->contribute_nothing();
     } else {
       const auto samples = static_cast<std::int64_t>(plan.local_count);
-      const nn::Var x = tape_->input(
-          backend_.from_host(batch.x.data(), batch_shape(*splits_.train, samples), DType::kF32));
+      const nn::Var x =
+          tape_->input(backend_.from_host(batch.x.data(), batch_shape(*splits_.train, samples), DType::kF32));
       const auto labels = backend_.from_host(batch.labels.data(), {samples}, DType::kI32);
-      const nn::Loss loss = nn::cross_entropy(*tape_, model_->forward(*tape_, x), labels,
-                                              1.0f / static_cast<float>(plan.global_count));
+      const nn::Loss loss =
+          nn::cross_entropy(*tape_, model_->forward(*tape_, x), labels, 1.0f / static_cast<float>(plan.global_count));
       replica_->backward(*tape_, loss, samples);
     }
     update(report, plan);
@@ -169,7 +173,8 @@ class Run {
     return report;
   }
 
-  // Waits for the sums and moves the parameters: each as soon as its bucket is there, or, with clipping, all at the end.
+  // Waits for the sums and moves the parameters: each as soon as its bucket is there, or, with clipping, all at the
+  // end.
   void update(StepReport& report, const sampler::StepPlan& plan) {
     const bool clip = config_.clip_norm > 0;
     const bool want_norm = clip || metrics_;
@@ -196,7 +201,8 @@ class Run {
 
   // All ranks see the same sum: one of them says so.
   [[noreturn]] void diverged(const StepReport& report) const {
-    const std::string what = fmt::format("the loss is {} at step {} (epoch {})", report.loss, report.step, report.epoch);
+    const std::string what = fmt::format("the loss is {} at step {} (epoch {})",
+                                         std::isnan(report.loss) ? "NaN" : "infinite", report.step, report.epoch);
     if (group_.rank() != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
@@ -212,14 +218,23 @@ class Run {
                              .wall_s = seconds_between(start_, Clock::now()),
                              .loss = evaluation.loss,
                              .accuracy = evaluation.accuracy,
+                             .peak_memory_bytes = peak_memory_of_all_ranks(),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string()};
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report, .samples = samples_, .train_s = train_seconds_, .comm_wait_s = wait_seconds_});
     comm::agree_on(group_, [&] {
       if (!metrics_.failure().empty())
-        throw IoError(metrics_.failure(), "free some space and train again if the metrics matter; all else is complete");
+        throw IoError(metrics_.failure(),
+                      "free some space and train again if the metrics matter; all else is complete");
     });
+  }
+
+  std::vector<std::int64_t> peak_memory_of_all_ranks() {
+    std::vector<std::int64_t> peaks;
+    for (const auto& peak : group_.all_gather_text(fmt::to_string(peak_resident_bytes())))
+      peaks.push_back(parse_int(peak).value_or(0));
+    return peaks;
   }
 
   const TrainConfig& config_;

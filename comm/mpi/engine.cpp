@@ -5,6 +5,11 @@
 namespace lockstep::comm {
 namespace {
 
+/// Each operation sends and receives, in two phases, a few chunks to and from each peer.
+std::size_t most_messages(const Tuning& tuning, int world_size) {
+  return tuning.operations_under_way * 4 * tuning.chunks_under_way * static_cast<std::size_t>(world_size - 1);
+}
+
 // Between two looks at what the other ranks say.
 constexpr auto kCheckEvery = std::chrono::milliseconds(100);
 
@@ -14,7 +19,7 @@ Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration pat
     : tuning_(tuning),
       small_limit_(tuning.small_limit(session.size())),
       patience_(patience),
-      transfers_(session),
+      transfers_(session, most_messages(tuning, session.size())),
       stall_watch_(session, transfers_.tags()) {
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));

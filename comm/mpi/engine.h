@@ -77,7 +77,7 @@ class Engine {
   Transfers transfers_;
   StallWatch stall_watch_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  std::vector<Op> waiting_;        // submitted, not begun: from next_waiting_ on
+  std::vector<Op> waiting_;  // submitted, not begun: from next_waiting_ on
   std::size_t next_waiting_ = 0;
   std::uint64_t history_ = 0;
   std::uint64_t submitted_ = 0;

@@ -30,14 +30,14 @@ class Exchange final : public Schedule {
   struct Peer {
     int rank = 0;
     Chunks slice;
-    Ticks contributed;                    // chunks of its slice that have been sent to it
-    Ticks arrived;                        // chunks of our slice that it has sent
-    std::uint32_t contributing = 0;       // next chunk of its slice to send to it
-    std::uint32_t expecting = 0;          // next chunk of our slice to await from it
-    std::uint32_t publishing = 0;         // next chunk of our slice, reduced, to send to it
-    std::uint32_t published = 0;          // of those, complete
-    std::uint32_t collecting = 0;         // next chunk of its slice, reduced, to await from it
-    std::uint32_t collected = 0;          // of those, complete
+    Ticks contributed;               // chunks of its slice that have been sent to it
+    Ticks arrived;                   // chunks of our slice that it has sent
+    std::uint32_t contributing = 0;  // next chunk of its slice to send to it
+    std::uint32_t expecting = 0;     // next chunk of our slice to await from it
+    std::uint32_t publishing = 0;    // next chunk of our slice, reduced, to send to it
+    std::uint32_t published = 0;     // of those, complete
+    std::uint32_t collecting = 0;    // next chunk of its slice, reduced, to await from it
+    std::uint32_t collected = 0;     // of those, complete
   };
 
   void start() override;

@@ -33,8 +33,7 @@ void set_mpi_defaults(const World& world) {
 std::string remedy_for(Starter starter) {
   switch (starter) {
     case Starter::kSlurm: return "start them with srun --mpi=pmix";
-    case Starter::kTorchrun:
-      return "this build joins processes through MPI: start them with mpirun or lockstep launch";
+    case Starter::kTorchrun: return "this build joins processes through MPI: start them with mpirun or lockstep launch";
     default: return "start them with the mpirun that belongs to the MPI library that lockstep was built with";
   }
 }
@@ -63,11 +62,11 @@ Session::Session(const World& world, Deadline deadline) : world_(world), hosts_(
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "starting MPI");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "starting MPI");
   if (rank != world.rank || size != world.size)
-    throw UsageError(fmt::format("{} says that this is rank {} of {}, but MPI sees rank {} of {}",
-                                 world.starter == Starter::kTorchrun ? "the environment (RANK, WORLD_SIZE)"
-                                                                     : name_of(world.starter),
-                                 world.rank, world.size, rank, size),
-                     remedy_for(world.starter));
+    throw UsageError(
+        fmt::format("{} says that this is rank {} of {}, but MPI sees rank {} of {}",
+                    world.starter == Starter::kTorchrun ? "the environment (RANK, WORLD_SIZE)" : name_of(world.starter),
+                    world.rank, world.size, rank, size),
+        remedy_for(world.starter));
 
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &data_), "starting MPI");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &notices_), "starting MPI");
@@ -119,7 +118,8 @@ void Session::exchange_hosts(Deadline deadline) {
   }
   const int cores = static_cast<int>(local_cpus.count());
   oversubscribed_ = cores < local_ranks;
-  if (oversubscribed_ && world_.local_rank == 0)
+  // lockstep launch has said so already.
+  if (oversubscribed_ && world_.local_rank == 0 && !env("LOCKSTEP_LAUNCHER"))
     log_warn("{} processes share {} cores of host {}: they take turns, which is slow", local_ranks, cores, host);
 }
 

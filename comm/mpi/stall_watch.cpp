@@ -57,8 +57,8 @@ void StallWatch::tell(const Op& op, std::uint64_t completed) {
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
             "telling the other ranks of a stall");
   if (done == 0) return;
-  mine_ = {op.sequence, completed, op.region.count,  op.region.offset_bytes, op.history, op.step, op.root,
-           op.kind,     op.reduce, op.region.dtype, 0};
+  mine_ = {op.sequence, completed, op.region.count, op.region.offset_bytes, op.history, op.step,
+           op.root,     op.kind,   op.reduce,       op.region.dtype,        0};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
       check_mpi(MPI_Isend(&mine_, sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
@@ -104,8 +104,8 @@ void StallWatch::probe_messages(const Op& op) const {
     const TagFields ours = tags_.fields_of(op, theirs.phase);
     const std::uint32_t behind = tags_.distance(theirs, ours);
     if (theirs == ours || behind > op.sequence || behind >= tags_.farthest()) continue;
-    std::string what = fmt::format("{} {} #{}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind),
-                                   op.sequence - behind);
+    std::string what =
+        fmt::format("{} {} #{}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind), op.sequence - behind);
     if (behind > 0)
       what += ", which this rank was not";
     else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
@@ -117,9 +117,9 @@ void StallWatch::probe_messages(const Op& op) const {
 }
 
 void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours) const {
-  throw OutOfStepError(fmt::format("out of step: {} {}, this rank is in {}", session_.name_of_rank(peer), theirs,
-                                   describe(ours)),
-                       kSameProgram);
+  throw OutOfStepError(
+      fmt::format("out of step: {} {}, this rank is in {}", session_.name_of_rank(peer), theirs, describe(ours)),
+      kSameProgram);
 }
 
 void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {

@@ -34,8 +34,12 @@ class TagLayout {
         history_bits_(bits_ - kFixedBits - sequence_bits_) {}
 
   constexpr TagFields fields_of(const Op& op, std::uint32_t phase) const {
-    return {low_bits(op.sequence, sequence_bits_), op.kind,   phase,
-            op.region.dtype,                       op.reduce, low_bits(op.history ^ (op.history >> 32), history_bits_)};
+    return {low_bits(op.sequence, sequence_bits_),
+            op.kind,
+            phase,
+            op.region.dtype,
+            op.reduce,
+            low_bits(op.history ^ (op.history >> 32), history_bits_)};
   }
 
   constexpr int encode(const TagFields& f) const {

@@ -124,8 +124,8 @@ void ThreadGroup::serve(Session& session, Engine& engine) {
     engine.watch_for_stalls();
     const auto now = Clock::now().time_since_epoch().count();
     if (now >= wait_end_.load(std::memory_order_acquire) && !engine.idle())
-      engine.time_out(std::chrono::duration<double>(
-                          Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
+      engine.time_out(
+          std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   }
 }
 

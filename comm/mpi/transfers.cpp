@@ -8,6 +8,15 @@
 
 namespace lockstep::comm {
 
+Transfers::Transfers(const Session& session, std::size_t most_under_way)
+    : session_(session), tags_(session.tag_upper_bound()) {
+  requests_.reserve(most_under_way);
+  transfers_.reserve(most_under_way);
+  indices_.reserve(most_under_way);
+  statuses_.reserve(most_under_way);
+  completed_.reserve(most_under_way);
+}
+
 void Transfers::send(const Op& op, const Transfer& transfer, const std::byte* from) {
   LOCKSTEP_ASSERT(transfer.bytes <= INT_MAX, "a message of {} bytes", transfer.bytes);
   MPI_Request request = MPI_REQUEST_NULL;
@@ -69,7 +78,8 @@ void Transfers::check_status(const Transfer& transfer, const MPI_Status& status)
   int error_class = MPI_SUCCESS;
   if (status.MPI_ERROR != MPI_SUCCESS) {
     MPI_Error_class(status.MPI_ERROR, &error_class);
-    if (error_class != MPI_ERR_TRUNCATE) fail(status.MPI_ERROR, receives ? "receiving from" : "sending to", transfer, op);
+    if (error_class != MPI_ERR_TRUNCATE)
+      fail(status.MPI_ERROR, receives ? "receiving from" : "sending to", transfer, op);
   }
   if (!receives) return;
   int bytes = 0;

@@ -31,7 +31,8 @@ struct Transfer {
 /// memory of a message must stay until its owner has been told.
 class Transfers {
  public:
-  explicit Transfers(const Session& session) : session_(session), tags_(session.tag_upper_bound()) {}
+  /// Up to `most_under_way` messages at once need no allocation.
+  Transfers(const Session& session, std::size_t most_under_way);
 
   void send(const Op& op, const Transfer& transfer, const std::byte* from);
   void receive(const Op& op, const Transfer& transfer, std::byte* to);

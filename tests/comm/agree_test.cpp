@@ -9,8 +9,8 @@
 namespace lockstep::comm {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::group;
+using ::testing::HasSubstr;
 
 int last() { return group().size() - 1; }
 

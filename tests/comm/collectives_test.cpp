@@ -90,8 +90,8 @@ std::vector<std::size_t> counts_of(DType dtype) {
   // Round the limit between small and sliced allreduces for any number of ranks.
   const std::size_t element = size_of(dtype);
   for (const std::size_t ranks : {2u, 3u, 4u, 5u})
-    for (const std::size_t count : {16384 / (ranks - 1) / element - 1, 16384 / (ranks - 1) / element,
-                                    16384 / (ranks - 1) / element + 1})
+    for (const std::size_t count :
+         {16384 / (ranks - 1) / element - 1, 16384 / (ranks - 1) / element, 16384 / (ranks - 1) / element + 1})
       counts.push_back(count);
   return counts;
 }

@@ -3,11 +3,27 @@
 
 #include <gtest/gtest.h>
 
-#include "base/env.h"
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
 #include "comm/host_arena.h"
 #include "comm/mpi/session.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
+
+namespace {
+std::atomic<std::size_t> g_allocations{0};
+}  // namespace
+
+// Every allocation of this program that goes through C++ is counted; MPI's own do not.
+void* operator new(std::size_t bytes) {
+  ++g_allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace lockstep::comm {
 namespace {
@@ -50,7 +66,7 @@ std::vector<Tuning> tunings() {
         tuning.small_bytes = 0;
         all.push_back(tuning);
       }
-  all.emplace_back();                  // the defaults
+  all.emplace_back();                    // the defaults
   all.emplace_back().scratch_bytes = 0;  // the smallest chunks that there are
   return all;
 }
@@ -68,8 +84,7 @@ TEST_F(EngineTest, SameBitsWithEveryTuning) {
         op.kind = OpKind::kAllReduce;
         op.region = {arena.get(), 0, count, dtype};
         const auto parts = reference::contributions(dtype, count, sequence, size());
-        if (count > 0)
-          std::memcpy(op.region.data(), parts[static_cast<std::size_t>(rank())].data(), op.region.bytes());
+        if (count > 0) std::memcpy(op.region.data(), parts[static_cast<std::size_t>(rank())].data(), op.region.bytes());
         engine.submit(op);
         finish(engine);
         const Bytes expected = reference::reduce(dtype, ReduceOp::kSum, parts);
@@ -103,8 +118,8 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       for (int r = 0; r < size(); ++r) {
         const Slice slice = slice_of(count, 4, r, size());
         if (slice.count == 0) continue;
-        ASSERT_EQ(std::memcmp(region.data() + slice.begin * 4, parts[static_cast<std::size_t>(r)].data() + slice.begin * 4,
-                              slice.count * 4),
+        ASSERT_EQ(std::memcmp(region.data() + slice.begin * 4,
+                              parts[static_cast<std::size_t>(r)].data() + slice.begin * 4, slice.count * 4),
                   0);
       }
       parts = run(OpKind::kReduceScatter, 0);
@@ -133,6 +148,28 @@ TEST_F(EngineTest, ALongQueueDrainsInOrder) {
   finish(engine);
   for (std::uint64_t i = 1; i <= 1000; ++i)
     ASSERT_EQ(arena->view<std::int64_t>((i - 1) * kArenaAlignment, 1)[0], static_cast<std::int64_t>(i) * size());
+}
+
+TEST_F(EngineTest, TheSteadyStateAllocatesNothing) {
+  constexpr std::size_t kCount = 100'000;
+  const auto arena = HostArena::map(4 * kCount * sizeof(float));
+  Tuning tuning;
+  tuning.chunk_bytes = 16 << 10;
+  Engine engine(*session_, tuning, std::chrono::seconds(5));
+  std::uint64_t sequence = 0;
+  const auto step = [&] {
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Region region{arena.get(), i * kCount * sizeof(float), i == 0 ? 1 : kCount, DType::kF32};
+      engine.submit({.sequence = ++sequence, .kind = OpKind::kAllReduce, .region = region});
+      engine.submit({.sequence = ++sequence, .kind = OpKind::kBroadcast, .region = region});
+    }
+    finish(engine);
+  };
+  // Every slot gets its scratch once.
+  for (int i = 0; i < 5; ++i) step();
+  const std::size_t before = g_allocations;
+  for (int i = 0; i < 20; ++i) step();
+  EXPECT_EQ(g_allocations - before, 0u);
 }
 
 }  // namespace

@@ -42,8 +42,8 @@ TEST(Reduce, TheDestinationMayBeAnySource) {
           auto parts = reference::contributions(dtype, count, 8, sources);
           const Bytes expected = reference::reduce(dtype, ReduceOp::kSum, parts);
           reduce_in_order(dtype, ReduceOp::kSum, parts[own].data(), pointers(parts), count);
-          ASSERT_EQ(parts[own], expected) << count << " " << lockstep::name_of(dtype) << ", source " << own << " of "
-                                          << sources;
+          ASSERT_EQ(parts[own], expected)
+              << count << " " << lockstep::name_of(dtype) << ", source " << own << " of " << sources;
         }
 }
 

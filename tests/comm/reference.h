@@ -31,7 +31,8 @@ inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, in
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t bits = mix(seed, rank, i);
     // Magnitudes over twelve binary orders: the order of summation shows.
-    const double real = std::ldexp(static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5, static_cast<int>(bits % 12));
+    const double real =
+        std::ldexp(static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5, static_cast<int>(bits % 12));
     const auto put = [&](auto value) { std::memcpy(bytes.data() + i * sizeof(value), &value, sizeof(value)); };
     switch (dtype) {
       case DType::kF32: put(static_cast<float>(real)); break;

@@ -61,9 +61,8 @@ TEST(World, OpenMpiComesBeforeTheOthers) {
 }
 
 TEST(World, Torchrun) {
-  expect_world(
-      discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), 3, 4, 1, 2,
-      Starter::kTorchrun);
+  expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), 3, 4, 1,
+               2, Starter::kTorchrun);
 }
 
 TEST(World, WithoutLocalRanksAllAreOnThisHost) {
@@ -84,9 +83,8 @@ TEST(World, SlurmStep) {
 }
 
 TEST(World, SlurmTellsNoLocalSize) {
-  expect_world(
-      discover({{"SLURM_STEP_ID", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "2"}}), 2, 4,
-      2, 3, Starter::kSlurm);
+  expect_world(discover({{"SLURM_STEP_ID", "3"}, {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "2"}}),
+               2, 4, 2, 3, Starter::kSlurm);
 }
 
 TEST(World, SlurmTasksPerNodeMayExceedTheStep) {
@@ -114,14 +112,16 @@ TEST(World, HalfASetNamesBothVariables) {
   EXPECT_EQ(complaint({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set in the environment, but RANK is not");
   EXPECT_THAT(complaint({{"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("OMPI_COMM_WORLD_RANK is not"));
   EXPECT_THAT(complaint({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}}), HasSubstr("SLURM_NTASKS is not"));
-  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}), HasSubstr("LOCAL_RANK is not"));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}),
+              HasSubstr("LOCAL_RANK is not"));
 }
 
 TEST(World, GarbageIsNamed) {
   for (const char* bad : {"", "x", "1x", " 1", "-1", "1.0", "99999999999999999999", "4294967296"})
     EXPECT_THAT(complaint({{"RANK", bad}, {"WORLD_SIZE", "2"}}), HasSubstr(fmt::format("RANK=\"{}\"", bad)));
   EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=\"0\""));
-  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "zero"}}), HasSubstr("LOCAL_RANK=\"zero\""));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "zero"}}),
+              HasSubstr("LOCAL_RANK=\"zero\""));
 }
 
 TEST(World, Contradictions) {

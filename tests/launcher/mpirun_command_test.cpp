@@ -46,6 +46,16 @@ TEST(MpirunCommandTest, CommandLine) {
                                    "/opt/lockstep", "_rank", "--", "train", "--lr", "0.1"));
 }
 
+TEST(MpirunCommandTest, ABareLockstepIsThisBinary) {
+  LaunchOptions options = options_for(2);
+  options.program = {"lockstep", "train", "lockstep"};
+  const auto argv = command_for(options, two_cores()).argv;
+  EXPECT_EQ(std::vector<std::string>(argv.end() - 3, argv.end()),
+            (std::vector<std::string>{"/opt/lockstep", "train", "lockstep"}));
+  options.program = {"./lockstep"};
+  EXPECT_EQ(command_for(options, two_cores()).argv.back(), "./lockstep");
+}
+
 TEST(MpirunCommandTest, AutoIsOneRankForEachCore) {
   EXPECT_EQ(command_for(options_for(0), two_cores()).ranks, 2);
   EXPECT_FALSE(command_for(options_for(0), two_cores()).oversubscribed);

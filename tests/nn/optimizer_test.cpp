@@ -1,1 +1,162 @@
+// SGD and AdamW over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation.
+#include "nn/optim/optimizer.h"
 
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/nn/values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+constexpr std::int64_t kSizes[] = {1, 7, 40000};  // the last is split over threads
+
+// torch.optim.SGD with dampening 0 and maximize off.
+struct SgdReference {
+  SgdOptions options;
+  std::vector<double> b;
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    const bool first = b.empty();
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      double g = gradient[i];
+      if (options.weight_decay != 0) g += options.weight_decay * p[i];
+      if (options.momentum != 0) {
+        if (first)
+          b.push_back(g);
+        else
+          b[i] = options.momentum * b[i] + g;
+        g = options.nesterov ? g + options.momentum * b[i] : b[i];
+      }
+      p[i] -= lr * g;
+    }
+  }
+};
+
+// torch.optim.AdamW with amsgrad and maximize off.
+struct AdamWReference {
+  AdamWOptions options;
+  std::vector<double> m = {}, v = {};
+  int t = 0;
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    m.resize(p.size());
+    v.resize(p.size());
+    ++t;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double g = gradient[i];
+      p[i] -= lr * options.weight_decay * p[i];
+      m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
+      v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(options.beta1, t)), v_hat = v[i] / (1 - std::pow(options.beta2, t));
+      p[i] -= lr * m_hat / (std::sqrt(v_hat) + options.eps);
+    }
+  }
+};
+
+std::vector<double> doubles(const Tensor& tensor) {
+  const auto values = tensor.span<float>();
+  return {values.begin(), values.end()};
+}
+
+// Two parameters, of which the second is updated first; the gradients, rate and scale change from step to step.
+template <class Make, class Reference>
+void expect_follows(const Make& make, const Reference& reference, double tolerance) {
+  const auto backend = make_cpu_backend(2);
+  for (const std::int64_t size : kSizes) {
+    Parameter first(*backend, {size}), second(*backend, {3});
+    std::vector<NamedParameter> named = {{"first", &first}, {"second", &second}};
+    std::vector<Reference> references(2, reference);
+    std::vector<std::vector<double>> expected;
+    for (const auto& [name, parameter] : named) {
+      backend->pointwise().copy(random_tensor(*backend, parameter->value().shape(), 7), parameter->value());
+      expected.push_back(doubles(parameter->value()));
+    }
+    const auto optimizer = make(named);
+    for (int step = 1; step <= 20; ++step) {
+      const double lr = 0.1 / step, scale = step % 3 == 0 ? 0.5 : 1.0;
+      optimizer->begin_step(lr, scale);
+      for (const std::size_t index : {1, 0}) {
+        Parameter& parameter = *named[index].parameter;
+        const Tensor gradient = random_tensor(*backend, parameter.value().shape(), 100u * index + step);
+        parameter.bind_gradient(gradient);
+        auto scaled = doubles(gradient);
+        for (double& g : scaled) g *= scale;
+        references[index].step(expected[index], scaled, lr);
+        const auto version = parameter.version();
+        optimizer->update(index);
+        EXPECT_NE(parameter.version(), version);
+        const auto actual = doubles(parameter.value());
+        for (std::size_t i = 0; i < actual.size(); ++i)
+          ASSERT_NEAR(actual[i], expected[index][i], tolerance * step) << "step " << step << " element " << i;
+      }
+    }
+  }
+}
+
+void expect_sgd_follows(const SgdOptions& options) {
+  expect_follows([&](const auto& named) { return make_sgd(named, options); }, SgdReference{options, {}}, 3e-7);
+}
+
+TEST(Sgd, Plain) { expect_sgd_follows({}); }
+TEST(Sgd, WeightDecay) { expect_sgd_follows({.weight_decay = 0.1}); }
+TEST(Sgd, Momentum) { expect_sgd_follows({.momentum = 0.9, .weight_decay = 0.01}); }
+TEST(Sgd, Nesterov) { expect_sgd_follows({.momentum = 0.8, .nesterov = true, .weight_decay = 0.05}); }
+
+// At step 1 the update is ± lr whatever the gradient: a 1 − β₂ that was rounded with β₂ would be 1e-5 off there.
+TEST(AdamW, Defaults) {
+  expect_follows([](const auto& named) { return make_adamw(named, {}); }, AdamWReference{{}}, 3e-7);
+}
+TEST(AdamW, OtherOptions) {
+  const AdamWOptions options = {.beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.3};
+  expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamWReference{options}, 3e-7);
+}
+TEST(AdamW, NoDecayAndNoMoments) {
+  const AdamWOptions options = {.beta1 = 0.0, .beta2 = 0.0, .eps = 1e-4, .weight_decay = 0.0};
+  expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamWReference{options}, 3e-7);
+}
+
+TEST(AdamW, TheFirstStepIsTheRate) {
+  const auto backend = make_cpu_backend(1);
+  Parameter p(*backend, {2});
+  backend->pointwise().fill(p.value(), 0.0f);
+  p.bind_gradient(tensor_of(*backend, {2}, {0.5f, -20.0f}));
+  const auto optimizer = make_adamw({{"p", &p}}, {.weight_decay = 0.0});
+  optimizer->begin_step(1.0);
+  optimizer->update(0);
+  EXPECT_NEAR(p.value().f32()[0], -1.0f, 1e-6f);
+  EXPECT_NEAR(p.value().f32()[1], 1.0f, 1e-6f);
+}
+
+TEST(Optimizer, RefusesWhatPyTorchRefuses) {
+  const double nan = std::nan("");
+  EXPECT_THROW(make_sgd({}, {.momentum = -0.1}), UsageError);
+  EXPECT_THROW(make_sgd({}, {.weight_decay = -0.1}), UsageError);
+  EXPECT_THROW(make_sgd({}, {.momentum = 0.0, .nesterov = true}), UsageError);
+  EXPECT_THROW(make_sgd({}, {.momentum = nan}), UsageError);
+  EXPECT_THROW(make_adamw({}, {.beta1 = 1.0}), UsageError);
+  EXPECT_THROW(make_adamw({}, {.beta1 = -0.1}), UsageError);
+  EXPECT_THROW(make_adamw({}, {.beta2 = 1.0}), UsageError);
+  EXPECT_THROW(make_adamw({}, {.eps = -1e-8}), UsageError);
+  EXPECT_THROW(make_adamw({}, {.weight_decay = nan}), UsageError);
+  const auto optimizer = make_sgd({}, {});
+  EXPECT_THROW(optimizer->begin_step(-0.1), UsageError);
+  EXPECT_THROW(optimizer->begin_step(nan), UsageError);
+  EXPECT_NO_THROW(optimizer->begin_step(0.0));
+}
+
+TEST(Optimizer, MisuseIsABug) {
+  const auto backend = make_cpu_backend(1);
+  Parameter p(*backend, {2});
+  const auto optimizer = make_sgd({{"p", &p}}, {});
+  EXPECT_THROW(optimizer->update(0), InternalError);  // no step has begun
+  optimizer->begin_step(0.1);
+  EXPECT_THROW(optimizer->update(0), InternalError);  // no gradient
+  EXPECT_THROW(optimizer->update(1), InternalError);
+}
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -40,33 +40,34 @@ TEST_P(BadInputTest, IsOneLineWithARemedy) {
 
 INSTANTIATE_TEST_SUITE_P(
     Alone, BadInputTest,
-    ::testing::Values(
-        BadInput{"lockstep trian cnn --data digits", 2, "did you mean lockstep train"},
-        BadInput{"lockstep train cn --data digits", 2, "did you mean"},
-        BadInput{"lockstep train cnn --data digts", 2, "did you mean"},
-        BadInput{"lockstep train cnn --data digits --bach 3", 2, "did you mean --batch"},
-        BadInput{"lockstep train cnn --data digits --batch 0", 2, "--batch"},
-        BadInput{"lockstep train cnn --data digits --batch 3 --global-batch 9", 2, "--global-batch"},
-        BadInput{"lockstep train cnn --data digits --lr fast", 2, "--lr"},
-        BadInput{"lockstep train cnn", 2, "data"},
-        BadInput{"lockstep train cnn --config typo.toml", 2, "typo.toml"},
-        BadInput{"LOCKSTEP_EPOCS=3 lockstep train cnn --data digits", 2, "LOCKSTEP_EPOCS"},
-        BadInput{"lockstep train cnn --data digits --zero 1", 2, "--zero"},
-        BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
-        BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
-        BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
-        BadInput{"lockstep train cnn --data random:5,0", 3, "empty"},
-        BadInput{"lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
-        BadInput{"lockstep train cnn --data digits --weights none.safetensors", 3, "none.safetensors"},
-        BadInput{"lockstep train cnn --data digits --weights cut.safetensors", 3, "byte 4"},
-        BadInput{"lockstep train cnn --data digits --metrics none/m.jsonl", 3, "none/m.jsonl"},
-        BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --metrics /dev/full", 3, "/dev/full"},
-        BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --save none/w.safetensors", 3, "none/w.safetensors"},
-        BadInput{"lockstep train cnn --data digits --device cuda", 4, "cuda"},
-        BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
-        BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
-        BadInput{"RANK=0 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "mpirun"},
-        BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
+    ::testing::Values(BadInput{"lockstep trian cnn --data digits", 2, "did you mean lockstep train"},
+                      BadInput{"lockstep train cn --data digits", 2, "did you mean"},
+                      BadInput{"lockstep train cnn --data digts", 2, "did you mean"},
+                      BadInput{"lockstep train cnn --data digits --bach 3", 2, "did you mean --batch"},
+                      BadInput{"lockstep train cnn --data digits --batch 0", 2, "--batch"},
+                      BadInput{"lockstep train cnn --data digits --batch 3 --global-batch 9", 2, "--global-batch"},
+                      BadInput{"lockstep train cnn --data digits --lr fast", 2, "--lr"},
+                      BadInput{"lockstep train cnn", 2, "data"},
+                      BadInput{"lockstep train cnn --config typo.toml", 2, "typo.toml"},
+                      BadInput{"LOCKSTEP_EPOCS=3 lockstep train cnn --data digits", 2, "LOCKSTEP_EPOCS"},
+                      BadInput{"lockstep train cnn --data digits --zero 1", 2, "--zero"},
+                      BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
+                      BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
+                      BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
+                      BadInput{"lockstep train cnn --data random:5,0", 3, "empty"},
+                      BadInput{"lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
+                      BadInput{"lockstep train cnn --data digits --weights none.safetensors", 3, "none.safetensors"},
+                      BadInput{"lockstep train cnn --data digits --weights cut.safetensors", 3, "byte 4"},
+                      BadInput{"lockstep train cnn --data digits --metrics none/m.jsonl", 3, "none/m.jsonl"},
+                      BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --metrics /dev/full", 3,
+                               "/dev/full"},
+                      BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --save none/w.safetensors", 3,
+                               "none/w.safetensors"},
+                      BadInput{"lockstep train cnn --data digits --device cuda", 4, "cuda"},
+                      BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
+                      BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
+                      BadInput{"RANK=0 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "mpirun"},
+                      BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
 
 // On several ranks the same fault is still one line, and the code is the rank's own.
 INSTANTIATE_TEST_SUITE_P(
@@ -77,7 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda", 4, "cuda"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --global-batch 3 --tail pad", 2, "pad"},
-        BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr 0.\\$((OMPI_COMM_WORLD_RANK+1))\"",
+        BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr "
+                 "0.\\$((OMPI_COMM_WORLD_RANK+1))\"",
                  5, "lr"}));
 
 }  // namespace

@@ -37,7 +37,8 @@ TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
     // Every step ends with a bitwise comparison of all ranks' parameters.
     const auto outcome = run("lockstep launch -n " + std::to_string(n) +
                                  " -- lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
-                                 "--check-replicas 1 --metrics " + file,
+                                 "--check-replicas 1 --metrics " +
+                                 file,
                              directory.path());
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     runs[n] = read_metrics(directory.path() / file);
@@ -60,9 +61,11 @@ TEST(SameTraining, ARunRepeatsBitForBit) {
   std::string first;
   for (const char* buckets : {"", " --bucket-mb 0.0003 --first-bucket-mb 0.0003"}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
-      const auto outcome = run(std::string("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 30 --quiet "
-                                           "--check-replicas 1 --metrics m.jsonl") + buckets,
-                               directory.path());
+      const auto outcome =
+          run(std::string("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 30 --quiet "
+                          "--check-replicas 1 --metrics m.jsonl") +
+                  buckets,
+              directory.path());
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       const std::string hash = read_metrics(directory.path() / "m.jsonl").final["params_sha256"];
       if (first.empty()) first = hash;
@@ -73,9 +76,10 @@ TEST(SameTraining, ARunRepeatsBitForBit) {
 
 TEST(SameTraining, MoreRanksThanSamples) {
   const TemporaryDirectory directory;
-  const auto outcome = run("lockstep launch -n 5 -- lockstep train linear --data random:7,3 --epochs 4 --quiet "
-                           "--check-replicas 1 --metrics m.jsonl",
-                           directory.path());
+  const auto outcome =
+      run("lockstep launch -n 5 -- lockstep train linear --data random:7,3 --epochs 4 --quiet "
+          "--check-replicas 1 --metrics m.jsonl",
+          directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto metrics = read_metrics(directory.path() / "m.jsonl");
   EXPECT_EQ(metrics.losses.size(), 4u);
@@ -92,14 +96,16 @@ TEST(SameTraining, PlainMpirunWorksAsWell) {
 
 TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
   const TemporaryDirectory directory;
-  auto outcome = run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl "
-                     "--save w.safetensors",
-                     directory.path());
+  auto outcome =
+      run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl "
+          "--save w.safetensors",
+          directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   // A learning rate of 0 leaves the loaded parameters as they are.
-  outcome = run("lockstep train cnn --data digits --steps 1 --lr 0 --optimizer sgd --quiet --metrics b.jsonl "
-                "--weights w.safetensors",
-                directory.path());
+  outcome =
+      run("lockstep train cnn --data digits --steps 1 --lr 0 --optimizer sgd --quiet --metrics b.jsonl "
+          "--weights w.safetensors",
+          directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto a = read_metrics(directory.path() / "a.jsonl"), b = read_metrics(directory.path() / "b.jsonl");
   EXPECT_EQ(a.final["params_sha256"], b.final["params_sha256"]);
@@ -113,17 +119,18 @@ TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
 TEST(SameTraining, FlagsFromFileEnvironmentAndCommandLine) {
   const TemporaryDirectory directory;
   std::ofstream(directory.path() / "c.toml") << "data = \"digits\"\nsteps = 7\nbatch = 8\nquiet = true\n";
-  const auto outcome = run("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl",
-                           directory.path());
+  const auto outcome =
+      run("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl", directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses.size(), 3u);
 }
 
 TEST(SameTraining, CtrlCEndsAllRanksWithOneLine) {
   const TemporaryDirectory directory;
-  const auto outcome = run("timeout --preserve-status -s INT 2 lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 100000 "
-                           "--quiet",
-                           directory.path());
+  const auto outcome =
+      run("timeout --preserve-status -s INT 2 lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 100000 "
+          "--quiet",
+          directory.path());
   EXPECT_EQ(outcome.code, 130) << outcome.err;
   const auto alone = run("timeout --preserve-status -s INT 1 lockstep train cnn --data digits --epochs 100000 --quiet",
                          directory.path());

@@ -27,7 +27,9 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.min_lr = 1; },
       [](auto& c) { c.nesterov = true; },
       [](auto& c) { c.optimizer = Optimizer::kSgd, c.nesterov = true, c.momentum = 0; },
-      [](auto& c) { c.betas = {1.0, 0.9}; },
+      [](auto& c) {
+        c.betas = {1.0, 0.9};
+      },
       [](auto& c) { c.weight_decay = -0.1; },
       [](auto& c) { c.clip_norm = -1; },
       [](auto& c) { c.save = "dir/"; },

@@ -36,10 +36,22 @@ class MetricsTest : public ::testing::Test {
 
 TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {
   Metrics metrics(path_);
-  metrics.write(StepReport{.step = 3, .epoch = 1, .loss = 0.1, .lr = 1e-3, .grad_norm = 2.5, .step_ms = 1.5,
-                           .comm_wait_ms = 0.25, .samples_per_s = 4e4});
+  metrics.write(StepReport{.step = 3,
+                           .epoch = 1,
+                           .loss = 0.1,
+                           .lr = 1e-3,
+                           .grad_norm = 2.5,
+                           .step_ms = 1.5,
+                           .comm_wait_ms = 0.25,
+                           .samples_per_s = 4e4});
   metrics.write(EvalReport{.step = 3, .loss = 0.5, .accuracy = 0.975, .samples = 360});
-  metrics.write(FinalReport{.steps = 3, .epochs = 1, .world_size = 2, .wall_s = 0.7, .loss = 0.5, .accuracy = 0.975,
+  metrics.write(FinalReport{.steps = 3,
+                            .epochs = 1,
+                            .world_size = 2,
+                            .wall_s = 0.7,
+                            .loss = 0.5,
+                            .accuracy = 0.975,
+                            .peak_memory_bytes = {7, 9},
                             .params_sha256 = "ab"});
   const auto all = lines();
   ASSERT_EQ(all.size(), 3u);
@@ -52,6 +64,7 @@ TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {
   EXPECT_EQ(all[2]["event"], "final");
   for (const char* key : {"steps", "epochs", "world_size", "wall_s", "loss", "accuracy", "params_sha256"})
     EXPECT_TRUE(all[2].contains(key)) << key;
+  EXPECT_EQ(all[2]["peak_memory_bytes"], (std::vector<int>{7, 9}));
   EXPECT_TRUE(metrics.failure().empty());
 }
 

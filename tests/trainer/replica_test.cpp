@@ -36,7 +36,8 @@ Samples samples(std::uint64_t first, std::uint64_t count) {
 struct Trainee {
   explicit Trainee(const std::string& name, std::uint64_t seed)
       : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
-    module = nn::make_model(context, {.name = name, .sample_shape = {kSide, kSide, 1}, .classes = kClasses, .hidden = {33, 17}});
+    module = nn::make_model(context,
+                            {.name = name, .sample_shape = {kSide, kSide, 1}, .classes = kClasses, .hidden = {33, 17}});
     tape.emplace(*backend);
   }
   nn::Loss forward(Samples& batch, std::uint64_t global_count) {
