@@ -22,8 +22,7 @@ class ConvNode final : public Node {
       const auto dw = w.contribute();
       if (b != nullptr && b->requires_grad()) {
         const auto db = b->contribute();
-        backend.conv().backward_weight(x_.value(), dy, window_, dw.accumulate, dw.gradient, db.accumulate,
-                                       db.gradient);
+        backend.conv().backward_weight(x_.value(), dy, window_, dw.accumulate, dw.gradient, db.accumulate, db.gradient);
       } else {
         backend.conv().backward_weight(x_.value(), dy, window_, dw.accumulate, dw.gradient, false, Tensor());
       }
@@ -51,10 +50,10 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
     throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
                      "images are (N, H, W, C); match the layer's in_channels to them");
-  LOCKSTEP_ASSERT(w.value().size(1) == window.kernel[0] && w.value().size(2) == window.kernel[1], "weight {}, window {}x{}",
-                  to_string(w.value().shape()), window.kernel[0], window.kernel[1]);
-  Tensor y = tape.backend().empty({x.shape()[0], window.output_extent(0, x.shape()[1]),
-                                   window.output_extent(1, x.shape()[2]), w.value().size(0)});
+  LOCKSTEP_ASSERT(w.value().size(1) == window.kernel[0] && w.value().size(2) == window.kernel[1],
+                  "weight {}, window {}x{}", to_string(w.value().shape()), window.kernel[0], window.kernel[1]);
+  Tensor y = tape.backend().empty(
+      {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]), w.value().size(0)});
   tape.backend().conv().forward(x.value(), w.value(), w.version(), b != nullptr ? b->value() : Tensor(), window,
                                 epilogue, y);
   const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());

@@ -28,9 +28,9 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
   if (logits.shape().size() != 2 || labels.shape() != Shape{logits.shape()[0]})
-    throw UsageError(fmt::format("cross entropy of logits {} with labels {}", to_string(logits.shape()),
-                                 to_string(labels.shape())),
-                     "logits are (N, classes), labels (N)");
+    throw UsageError(
+        fmt::format("cross entropy of logits {} with labels {}", to_string(logits.shape()), to_string(labels.shape())),
+        "logits are (N, classes), labels (N)");
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, logits);
   tape.backend().loss().cross_entropy(logits.value(), labels, scale, totals, dlogits);
@@ -39,9 +39,8 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
 
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {
   if (x.shape() != target.shape())
-    throw UsageError(
-        fmt::format("squared error of {} against {}", to_string(x.shape()), to_string(target.shape())),
-        "both have one shape");
+    throw UsageError(fmt::format("squared error of {} against {}", to_string(x.shape()), to_string(target.shape())),
+                     "both have one shape");
   Tensor totals = tape.backend().empty({2});
   Tensor dx = gradient_for(tape, x);
   tape.backend().loss().squared_error(x.value(), target, scale, totals, dx);

@@ -29,8 +29,8 @@ class BatchNormNode final : public Node {
     Parameter& beta = *parameters()[1];
     Tensor dx = backend.empty(x_.shape());
     const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
-    backend.norm().backward(x_.value(), tape.grad(output()), gamma.value(), mean_, variance_,
-                            given_statistics_, eps_, dx, dgamma, dbeta);
+    backend.norm().backward(x_.value(), tape.grad(output()), gamma.value(), mean_, variance_, given_statistics_, eps_,
+                            dx, dgamma, dbeta);
     if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
     if (beta.requires_grad()) deliver(backend, beta, dbeta);
     tape.contribute(x_, std::move(dx));

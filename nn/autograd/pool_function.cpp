@@ -28,11 +28,11 @@ Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
     throw UsageError(fmt::format("pooling was given {}", to_string(x.shape())), "images are (N, H, W, C)");
   for (std::size_t axis = 0; axis < 2; ++axis)
     if (2 * window.padding[axis] > window.kernel[axis])
-      throw UsageError(fmt::format("pooling with a window of {} and padding {}", window.kernel[axis],
-                                   window.padding[axis]),
-                       "pad by at most half of the window, so that every window sees the input");
-  Tensor y = tape.backend().empty({x.shape()[0], window.output_extent(0, x.shape()[1]),
-                                   window.output_extent(1, x.shape()[2]), x.shape()[3]});
+      throw UsageError(
+          fmt::format("pooling with a window of {} and padding {}", window.kernel[axis], window.padding[axis]),
+          "pad by at most half of the window, so that every window sees the input");
+  Tensor y = tape.backend().empty(
+      {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]), x.shape()[3]});
   Tensor choices = tape.backend().pool().forward(kind, x.value(), window, y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<PoolNode>(out, kind, x, window, std::move(choices));

@@ -97,7 +97,8 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
     if (entry.begin > entry.end || entry.end > data_bytes)
       refuse(path, fmt::format("tensor '{}' lies at {}…{} of {} data bytes", name, entry.begin, entry.end, data_bytes));
     if (entry.end - entry.begin != bytes)
-      refuse(path, fmt::format("tensor '{}' has {} bytes where its shape says {}", name, entry.end - entry.begin, bytes));
+      refuse(path,
+             fmt::format("tensor '{}' has {} bytes where its shape says {}", name, entry.end - entry.begin, bytes));
     return entry;
   } catch (const nlohmann::json::exception&) {
     refuse(path, fmt::format("tensor '{}' lacks dtype, shape or data_offsets", name));
@@ -135,7 +136,8 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
   std::ifstream in(path, std::ios::binary);
   if (!in)
-    throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)), "give the path of a safetensors file");
+    throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
+                  "give the path of a safetensors file");
   const std::uint64_t file_bytes = std::filesystem::file_size(path, failed);
   if (failed) refuse(path, failed.message());
   std::uint64_t header_bytes = 0;
@@ -151,14 +153,13 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items())
     if (name != "__metadata__") entries.push_back(parse_entry(path, name, value, data_bytes));
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;
   for (const auto& entry : entries) {
     if (entry.begin != at)
-      refuse(path, fmt::format("tensor '{}' begins at data byte {}, where {} was expected (overlap or hole)", entry.name,
-                               entry.begin, at));
+      refuse(path, fmt::format("tensor '{}' begins at data byte {}, where {} was expected (overlap or hole)",
+                               entry.name, entry.begin, at));
     at = entry.end;
   }
   if (at != data_bytes) refuse(path, fmt::format("{} bytes follow the last tensor", data_bytes - at));

@@ -23,8 +23,8 @@ double bound_for(std::int64_t fan_in) { return fan_in > 0 ? 1.0 / std::sqrt(stat
 }  // namespace
 
 Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, bool bias)
-    : weight_(register_parameter(
-          "weight", uniform_parameter(context, {out_features, in_features}, bound_for(in_features)))),
+    : weight_(register_parameter("weight",
+                                 uniform_parameter(context, {out_features, in_features}, bound_for(in_features)))),
       bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_features}, bound_for(in_features)))
                  : nullptr) {}
 
@@ -33,17 +33,15 @@ Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias)
     : window_(window),
       weight_(register_parameter(
-          "weight", uniform_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
-                                      bound_for(in_channels * window.kernel[0] * window.kernel[1]),
-                                      FileLayout::kOhwiToOihw))),
+          "weight",
+          uniform_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+                            bound_for(in_channels * window.kernel[0] * window.kernel[1]), FileLayout::kOhwiToOihw))),
       bias_(bias ? &register_parameter("bias",
                                        uniform_parameter(context, {out_channels},
                                                          bound_for(in_channels * window.kernel[0] * window.kernel[1])))
                  : nullptr) {}
 
-Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) {
-  return conv2d(tape, x, weight_, bias_, window_, epilogue);
-}
+Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
 
 BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, double momentum)
     : eps_(eps),
@@ -58,10 +56,10 @@ BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, do
 }
 
 Var BatchNorm::forward(Tape& tape, Var x) {
-  const Var y = batch_norm(tape, x, weight_, bias_,
-                    {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_,
-                     .eps = eps_},
-                    training());
+  const Var y = batch_norm(
+      tape, x, weight_, bias_,
+      {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
+      training());
   if (training()) ++*num_batches_tracked_.data<std::int64_t>();
   return y;
 }

@@ -22,8 +22,7 @@ class Linear final : public Module {
 /// weight (out, kernel, kernel, in) in memory and (out, in, kernel, kernel) in files; uniform in ±1/sqrt(fan in).
 class Conv2d final : public Module {
  public:
-  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
-         bool bias = true);
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
 

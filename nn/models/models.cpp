@@ -34,8 +34,8 @@ class Mlp final : public Module {
     auto widths = spec.hidden;
     widths.push_back(spec.classes);
     for (const auto out : widths) {
-      layers_.push_back(&register_module("fc" + std::to_string(layers_.size() + 1),
-                                         std::make_unique<Linear>(context, in, out)));
+      layers_.push_back(
+          &register_module("fc" + std::to_string(layers_.size() + 1), std::make_unique<Linear>(context, in, out)));
       in = out;
     }
   }
@@ -98,9 +98,9 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
     return std::make_unique<Cnn>(context, spec);
   }
   const auto near = nearest(spec.name, model_names());
-  throw UsageError(fmt::format("unknown model '{}'", spec.name),
-                   near ? fmt::format("did you mean '{}'?", *near)
-                        : fmt::format("use one of: {}", join(model_names(), ", ")));
+  throw UsageError(
+      fmt::format("unknown model '{}'", spec.name),
+      near ? fmt::format("did you mean '{}'?", *near) : fmt::format("use one of: {}", join(model_names(), ", ")));
 }
 
 }  // namespace lockstep::nn

@@ -27,8 +27,8 @@ class ConvKernels {
   virtual ~ConvKernels() = default;
   /// `w_version` changes whenever the content at w's address does, also when another tensor comes to lie there: packed
   /// copies of w are kept until then.
-  virtual void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b,
-                       const Window& window, Epilogue epilogue, const Tensor& y) = 0;
+  virtual void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
+                       Epilogue epilogue, const Tensor& y) = 0;
   virtual void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
                               const Tensor& dx) = 0;
   /// dw and, when defined, db are overwritten, or added to when their flag says so.

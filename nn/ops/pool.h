@@ -8,8 +8,8 @@ namespace lockstep::nn {
 
 enum class PoolKind : std::uint8_t { kMax, kAverage };
 
-/// f32. x is (N, H, W, C), y is (N, H', W', C); N may be 0. Averages divide by the whole window, padding included, as PyTorch's
-/// AvgPool2d does by default.
+/// f32. x is (N, H, W, C), y is (N, H', W', C); N may be 0. Averages divide by the whole window, padding included, as
+/// PyTorch's AvgPool2d does by default.
 class PoolKernels {
  public:
   virtual ~PoolKernels() = default;

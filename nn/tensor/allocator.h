@@ -53,7 +53,7 @@ class CachingAllocator {
   struct Stats {
     std::size_t bytes_in_use = 0;
     std::size_t peak_bytes_in_use = 0;
-    std::size_t bytes_held = 0;          // in use or cached
+    std::size_t bytes_held = 0;            // in use or cached
     std::uint64_t system_allocations = 0;  // requests that the cache could not serve
   };
   Stats stats() const;
@@ -61,8 +61,8 @@ class CachingAllocator {
  private:
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
-  std::vector<Block*> free_lists_;                // by size class
-  std::vector<std::unique_ptr<Block>> blocks_;    // all that exist
+  std::vector<Block*> free_lists_;              // by size class
+  std::vector<std::unique_ptr<Block>> blocks_;  // all that exist
   Stats stats_;
 };
 

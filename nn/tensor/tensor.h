@@ -16,25 +16,36 @@ namespace lockstep::nn {
 template <class T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<float>() { return DType::kF32; }
+constexpr DType dtype_of<float>() {
+  return DType::kF32;
+}
 template <>
-constexpr DType dtype_of<double>() { return DType::kF64; }
+constexpr DType dtype_of<double>() {
+  return DType::kF64;
+}
 template <>
-constexpr DType dtype_of<BFloat16>() { return DType::kBF16; }
+constexpr DType dtype_of<BFloat16>() {
+  return DType::kBF16;
+}
 template <>
-constexpr DType dtype_of<std::int32_t>() { return DType::kI32; }
+constexpr DType dtype_of<std::int32_t>() {
+  return DType::kI32;
+}
 template <>
-constexpr DType dtype_of<std::int64_t>() { return DType::kI64; }
+constexpr DType dtype_of<std::int64_t>() {
+  return DType::kI64;
+}
 template <>
-constexpr DType dtype_of<std::uint8_t>() { return DType::kU8; }
+constexpr DType dtype_of<std::uint8_t>() {
+  return DType::kU8;
+}
 
 /// A handle: copies share the memory. Either it holds a reference to an allocator's block, or it is a view of memory
 /// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic; the content is not guarded.
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(const Tensor& other)
-      : block_(other.block_), data_(other.data_), shape_(other.shape_), dtype_(other.dtype_) {
+  Tensor(const Tensor& other) : block_(other.block_), data_(other.data_), shape_(other.shape_), dtype_(other.dtype_) {
     if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
   }
   Tensor(Tensor&& other) noexcept

@@ -32,10 +32,9 @@ TEST_F(Gradient, Linear) {
       const auto b = parameter(random_tensor(*backend, {out}, 2));
       std::vector<Parameter*> parameters = {w.get()};
       if (with_bias) parameters.push_back(b.get());
-      expect_gradients(*backend, {{random_tensor(*backend, {n, in}, 3)}, parameters},
-                       [&](Tape& tape, std::span<const Var> x) {
-                         return linear(tape, x[0], *w, with_bias ? b.get() : nullptr);
-                       });
+      expect_gradients(
+          *backend, {{random_tensor(*backend, {n, in}, 3)}, parameters},
+          [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, with_bias ? b.get() : nullptr); });
     }
   }
 }
@@ -43,10 +42,9 @@ TEST_F(Gradient, Linear) {
 TEST_F(Gradient, LinearWithRelu) {
   const auto w = parameter(random_halves(*backend, {9, 7}, 1));
   const auto b = parameter(random_halves(*backend, {9}, 2, 0.125f));
-  expect_gradients(*backend, {{random_halves(*backend, {5, 7}, 3)}, {w.get(), b.get()}},
-                   [&](Tape& tape, std::span<const Var> x) {
-                     return linear(tape, x[0], *w, b.get(), Epilogue::kRelu);
-                   });
+  expect_gradients(
+      *backend, {{random_halves(*backend, {5, 7}, 3)}, {w.get(), b.get()}},
+      [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get(), Epilogue::kRelu); });
 }
 
 TEST_F(Gradient, LinearFrozen) {
@@ -72,8 +70,7 @@ const std::vector<Geometry>& geometries() {
       {{3, 4, 4, 7}, 5, {{1, 1}, {1, 1}, {0, 0}}},   // pointwise
       {{1, 5, 3, 17}, 1, {{3, 1}, {1, 2}, {1, 0}}},  // nothing square
       {{1, 3, 3, 2}, 33, {{3, 3}, {1, 1}, {0, 0}}},  // one pixel is left
-      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
-      {{1, 2, 2, 16}, 16, {{3, 3}, {1, 1}, {1, 1}}},  // mostly padding
+      {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},  {{1, 2, 2, 16}, 16, {{3, 3}, {1, 1}, {1, 1}}},  // mostly padding
   };
   return all;
 }
@@ -99,10 +96,9 @@ TEST_F(Gradient, Conv2dWithRelu) {
     const auto w = parameter(random_halves(*backend, {g.out, g.window.kernel[0], g.window.kernel[1], g.x[3]}, 1));
     const auto b = parameter(random_halves(*backend, {g.out}, 2, 0.125f));
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients(*backend, {{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
-                     [&](Tape& tape, std::span<const Var> x) {
-                       return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu);
-                     });
+    expect_gradients(
+        *backend, {{random_halves(*backend, g.x, 3)}, {w.get(), b.get()}},
+        [&](Tape& tape, std::span<const Var> x) { return conv2d(tape, x[0], *w, b.get(), g.window, Epilogue::kRelu); });
   }
 }
 
@@ -118,12 +114,10 @@ TEST_F(Gradient, Conv2dFrozen) {
 
 const std::vector<Geometry>& poolings() {
   static const std::vector<Geometry> all = {
-      {{2, 4, 6, 3}, 0, {{2, 2}, {2, 2}, {0, 0}}},
-      {{1, 7, 7, 5}, 0, {{3, 3}, {2, 2}, {1, 1}}},  // overlapping, padded
-      {{1, 7, 6, 2}, 0, {{2, 2}, {2, 2}, {0, 0}}},  // a row is left over
-      {{1, 8, 5, 1}, 0, {{3, 2}, {3, 2}, {0, 0}}},
-      {{1, 5, 5, 17}, 0, {{5, 5}, {1, 1}, {0, 0}}},  // the whole image
-      {{2, 4, 4, 1}, 0, {{2, 2}, {3, 3}, {0, 0}}},   // gaps between windows
+      {{2, 4, 6, 3}, 0, {{2, 2}, {2, 2}, {0, 0}}}, {{1, 7, 7, 5}, 0, {{3, 3}, {2, 2}, {1, 1}}},   // overlapping, padded
+      {{1, 7, 6, 2}, 0, {{2, 2}, {2, 2}, {0, 0}}},                                                // a row is left over
+      {{1, 8, 5, 1}, 0, {{3, 2}, {3, 2}, {0, 0}}}, {{1, 5, 5, 17}, 0, {{5, 5}, {1, 1}, {0, 0}}},  // the whole image
+      {{2, 4, 4, 1}, 0, {{2, 2}, {3, 3}, {0, 0}}},  // gaps between windows
       {{1, 6, 5, 4}, 0, {{3, 3}, {1, 1}, {1, 1}}},
   };
   return all;
@@ -132,9 +126,8 @@ const std::vector<Geometry>& poolings() {
 TEST_F(Gradient, Pool2dMax) {
   for (const auto& g : poolings()) {
     SCOPED_TRACE(to_string(g.x));
-    expect_gradients(*backend, {{shuffled_grid(*backend, g.x, 1)}, {}}, [&](Tape& tape, std::span<const Var> x) {
-      return pool2d(tape, PoolKind::kMax, x[0], g.window);
-    });
+    expect_gradients(*backend, {{shuffled_grid(*backend, g.x, 1)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return pool2d(tape, PoolKind::kMax, x[0], g.window); });
   }
 }
 
@@ -210,20 +203,18 @@ TEST_F(Gradient, CrossEntropy) {
   for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 2}, {5, 10}, {3, 33}}) {
     const Tensor labels = backend->empty({n}, DType::kI32);
     for (std::int64_t i = 0; i < n; ++i) labels.data<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7 % k);
-    expect_loss_gradients(*backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
-                          [&](Tape& tape, std::span<const Var> x) {
-                            return cross_entropy(tape, x[0], labels, 0.25f).value;
-                          });
+    expect_loss_gradients(
+        *backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
+        [&](Tape& tape, std::span<const Var> x) { return cross_entropy(tape, x[0], labels, 0.25f).value; });
   }
 }
 
 TEST_F(Gradient, SquaredError) {
   for (const Shape& shape : {Shape{3}, Shape{5, 3}, Shape{2, 3, 2, 1}}) {
     const Tensor target = random_tensor(*backend, shape, 2);
-    expect_loss_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
-                          [&](Tape& tape, std::span<const Var> x) {
-                            return squared_error(tape, x[0], target, 0.5f).value;
-                          });
+    expect_loss_gradients(
+        *backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
+        [&](Tape& tape, std::span<const Var> x) { return squared_error(tape, x[0], target, 0.5f).value; });
   }
 }
 

@@ -128,11 +128,11 @@ TEST_P(Kernels, Conv) {
     Window window;
   };
   const Case cases[] = {
-      {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},    {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
-      {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},   {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
-      {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}},  {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
-      {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},    {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
-      {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}},  {{1, 7, 17, 3}, 1, {{1, 7}, {1, 1}, {0, 3}}},
+      {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},   {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
+      {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},  {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
+      {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}}, {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
+      {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},   {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
+      {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}}, {{1, 7, 17, 3}, 1, {{1, 7}, {1, 1}, {0, 3}}},
   };
   for (const auto& [shape, out, window] : cases) {
     SCOPED_TRACE(to_string(shape));
@@ -235,8 +235,8 @@ TEST_P(Kernels, BatchNorm) {
       const Tensor gamma = random({channels}, 2), beta = random({channels}, 3);
       const Tensor running_mean = random({channels}, 5), running_var = backend->empty({channels});
       backend->pointwise().fill(running_var, 0.8f);
-      std::vector<double> y(static_cast<std::size_t>(x.count())), inferred = y, dx = y, mean, var, moved_mean, moved_var,
-          dgamma, dbeta;
+      std::vector<double> y(static_cast<std::size_t>(x.count())), inferred = y, dx = y, mean, var, moved_mean,
+                                                                  moved_var, dgamma, dbeta;
       const auto m = static_cast<double>(rows);
       for (std::int64_t c = 0; c < channels; ++c) {
         double sum = 0, squares = 0, sum_dy = 0, sum_dy_xhat = 0;
@@ -257,8 +257,9 @@ TEST_P(Kernels, BatchNorm) {
         for (std::int64_t r = 0; r < rows; ++r) {
           const auto i = static_cast<std::size_t>(r * channels + c);
           y[i] = xhat(r) * at(gamma, c) + at(beta, c);
-          inferred[i] = (at(x, r * channels + c) - at(running_mean, c)) / std::sqrt(at(running_var, c) + kEps) *
-                            at(gamma, c) + at(beta, c);
+          inferred[i] =
+              (at(x, r * channels + c) - at(running_mean, c)) / std::sqrt(at(running_var, c) + kEps) * at(gamma, c) +
+              at(beta, c);
           dx[i] = at(gamma, c) * scale * (at(dy, r * channels + c) - sum_dy / m - xhat(r) * sum_dy_xhat / m);
         }
       }
@@ -376,8 +377,8 @@ TEST_P(Kernels, NanPasses) {
       Tensor image = random({1, 4, 4, 3}, 4);
       image.f32()[0] = nan;
       const Tensor image_y = backend->empty({1, 4, 4, out});
-      backend->conv().forward(image, random({out, 3, 3, 3}, 5), 1, random({out}, 6), {{3, 3}, {1, 1}, {1, 1}},
-                              epilogue, image_y);
+      backend->conv().forward(image, random({out, 3, 3, 3}, 5), 1, random({out}, 6), {{3, 3}, {1, 1}, {1, 1}}, epilogue,
+                              image_y);
       for (std::int64_t o = 0; o < out; ++o) {
         EXPECT_TRUE(std::isnan(y.f32()[o])) << o << " of " << out;
         EXPECT_FALSE(std::isnan(y.f32()[out + o]));

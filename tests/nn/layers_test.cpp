@@ -23,8 +23,11 @@ std::vector<std::string> names_of(const Module& module) {
   return names;
 }
 
+// The tape outlives the modules that the tests make, so it only records where a test asks for gradients.
 class Layers : public ::testing::Test {
  protected:
+  Layers() { tape.set_recording(false); }
+
   std::unique_ptr<Backend> backend = make_cpu_backend(1);
   Generator generator{1};
   Context context{*backend, generator};
@@ -86,17 +89,16 @@ TEST_F(Layers, NamesAndOrderArePyTorchs) {
                           "fc3.weight [10, 9]", "fc3.bias [10]"));
   EXPECT_THAT(names_of(*make_model(context, {.name = "mlp", .sample_shape = {3}, .classes = 2, .hidden = {}})),
               ElementsAre("fc1.weight [2, 3]", "fc1.bias [2]"));
-  EXPECT_THAT(names_of(*make_model(context, {.name = "cnn", .sample_shape = {9, 7, 3}})),
-              ElementsAre("conv1.weight [32, 3, 3, 3]", "conv1.bias [32]", "conv2.weight [64, 3, 3, 32]",
-                          "conv2.bias [64]", "fc1.weight [128, 128]", "fc1.bias [128]", "fc2.weight [10, 128]",
-                          "fc2.bias [10]"));
+  EXPECT_THAT(
+      names_of(*make_model(context, {.name = "cnn", .sample_shape = {9, 7, 3}})),
+      ElementsAre("conv1.weight [32, 3, 3, 3]", "conv1.bias [32]", "conv2.weight [64, 3, 3, 32]", "conv2.bias [64]",
+                  "fc1.weight [128, 128]", "fc1.bias [128]", "fc2.weight [10, 128]", "fc2.bias [10]"));
   Sequential model;
   model.then(std::make_unique<Conv2d>(context, 1, 2, Window{}, false))
       .then(std::make_unique<BatchNorm>(context, 2))
       .then(std::make_unique<ReLU>())
       .then(std::make_unique<Linear>(context, 2, 3, false));
-  EXPECT_THAT(names_of(model),
-              ElementsAre("0.weight [2, 1, 1, 1]", "1.weight [2]", "1.bias [2]", "3.weight [3, 2]"));
+  EXPECT_THAT(names_of(model), ElementsAre("0.weight [2, 1, 1, 1]", "1.weight [2]", "1.bias [2]", "3.weight [3, 2]"));
   std::vector<std::string> buffers;
   for (const auto& [name, tensor] : model.named_buffers()) buffers.push_back(name + " " + to_string(tensor->shape()));
   EXPECT_THAT(buffers, ElementsAre("1.running_mean [2]", "1.running_var [2]", "1.num_batches_tracked []"));
@@ -162,6 +164,7 @@ TEST_F(Layers, SequentialFusesReluWithTheSameNumbers) {
   fused.then(std::move(conv)).then(std::make_unique<ReLU>()).then(std::make_unique<Flatten>());
   fused.then(std::move(fc)).then(std::make_unique<ReLU>()).then(std::make_unique<ReLU>()).then(std::move(last));
   const Tensor x = random_tensor(*backend, {3, 4, 4, 2}, 1), target = random_tensor(*backend, {3, 3}, 2);
+  tape.set_recording(true);
   int nodes = 0;
   tape.set_node_hook([&] { ++nodes; });
   const auto run = [&](const std::function<Var(Var)>& forward) {
@@ -212,7 +215,7 @@ TEST_F(Layers, BatchNormTracksAndEvaluates) {
   EXPECT_NEAR(y[2], 1.0f, 1e-4f);
   EXPECT_NEAR(y[1], 0.0f, 1e-4f);
   EXPECT_EQ(*batches.data<std::int64_t>(), 1);
-  EXPECT_FLOAT_EQ(mean.f32()[0], 0.2f);             // 0.9 · 0 + 0.1 · 2
+  EXPECT_FLOAT_EQ(mean.f32()[0], 0.2f);  // 0.9 · 0 + 0.1 · 2
   EXPECT_FLOAT_EQ(mean.f32()[1], 1.0f);
   EXPECT_FLOAT_EQ(variance.f32()[0], 0.9f + 0.2f);  // unbiased: 2, not 1
   EXPECT_FLOAT_EQ(variance.f32()[1], 0.9f);

@@ -154,16 +154,18 @@ TEST_F(Safetensors, HeadersThatAreNotWhatTheFormatSays) {
   for (const char* const shape : {"4", "{\"x\":4}", "null", "\"4\""})
     EXPECT_THAT(refusal(tensor(fmt::format(R"({{"dtype":"U8","shape":{},"data_offsets":[0,4]}})", shape))),
                 HasSubstr("a shape that is no list"));
-  for (const char* const shape : {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[18446744073709551616]",
-                                  "[0,9223372036854775808]"})
+  for (const char* const shape :
+       {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[18446744073709551616]", "[0,9223372036854775808]"})
     EXPECT_THAT(refusal(tensor(fmt::format(R"({{"dtype":"U8","shape":{},"data_offsets":[0,4]}})", shape))),
                 HasSubstr("a shape that is no size"))
         << shape;
-  for (const char* const shape : {"[5]", "[4294967296,4294967296]", "[9223372036854775807]", "[4,4,4611686018427387904]"})
+  for (const char* const shape :
+       {"[5]", "[4294967296,4294967296]", "[9223372036854775807]", "[4,4,4611686018427387904]"})
     EXPECT_THAT(refusal(tensor(fmt::format(R"({{"dtype":"U8","shape":{},"data_offsets":[0,4]}})", shape))),
                 HasSubstr("larger than the file"))
         << shape;
-  EXPECT_THAT(refusal(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})")), HasSubstr("larger than the file"));
+  EXPECT_THAT(refusal(tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})")),
+              HasSubstr("larger than the file"));
   EXPECT_THAT(refusal(tensor(R"({"dtype":"U8","shape":[3],"data_offsets":[0,4]})")),
               HasSubstr("4 bytes where its shape says 3"));
   for (const char* const offsets : {"[0]", "[0,4,4]", "[-1,4]", "[0.0,4]", "[\"0\",4]"})

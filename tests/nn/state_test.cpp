@@ -84,14 +84,15 @@ TEST_F(State, RoundTripThroughAFile) {
   const auto version = b->named_parameters()[0].parameter->version();
   load_state(*b, read_safetensors(dir.path("w")), "w");
   EXPECT_EQ(everything(*a), everything(*b));
-  EXPECT_EQ(values_of(a->named_parameters()[0].parameter->value()), values_of(b->named_parameters()[0].parameter->value()));
+  EXPECT_EQ(values_of(a->named_parameters()[0].parameter->value()),
+            values_of(b->named_parameters()[0].parameter->value()));
   EXPECT_NE(b->named_parameters()[0].parameter->version(), version) << "packed copies of the weights would stay";
 }
 
 TEST_F(State, WhatDoesNotFitIsListedTogether) {
   const auto m = model(1);
   auto state = state_of(*model(2));
-  state[0].shape = {2, 1, 2, 3};               // OHWI in a file
+  state[0].shape = {2, 1, 2, 3};  // OHWI in a file
   state[1].name = "module.0.bias";
   state[8].dtype = DType::kF64;
   state.push_back({"extra", DType::kF32, {1, 1, 1, 1, 1, 1, 1}, std::vector<std::byte>(4)});

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -17,12 +18,13 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<long> counted{0};
 
-void* allocate(std::size_t bytes, const void* caller) {
+void* allocate(std::size_t bytes, const void* caller, std::size_t alignment = alignof(std::max_align_t)) {
   if (counting.load(std::memory_order_relaxed)) {
     Dl_info where{};
     if (::dladdr(caller, &where) == 0 || std::strstr(where.dli_fname, "libdnnl") == nullptr) ++counted;
   }
-  if (void* const data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
+  const std::size_t rounded = (bytes / alignment + 1) * alignment;
+  if (void* const data = std::aligned_alloc(alignment, rounded)) return data;
   throw std::bad_alloc();
 }
 
@@ -30,7 +32,12 @@ void* allocate(std::size_t bytes, const void* caller) {
 
 void* operator new(std::size_t bytes) { return allocate(bytes, __builtin_return_address(0)); }
 void* operator new[](std::size_t bytes) { return allocate(bytes, __builtin_return_address(0)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, __builtin_return_address(0), static_cast<std::size_t>(alignment));
+}
 void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
@@ -71,7 +78,8 @@ TEST(SteadyState, NothingIsAllocatedOrBuilt) {
     Context context{*backend, generator};
     EveryLayer model(context);
     const auto parameters = model.named_parameters();
-    const auto optimizer = adam ? make_adamw(parameters, {}) : make_sgd(parameters, {.momentum = 0.9, .nesterov = true});
+    const auto optimizer =
+        adam ? make_adamw(parameters, {}) : make_sgd(parameters, {.momentum = 0.9, .nesterov = true});
     int ready = 0;
     for (const auto& [name, parameter] : parameters) parameter->on_ready = [&ready] { ++ready; };
     const Tensor x = random_tensor(*backend, {4, 8, 8, 1}, 1), labels = backend->empty({4}, DType::kI32);

@@ -240,7 +240,8 @@ TEST_F(TapeTest, TotalsOutliveBackward) {
 
 TEST_F(TapeTest, MemoryIsReleasedDuringBackward) {
   constexpr std::int64_t kSamples = 4096;
-  const Tensor wide = random_tensor(*backend, {kSamples, 4}, 1), wide_target = random_tensor(*backend, {kSamples, 4}, 2);
+  const Tensor wide = random_tensor(*backend, {kSamples, 4}, 1),
+               wide_target = random_tensor(*backend, {kSamples, 4}, 2);
   std::vector<std::unique_ptr<Parameter>> weights;
   for (std::uint64_t i = 0; i < 8; ++i) weights.push_back(parameter({4, 4}, i));
   std::size_t at_first_layer = 0;
@@ -267,7 +268,8 @@ TEST_F(TapeTest, EvaluationRecordsNothing) {
 }
 
 TEST_F(TapeTest, ShapesThatDoNotFitAreUsageErrors) {
-  const auto w = parameter({4, 5}, 3), v = parameter({2, 3, 3, 2}, 4), gamma = parameter({3}, 5), beta = parameter({3}, 6);
+  const auto w = parameter({4, 5}, 3), v = parameter({2, 3, 3, 2}, 4), gamma = parameter({3}, 5),
+             beta = parameter({3}, 6);
   const Tensor statistics = backend->zeros({3});
   const BatchNormState state = {.running_mean = statistics, .running_variance = statistics};
   const Var in = tape.input(x), image = tape.input(random_tensor(*backend, {2, 5, 5, 3}, 7));
@@ -290,14 +292,12 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreUsageErrors) {
   expect_says("[3, 4]", [&] { pool2d(tape, PoolKind::kMax, in, same); });
   expect_says("does not fit", [&] { pool2d(tape, PoolKind::kMax, image, {{6, 6}, {1, 1}, {0, 0}}); });
   expect_says("half of the window", [&] { pool2d(tape, PoolKind::kMax, image, {{2, 2}, {1, 1}, {2, 2}}); });
-  expect_says("BatchNorm over 3 channels was given [3, 4]",
-              [&] { batch_norm(tape, in, *gamma, *beta, state, true); });
+  expect_says("BatchNorm over 3 channels was given [3, 4]", [&] { batch_norm(tape, in, *gamma, *beta, state, true); });
   const Var one = tape.input(random_tensor(*backend, {1, 3}, 8));
   expect_says("cannot train on [1, 3]", [&] { batch_norm(tape, one, *gamma, *beta, state, true); });
   EXPECT_NO_THROW(batch_norm(tape, one, *gamma, *beta, state, false));
   expect_says("add of [3, 4] and [1, 3]", [&] { add(tape, in, one); });
-  expect_says("flatten was given [2, 3, 4]",
-              [&] { flatten(tape, tape.input(random_tensor(*backend, {2, 3, 4}, 9))); });
+  expect_says("flatten was given [2, 3, 4]", [&] { flatten(tape, tape.input(random_tensor(*backend, {2, 3, 4}, 9))); });
   Tensor labels = backend->empty({3}, DType::kI32);
   for (int i = 0; i < 3; ++i) labels.data<std::int32_t>()[i] = i + 2;
   expect_says("label 4 of sample 2 in a batch with 4 classes", [&] { cross_entropy(tape, in, labels, 1.0f); });
@@ -305,6 +305,7 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreUsageErrors) {
   expect_says("label -1 of sample 0", [&] { cross_entropy(tape, in, labels, 1.0f); });
   expect_says("labels [3]", [&] { cross_entropy(tape, one, labels, 1.0f); });
   expect_says("squared error of [1, 3] against [3, 4]", [&] { squared_error(tape, one, x, 1.0f); });
+  tape.reset();
 }
 
 // A parameter that gets the memory of one that is gone must not get its packed weights.

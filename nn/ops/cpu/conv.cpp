@@ -80,11 +80,10 @@ class CpuConv final : public ConvKernels {
            problem.padding, problem.padding},
           user_scratchpad(), onednn_.engine(), hint);
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
-      held.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_data(desc),
-                                {{DNNL_ARG_DIFF_SRC, problem.x},
-                                 {DNNL_ARG_WEIGHTS, desc.weights_desc()},
-                                 {DNNL_ARG_DIFF_DST, problem.y}},
-                                desc.scratchpad_desc());
+      held.conv = HeldPrimitive(
+          onednn_, dnnl::convolution_backward_data(desc),
+          {{DNNL_ARG_DIFF_SRC, problem.x}, {DNNL_ARG_WEIGHTS, desc.weights_desc()}, {DNNL_ARG_DIFF_DST, problem.y}},
+          desc.scratchpad_desc());
     }
     held.conv.bind(DNNL_ARG_DIFF_SRC, dx);
     held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));

@@ -47,8 +47,7 @@ class CpuLinear final : public LinearKernels {
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
     if (n == 0) return;
     auto& matmul = product(kBackwardInput, {n, in, out, 0}, [&] {
-      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, false,
-                  f32_desc({n, in}, Tag::ab));
+      return make(f32_desc({n, out}, Tag::ab), f32_desc({out, in}, Tag::ab), false, false, f32_desc({n, in}, Tag::ab));
     });
     matmul.bind(DNNL_ARG_SRC, dy);
     matmul.bind(DNNL_ARG_WEIGHTS, w);
@@ -103,11 +102,12 @@ class CpuLinear final : public LinearKernels {
     const dnnl::matmul::primitive_desc described(desc, attributes, onednn_.engine());
     const dnnl::matmul primitive(described);
     if (bias)
-      return {onednn_, primitive,
+      return {onednn_,
+              primitive,
               {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_BIAS, bias_desc}, {DNNL_ARG_DST, c}},
               described.scratchpad_desc()};
-    return {onednn_, primitive, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}},
-            described.scratchpad_desc()};
+    return {
+        onednn_, primitive, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}}, described.scratchpad_desc()};
   }
 
   OneDnn& onednn_;

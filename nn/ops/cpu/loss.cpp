@@ -50,8 +50,8 @@ class CpuLoss final : public LossKernels {
       if (label < 0 || label >= k)
         throw UsageError(fmt::format("label {} of sample {} in a batch with {} classes", label, i, k),
                          "give the model as many classes as the data has");
-      const RowLoss row = softmax_row(logits.f32() + i * k, k, label, scale,
-                                      dlogits.defined() ? dlogits.f32() + i * k : nullptr);
+      const RowLoss row =
+          softmax_row(logits.f32() + i * k, k, label, scale, dlogits.defined() ? dlogits.f32() + i * k : nullptr);
       loss += static_cast<double>(row.loss);
       correct += row.correct ? 1 : 0;
     }

@@ -57,7 +57,8 @@ class CpuNorm final : public NormKernels {
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
     const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
-    const float unbias = rows > 1 ? static_cast<float>(static_cast<double>(rows) / static_cast<double>(rows - 1)) : 1.0f;
+    const float unbias =
+        rows > 1 ? static_cast<float>(static_cast<double>(rows) / static_cast<double>(rows - 1)) : 1.0f;
     for (std::int64_t c = 0; c < mean.count(); ++c) {
       running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
       running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
@@ -95,10 +96,11 @@ class CpuNorm final : public NormKernels {
     auto flags = Flags::use_scale | Flags::use_shift;
     if (given_statistics) flags = flags | Flags::use_global_stats;
     const auto forward_kind = which == kInfer ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training;
-    const dnnl::batch_normalization_forward::primitive_desc forward(
-        {forward_kind, x, eps, flags}, user_scratchpad(), onednn_.engine());
+    const dnnl::batch_normalization_forward::primitive_desc forward({forward_kind, x, eps, flags}, user_scratchpad(),
+                                                                    onednn_.engine());
     if (which == kTrain || which == kInfer)
-      return {onednn_, dnnl::batch_normalization_forward(forward),
+      return {onednn_,
+              dnnl::batch_normalization_forward(forward),
               {{DNNL_ARG_SRC, x},
                {DNNL_ARG_MEAN, c},
                {DNNL_ARG_VARIANCE, c},
@@ -108,7 +110,8 @@ class CpuNorm final : public NormKernels {
               forward.scratchpad_desc()};
     const dnnl::batch_normalization_backward::primitive_desc backward({dnnl::prop_kind::backward, x, x, eps, flags},
                                                                       user_scratchpad(), onednn_.engine(), forward);
-    return {onednn_, dnnl::batch_normalization_backward(backward),
+    return {onednn_,
+            dnnl::batch_normalization_backward(backward),
             {{DNNL_ARG_SRC, x},
              {DNNL_ARG_MEAN, c},
              {DNNL_ARG_VARIANCE, c},

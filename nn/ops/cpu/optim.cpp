@@ -38,7 +38,8 @@ void sgd_nesterov(const SgdStep& s, const float* g, float* m, float* p, std::int
 
 LOCKSTEP_SIMD_CLONES
 void adamw_update(const AdamWStep& s, const float* g, float* m, float* v, float* p, std::int64_t n) {
-  const auto keep = static_cast<float>(1.0 - s.lr * s.weight_decay), step = static_cast<float>(s.lr / s.bias_correction1);
+  const auto keep = static_cast<float>(1.0 - s.lr * s.weight_decay),
+             step = static_cast<float>(s.lr / s.bias_correction1);
   const auto root2 = static_cast<float>(1.0 / std::sqrt(s.bias_correction2));
   const auto b1 = static_cast<float>(s.beta1), rest1 = static_cast<float>(1.0 - s.beta1);
   const auto b2 = static_cast<float>(s.beta2), rest2 = static_cast<float>(1.0 - s.beta2);

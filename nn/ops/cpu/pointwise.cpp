@@ -63,9 +63,8 @@ class CpuPointwise final : public PointwiseKernels {
   }
 
   void relu(const Tensor& x, const Tensor& y) override {
-    parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      relu_of(x.f32() + begin, y.f32() + begin, end - begin);
-    });
+    parallel_for(y.count(), kGrain,
+                 [&](std::int64_t begin, std::int64_t end) { relu_of(x.f32() + begin, y.f32() + begin, end - begin); });
   }
 
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {

@@ -76,10 +76,10 @@ class CpuPool final : public PoolKernels {
     made.forward = HeldPrimitive(onednn_, dnnl::pooling_forward(forward),
                                  {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}, {DNNL_ARG_WORKSPACE, forward.workspace_desc()}},
                                  forward.scratchpad_desc());
-    made.backward = HeldPrimitive(
-        onednn_, dnnl::pooling_backward(backward),
-        {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}, {DNNL_ARG_WORKSPACE, backward.workspace_desc()}},
-        backward.scratchpad_desc());
+    made.backward =
+        HeldPrimitive(onednn_, dnnl::pooling_backward(backward),
+                      {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}, {DNNL_ARG_WORKSPACE, backward.workspace_desc()}},
+                      backward.scratchpad_desc());
     return made;
   }
 
