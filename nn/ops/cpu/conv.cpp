@@ -1,6 +1,7 @@
 #include "nn/ops/conv.h"
 
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -75,10 +76,9 @@ class CpuConv final : public ConvKernels {
     if (!held.conv) {
       const Problem problem(dx.shape(), w.shape(), dy.shape(), window, false);
       const auto hint = problem.describe_forward(onednn_.engine());
-      const dnnl::convolution_backward_data::primitive_desc desc(
-          {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.y, problem.strides,
-           problem.padding, problem.padding},
-          user_scratchpad(), onednn_.engine(), hint);
+      const auto desc = describe_backward<dnnl::convolution_backward_data>(
+          onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x,
+          problem.any_weights, problem.y, problem.strides, problem.padding, problem.padding);
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
       held.conv = HeldPrimitive(
           onednn_, dnnl::convolution_backward_data(desc),
@@ -135,10 +135,9 @@ class CpuConv final : public ConvKernels {
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
-      return {{dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
-               padding, padding},
-              user_scratchpad(),
-              engine};
+      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), dnnl::prop_kind::forward_training,
+                                                 dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
+                                                 padding, padding);
     }
 
     memory::desc x, y, plain_weights, any_weights, bias;
@@ -195,10 +194,9 @@ class CpuConv final : public ConvKernels {
 
   BackwardWeight make_backward_weight(const Problem& problem) {
     const auto hint = problem.describe_forward(onednn_.engine());
-    const dnnl::convolution_backward_weights::primitive_desc desc(
-        {dnnl::algorithm::convolution_direct, problem.x, problem.any_weights, problem.bias, problem.y, problem.strides,
-         problem.padding, problem.padding},
-        user_scratchpad(), onednn_.engine(), hint);
+    const auto desc = describe_backward<dnnl::convolution_backward_weights>(
+        onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x, problem.any_weights,
+        problem.bias, problem.y, problem.strides, problem.padding, problem.padding);
     BackwardWeight made;
     made.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_weights(desc),
                               {{DNNL_ARG_SRC, problem.x},

@@ -2,6 +2,7 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
 
 namespace lockstep::nn::cpu {
@@ -97,9 +98,9 @@ class CpuLinear final : public LinearKernels {
     dnnl::post_ops post;
     if (accumulate) post.append_sum(1.0f);
     attributes.set_post_ops(post);
-    const auto bias_desc = f32_desc({1, c.dims()[1]}, Tag::ab);
-    const auto desc = bias ? dnnl::matmul::desc(a, b, bias_desc, c) : dnnl::matmul::desc(a, b, c);
-    const dnnl::matmul::primitive_desc described(desc, attributes, onednn_.engine());
+    const auto bias_desc = f32_desc({1, dims_of(c)[1]}, Tag::ab);
+    const auto described = bias ? describe<dnnl::matmul>(onednn_.engine(), attributes, a, b, bias_desc, c)
+                                : describe<dnnl::matmul>(onednn_.engine(), attributes, a, b, c);
     const dnnl::matmul primitive(described);
     if (bias)
       return {onednn_,

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -96,8 +97,7 @@ class CpuNorm final : public NormKernels {
     auto flags = Flags::use_scale | Flags::use_shift;
     if (given_statistics) flags = flags | Flags::use_global_stats;
     const auto forward_kind = which == kInfer ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training;
-    const dnnl::batch_normalization_forward::primitive_desc forward({forward_kind, x, eps, flags}, user_scratchpad(),
-                                                                    onednn_.engine());
+    const auto forward = describe_norm(onednn_.engine(), user_scratchpad(), forward_kind, x, eps, flags);
     if (which == kTrain || which == kInfer)
       return {onednn_,
               dnnl::batch_normalization_forward(forward),
@@ -108,8 +108,7 @@ class CpuNorm final : public NormKernels {
                {DNNL_ARG_SHIFT, c},
                {DNNL_ARG_DST, x}},
               forward.scratchpad_desc()};
-    const dnnl::batch_normalization_backward::primitive_desc backward({dnnl::prop_kind::backward, x, x, eps, flags},
-                                                                      user_scratchpad(), onednn_.engine(), forward);
+    const auto backward = describe_norm_backward(onednn_.engine(), user_scratchpad(), forward, x, eps, flags);
     return {onednn_,
             dnnl::batch_normalization_backward(backward),
             {{DNNL_ARG_SRC, x},

@@ -1,6 +1,7 @@
 #include "nn/ops/pool.h"
 
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -66,18 +67,19 @@ class CpuPool final : public PoolKernels {
     for (std::size_t a = 0; a < 2; ++a)
       after[a] = (ys[static_cast<int>(a) + 1] - 1) * strides[a] + kernel[a] - xs[static_cast<int>(a) + 1] - before[a];
 
-    const dnnl::pooling_forward::primitive_desc forward(
-        {dnnl::prop_kind::forward_training, algorithm, x, y, strides, kernel, before, after}, user_scratchpad(),
-        onednn_.engine());
-    const dnnl::pooling_backward::primitive_desc backward({algorithm, x, y, strides, kernel, before, after},
-                                                          user_scratchpad(), onednn_.engine(), forward);
+    const memory::dims undilated{0, 0};
+    const auto forward =
+        describe<PoolingForward>(onednn_.engine(), user_scratchpad(), dnnl::prop_kind::forward_training, algorithm, x,
+                                 y, strides, kernel, undilated, before, after);
+    const auto backward = describe_backward<PoolingBackward>(onednn_.engine(), user_scratchpad(), forward, algorithm, x,
+                                                             y, strides, kernel, undilated, before, after);
     Pooling made;
     made.choice_bytes = forward.workspace_desc().get_size();
-    made.forward = HeldPrimitive(onednn_, dnnl::pooling_forward(forward),
+    made.forward = HeldPrimitive(onednn_, PoolingForward(forward),
                                  {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}, {DNNL_ARG_WORKSPACE, forward.workspace_desc()}},
                                  forward.scratchpad_desc());
     made.backward =
-        HeldPrimitive(onednn_, dnnl::pooling_backward(backward),
+        HeldPrimitive(onednn_, PoolingBackward(backward),
                       {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}, {DNNL_ARG_WORKSPACE, backward.workspace_desc()}},
                       backward.scratchpad_desc());
     return made;

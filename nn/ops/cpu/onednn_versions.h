@@ -1,0 +1,80 @@
+// What oneDNN 2 and oneDNN 3 spell differently. Version 2 describes an operation and then makes a primitive descriptor
+// of the description; version 3 has one constructor. Debian 12 has 2.6, Ubuntu 24.04 and Debian 13 have 3.x.
+#pragma once
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+namespace lockstep::nn::cpu {
+
+#if DNNL_VERSION_MAJOR >= 3
+
+using PoolingForward = dnnl::pooling_forward;
+using PoolingBackward = dnnl::pooling_backward;
+
+inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.get_dims(); }
+
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+                                            const Args&... args) {
+  return {engine, args..., attributes};
+}
+
+template <class Primitive, class Hint, class... Args>
+typename Primitive::primitive_desc describe_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+                                                     const Hint& forward, const Args&... args) {
+  return {engine, args..., forward, attributes};
+}
+
+inline dnnl::batch_normalization_forward::primitive_desc describe_norm(const dnnl::engine& engine,
+                                                                       const dnnl::primitive_attr& attributes,
+                                                                       dnnl::prop_kind kind,
+                                                                       const dnnl::memory::desc& x, float eps,
+                                                                       dnnl::normalization_flags flags) {
+  return {engine, kind, x, x, eps, flags, attributes};
+}
+
+inline dnnl::batch_normalization_backward::primitive_desc describe_norm_backward(
+    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+    const dnnl::batch_normalization_forward::primitive_desc& forward, const dnnl::memory::desc& x, float eps,
+    dnnl::normalization_flags flags) {
+  return {engine, dnnl::prop_kind::backward, x, x, x, eps, flags, forward, attributes};
+}
+
+#else
+
+// Version 2's plain pooling cannot dilate; its successor there takes the arguments of version 3.
+using PoolingForward = dnnl::pooling_v2_forward;
+using PoolingBackward = dnnl::pooling_v2_backward;
+
+inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.dims(); }
+
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+                                            const Args&... args) {
+  return {typename Primitive::desc(args...), attributes, engine};
+}
+
+template <class Primitive, class Hint, class... Args>
+typename Primitive::primitive_desc describe_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+                                                     const Hint& forward, const Args&... args) {
+  return {typename Primitive::desc(args...), attributes, engine, forward};
+}
+
+inline dnnl::batch_normalization_forward::primitive_desc describe_norm(const dnnl::engine& engine,
+                                                                       const dnnl::primitive_attr& attributes,
+                                                                       dnnl::prop_kind kind,
+                                                                       const dnnl::memory::desc& x, float eps,
+                                                                       dnnl::normalization_flags flags) {
+  return {{kind, x, eps, flags}, attributes, engine};
+}
+
+inline dnnl::batch_normalization_backward::primitive_desc describe_norm_backward(
+    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
+    const dnnl::batch_normalization_forward::primitive_desc& forward, const dnnl::memory::desc& x, float eps,
+    dnnl::normalization_flags flags) {
+  return {{dnnl::prop_kind::backward, x, x, eps, flags}, attributes, engine, forward};
+}
+
+#endif
+
+}  // namespace lockstep::nn::cpu
