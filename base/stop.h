@@ -3,8 +3,7 @@
 
 namespace lockstep {
 
-/// SIGINT and SIGTERM set the flag; a second one ends the process at once.
-
+/// SIGINT and SIGTERM set the flag; another one more than a second later ends the process at once.
 void install_stop_handlers();
 
 /// The first signal that asked this process to stop; 0 while none has.

@@ -1,0 +1,204 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "base/deadline.h"
+#include "base/dtype.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/sha256.h"
+#include "base/splitmix.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "base/unique_fd.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Error, LineIsWhatAndRemedy) {
+  EXPECT_EQ(UsageError("wrong", "do right").line(), "wrong → do right");
+  EXPECT_EQ(UsageError("wrong").line(), "wrong");
+}
+
+TEST(Error, CodesAreTheDocumentedOnes) {
+  EXPECT_EQ(UsageError("").code(), 2);
+  EXPECT_EQ(IoError("").code(), 3);
+  EXPECT_EQ(DeviceError("").code(), 4);
+  EXPECT_EQ(MpiError("").code(), 4);
+  EXPECT_EQ(TimeoutError("").code(), 5);
+  EXPECT_EQ(OutOfStepError("").code(), 5);
+  EXPECT_EQ(CheckpointError("").code(), 6);
+  EXPECT_EQ(DivergedError("").code(), 7);
+  EXPECT_EQ(InterruptedError(SIGINT, "").code(), 130);
+  EXPECT_EQ(PeerError(3, "").code(), 3);
+}
+
+TEST(Error, AssertionsNamePlaceConditionAndDetail) {
+  const int two = 2;
+  EXPECT_NO_THROW(LOCKSTEP_ASSERT(two == 2));
+  try {
+    LOCKSTEP_ASSERT(two == 3, "two is {}", two);
+    FAIL() << "passed";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("base_test.cpp"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("two == 3: two is 2"));
+  }
+}
+
+TEST(Text, NumbersAreWholeTexts) {
+  EXPECT_EQ(parse_int("-12"), -12);
+  for (const char* bad : {"", " 1", "1 ", "1x", "0x10", "9223372036854775808", "1.0"})
+    EXPECT_FALSE(parse_int(bad)) << bad;
+  EXPECT_EQ(parse_double("1e-3"), 1e-3);
+  for (const char* bad : {"", "1,5", "1e", "fast"}) EXPECT_FALSE(parse_double(bad)) << bad;
+}
+
+TEST(Text, SplitKeepsEmptyPiecesAndJoinUndoesIt) {
+  EXPECT_THAT(split("a,b,,c", ','), ElementsAre("a", "b", "", "c"));
+  EXPECT_THAT(split("", ','), ElementsAre(""));
+  EXPECT_THAT(split(",", ','), ElementsAre("", ""));
+  EXPECT_EQ(join(split("a,b,,c", ','), ","), "a,b,,c");
+  EXPECT_EQ(trim(" \ta b\r\n"), "a b");
+  EXPECT_EQ(trim(" \t"), "");
+}
+
+TEST(Text, NearestFindsWhatWasMeant) {
+  const std::vector<std::string> names = {"digits", "mnist", "random", "batch", "global-batch"};
+  EXPECT_EQ(nearest("digts", names), "digits");
+  EXPECT_EQ(nearest("mnsit", names), "mnist");  // neighbours swapped
+  EXPECT_EQ(nearest("glob", names), "global-batch");
+  EXPECT_FALSE(nearest("zzzzzz", names));
+  EXPECT_FALSE(nearest("digits", {}));
+}
+
+TEST(Text, HumanBytes) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(999), "999 B");
+  EXPECT_EQ(human_bytes(26.2e6), "26.2 MB");
+}
+
+TEST(BFloat16, RoundsToNearestEvenAndKeepsNaN) {
+  EXPECT_EQ(BFloat16::from_float(1.0f).bits, 0x3f80);
+  EXPECT_EQ(BFloat16::from_float(1.0f + 0x1p-8f).bits, 0x3f80);             // a tie, to even
+  EXPECT_EQ(BFloat16::from_float(1.0f + 3 * 0x1p-8f).bits, 0x3f82);         // a tie, to even
+  EXPECT_EQ(BFloat16::from_float(1.0f + 0x1p-8f + 0x1p-20f).bits, 0x3f81);  // above the tie
+  EXPECT_TRUE(std::isinf(BFloat16::from_float(std::numeric_limits<float>::max()).to_float()));
+  EXPECT_TRUE(std::isnan(BFloat16::from_float(std::nanf("")).to_float()));
+  for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
+    const BFloat16 value{static_cast<std::uint16_t>(bits)};
+    ASSERT_EQ(BFloat16::from_float(value.to_float()).bits, bits);
+  }
+}
+
+TEST(Deadline, ExpiresAndCountsDown) {
+  EXPECT_TRUE(Deadline::after(Millis(0)).expired());
+  EXPECT_EQ(Deadline::after(Millis(-5)).remaining(), Clock::duration::zero());
+  const auto hour = Deadline::after_seconds(3600);
+  EXPECT_FALSE(hour.expired());
+  EXPECT_GT(hour.remaining(), std::chrono::minutes(59));
+  EXPECT_FALSE(Deadline::never().expired());
+  EXPECT_LE(Deadline::never().remaining(), std::chrono::hours(24));
+}
+
+TEST(Sha256, KnownDigests) {
+  // FIPS 180-2, appendix B; split over several updates.
+  Sha256 hash;
+  hash.update("a");
+  hash.update("");
+  hash.update("bc");
+  EXPECT_EQ(hash.finish(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(Sha256().finish(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+TEST(SplitMix64, BitsNeverChange) {
+  // The published sequence for seed 1234567.
+  SplitMix64 stream(1234567);
+  EXPECT_EQ(stream.next(), 6457827717110365317u);
+  EXPECT_EQ(stream.next(), 3203168211198807973u);
+  EXPECT_EQ(SplitMix64::word(1234567, 1), 3203168211198807973u);
+}
+
+TEST(UniqueFd, ClosesOnceAndMoves) {
+  UniqueFd first(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int fd = first.get();
+  ASSERT_GE(fd, 0);
+  UniqueFd second(std::move(first));
+  EXPECT_EQ(second.get(), fd);
+  second.reset();
+  EXPECT_EQ(::fcntl(fd, F_GETFD), -1);
+}
+
+TEST(Env, SetsKeepsAndLists) {
+  set_env("LOCKSTEP_TEST_ENV", "1");
+  set_env("LOCKSTEP_TEST_ENV", "2", /*overwrite=*/false);
+  EXPECT_EQ(env("LOCKSTEP_TEST_ENV"), "1");
+  EXPECT_THAT(env_names("LOCKSTEP_TEST_"), ::testing::Contains("LOCKSTEP_TEST_ENV"));
+  EXPECT_FALSE(env("LOCKSTEP_TEST_NOT_SET"));
+}
+
+TEST(Memory, PeakIsPlausible) {
+  EXPECT_GT(peak_resident_bytes(), std::int64_t{1} << 20);
+  EXPECT_LT(peak_resident_bytes(), std::int64_t{1} << 40);
+}
+
+class AtomicFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "lockstep-file-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string content() const {
+    std::ifstream in(directory_ / "f");
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+  std::filesystem::path directory_;
+};
+
+TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {
+  std::ofstream(directory_ / "f") << "old";
+  {
+    AtomicFile file(directory_ / "f");
+    file.write(std::as_bytes(std::span("new", 3)));
+    EXPECT_EQ(content(), "old");
+  }
+  EXPECT_EQ(content(), "old");  // no commit
+  AtomicFile file(directory_ / "f");
+  file.write(std::as_bytes(std::span("new", 3)));
+  file.commit();
+  EXPECT_EQ(content(), "new");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
+}
+
+TEST(Stop, TheFirstSignalIsRemembered) {
+  install_stop_handlers();
+  EXPECT_NO_THROW(throw_if_stopped("testing"));
+  std::raise(SIGTERM);
+  std::raise(SIGINT);  // at once after the first: the same request
+  EXPECT_EQ(stop_signal(), SIGTERM);
+  try {
+    throw_if_stopped("testing");
+    FAIL() << "went on";
+  } catch (const InterruptedError& error) {
+    EXPECT_EQ(error.code(), 128 + SIGTERM);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("testing"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
