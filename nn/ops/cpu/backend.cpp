@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
 
 namespace lockstep::nn {
@@ -57,7 +58,7 @@ std::string cpu_kernel_isa() {
     case dnnl::cpu_isa::avx512_core_vnni: return "avx512_core_vnni";
     case dnnl::cpu_isa::avx512_core_bf16: return "avx512_core_bf16";
     case dnnl::cpu_isa::avx512_core_amx: return "avx512_core_amx";
-    default: return "generic";
+    default: return cpu_instruction_set();  // newer than the names above
   }
 }
 

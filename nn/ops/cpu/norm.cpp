@@ -48,7 +48,7 @@ class CpuNorm final : public NormKernels {
     norm.bind(DNNL_ARG_VARIANCE, variance);
     norm.bind(DNNL_ARG_DIFF_DST, dy);
     norm.bind(DNNL_ARG_SCALE, gamma);
-    norm.bind(DNNL_ARG_SHIFT, gamma);
+    if (kNormBackwardTakesShift) norm.bind(DNNL_ARG_SHIFT, gamma);  // any (C) array will do
     norm.bind(DNNL_ARG_DIFF_SRC, dx);
     norm.bind(DNNL_ARG_DIFF_SCALE, dgamma);
     norm.bind(DNNL_ARG_DIFF_SHIFT, dbeta);
@@ -116,7 +116,7 @@ class CpuNorm final : public NormKernels {
              {DNNL_ARG_VARIANCE, c},
              {DNNL_ARG_DIFF_DST, x},
              {DNNL_ARG_SCALE, c},
-             {DNNL_ARG_SHIFT, c},  // not read, but oneDNN counts it
+             {DNNL_ARG_SHIFT, kNormBackwardTakesShift ? c : memory::desc()},
              {DNNL_ARG_DIFF_SRC, x},
              {DNNL_ARG_DIFF_SCALE, c},
              {DNNL_ARG_DIFF_SHIFT, c}},

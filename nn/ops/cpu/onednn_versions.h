@@ -11,6 +11,9 @@ namespace lockstep::nn::cpu {
 using PoolingForward = dnnl::pooling_forward;
 using PoolingBackward = dnnl::pooling_backward;
 
+// Whether the backward of batch normalisation counts the shift, which it does not read, among its arguments.
+inline constexpr bool kNormBackwardTakesShift = false;
+
 inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.get_dims(); }
 
 template <class Primitive, class... Args>
@@ -45,6 +48,8 @@ inline dnnl::batch_normalization_backward::primitive_desc describe_norm_backward
 // Version 2's plain pooling cannot dilate; its successor there takes the arguments of version 3.
 using PoolingForward = dnnl::pooling_v2_forward;
 using PoolingBackward = dnnl::pooling_v2_backward;
+
+inline constexpr bool kNormBackwardTakesShift = true;
 
 inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.dims(); }
 
