@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// The instruction sets that numbers depend on, widest first, as one word: "avx512_amx", "avx512_bf16", "avx512",
-/// "avx2" or "sse2". ONEDNN_MAX_CPU_ISA does not change it.
+/// The widest of the instruction sets that numbers depend on: "avx512_amx", "avx512_bf16", "avx512", "avx2" or "sse2";
+/// "generic" where the CPU is no x86-64. ONEDNN_MAX_CPU_ISA does not change it.
 std::string cpu_instruction_set();
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -12,6 +13,12 @@ namespace lockstep {
 
 AtomicFile::AtomicFile(std::string path)
     : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
+  struct stat there = {};
+  if (::stat(path_.c_str(), &there) == 0) {
+    if (!S_ISREG(there.st_mode))
+      throw IoError(fmt::format("cannot replace {}: it is not a regular file", path_), "choose another path");
+    if (::access(path_.c_str(), W_OK) != 0) fail("replace", errno);
+  }
   fd_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd_) fail("create", errno);
 }

@@ -13,6 +13,8 @@ namespace lockstep {
 /// temporary file is removed and `path` is untouched. Throws IoError naming the file. Not thread-safe.
 class AtomicFile {
  public:
+  /// Throws for all that can be known in advance: a directory that is missing or cannot be written, a `path` that is
+  /// write-protected or no regular file. (The rename would put a file in the place of a device such as /dev/null.)
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

@@ -15,15 +15,17 @@ constexpr std::time_t kRepeatSeconds = 1;
 
 std::atomic<int> g_signal{0};
 std::atomic<std::time_t> g_first_second{0};
-static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::time_t>::is_always_lock_free,
+              "the handler may only touch lock-free atomics");
 
 extern "C" void on_stop_signal(int number) {
   struct timespec now = {};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  int expected = 0;
-  if (g_signal.compare_exchange_strong(expected, number)) {
-    g_first_second = now.tv_sec;
-  } else if (now.tv_sec - g_first_second > kRepeatSeconds) {
+  // The time first: a second signal may be handled on another thread before this handler ends.
+  std::time_t no_time = 0;
+  g_first_second.compare_exchange_strong(no_time, now.tv_sec);
+  int no_signal = 0;
+  if (!g_signal.compare_exchange_strong(no_signal, number) && now.tv_sec - g_first_second > kRepeatSeconds) {
     std::signal(number, SIG_DFL);
     std::raise(number);
   }

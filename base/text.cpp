@@ -38,6 +38,15 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
 }
 
+std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes) {
+  if (text.size() <= most_bytes) return text;
+  const auto continues = [&](std::size_t at) { return (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80; };
+  std::size_t end = most_bytes;
+  for (int steps = 0; steps < 3 && end > 0 && continues(end); ++steps) --end;
+  // Bytes that are no UTF-8 are cut anywhere.
+  return text.substr(0, continues(end) ? most_bytes : end);
+}
+
 std::string join(std::span<const std::string> pieces, std::string_view separator) {
   std::string joined;
   for (std::size_t i = 0; i < pieces.size(); ++i) {

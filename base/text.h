@@ -17,6 +17,8 @@ std::optional<double> parse_double(std::string_view text);
 /// "a,b,,c" by ',' → {"a", "b", "", "c"}; an empty text gives one empty piece.
 std::vector<std::string> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
+/// The first `most_bytes` bytes of `text`, fewer where that would cut a UTF-8 character in two.
+std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes);
 std::string join(std::span<const std::string> pieces, std::string_view separator);
 
 /// The candidate with the smallest edit distance to `word` (insertions, deletions, replacements and swaps of

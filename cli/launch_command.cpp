@@ -14,7 +14,7 @@ Setter rank_count(int& target) {
   return [&target](const std::string& text) -> std::optional<Complaint> {
     std::int64_t value = 0;
     if (text != "auto") {
-      if (auto complaint = parse_integer(text, 1, 4096, value))
+      if (auto complaint = parse_integer(text, 1, launcher::kMaxRanks, value))
         return Complaint{complaint->what, complaint->remedy + ", or auto"};
     }
     target = static_cast<int>(value);
@@ -51,7 +51,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .placeholder = "S",
              .help = "time that ranks have to end by themselves once asked to, in seconds",
              .default_text = fmt::to_string(options.grace_seconds),
-             .set = number(options.grace_seconds, {.low = 0, .high = 3600})});
+             .set = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
   table.add({.name = "no-prefix",
              .kind = OptionKind::kFlag,
              .help = "do not put the rank before each output line",

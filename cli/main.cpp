@@ -1,13 +1,19 @@
 // The only place where errors end: one line on stderr, and the exit code.
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/subcommands.h"
@@ -16,11 +22,20 @@ namespace {
 
 using lockstep::ExitCode;
 
+constexpr auto kHeadStart = std::chrono::milliseconds(50);
+
 /// Whatever names, paths and messages of libraries hold, an error is one line.
 std::string one_line(std::string text) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
   return text;
+}
+
+/// A descriptor that this process was started without would go to the next file it opens, and what is printed would
+/// land in there. Writing to what takes its place fails.
+void occupy_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 int run(const std::vector<std::string>& args) {
@@ -35,6 +50,12 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
   try {
     return run(args);
   } catch (const lockstep::PeerError& error) {
+    // The rank that says what went wrong ends first: it is the one that whoever watches the ranks shall name.
+    std::this_thread::sleep_for(kHeadStart);
+    return error.code();
+  } catch (const lockstep::InterruptedError& error) {
+    // All ranks have been asked to stop: rank 0 says so (the others keep quiet at this level), or the launcher does.
+    if (!lockstep::env("LOCKSTEP_LAUNCHER")) lockstep::log_info("{}", one_line(error.line()));
     return error.code();
   } catch (const lockstep::Error& error) {
     lockstep::log_error("{}", one_line(error.line()));
@@ -50,6 +71,7 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_descriptors();
   const int code = run_and_report({argv + std::min(argc, 1), argv + argc});
   if (code == static_cast<int>(ExitCode::kOk)) return code;
   // Other ranks may be gone: nothing that runs at exit, MPI's handlers least of all, may wait for them.

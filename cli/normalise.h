@@ -23,9 +23,8 @@ struct NormalisedArgs {
 };
 
 /// Flags, typed with one dash or two, get two, '-' for '_' and their canonical name; the value of a flag that takes one
-/// is joined to it by
-/// '=', also when it is a negative number or "-". A flag whose value is missing stays alone. Flags that `table` does
-/// not know are passed on for the parser to complain about.
+/// is joined to it by '=', also when it is a negative number or "-". A flag whose value is missing stays alone. Flags
+/// that `table` does not know are passed on for the parser to complain about.
 NormalisedArgs normalise(const OptionTable& table, std::span<const std::string> args);
 
 }  // namespace lockstep::cli

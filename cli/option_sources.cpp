@@ -18,7 +18,10 @@ namespace lockstep::cli {
 namespace {
 
 constexpr std::array kReservedVariables = {
-    "LOCKSTEP_BIND", "LOCKSTEP_JOB", "LOCKSTEP_LAUNCHER", "LOCKSTEP_RANKS_TIMEOUT", "LOCKSTEP_TTY",
+    "LOCKSTEP_BIND",
+    "LOCKSTEP_JOB",
+    "LOCKSTEP_LAUNCHER",
+    "LOCKSTEP_TTY",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 
@@ -31,7 +34,7 @@ using Values = std::map<std::string, Given>;  // by canonical name
 
 std::string shortened(std::string_view value) {
   constexpr std::size_t kLongest = 60;
-  return value.size() <= kLongest ? std::string(value) : std::string(value.substr(0, kLongest)) + "…";
+  return value.size() <= kLongest ? std::string(value) : std::string(utf8_prefix(value, kLongest)) + "…";
 }
 
 /// "did you mean --batch?", with the candidates as people write them in this source.

@@ -11,8 +11,8 @@ namespace lockstep::cli {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-constexpr Range kPositive = {.low = 0, .open_low = true};
 constexpr Range kFraction = {.low = 0, .high = 1};
+constexpr Range kBucketMib = {.low = 0, .high = trainer::kMostBucketMib, .open_low = true};
 
 using trainer::TrainConfig;
 
@@ -185,12 +185,12 @@ void add_ranks(OptionTable& table, TrainConfig& config) {
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",
              .default_text = fmt::to_string(config.bucket_mb),
-             .set = number(config.bucket_mb, kPositive)});
+             .set = number(config.bucket_mb, kBucketMib)});
   table.add({.name = "first-bucket-mb",
              .placeholder = "X",
              .help = "size of the bucket that is ready first, in MiB",
              .default_text = fmt::to_string(config.first_bucket_mb),
-             .set = number(config.first_bucket_mb, kPositive)});
+             .set = number(config.first_bucket_mb, kBucketMib)});
   table.add({.name = "check-replicas",
              .placeholder = "STEPS",
              .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: never",

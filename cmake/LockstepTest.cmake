@@ -56,7 +56,7 @@ function(lockstep_test name)
                  COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>
                          --gtest_filter=${filter})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE
-                                                 ENVIRONMENT "LOCKSTEP_TEST_PROGRESS=${progress};LOCKSTEP_RANKS_TIMEOUT=${limit}")
+                                                 ENVIRONMENT "LOCKSTEP_TEST_PROGRESS=${progress};LOCKSTEP_TEST_TIMEOUT=${limit}")
       endforeach()
     endforeach()
   endforeach()

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <new>
 
@@ -18,6 +19,10 @@ std::unique_ptr<HostArena> HostArena::map(std::size_t bytes) {
   return std::unique_ptr<HostArena>(new HostArena(static_cast<std::byte*>(data), bytes, mapped));
 }
 
-HostArena::~HostArena() { ::munmap(data(), mapped_bytes_); }
+HostArena::~HostArena() {
+  // An exception that unwinds past an arena leaves collectives on it under way: the group's progress thread, and other
+  // ranks through the kernel, go on reading and writing its pages until this process ends.
+  if (std::uncaught_exceptions() == 0) ::munmap(data(), mapped_bytes_);
+}
 
 }  // namespace lockstep::comm

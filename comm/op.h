@@ -15,6 +15,7 @@ struct Op {
   ReduceOp reduce = ReduceOp::kSum;
   int root = 0;               // of a broadcast
   Region region;              // empty for a barrier
+  std::byte* data = nullptr;  // the region's; the arena itself may be gone where an exception has cut a step short
   std::int64_t step = -1;     // the training step it belongs to; -1 is none
   std::uint64_t history = 0;  // digest() of this operation and all before it, where a backend compares them
 };

@@ -23,6 +23,7 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
     check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   }
   Op op{.sequence = ++sequence_, .kind = kind, .reduce = reduce, .root = root, .region = region, .step = step_};
+  if (region.arena != nullptr) op.data = region.data();
   start(op);
   return Work(this, op.sequence);
 }

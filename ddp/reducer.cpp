@@ -58,7 +58,6 @@ void Reducer::begin_step(std::int64_t step) {
   std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
-  order_recorded_ = false;
   started_ = finished_ = ready_count_ = 0;
   timeline_.begin = Clock::now();
   waited_ = {};
@@ -72,7 +71,6 @@ void Reducer::mark_ready(std::size_t slot) {
   note_finished();  // before this gradient counts as ready, so that the timeline shows what was done by then
   is_ready_[slot] = true;
   ready_order_.push_back(slot);
-  order_recorded_ = true;
   const auto now = Clock::now();
   const std::size_t bucket = plan_.slot_bucket[slot];
   if (--missing_[bucket] == 0) timeline_.buckets[bucket].ready = now;
@@ -135,8 +133,7 @@ void Reducer::finish(const std::function<void(std::span<const std::size_t>)>& on
 }
 
 bool Reducer::adopt_ready_order() {
-  std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
-  if (!order_recorded_) mine.clear();
+  const std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& bytes) { return !bytes.empty(); });
   if (first == all.end()) return false;

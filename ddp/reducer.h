@@ -23,7 +23,8 @@ namespace lockstep::ddp {
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
 /// a rank without samples contributes zeros.
 ///
-/// One thread uses it; the group must outlive it. Its destructor issues nothing.
+/// One thread uses it; the group must outlive it. Its destructor issues nothing. A step that an exception cuts short,
+/// a producer's or a callback's, leaves collectives under way, and the other ranks in them: end the process then.
 class Reducer {
  public:
   /// Numbers that ride along with the first bucket, summed like gradients but never compressed.
@@ -82,10 +83,9 @@ class Reducer {
   std::vector<bool> is_ready_;              // by slot
   std::vector<std::size_t> missing_;        // by bucket: slots not ready
   std::vector<comm::Work> works_;           // by bucket
-  std::vector<std::size_t> ready_order_;    // slots as they became ready
+  std::vector<std::size_t> ready_order_;    // slots as they became ready; empty without a backward pass
   std::size_t started_ = 0, finished_ = 0;  // buckets
   std::size_t ready_count_ = 0;
-  bool order_recorded_ = false;  // ready_order_ tells of a real backward pass
   StepTimeline timeline_;
   Clock::duration waited_{};
 };

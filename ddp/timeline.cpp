@@ -1,8 +1,8 @@
 #include "ddp/timeline.h"
 
-#include "base/text.h"
-
 #include <fmt/format.h>
+
+#include "base/text.h"
 
 namespace lockstep::ddp {
 

@@ -21,8 +21,9 @@ struct StepTimeline {
   std::vector<BucketTimes> buckets;
 };
 
-/// One line a bucket, times in ms since the step began:
-/// "bucket 0 (1.2 MB): ready 3.1, allreduce 3.1–4.0 ms; last gradient ready at 9.7 ms"
+/// One line a bucket and one for the step, times in ms since it began:
+///   bucket 0 (1.2 MB): ready 3.10, allreduce 3.11–4.02 ms
+///   last gradient ready at 9.70 ms
 std::string describe(const StepTimeline& timeline);
 
 }  // namespace lockstep::ddp

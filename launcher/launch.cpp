@@ -19,8 +19,6 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kMaxRanks = 4096;
-constexpr double kMaxGraceSeconds = 86400;
 constexpr std::size_t kMaxTmpPathBytes = 60;  // socket paths end at 107 bytes
 
 bool is_directory(const std::string& path) {
@@ -115,11 +113,14 @@ int launch(const LaunchOptions& options) {
   const Verdict verdict = judge(report);
   if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);
   // A viewer that goes away (`| head`) is no loss; a full disk is.
-  for (const auto& queue : console.queues())
-    if (queue.error() != 0 && queue.error() != EPIPE)
-      console.say(fmt::format("output was lost: {}", errno_text(queue.error())));
+  int exit_code = verdict.exit_code;
+  for (const auto& queue : console.queues()) {
+    if (queue.error() == 0 || queue.error() == EPIPE) continue;
+    console.say(fmt::format("output was lost: {}", errno_text(queue.error())));
+    if (exit_code == 0) exit_code = static_cast<int>(ExitCode::kData);
+  }
   supervisor.flush_console();
-  return verdict.exit_code;
+  return exit_code;
 }
 
 }  // namespace lockstep::launcher

@@ -80,6 +80,8 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   set("OMPI_MCA_odls_base_num_threads", "0");
   // Probing for network cards that are not there costs MPI_Init 0.2 s; on one host ob1 is what is used in the end.
   if (!lookup("OMPI_MCA_mtl")) prefer("OMPI_MCA_pml", "ob1");
+  // hwloc's look for graphics cards asks for X servers by the name localhost: seconds where no name service answers.
+  prefer("HWLOC_COMPONENTS", "-gl");
   if (command.oversubscribed) prefer("OMPI_MCA_mpi_yield_when_idle", "1");
 
   set(kJobVariable, facts.job_dir);

@@ -11,6 +11,9 @@ namespace lockstep::launcher {
 /// local rank and the topology. Other programs run unbound, because mpirun's own binding would give a rank one core.
 enum class BindTo { kCore, kSocket, kNone };
 
+inline constexpr int kMaxRanks = 4096;
+inline constexpr double kMaxGraceSeconds = 3600;
+
 struct LaunchOptions {
   int ranks = 0;  // 0: one rank for each core that this process may use
   BindTo bind_to = BindTo::kCore;

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -16,7 +17,7 @@ constexpr std::size_t kReadableBytes = 500;
 
 std::string readable(std::string_view line) {
   line = last_state(line);
-  std::string text(line.substr(0, kReadableBytes));
+  std::string text(utf8_prefix(line, kReadableBytes));
   if (line.size() > kReadableBytes) text += fmt::format("… ({} bytes)", line.size());
   for (char& c : text)
     if (static_cast<unsigned char>(c) < ' ' && c != '\t') c = '?';
@@ -89,6 +90,7 @@ std::vector<std::string> RankLogs::last_lines(int rank) const {
   std::vector<std::string> lines(log.last.begin(), log.last.end());
   for (const auto& cutter : log.cutters)
     if (!cutter.partial().empty()) lines.push_back(readable(cutter.partial()));
+  if (lines.size() > kLastLines) lines.erase(lines.begin(), lines.end() - kLastLines);
   return lines;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -15,6 +16,14 @@ void require(bool ok, const std::string& what, const std::string& remedy) {
   if (!ok) throw UsageError(what, remedy);
 }
 
+/// NaN is in no range.
+template <class T>
+void require_range(const char* flag, T value, T low, T high = std::numeric_limits<T>::max()) {
+  require(value >= low && value <= high, fmt::format("{} {} is out of range", flag, value),
+          high == std::numeric_limits<T>::max() ? fmt::format("give a finite number of at least {}", low)
+                                                : fmt::format("give {} to {}", low, high));
+}
+
 std::string text_of(const std::optional<std::int64_t>& value) { return value ? fmt::to_string(*value) : "default"; }
 
 }  // namespace
@@ -23,15 +32,32 @@ void validate(const TrainConfig& config) {
   require(!config.model.name.empty(), "no model was named", "name one: linear, mlp or cnn");
   require(!config.data.empty(), "no data was named", "give --data digits, for example");
   require(!(config.batch && config.global_batch), "both --batch and --global-batch were given", "give one of them");
-  require(config.lr >= 0 && config.min_lr >= 0, "a learning rate is negative", "give --lr and --min-lr of 0 or more");
+  constexpr std::int64_t kNone = 0, kOne = 1, kMostBatch = std::int64_t{1} << 40;
+  require_range("--batch", config.batch.value_or(1), kOne, kMostBatch);
+  require_range("--global-batch", config.global_batch.value_or(1), kOne, kMostBatch);
+  require_range("--workers", config.workers, 0);
+  require_range("--epochs", config.epochs, kOne);
+  require_range("--steps", config.steps.value_or(1), kOne);
+  require_range("--eval-every", config.eval_every, kNone);
+  require_range("--warmup", config.warmup, kNone);
+  require_range("--threads", config.threads, 0);
+  require_range("--check-replicas", config.check_replicas, kNone);
+  require_range("--log-every", config.log_every, kOne);
+  require_range("--lr", config.lr, 0.0);
+  require_range("--min-lr", config.min_lr, 0.0);
   require(config.min_lr <= config.lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, config.lr),
           "give a smaller --min-lr");
   require(!config.nesterov || (config.optimizer == Optimizer::kSgd && config.momentum > 0),
           "--nesterov needs --optimizer sgd with a momentum above 0",
           "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
-  require(config.betas.first < 1 && config.betas.second < 1, "--betas must be below 1", "use 0.9,0.999");
-  require(!config.weight_decay || *config.weight_decay >= 0, "--weight-decay is negative", "give 0 or more");
-  require(config.clip_norm >= 0, "--clip-norm is negative", "give 0 (no clipping) or more");
+  require_range("--momentum", config.momentum, 0.0, 1.0);
+  for (const double beta : {config.betas.first, config.betas.second})
+    require(beta >= 0 && beta < 1, fmt::format("a beta of {} is not in [0, 1)", beta), "use --betas 0.9,0.999");
+  require_range("--weight-decay", config.weight_decay.value_or(0.0), 0.0);
+  require_range("--clip-norm", config.clip_norm, 0.0);
+  constexpr double kLeastBucketMib = std::numeric_limits<double>::min();
+  require_range("--bucket-mb", config.bucket_mb, kLeastBucketMib, kMostBucketMib);
+  require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
   for (const std::string& file : {config.save, config.metrics})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};

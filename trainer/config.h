@@ -16,6 +16,8 @@ enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
 enum class Backend { kAuto, kMpi };
 
+inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
+
 struct ModelConfig {
   std::string name;            // linear, mlp, cnn
   std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
@@ -25,7 +27,7 @@ struct ModelConfig {
 struct TrainConfig {
   ModelConfig model;
 
-  // Data. Exactly one of batch and global_batch; neither means batch = 32.
+  // Data. At most one of batch and global_batch; neither means batch = 32.
   std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN"
   std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and step
@@ -73,8 +75,10 @@ struct TrainConfig {
 /// where they are opened.
 void validate(const TrainConfig& config);
 
-/// "key=value" lines of all that must be the same on every rank, in a fixed order: what the ranks compare before
-/// step 1. Paths that only rank 0 writes and verbosity are left out.
+/// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
+/// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,
+/// and the numbers of threads and workers: a rank's threads change the rounding of its own gradients, not the sums that
+/// all ranks share.
 std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& config);
 
 }  // namespace lockstep::trainer

@@ -48,7 +48,6 @@ Progress::Style Progress::style_for(int rank, bool quiet) {
 Progress::Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every)
     : style_(style), total_steps_(total_steps), epochs_(epochs), log_every_(log_every) {
   if (style_ != Style::kBar) return;
-  columns_ = std::max(40, terminal_columns());
   g_current = this;
   set_log_hook(&Progress::clear_current);
 }
@@ -96,14 +95,15 @@ void Progress::draw(const StepReport& report) {
   const std::string text =
       fmt::format(" epoch {}/{} step {}/{} loss {:.4f} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
                   report.loss, rate_text(report.samples_per_s), duration_text(left));
-  const int room = std::min(30, columns_ - 3 - static_cast<int>(text.size()));
+  const int columns = std::max(1, terminal_columns() - 1);  // asked each time: windows are resized; the last one wraps
+  const int room = std::min(30, columns - 2 - static_cast<int>(text.size()));
   std::string bar;
   if (room >= 5) {
     const auto filled = static_cast<std::size_t>(done * room);
     bar = fmt::format("[{:#<{}}{:.<{}}]", "", filled, "", static_cast<std::size_t>(room) - filled);
   }
   std::string line = bar + text;
-  if (static_cast<int>(line.size()) > columns_ - 1) line.resize(static_cast<std::size_t>(columns_ - 1));
+  line.resize(std::min(line.size(), static_cast<std::size_t>(columns)));
   std::fputs(fmt::format("\r{}\033[K", line).c_str(), stdout);
   std::fflush(stdout);
   drawn_ = true;

@@ -16,7 +16,8 @@ struct Summary {
   double comm_wait_s = 0;    // of it, rank 0 stood waiting for collectives
 };
 
-/// Only one may exist at a time: log lines take its bar off the terminal first. Not thread-safe.
+/// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it
+/// is the only one that logs.
 class Progress {
  public:
   enum class Style { kNone, kLines, kBar };
@@ -42,7 +43,6 @@ class Progress {
 
   Style style_;
   std::int64_t total_steps_, epochs_, log_every_;
-  int columns_ = 80;
   bool drawn_ = false;
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_draw_{};

@@ -27,6 +27,9 @@ class Replica {
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
   ddp::Reducer& reducer() { return reducer_; }
 
+  /// The most samples of all ranks together in a step: up to here f32, in which they are counted, has every integer.
+  static constexpr std::int64_t kMostSamples = std::int64_t{1} << 24;
+
   /// Sums over the global batch.
   struct Totals {
     double loss = 0;
@@ -42,7 +45,7 @@ class Replica {
   void contribute_nothing();
   /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
   /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks, until the next begin_step.
-  /// Either may throw.
+  /// Either may throw, which leaves collectives under way: see Reducer.
   void finish(const std::function<void(const Totals&)>& on_first, const std::function<void(std::size_t)>& on_parameter);
 
   /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.

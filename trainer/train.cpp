@@ -1,8 +1,10 @@
 #include "trainer/train.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/cpu.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/stop.h"
@@ -96,12 +98,25 @@ class Run {
                                                   config_.global_batch.value_or(batch * group_.size())),
                                               .tail = config_.tail},
                        group_.rank(), group_.size());
-      if (group_.rank() == 0) metrics_ = Metrics(config_.metrics);
+      check_size_of_steps();
+      steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
+      if (config_.steps)
+        total_steps_ = *config_.steps;
+      else if (__builtin_mul_overflow(config_.epochs, steps_per_epoch_, &total_steps_))
+        throw UsageError(fmt::format("{} epochs of {} steps are too many to count", config_.epochs, steps_per_epoch_),
+                         "give fewer --epochs");
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
+    comm::agree_on(group_, [&] {
+      loader_.emplace(splits_.train, *sampler_, data::LoaderOptions{.workers = config_.workers});
+      if (group_.rank() != 0) return;
+      // A run of hours must not find out at its end that its result has no place to go.
+      if (!config_.save.empty()) {
+        const AtomicFile probe(config_.save);
+      }
+      metrics_ = Metrics(config_.metrics);
+    });
 
-    steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
-    total_steps_ = config_.steps.value_or(config_.epochs * steps_per_epoch_);
     replica_.emplace(group_, *model_,
                      ddp::BucketLimits{.first_bytes = static_cast<std::size_t>(config_.first_bucket_mb * 1048576.0),
                                        .bytes = static_cast<std::size_t>(config_.bucket_mb * 1048576.0)});
@@ -111,7 +126,7 @@ class Run {
   }
 
   void execute() {
-    const std::int64_t epochs = (total_steps_ + steps_per_epoch_ - 1) / steps_per_epoch_;
+    const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
     Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every);
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
@@ -119,10 +134,9 @@ class Run {
     Evaluator evaluator(group_, backend_, splits_.test,
                         static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
                         config_.workers);
-    data::Loader loader(splits_.train, *sampler_, {.workers = config_.workers});
     EvalReport evaluation;
     for (std::int64_t step = 1; step <= total_steps_; ++step) {
-      const data::Batch& batch = loader.next();
+      const data::Batch& batch = loader_->next();
       const StepReport report = train_step(step, batch);
       metrics_.write(report);
       progress.step(report);
@@ -136,6 +150,7 @@ class Run {
       evaluation = evaluator.run(*model_, step);
       metrics_.write(evaluation);
       progress.evaluation(evaluation, report.epoch);
+      if (!std::isfinite(evaluation.loss)) diverged("evaluation loss", evaluation.loss, report);
     }
     finish(progress, evaluation, epochs);
   }
@@ -169,7 +184,9 @@ class Run {
     train_seconds_ += seconds_between(from, to);
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
     samples_ += static_cast<std::int64_t>(plan.global_count);
-    if (log_enabled(LogLevel::kDebug)) log_debug("step {}\n{}", step, describe(replica_->reducer().timeline()));
+    if (log_enabled(LogLevel::kDebug))
+      for (const auto& line : split(describe(replica_->reducer().timeline()), '\n'))
+        log_debug("step {}: {}", step, line);
     return report;
   }
 
@@ -179,19 +196,23 @@ class Run {
     const bool clip = config_.clip_norm > 0;
     const bool want_norm = clip || metrics_;
     double squares = 0.0;
+    bool finite = true;
     const auto& parameters = replica_->parameters();
     replica_->finish(
         [&](const Replica::Totals& totals) {
           LOCKSTEP_ASSERT(static_cast<std::uint64_t>(totals.count) == plan.global_count, "{} of {} samples",
                           totals.count, plan.global_count);
           report.loss = totals.loss / totals.count;
-          if (!std::isfinite(report.loss)) diverged(report);
-          if (!clip) optimizer_->begin_step(report.lr);
+          finite = std::isfinite(report.loss);
+          if (finite && !clip) optimizer_->begin_step(report.lr);
         },
         [&](std::size_t index) {
+          if (!finite) return;
           if (want_norm) squares += backend_.optim().sum_of_squares(parameters[index].parameter->gradient());
           if (!clip) optimizer_->update(index);
         });
+    // Only now, so that no rank leaves while another still takes part in the collectives.
+    if (!finite) diverged("loss", report.loss, report);
     report.grad_norm = std::sqrt(squares);
     if (!clip) return;
     // As torch.nn.utils.clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below one.
@@ -200,18 +221,15 @@ class Run {
   }
 
   // All ranks see the same sum: one of them says so.
-  [[noreturn]] void diverged(const StepReport& report) const {
-    const std::string what = fmt::format("the loss is {} at step {} (epoch {})",
-                                         std::isnan(report.loss) ? "NaN" : "infinite", report.step, report.epoch);
+  [[noreturn]] void diverged(const char* which, double loss, const StepReport& report) const {
+    const std::string what = fmt::format("the {} is {} at step {} (epoch {})", which,
+                                         std::isnan(loss) ? "NaN" : "infinite", report.step, report.epoch);
     if (group_.rank() != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
 
+  // The numbers are told first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
-    comm::agree_on(group_, [&] {
-      if (group_.rank() == 0 && !config_.save.empty())
-        nn::write_safetensors(config_.save, nn::state_of(*model_), {{"format", "pt"}});
-    });
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,
                              .world_size = group_.size(),
@@ -224,10 +242,30 @@ class Run {
     if (group_.rank() == 0)
       progress.summary({.final = report, .samples = samples_, .train_s = train_seconds_, .comm_wait_s = wait_seconds_});
     comm::agree_on(group_, [&] {
+      if (group_.rank() == 0) save();
+    });
+    comm::agree_on(group_, [&] {
       if (!metrics_.failure().empty())
         throw IoError(metrics_.failure(),
                       "free some space and train again if the metrics matter; all else is complete");
     });
+  }
+
+  void save() const {
+    if (config_.save.empty()) return;
+    try {
+      nn::write_safetensors(config_.save, nn::state_of(*model_), {{"format", "pt"}});
+    } catch (const IoError& error) {
+      throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
+    }
+  }
+
+  // Before anything counts in f32.
+  void check_size_of_steps() const {
+    const auto largest = std::min(sampler_->config().global_batch, splits_.train->size());
+    if (largest > static_cast<std::uint64_t>(Replica::kMostSamples))
+      throw UsageError(fmt::format("a step of {} samples", largest),
+                       fmt::format("give a global batch of at most {}", Replica::kMostSamples));
   }
 
   std::vector<std::int64_t> peak_memory_of_all_ranks() {
@@ -245,6 +283,7 @@ class Run {
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::optional<sampler::DistributedSampler> sampler_;
+  std::optional<data::Loader> loader_;
   Metrics metrics_;  // rank 0's
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Replica> replica_;

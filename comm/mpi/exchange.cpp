@@ -29,7 +29,7 @@ void Exchange::start() {
     const Slice slice = slice_of(region.count, element, rank, size_);
     return Chunks{slice.begin * element, slice.count * element, chunk};
   };
-  data_ = region.data();
+  data_ = op().data;
   own_ = chunks_of(rank_);
   reduced_ = reduces() ? 0 : own_.count();
   unfinished_ = 0;

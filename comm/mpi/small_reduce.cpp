@@ -14,13 +14,13 @@ void SmallReduce::start() {
   const Region& region = op().region;
   unfinished_ = 0;
   if (region.count == 0) return;
-  sources_[static_cast<std::size_t>(rank_)] = region.data();
+  sources_[static_cast<std::size_t>(rank_)] = op().data;
   for (int i = 1; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
     std::byte* part = scratch_.get() + static_cast<std::size_t>(peer) * part_bytes_;
     sources_[static_cast<std::size_t>(peer)] = part;
     receive(peer, 0, 0, part, region.bytes());
-    send(peer, 0, 0, region.data(), region.bytes());
+    send(peer, 0, 0, op().data, region.bytes());
     unfinished_ += 2;
   }
 }
@@ -29,7 +29,7 @@ void SmallReduce::on_complete(const Transfer&) {
   // The sends too: what is sent is what the result overwrites.
   if (--unfinished_ > 0) return;
   const Region& region = op().region;
-  reduce_in_order(region.dtype, op().reduce, region.data(), sources_, region.count);
+  reduce_in_order(region.dtype, op().reduce, op().data, sources_, region.count);
 }
 
 }  // namespace lockstep::comm

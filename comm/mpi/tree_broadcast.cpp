@@ -44,14 +44,14 @@ void TreeBroadcast::on_complete(const Transfer& transfer) {
 void TreeBroadcast::expect() {
   while (expecting_ < chunks_.count() && expecting_ - arrived_.prefix() < tuning_.chunks_under_way) {
     const std::uint32_t chunk = expecting_++;
-    receive(parent_, 0, chunk, op().region.data() + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
+    receive(parent_, 0, chunk, op().data + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
   }
 }
 
 void TreeBroadcast::pass_on(Child& child) {
   while (child.sending < available_ && child.sending - child.sent < tuning_.chunks_under_way) {
     const std::uint32_t chunk = child.sending++;
-    send(child.rank, 0, chunk, op().region.data() + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
+    send(child.rank, 0, chunk, op().data + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
   }
 }
 

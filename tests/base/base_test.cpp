@@ -74,6 +74,14 @@ TEST(Text, SplitKeepsEmptyPiecesAndJoinUndoesIt) {
   EXPECT_EQ(trim(" \t"), "");
 }
 
+TEST(Text, Utf8IsCutBetweenCharacters) {
+  EXPECT_EQ(utf8_prefix("aéb", 9), "aéb");
+  EXPECT_EQ(utf8_prefix("aéb", 3), "aé");
+  EXPECT_EQ(utf8_prefix("aéb", 2), "a");
+  EXPECT_EQ(utf8_prefix("😀", 3), "");
+  EXPECT_EQ(utf8_prefix("\x80\x80\x80\x80\x80\x80", 5).size(), 5u);  // no UTF-8
+}
+
 TEST(Text, NearestFindsWhatWasMeant) {
   const std::vector<std::string> names = {"digits", "mnist", "random", "batch", "global-batch"};
   EXPECT_EQ(nearest("digts", names), "digits");
@@ -182,6 +190,16 @@ TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {
   file.write(std::as_bytes(std::span("new", 3)));
   file.commit();
   EXPECT_EQ(content(), "new");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
+}
+
+// The rename would put a file in the device's place.
+TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
+  EXPECT_THROW(AtomicFile("/dev/null"), IoError);
+  EXPECT_THROW(AtomicFile{directory_}, IoError);
+  EXPECT_THROW(AtomicFile(directory_ / "none" / "f"), IoError);
+  std::filesystem::create_symlink("/dev/full", directory_ / "f");
+  EXPECT_THROW(AtomicFile(directory_ / "f"), IoError);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
 }
 

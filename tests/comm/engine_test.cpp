@@ -83,6 +83,7 @@ TEST_F(EngineTest, SameBitsWithEveryTuning) {
         op.sequence = ++sequence;
         op.kind = OpKind::kAllReduce;
         op.region = {arena.get(), 0, count, dtype};
+        op.data = op.region.data();
         const auto parts = reference::contributions(dtype, count, sequence, size());
         if (count > 0) std::memcpy(op.region.data(), parts[static_cast<std::size_t>(rank())].data(), op.region.bytes());
         engine.submit(op);
@@ -106,7 +107,7 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       const auto run = [&](OpKind kind, int root) {
         const auto parts = reference::contributions(DType::kF32, count, sequence, size());
         if (bytes > 0) std::memcpy(region.data(), parts[static_cast<std::size_t>(rank())].data(), bytes);
-        engine.submit({.sequence = ++sequence, .kind = kind, .root = root, .region = region});
+        engine.submit({.sequence = ++sequence, .kind = kind, .root = root, .region = region, .data = region.data()});
         finish(engine);
         return parts;
       };
@@ -142,7 +143,7 @@ TEST_F(EngineTest, ALongQueueDrainsInOrder) {
   for (std::uint64_t i = 1; i <= 1000; ++i) {
     const Region region{arena.get(), (i - 1) * kArenaAlignment, 1, DType::kI64};
     arena->view<std::int64_t>(region.offset_bytes, 1)[0] = static_cast<std::int64_t>(i);
-    engine.submit({.sequence = i, .kind = OpKind::kAllReduce, .region = region});
+    engine.submit({.sequence = i, .kind = OpKind::kAllReduce, .region = region, .data = region.data()});
     if (i % 100 == 0) engine.advance();
   }
   finish(engine);
@@ -160,8 +161,8 @@ TEST_F(EngineTest, TheSteadyStateAllocatesNothing) {
   const auto step = [&] {
     for (std::size_t i = 0; i < 4; ++i) {
       const Region region{arena.get(), i * kCount * sizeof(float), i == 0 ? 1 : kCount, DType::kF32};
-      engine.submit({.sequence = ++sequence, .kind = OpKind::kAllReduce, .region = region});
-      engine.submit({.sequence = ++sequence, .kind = OpKind::kBroadcast, .region = region});
+      engine.submit({.sequence = ++sequence, .kind = OpKind::kAllReduce, .region = region, .data = region.data()});
+      engine.submit({.sequence = ++sequence, .kind = OpKind::kBroadcast, .region = region, .data = region.data()});
     }
     finish(engine);
   };

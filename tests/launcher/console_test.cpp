@@ -181,6 +181,11 @@ TEST_F(RankLogTest, TwentyReadableLines) {
   logs.add(0, 2, std::string(5000, 'y') + "\n\x1b[31mred\n");
   EXPECT_LT(logs.last_lines(0)[18].size(), 600u);
   EXPECT_EQ(logs.last_lines(0)[19], "?[31mred");
+  logs.add(0, 2, std::string(499, 'y') + "é\n");
+  EXPECT_EQ(logs.last_lines(0)[19], std::string(499, 'y') + "… (501 bytes)");
+  logs.add(0, 1, "no end yet");
+  EXPECT_EQ(logs.last_lines(0).size(), 20u);
+  EXPECT_EQ(logs.last_lines(0)[19], "no end yet");
 }
 
 TEST_F(RankLogTest, ADirectoryThatCannotBeWritten) {

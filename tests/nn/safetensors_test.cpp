@@ -242,10 +242,10 @@ TEST_F(Safetensors, AtomicFilesAreWholeOrNotThere) {
   }
   EXPECT_EQ(read_file(path), "new and longer");
   EXPECT_EQ(dir.files(), 1);
-  // A rename that cannot be: the target is a directory.
-  std::filesystem::create_directory(dir.path("d"));
+  // A rename that cannot be: the target has become a directory.
   {
     AtomicFile file(dir.path("d"));
+    std::filesystem::create_directory(dir.path("d"));
     file.write(bytes_of("x"));
     EXPECT_THROW(file.commit(), IoError);
   }

@@ -40,34 +40,42 @@ TEST_P(BadInputTest, IsOneLineWithARemedy) {
 
 INSTANTIATE_TEST_SUITE_P(
     Alone, BadInputTest,
-    ::testing::Values(BadInput{"lockstep trian cnn --data digits", 2, "did you mean lockstep train"},
-                      BadInput{"lockstep train cn --data digits", 2, "did you mean"},
-                      BadInput{"lockstep train cnn --data digts", 2, "did you mean"},
-                      BadInput{"lockstep train cnn --data digits --bach 3", 2, "did you mean --batch"},
-                      BadInput{"lockstep train cnn --data digits --batch 0", 2, "--batch"},
-                      BadInput{"lockstep train cnn --data digits --batch 3 --global-batch 9", 2, "--global-batch"},
-                      BadInput{"lockstep train cnn --data digits --lr fast", 2, "--lr"},
-                      BadInput{"lockstep train cnn", 2, "data"},
-                      BadInput{"lockstep train cnn --config typo.toml", 2, "typo.toml"},
-                      BadInput{"LOCKSTEP_EPOCS=3 lockstep train cnn --data digits", 2, "LOCKSTEP_EPOCS"},
-                      BadInput{"lockstep train cnn --data digits --zero 1", 2, "--zero"},
-                      BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
-                      BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
-                      BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
-                      BadInput{"lockstep train cnn --data random:5,0", 3, "empty"},
-                      BadInput{"lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
-                      BadInput{"lockstep train cnn --data digits --weights none.safetensors", 3, "none.safetensors"},
-                      BadInput{"lockstep train cnn --data digits --weights cut.safetensors", 3, "byte 4"},
-                      BadInput{"lockstep train cnn --data digits --metrics none/m.jsonl", 3, "none/m.jsonl"},
-                      BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --metrics /dev/full", 3,
-                               "/dev/full"},
-                      BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --save none/w.safetensors", 3,
-                               "none/w.safetensors"},
-                      BadInput{"lockstep train cnn --data digits --device cuda", 4, "cuda"},
-                      BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
-                      BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
-                      BadInput{"RANK=0 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "mpirun"},
-                      BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
+    ::testing::Values(
+        BadInput{"lockstep trian cnn --data digits", 2, "did you mean lockstep train"},
+        BadInput{"lockstep train cn --data digits", 2, "did you mean"},
+        BadInput{"lockstep train cnn --data digts", 2, "did you mean"},
+        BadInput{"lockstep train cnn --data digits --bach 3", 2, "did you mean --batch"},
+        BadInput{"lockstep train cnn --data digits --batch 0", 2, "--batch"},
+        BadInput{"lockstep train cnn --data digits --batch 3 --global-batch 9", 2, "--global-batch"},
+        BadInput{"lockstep train cnn --data digits --lr fast", 2, "--lr"}, BadInput{"lockstep train cnn", 2, "data"},
+        BadInput{"lockstep train cnn --config typo.toml", 2, "typo.toml"},
+        BadInput{"LOCKSTEP_EPOCS=3 lockstep train cnn --data digits", 2, "LOCKSTEP_EPOCS"},
+        BadInput{"lockstep train cnn --data digits --zero 1", 2, "--zero"},
+        BadInput{"lockstep train cnn --data random:5,100", 2, "4x4"},
+        BadInput{"lockstep train linear --data digits --out 3", 2, "10 classes"},
+        BadInput{"lockstep train cnn --data digits --global-batch 2000 --tail drop", 2, "drop"},
+        BadInput{"lockstep train cnn --data random:5,0", 3, "empty"},
+        BadInput{"lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
+        BadInput{"lockstep train cnn --data digits --weights none.safetensors", 3, "none.safetensors"},
+        BadInput{"lockstep train cnn --data digits --weights cut.safetensors", 3, "byte 4"},
+        BadInput{"lockstep train cnn --data digits --metrics none/m.jsonl", 3, "none/m.jsonl"},
+        BadInput{"lockstep train cnn --data digits --epochs 1 --quiet --metrics /dev/full", 3, "/dev/full"},
+        // Before it trains, not hours later.
+        BadInput{"lockstep train cnn --data digits --epochs 100000 --save none/w.safetensors", 3, "none/w.safetensors"},
+        BadInput{"lockstep train cnn --data digits --epochs 100000 --save .", 3, "regular file"},
+        BadInput{"lockstep train cnn --data digits --epochs 100000 --save /dev/null", 3, "regular file"},
+        BadInput{"lockstep train cnn --data digits --bucket-mb 1e300", 2, "--bucket-mb"},
+        BadInput{"lockstep train cnn --data digits --clip-norm nan", 2, "--clip-norm"},
+        BadInput{"lockstep train linear --data random:1,4000000000000000000 --global-batch 1 --epochs 9", 2,
+                 "--epochs"},
+        BadInput{"lockstep train linear --data random:1,40000000 --global-batch 40000000", 2,
+                 "a step of 40000000 samples"},
+        BadInput{"lockstep train cnn --data digits --device cuda", 4, "cuda"},
+        BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
+        BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
+        BadInput{"lockstep train cnn --data digits --quiet --lr 1e30 --steps 1 --save w", 7, "evaluation loss"},
+        BadInput{"RANK=0 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "mpirun"},
+        BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
 
 // On several ranks the same fault is still one line, and the code is the rank's own.
 INSTANTIATE_TEST_SUITE_P(
@@ -81,6 +89,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr "
                  "0.\\$((OMPI_COMM_WORLD_RANK+1))\"",
                  5, "lr"}));
+
+TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
+  const TemporaryDirectory directory;
+  const auto outcome = run("lockstep launch -n 1 -- echo hello >/dev/full", directory.path());
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_NE(outcome.err.find("output was lost: No space left"), std::string::npos) << outcome.err;
+}
 
 }  // namespace
 }  // namespace lockstep::testing

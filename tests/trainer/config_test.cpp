@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 
 #include "base/error.h"
 
@@ -34,6 +35,20 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.clip_norm = -1; },
       [](auto& c) { c.save = "dir/"; },
       [](auto& c) { c.log_level = "loud"; },
+      [](auto& c) { c.batch = 0; },
+      [](auto& c) { c.global_batch = -1; },
+      [](auto& c) { c.epochs = 0; },
+      [](auto& c) { c.steps = 0; },
+      [](auto& c) { c.log_every = 0; },
+      [](auto& c) { c.workers = -1; },
+      [](auto& c) { c.threads = -1; },
+      [](auto& c) { c.lr = std::numeric_limits<double>::infinity(); },
+      [](auto& c) { c.lr = std::numeric_limits<double>::quiet_NaN(); },
+      [](auto& c) { c.clip_norm = std::numeric_limits<double>::quiet_NaN(); },
+      [](auto& c) { c.momentum = 1.5; },
+      [](auto& c) { c.betas.second = std::numeric_limits<double>::quiet_NaN(); },
+      [](auto& c) { c.bucket_mb = 1e300; },
+      [](auto& c) { c.first_bucket_mb = 0; },
   };
   for (std::size_t i = 0; i < faults.size(); ++i) {
     auto config = good();
