@@ -1,0 +1,86 @@
+// Single kernels on one thread (Google Benchmark): what a step is made of.
+//   build/micro --benchmark_filter=Conv
+#include <benchmark/benchmark.h>
+
+#include <vector>
+
+#include "comm/reduce.h"
+#include "nn/layers/layers.h"
+#include "nn/ops/backend.h"
+#include "sampler/permutation.h"
+
+namespace {
+
+using namespace lockstep;
+
+void Permute(benchmark::State& state) {
+  const sampler::Permutation permutation(static_cast<std::uint64_t>(state.range(0)), 1, 0);
+  std::uint64_t i = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(permutation(i));
+    if (++i == static_cast<std::uint64_t>(state.range(0))) i = 0;
+  }
+}
+BENCHMARK(Permute)->Arg(1437)->Arg(60'000)->Arg(1'000'000'000);
+
+// Two ranks' parts of a bucket into one of them.
+void ReduceF32(benchmark::State& state) {
+  const auto count = static_cast<std::size_t>(state.range(0));
+  std::vector<float> mine(count, 1.0f), theirs(count, 0.0f);
+  const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(mine.data()),
+                                      reinterpret_cast<const std::byte*>(theirs.data())};
+  for (auto _ : state)
+    comm::reduce_in_order(DType::kF32, comm::ReduceOp::kSum, reinterpret_cast<std::byte*>(mine.data()), sources, count);
+  state.SetBytesProcessed(state.iterations() * state.range(0) * static_cast<std::int64_t>(sizeof(float)));
+}
+BENCHMARK(ReduceF32)->Arg(1 << 10)->Arg(1 << 20);
+
+// Forward and backward of one layer on a batch of 64.
+void LayerStep(benchmark::State& state, const nn::Shape& shape,
+               std::unique_ptr<nn::Module> (*make)(nn::Context& context)) {
+  const auto backend = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*backend, generator};
+  const auto layer = make(context);
+  const nn::Tensor x = backend->empty(shape);
+  generator.uniform(x, -1.0, 1.0);
+  nn::Tape tape(*backend);
+  nn::Tensor target;
+  for (auto _ : state) {
+    for (const auto& [name, parameter] : layer->named_parameters()) parameter->forget_gradient();
+    const nn::Var y = layer->forward(tape, tape.differentiable_input(x));
+    if (!target.defined()) target = backend->zeros(y.shape());
+    tape.backward(nn::squared_error(tape, y, target, 1.0f).value);
+    tape.reset();
+  }
+  state.SetItemsProcessed(state.iterations() * shape[0]);
+}
+
+constexpr nn::Window kSame3x3 = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
+
+BENCHMARK_CAPTURE(LayerStep, Linear1024, nn::Shape{64, 1024}, [](nn::Context& context) -> std::unique_ptr<nn::Module> {
+  return std::make_unique<nn::Linear>(context, 1024, 1024);
+})->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(LayerStep, Conv32To64, nn::Shape{64, 14, 14, 32},
+                  [](nn::Context& context) -> std::unique_ptr<nn::Module> {
+                    return std::make_unique<nn::Conv2d>(context, 32, 64, kSame3x3);
+                  })
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(LayerStep, BatchNorm64, nn::Shape{64, 14, 14, 64},
+                  [](nn::Context& context) -> std::unique_ptr<nn::Module> {
+                    return std::make_unique<nn::BatchNorm>(context, 64);
+                  })
+    ->Unit(benchmark::kMicrosecond);
+
+void AdamW(benchmark::State& state) {
+  const auto backend = nn::make_cpu_backend(1);
+  const nn::Tensor p = backend->zeros({state.range(0)}), g = backend->zeros({state.range(0)});
+  const nn::Tensor m = backend->zeros({state.range(0)}), v = backend->zeros({state.range(0)});
+  for (auto _ : state) backend->optim().adamw({}, g, m, v, p);
+  state.SetBytesProcessed(state.iterations() * state.range(0) * 7 * static_cast<std::int64_t>(sizeof(float)));
+}
+BENCHMARK(AdamW)->Arg(1 << 20)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+
+BENCHMARK_MAIN();
