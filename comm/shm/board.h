@@ -29,7 +29,7 @@ struct alignas(64) Slot {
   ReduceOp reduce;
   DType dtype;
 
-  static constexpr std::size_t kBytes = 8192;
+  static constexpr std::size_t kBytes = 1024;
   alignas(64) std::array<std::byte, kBytes> bytes;
 };
 

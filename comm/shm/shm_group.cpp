@@ -1,5 +1,7 @@
 #include "comm/shm/shm_group.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -19,6 +21,9 @@ namespace {
 
 // Looks before a wait sleeps: about 100 µs, a few times what waking up costs.
 constexpr int kSpins = 2000;
+// Where ranks outnumber cores: how often a wait lets another process have the core before it sleeps, which costs both
+// of them more than a switch.
+constexpr int kYields = 20;
 // The longest sleep, and the time between two looks at deadline, stop requests and the other processes.
 constexpr auto kNap = std::chrono::milliseconds(20);
 
@@ -165,7 +170,7 @@ void ShmGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
 
 template <class Condition>
 void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
-  const int most_spins = peers_.oversubscribed() ? 0 : kSpins;
+  const bool yields = peers_.oversubscribed();
   Clock::time_point begin{}, next_look{};  // known from the first sleep on: a short wait reads no clock
   Seat& own = pipeline_.seat(rank());
   int spins = 0;
@@ -174,8 +179,11 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
       spins = 0;
       continue;
     }
-    if (++spins <= most_spins) {
-      relax_cpu();
+    if (++spins <= (yields ? kYields : kSpins)) {
+      if (yields)
+        ::sched_yield();
+      else
+        relax_cpu();
       continue;
     }
     const auto now = Clock::now();
