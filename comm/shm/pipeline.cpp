@@ -70,7 +70,7 @@ void Pipeline::post(std::uint64_t place) {
 
 bool Pipeline::all_posted(std::uint64_t place) {
   for (; next_to_post_ < size_; ++next_to_post_)
-    if (seat(next_to_post_).slot_of(place).place.load(std::memory_order_acquire) != place) return false;
+    if (!has_posted(next_to_post_, place)) return false;
   // A share of something else would read and write where nobody expects it.
   return out_of_step() < 0;
 }
@@ -187,25 +187,21 @@ Pipeline::Stretch Pipeline::contribution_of(const Op& op, int rank) const {
   return {};
 }
 
-std::vector<int> Pipeline::missing() const {
+bool Pipeline::waits_for(int rank) const {
   const std::uint64_t place = completed_ + 1;
-  std::vector<int> ranks;
+  if (rank == rank_) return false;
+  if (!has_posted(rank, place)) return true;
   for (int r = 0; r < size_; ++r)
-    if (r != rank_ && seat(r).slot_of(place).place.load(std::memory_order_acquire) != place) ranks.push_back(r);
-  if (!ranks.empty()) return ranks;
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_ && seat(r).finished.load(std::memory_order_acquire) < place) ranks.push_back(r);
-  return ranks;
+    if (!has_posted(r, place)) return false;
+  return seat(rank).finished.load(std::memory_order_acquire) < place;
 }
 
 int Pipeline::out_of_step() const {
   const std::uint64_t place = worked_ + 1;
   if (place > posted_) return -1;
   const std::uint64_t history = entry_of(place).op.history;
-  for (int r = 0; r < size_; ++r) {
-    const Slot& slot = seat(r).slot_of(place);
-    if (slot.place.load(std::memory_order_acquire) == place && slot.history != history) return r;
-  }
+  for (int r = 0; r < size_; ++r)
+    if (has_posted(r, place) && seat(r).slot_of(place).history != history) return r;
   return -1;
 }
 

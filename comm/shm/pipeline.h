@@ -40,8 +40,8 @@ class Pipeline {
 
   /// The first operation that is not complete; there must be one.
   const Op& first() const { return entry_of(completed_ + 1).op; }
-  /// The ranks that it waits for.
-  std::vector<int> missing() const;
+  /// Whether `rank` is one of those that it waits for: to post it first of all, else to finish with it.
+  bool waits_for(int rank) const;
   /// The first rank that has posted something else in the place where this rank has posted contested(); -1 if none has.
   /// The operation will then never be worked on.
   int out_of_step() const;
@@ -62,6 +62,9 @@ class Pipeline {
   };
 
   const Entry& entry_of(std::uint64_t place) const { return entries_[head_ + (place - completed_ - 1)]; }
+  bool has_posted(int rank, std::uint64_t place) const {
+    return seat(rank).slot_of(place).place.load(std::memory_order_acquire) == place;
+  }
   bool may_post(std::uint64_t place);
   void post(std::uint64_t place);
   bool all_posted(std::uint64_t place);

@@ -214,13 +214,12 @@ void ShmGroup::look_around() {
                                      name_of(ours)),
                          "start every rank with the same binary, options and data");
   }
-  for (const int rank : pipeline_.missing()) {
-    if (!peers_.has_ended(rank)) continue;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!pipeline_.waits_for(rank) || !peers_.has_ended(rank)) continue;
     // What it has done before its end counts.
     pipeline_.advance();
     if (pipeline_.idle()) return;
-    const auto missing = pipeline_.missing();
-    if (std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
+    if (!pipeline_.waits_for(rank)) continue;
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
                                   name_of(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
@@ -233,7 +232,9 @@ std::string ShmGroup::whereabouts_of(int rank) const {
 }
 
 void ShmGroup::time_out(double waited_seconds) const {
-  const auto missing = pipeline_.missing();
+  std::vector<int> missing;
+  for (int r = 0; r < size(); ++r)
+    if (pipeline_.waits_for(r)) missing.push_back(r);
   constexpr std::size_t kNamed = 8;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i)
