@@ -43,8 +43,7 @@ void run(std::size_t largest) {
   options.backend = lockstep::comm::GroupOptions::Backend::kShm;
   const auto group = lockstep::comm::make_group(world, options);
   if (world.rank == 0) std::printf("%10s %22s %22s %6s\n", "bytes", "shm", "MPI_Allreduce", "ratio");
-  const std::size_t sizes[] = {4,     1024,   4096,    8192,    16384,    32768,
-                               65536, 262144, 1048576, 8388608, 26214400, 104857600};
+  const std::size_t sizes[] = {4, 1024, 4096, 8192, 16384, 32768, 65536, 262144, 1048576, 8388608, 26214400, 104857600};
   for (const std::size_t bytes : sizes) {
     if (bytes > largest) break;
     const auto arena = group->allocate(bytes);

@@ -171,8 +171,8 @@ void add_ranks(OptionTable& table, TrainConfig& config) {
              .help = "what carries the collectives: memory that the ranks of a host share, or messages",
              .default_text = "auto",
              .set = choice(config.backend, {{"auto", trainer::Backend::kAuto},
-                                             {"shm", trainer::Backend::kShm},
-                                             {"mpi", trainer::Backend::kMpi}})});
+                                            {"shm", trainer::Backend::kShm},
+                                            {"mpi", trainer::Backend::kMpi}})});
   table.add({.name = "threads",
              .placeholder = "N",
              .help = "compute threads a rank",

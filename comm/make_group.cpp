@@ -35,8 +35,7 @@ std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions&
   if (world.size == 1)
     return std::make_unique<SelfGroup>(
         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout_seconds)));
-  const bool may_share =
-      world.local_size == world.size && options.progress != GroupOptions::Progress::kThread;
+  const bool may_share = world.local_size == world.size && options.progress != GroupOptions::Progress::kThread;
   if (options.backend == Backend::kShm || (options.backend == Backend::kAuto && may_share))
     return make_shared_group(world, options);
   return make_mpi_group(world, options);

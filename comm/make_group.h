@@ -34,7 +34,8 @@ struct GroupOptions {
 
 /// Joins the ranks that `world` speaks of; collective, blocking. A world of one is a SelfGroup and never starts MPI.
 /// Throws UsageError when MPI and the environment disagree on rank or size, DeviceError when the world has several
-/// ranks and this build no MPI; for kShm also when the ranks cannot share memory (PeerError on those that could). Call it once in a process, and set_log_identity() before.
+/// ranks and this build no MPI; for kShm also when the ranks cannot share memory (PeerError on those that could). Call
+/// it once in a process, and set_log_identity() before.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 }  // namespace lockstep::comm

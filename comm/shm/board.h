@@ -13,8 +13,8 @@
 namespace lockstep::comm {
 
 /// Note [Slots]
-/// Every rank puts each of its operations into one of its slots, the place-th of the group into slot place % kSlots, and
-/// small contributions with it. `place` is written last (release): whoever reads the place that it waits for
+/// Every rank puts each of its operations into one of its slots, the place-th of the group into slot place % kSlots,
+/// and small contributions with it. `place` is written last (release): whoever reads the place that it waits for
 /// (acquire) reads the rest with it, in one cache line. A slot is taken again when all ranks are finished with the
 /// operation that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {

@@ -95,8 +95,7 @@ void Pipeline::work_from_slots(const Op& op, std::uint64_t place) {
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
-      const Stretch wanted =
-          op.kind == OpKind::kAllReduce ? Stretch{0, op.region.bytes()} : slice_bytes_of(op, rank_);
+      const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.region.bytes()} : slice_bytes_of(op, rank_);
       for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = bytes_of(r) + wanted.begin;
       reduce_in_order(op.region.dtype, op.reduce, op.data + wanted.begin, sources_,
                       wanted.bytes / size_of(op.region.dtype));
@@ -115,7 +114,9 @@ void Pipeline::work_from_slots(const Op& op, std::uint64_t place) {
 
 void Pipeline::work_in_place(const Entry& entry) {
   const Op& op = entry.op;
-  const auto copy_of = [&](int rank) { return op.data + (rank - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes); };
+  const auto copy_of = [&](int rank) {
+    return op.data + (rank - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes);
+  };
   switch (op.kind) {
     case OpKind::kAllReduce: return reduce_slice(entry, true);
     case OpKind::kReduceScatter: return reduce_slice(entry, false);
@@ -136,7 +137,9 @@ void Pipeline::work_in_place(const Entry& entry) {
 
 void Pipeline::reduce_slice(const Entry& entry, bool for_all) {
   const Op& op = entry.op;
-  const auto copy_of = [&](int rank) { return op.data + (rank - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes); };
+  const auto copy_of = [&](int rank) {
+    return op.data + (rank - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes);
+  };
   const std::size_t element = size_of(op.region.dtype);
   const Stretch slice = slice_bytes_of(op, rank_);
   for (std::size_t at = slice.begin; at < slice.begin + slice.bytes; at += kBlockBytes) {

@@ -97,7 +97,7 @@ class Pipeline {
   std::uint64_t worked_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t completed_sequence_ = 0;
-  int next_to_post_ = 0;             // ranks before it have posted place worked_ + 1
+  int next_to_post_ = 0;               // ranks before it have posted place worked_ + 1
   std::uint64_t finished_by_all_ = 0;  // a lower bound, as last read
 };
 

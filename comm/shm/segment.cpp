@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <limits>
 #include <new>
@@ -42,9 +43,8 @@ UniqueFd create(std::size_t bytes, int ranks) {
   UniqueFd fd(::memfd_create("lockstep", MFD_CLOEXEC));
   if (!fd) throw DeviceError(fmt::format("no shared memory: memfd_create: {}", errno_text(errno)), kRemedy);
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-    throw DeviceError(fmt::format("no {} of shared memory: {}", human_bytes(static_cast<double>(bytes)),
-                                  errno_text(errno)),
-                      kRemedy);
+    throw DeviceError(
+        fmt::format("no {} of shared memory: {}", human_bytes(static_cast<double>(bytes)), errno_text(errno)), kRemedy);
   return fd;
 }
 
@@ -113,10 +113,10 @@ std::size_t available_memory_bytes() {
 
 void check_shared_memory(std::size_t asked_bytes, int ranks, std::size_t available_bytes) {
   if (asked_bytes <= available_bytes) return;
-  throw DeviceError(fmt::format("not enough memory: {} ranks ask for {} of shared memory, {} are free", ranks,
-                                human_bytes(static_cast<double>(asked_bytes)),
-                                human_bytes(static_cast<double>(available_bytes))),
-                    "train a smaller model, start fewer ranks, or give the machine (a container: --memory) more");
+  throw DeviceError(
+      fmt::format("not enough memory: {} ranks ask for {} of shared memory, {} are free", ranks,
+                  human_bytes(static_cast<double>(asked_bytes)), human_bytes(static_cast<double>(available_bytes))),
+      "train a smaller model, start fewer ranks, or give the machine (a container: --memory) more");
 }
 
 Segment Segment::map(int rank, int size, std::size_t part_bytes, const Exchange& exchange) {
@@ -144,12 +144,14 @@ Segment Segment::map(int rank, int size, std::size_t part_bytes, const Exchange&
       [&] {
         if (rank != 0) fd = open_at(address);
         const auto begin = static_cast<off_t>(segment.part_bytes_ * static_cast<std::size_t>(rank));
-        if (const int code = ::posix_fallocate(fd.get(), begin, static_cast<off_t>(segment.part_bytes_)); code != 0)
-          throw DeviceError(fmt::format("no {} of shared memory ({} for all {} ranks): {}",
-                                        human_bytes(static_cast<double>(segment.part_bytes_)),
-                                        human_bytes(static_cast<double>(segment.mapped_bytes_)), size,
-                                        errno_text(code)),
-                            kRemedy);
+        int code = EINTR;
+        while (code == EINTR) code = ::posix_fallocate(fd.get(), begin, static_cast<off_t>(segment.part_bytes_));
+        if (code != 0)
+          throw DeviceError(
+              fmt::format("no {} of shared memory ({} for all {} ranks): {}",
+                          human_bytes(static_cast<double>(segment.part_bytes_)),
+                          human_bytes(static_cast<double>(segment.mapped_bytes_)), size, errno_text(code)),
+              kRemedy);
         void* data = ::mmap(nullptr, segment.mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
         if (data == MAP_FAILED)
           throw DeviceError(fmt::format("mapping {} of shared memory: {}",

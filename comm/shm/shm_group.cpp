@@ -116,8 +116,7 @@ class ShmGroup final : public ProcessGroup {
 };
 
 std::unique_ptr<Arena> ShmGroup::allocate(std::size_t bytes) {
-  auto segment =
-      Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine); });
+  auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine); });
   return std::make_unique<ShmArena>(std::move(segment), rank(), bytes, ++arenas_);
 }
 
@@ -208,11 +207,10 @@ void ShmGroup::look_around() {
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
     const Op theirs = pipeline_.posted_instead(rank);
     const Op& ours = pipeline_.contested();
-    throw OutOfStepError(fmt::format("out of step: {} is in {}{}, this rank is in {}", peers_.name_of(rank),
-                                     name_of(theirs),
-                                     same_operation(theirs, ours) ? " after other operations or in another arena" : "",
-                                     name_of(ours)),
-                         "start every rank with the same binary, options and data");
+    throw OutOfStepError(
+        fmt::format("out of step: {} is in {}{}, this rank is in {}", peers_.name_of(rank), name_of(theirs),
+                    same_operation(theirs, ours) ? " after other operations or in another arena" : "", name_of(ours)),
+        "start every rank with the same binary, options and data");
   }
   for (int rank = 0; rank < size(); ++rank) {
     if (!pipeline_.waits_for(rank) || !peers_.has_ended(rank)) continue;
@@ -261,11 +259,10 @@ std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<ProcessGroup>&& boo
     if (rank != other) throw PeerError(static_cast<int>(ExitCode::kDevice), what);
     throw DeviceError(what, "use --backend mpi between hosts");
   }
-  auto board = Segment::map(rank, size, sizeof(Seat),
-                            [&](const std::string& mine) { return bootstrap->all_gather_text(mine); });
+  auto board =
+      Segment::map(rank, size, sizeof(Seat), [&](const std::string& mine) { return bootstrap->all_gather_text(mine); });
   peers.watch(rank);
-  auto group =
-      std::make_unique<ShmGroup>(rank, size, bootstrap->timeout(), std::move(peers), std::move(board));
+  auto group = std::make_unique<ShmGroup>(rank, size, bootstrap->timeout(), std::move(peers), std::move(board));
   group->adopt(std::move(bootstrap));
   return group;
 }

@@ -88,7 +88,8 @@ class ForkedGroup final : public ProcessGroup {
 /// Nobody is waited for before the highest rank that is not doomed has ended: the dead are zombies until then.
 void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doomed = -1,
               Clock::duration timeout = 20s) {
-  void* memory = ::mmap(nullptr, sizeof(ForkedGroup::Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      ::mmap(nullptr, sizeof(ForkedGroup::Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   auto* shared = static_cast<ForkedGroup::Shared*>(memory);
   std::vector<pid_t> pids;
@@ -172,7 +173,9 @@ TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
             }
             const auto begin = Clock::now();
             const bool named = throws<DeviceError>(
-                [&] { group.all_reduce({arena.get(), 0, count, DType::kF32}, ReduceOp::kSum).wait_host(); },
+                [&] {
+                  group.all_reduce({arena.get(), 0, count, DType::kF32}, ReduceOp::kSum).wait_host();
+                },
                 {"rank 2 (host ", "pid " + pids[2], "this rank waits for it in allreduce #", "step 7",
                  "the last that it issued is barrier #"});
             return named && Clock::now() - begin < delay + 1s &&
@@ -217,7 +220,8 @@ TEST(Shm, ATimeoutTellsWhereTheOthersAre) {
 
 TEST(Shm, AnAllocationThatOnlyOneRankMakes) {
   on_ranks(2, [](ProcessGroup& group) {
-    if (group.rank() == 0) return throws<OutOfStepError>([&] { group.allocate(100); }, {"this rank is in an allocation"});
+    if (group.rank() == 0)
+      return throws<OutOfStepError>([&] { group.allocate(100); }, {"this rank is in an allocation"});
     return throws<OutOfStepError>([&] { group.barrier().wait_host(); }, {"rank 0 (host ", "is in an allocation"});
   });
 }
