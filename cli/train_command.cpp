@@ -167,10 +167,12 @@ void add_ranks(OptionTable& table, TrainConfig& config) {
              .default_text = config.device,
              .set = text(config.device)});
   table.add({.name = "backend",
-             .placeholder = "auto|mpi",
-             .help = "what carries the collectives",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
              .default_text = "auto",
-             .set = choice(config.backend, {{"auto", trainer::Backend::kAuto}, {"mpi", trainer::Backend::kMpi}})});
+             .set = choice(config.backend, {{"auto", trainer::Backend::kAuto},
+                                            {"shm", trainer::Backend::kShm},
+                                            {"mpi", trainer::Backend::kMpi}})});
   table.add({.name = "threads",
              .placeholder = "N",
              .help = "compute threads a rank",

@@ -41,7 +41,7 @@ std::string version_text() {
   std::string text = line("lockstep", fmt::format("{} (git {})", version(), git_revision()));
   text += line("build", fmt::format("{}, {}", build_type(), compiler()));
   text += line("instruction set", cpu_instruction_set());
-  text += line("backends", comm::mpi_available() ? "cpu, self, mpi" : "cpu, self");
+  text += line("backends", comm::mpi_available() ? "cpu, self, shm, mpi" : "cpu, self");
   for (const auto& lack : split(kMissing, '|')) {
     if (!lack.empty()) text += line("without", lack);
   }

@@ -1,13 +1,13 @@
-# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [PROGRESS inline thread] [ALONE Suite.Test…]
+# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm] [ALONE Suite.Test…]
 #               [TIMEOUT s] [LABELS …])
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
 # for each world size, started under mpirun by tests/support/run_ranks, and its main() joins the ranks first.
-# PROGRESS says how the group moves on (one entry each; inline alone by default). ALONE names tests that leave their
+# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE names tests that leave their
 # group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
 function(lockstep_test name)
-  cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;PROGRESS;ALONE;LABELS" ${ARGN})
+  cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 60)
   endif()
@@ -30,8 +30,8 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE lockstep_ranks_main)
   # run_ranks gives up first, and cleans up; what ctest kills cannot.
   math(EXPR limit "${T_TIMEOUT} - 10")
-  if(NOT T_PROGRESS)
-    set(T_PROGRESS inline)
+  if(NOT T_GROUPS)
+    set(T_GROUPS inline)
   endif()
   if(NOT T_ALONE)
     set(T_ALONE "*")
@@ -40,8 +40,8 @@ function(lockstep_test name)
     if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI)
       continue()
     endif()
-    foreach(progress IN LISTS T_PROGRESS)
-      if(n EQUAL 1 AND NOT progress STREQUAL "inline")
+    foreach(kind IN LISTS T_GROUPS)
+      if(n EQUAL 1 AND NOT kind STREQUAL "inline")
         continue()  # a world of one has nothing to move on
       endif()
       foreach(filter IN LISTS T_ALONE)
@@ -49,14 +49,14 @@ function(lockstep_test name)
         if(NOT filter STREQUAL "*")
           string(APPEND entry .${filter})
         endif()
-        if(NOT progress STREQUAL "inline")
-          string(APPEND entry .${progress})
+        if(NOT kind STREQUAL "inline")
+          string(APPEND entry .${kind})
         endif()
         add_test(NAME ${entry}
                  COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>
                          --gtest_filter=${filter})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE
-                                                 ENVIRONMENT "LOCKSTEP_TEST_PROGRESS=${progress};LOCKSTEP_TEST_TIMEOUT=${limit}")
+                                                 ENVIRONMENT "LOCKSTEP_TEST_GROUPS=${progress};LOCKSTEP_TEST_TIMEOUT=${limit}")
       endforeach()
     endforeach()
   endforeach()

@@ -36,10 +36,11 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "self", "mpi".
+  /// "self", "mpi", "shm".
   virtual std::string name() const = 0;
 
-  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned. Throws std::bad_alloc when there is no memory.
+  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned. Throws std::bad_alloc when there is no memory,
+  /// DeviceError when there is none that ranks can share (PeerError on the ranks that had it).
   virtual std::unique_ptr<Arena> allocate(std::size_t bytes) = 0;
 
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions.

@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "comm/make_group.h"
 #include "sampler/sampler.h"
 
 namespace lockstep::trainer {
 
 enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
-enum class Backend { kAuto, kMpi };
+using Backend = comm::GroupOptions::Backend;
 
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 

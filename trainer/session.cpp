@@ -37,6 +37,7 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
 
   comm::GroupOptions options;
   options.timeout_seconds = config.timeout_seconds;
+  options.backend = config.backend;
   options.spare_core = config.threads > 0 && comm::expected_cores(world) > config.threads;
   session.group = comm::make_group(world, options);
 

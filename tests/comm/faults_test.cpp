@@ -27,9 +27,8 @@ const testing::OwnGroups own_groups;
 class Faults : public ::testing::Test {
  protected:
   void start(double timeout_seconds) {
-    GroupOptions options;
+    GroupOptions options = testing::group_options();
     options.timeout_seconds = timeout_seconds;
-    options.progress = testing::progress();
     group_ = make_group(testing::world(), options);
     arena_ = group_->allocate(4 << 20);
     group_->barrier().wait_host();

@@ -59,17 +59,17 @@ TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
 TEST(SameTraining, ARunRepeatsBitForBit) {
   const TemporaryDirectory directory;
   std::string first;
-  for (const char* buckets : {"", " --bucket-mb 0.0003 --first-bucket-mb 0.0003"}) {
+  for (const char* options : {"", " --bucket-mb 0.0003 --first-bucket-mb 0.0003", " --backend shm", " --backend mpi"}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       const auto outcome =
           run(std::string("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 30 --quiet "
                           "--check-replicas 1 --metrics m.jsonl") +
-                  buckets,
+                  options,
               directory.path());
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       const std::string hash = read_metrics(directory.path() / "m.jsonl").final["params_sha256"];
       if (first.empty()) first = hash;
-      EXPECT_EQ(hash, first) << "buckets:" << buckets;
+      EXPECT_EQ(hash, first) << "options:" << options;
     }
   }
 }

@@ -14,8 +14,9 @@ comm::ProcessGroup& group();
 /// What the environment said before the group was made.
 const comm::World& world();
 
-/// How this run's groups are to be moved on: LOCKSTEP_TEST_PROGRESS in the environment, "inline" unless set.
-comm::GroupOptions::Progress progress();
+/// Which groups this run is to use: LOCKSTEP_TEST_GROUP in the environment, "inline" or "thread" (MPI, moved on by the
+/// caller or by a thread) or "shm"; "inline" unless set.
+comm::GroupOptions group_options();
 
 /// For a test that leaves the group broken, or never joins it: main() then makes no group, group() may not be called,
 /// and the ranks agree on nothing at the end (each one's exit code stands for itself). Define it at namespace scope:

@@ -42,14 +42,6 @@ void quieten(int rank) {
   listeners.Append(new FailurePrinter(rank));
 }
 
-/// LOCKSTEP_TEST_PROGRESS: "thread" or "inline"; ctest runs some tests with each.
-comm::GroupOptions::Progress read_progress() {
-  const std::string value = env("LOCKSTEP_TEST_PROGRESS").value_or("inline");
-  if (value == "thread") return comm::GroupOptions::Progress::kThread;
-  if (value == "inline") return comm::GroupOptions::Progress::kInline;
-  throw UsageError(fmt::format("LOCKSTEP_TEST_PROGRESS={} is neither thread nor inline", value));
-}
-
 /// True if the tests passed on every rank.
 bool passed_everywhere(bool passed_here) {
   auto arena = g_group->allocate(64);
@@ -65,9 +57,8 @@ int run(int argc, char** argv) {
   quieten(g_world.rank);
   if (g_own_groups) return RUN_ALL_TESTS();
 
-  comm::GroupOptions options;
+  comm::GroupOptions options = group_options();
   options.timeout_seconds = 60;
-  options.progress = progress();
   g_group = comm::make_group(g_world, options);
   const bool passed = passed_everywhere(RUN_ALL_TESTS() == 0);
   g_group->shutdown();
@@ -82,7 +73,18 @@ comm::ProcessGroup& group() {
   return *g_group;
 }
 const comm::World& world() { return g_world; }
-comm::GroupOptions::Progress progress() { return read_progress(); }
+
+comm::GroupOptions group_options() {
+  using Options = comm::GroupOptions;
+  const std::string value = env("LOCKSTEP_TEST_GROUP").value_or("inline");
+  Options options;
+  options.backend = value == "shm" ? Options::Backend::kShm : Options::Backend::kMpi;
+  options.progress = value == "thread" ? Options::Progress::kThread : Options::Progress::kInline;
+  if (value != "shm" && value != "thread" && value != "inline")
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread nor shm", value));
+  return options;
+}
+
 OwnGroups::OwnGroups() { g_own_groups = true; }
 
 }  // namespace lockstep::testing

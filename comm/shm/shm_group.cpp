@@ -1,0 +1,270 @@
+#include "comm/shm/shm_group.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "comm/shm/bell.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/pipeline.h"
+#include "comm/shm/segment.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Looks before a wait sleeps: about 100 µs, a few times what waking up costs.
+constexpr int kSpins = 2000;
+// Where ranks outnumber cores: how often a wait lets another process have the core before it sleeps, which costs both
+// of them more than a switch.
+constexpr int kYields = 20;
+// The longest sleep, and the time between two looks at deadline, stop requests and the other processes.
+constexpr auto kNap = std::chrono::milliseconds(20);
+
+void relax_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class ShmArena final : public Arena {
+ public:
+  ShmArena(Segment segment, int rank, std::size_t bytes, std::uint64_t number)
+      : Arena(segment.part(rank), bytes), segment_(std::move(segment)), number_(number) {}
+  ~ShmArena() override {
+    // An exception that unwinds past an arena leaves operations on it under way in the group's queue.
+    if (std::uncaught_exceptions() > 0) segment_.leak();
+  }
+
+  /// The group's arenas are counted from 1.
+  std::uint64_t number() const { return number_; }
+  std::size_t part_bytes() const { return segment_.part_bytes(); }
+
+ private:
+  Segment segment_;
+  std::uint64_t number_;
+};
+
+/// "an allocation" for the group's own exchanges, which have no sequence number.
+std::string name_of(const Op& op) { return op.sequence == 0 ? std::string("an allocation") : describe(op); }
+
+bool same_operation(const Op& a, const Op& b) {
+  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
+         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
+}
+
+class ShmGroup final : public ProcessGroup {
+ public:
+  ShmGroup(int rank, int size, Clock::duration timeout, Peers peers, Segment board)
+      : ProcessGroup(rank, size, timeout),
+        peers_(std::move(peers)),
+        board_(std::move(board)),
+        pipeline_(rank, size, board_),
+        texts_(static_cast<std::size_t>(size) * kTextBytes) {}
+
+  void adopt(std::unique_ptr<ProcessGroup> bootstrap) { bootstrap_ = std::move(bootstrap); }
+
+  std::string name() const override { return "shm"; }
+  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
+  void poll() override;
+  void shutdown() override;
+
+ protected:
+  void start(const Op& op) override;
+  bool is_done(std::uint64_t sequence) override;
+  void wait_done(std::uint64_t sequence, Deadline deadline) override;
+
+ private:
+  static constexpr std::size_t kTextBytes = 256;
+  static_assert(Segment::kMostText < kTextBytes && kTextBytes % kArenaAlignment == 0);
+
+  /// Runs `action` unless the group is broken; breaks it when `action` throws.
+  template <class Action>
+  auto guarded(Action&& action) {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    try {
+      return action();
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
+  }
+
+  template <class Condition>
+  void wait_until(Condition&& done, Deadline deadline);
+  /// Throws if this rank has been asked to stop, or if another one cannot or will not come.
+  void look_around();
+  [[noreturn]] void time_out(double waited_seconds) const;
+  std::string whereabouts_of(int rank) const;
+
+  /// Segment::Exchange through the slots.
+  std::vector<std::string> exchange(const std::string& mine);
+
+  std::unique_ptr<ProcessGroup> bootstrap_;
+  Peers peers_;
+  Segment board_;
+  Pipeline pipeline_;
+  std::vector<std::byte> texts_;  // what exchange() sends and receives
+  std::uint64_t arenas_ = 0;
+  std::exception_ptr failure_;  // what broke the group
+};
+
+std::unique_ptr<Arena> ShmGroup::allocate(std::size_t bytes) {
+  auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine); });
+  return std::make_unique<ShmArena>(std::move(segment), rank(), bytes, ++arenas_);
+}
+
+std::vector<std::string> ShmGroup::exchange(const std::string& mine) {
+  return guarded([&] {
+    std::byte* own = texts_.data() + static_cast<std::size_t>(rank()) * kTextBytes;
+    std::memset(own, 0, kTextBytes);
+    std::memcpy(own, mine.data(), mine.size());
+    Op op;
+    op.kind = OpKind::kAllGather;
+    op.region.count = texts_.size();
+    op.region.dtype = DType::kU8;
+    op.data = texts_.data();
+    pipeline_.submit(op, 0, 0);
+    const std::uint64_t place = pipeline_.submitted();
+    wait_until([&] { return pipeline_.completed() >= place; }, Deadline::after(timeout()));
+    std::vector<std::string> all;
+    for (std::size_t at = 0; at < texts_.size(); at += kTextBytes)
+      all.emplace_back(reinterpret_cast<const char*>(texts_.data() + at));
+    return all;
+  });
+}
+
+void ShmGroup::start(const Op& op) {
+  const ShmArena* arena = nullptr;
+  if (op.kind != OpKind::kBarrier) {
+    arena = dynamic_cast<const ShmArena*>(op.region.arena);
+    LOCKSTEP_ASSERT(arena != nullptr, "{} on an arena of another group", describe(op));
+  }
+  guarded([&] {
+    pipeline_.submit(op, arena == nullptr ? 0 : arena->part_bytes(), arena == nullptr ? 0 : arena->number());
+    pipeline_.advance();
+  });
+}
+
+void ShmGroup::poll() {
+  guarded([&] { pipeline_.advance(); });
+}
+
+bool ShmGroup::is_done(std::uint64_t sequence) {
+  return guarded([&] {
+    if (pipeline_.completed_sequence() < sequence) pipeline_.advance();
+    return pipeline_.completed_sequence() >= sequence;
+  });
+}
+
+void ShmGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+  guarded([&] { wait_until([&] { return pipeline_.completed_sequence() >= sequence; }, deadline); });
+}
+
+template <class Condition>
+void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
+  const bool yields = peers_.oversubscribed();
+  Clock::time_point begin{}, next_look{};  // known from the first sleep on: a short wait reads no clock
+  Seat& own = pipeline_.seat(rank());
+  int spins = 0;
+  while (!done()) {
+    if (pipeline_.advance()) {
+      spins = 0;
+      continue;
+    }
+    if (++spins <= (yields ? kYields : kSpins)) {
+      if (yields)
+        ::sched_yield();
+      else
+        relax_cpu();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (begin == Clock::time_point{}) begin = now;
+    if (now >= next_look) {
+      look_around();
+      if (deadline.expired()) time_out(seconds_between(begin, now));
+      next_look = now + kNap;
+    }
+    const auto ticket = lie_down(own);
+    if (!pipeline_.advance()) {
+      const auto nap = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
+      sleep(own, ticket, nap);
+    }
+    get_up(own);
+    spins = 0;
+  }
+}
+
+void ShmGroup::look_around() {
+  throw_if_stopped("waiting for the other ranks");
+  if (const int rank = pipeline_.out_of_step(); rank >= 0) {
+    const Op theirs = pipeline_.posted_instead(rank);
+    const Op& ours = pipeline_.contested();
+    throw OutOfStepError(
+        fmt::format("out of step: {} is in {}{}, this rank is in {}", peers_.name_of(rank), name_of(theirs),
+                    same_operation(theirs, ours) ? " after other operations or in another arena" : "", name_of(ours)),
+        "start every rank with the same binary, options and data");
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!pipeline_.waits_for(rank) || !peers_.has_ended(rank)) continue;
+    // What it has done before its end counts.
+    pipeline_.advance();
+    if (pipeline_.idle()) return;
+    if (!pipeline_.waits_for(rank)) continue;
+    throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
+                                  name_of(pipeline_.first()), whereabouts_of(rank)),
+                      fmt::format("look at the log of rank {}", rank));
+  }
+}
+
+std::string ShmGroup::whereabouts_of(int rank) const {
+  if (!pipeline_.has_posted_any(rank)) return "it has issued nothing yet";
+  return fmt::format("the last that it issued is {}", name_of(pipeline_.last_posted_by(rank)));
+}
+
+void ShmGroup::time_out(double waited_seconds) const {
+  std::vector<int> missing;
+  for (int r = 0; r < size(); ++r)
+    if (pipeline_.waits_for(r)) missing.push_back(r);
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i)
+    names.push_back(fmt::format("{}, {}", peers_.name_of(missing[i]), whereabouts_of(missing[i])));
+  if (missing.size() > kNamed) names.push_back(fmt::format("{} more", missing.size() - kNamed));
+  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", name_of(pipeline_.first()),
+                                 waited_seconds, join(names, "; ")),
+                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                                 missing.empty() ? 0 : missing.front()));
+}
+
+void ShmGroup::shutdown() {
+  barrier().wait_host();
+  guarded([&] { bootstrap_->shutdown(); });
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<ProcessGroup>&& bootstrap) {
+  const int rank = bootstrap->rank(), size = bootstrap->size();
+  Peers peers(*bootstrap);
+  if (const int other = peers.elsewhere(); other >= 0) {
+    const std::string what = fmt::format("{} and {} share no memory", peers.name_of(0), peers.name_of(other));
+    if (rank != other) throw PeerError(static_cast<int>(ExitCode::kDevice), what);
+    throw DeviceError(what, "use --backend mpi between hosts");
+  }
+  auto board =
+      Segment::map(rank, size, sizeof(Seat), [&](const std::string& mine) { return bootstrap->all_gather_text(mine); });
+  peers.watch(rank);
+  auto group = std::make_unique<ShmGroup>(rank, size, bootstrap->timeout(), std::move(peers), std::move(board));
+  group->adopt(std::move(bootstrap));
+  return group;
+}
+
+}  // namespace lockstep::comm

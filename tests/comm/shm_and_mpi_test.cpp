@@ -1,0 +1,42 @@
+// The same contributions through messages and through shared memory: the same bits, on every rank.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "comm/mpi/mpi_group.h"
+#include "comm/shm/shm_group.h"
+#include "tests/comm/reference.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+const testing::OwnGroups own_groups;
+
+std::vector<reference::Bytes> reductions(ProcessGroup& group) {
+  const auto arena = group.allocate(1 << 20);
+  std::vector<reference::Bytes> results;
+  std::uint64_t seed = 0;
+  for (const DType dtype : reference::kDTypes)
+    for (const ReduceOp op : reference::kReduceOps)
+      for (const std::size_t count : {1u, 77u, 4097u, 100'000u}) {
+        const Region region{arena.get(), 128, count, dtype};
+        const auto mine = reference::contribution(dtype, count, ++seed, group.rank());
+        std::memcpy(region.data(), mine.data(), mine.size());
+        group.all_reduce(region, op).wait_host();
+        results.emplace_back(region.data(), region.data() + region.bytes());
+      }
+  return results;
+}
+
+TEST(ShmAndMpi, TheSameBits) {
+  auto messages = make_mpi_group(testing::world(), testing::group_options());
+  const auto by_messages = reductions(*messages);
+  const auto shared = make_shm_group(std::move(messages));
+  EXPECT_EQ(shared->name(), "shm");
+  EXPECT_TRUE(reductions(*shared) == by_messages);
+  shared->shutdown();
+}
+
+}  // namespace
+}  // namespace lockstep::comm

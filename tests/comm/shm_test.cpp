@@ -1,0 +1,299 @@
+// The group in shared memory on processes that this test forks, so that it can end them as it likes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <new>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/host_arena.h"
+#include "comm/shm/segment.h"
+#include "comm/shm/shm_group.h"
+
+namespace {
+std::atomic<std::size_t> g_allocations{0};
+}  // namespace
+
+// noinline: GCC takes the malloc inside one and the free inside the other for a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  g_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// Allgathers among forked processes, and nothing else: what a bootstrap needs.
+class ForkedGroup final : public ProcessGroup {
+ public:
+  struct Shared {
+    std::atomic<int> came;
+    std::atomic<int> round;
+    std::byte bytes[1 << 16];
+  };
+
+  ForkedGroup(int rank, int size, Clock::duration timeout, Shared* shared)
+      : ProcessGroup(rank, size, timeout), shared_(shared) {}
+
+  std::string name() const override { return "forked"; }
+  std::unique_ptr<Arena> allocate(std::size_t bytes) override { return HostArena::map(bytes); }
+  void poll() override {}
+  void shutdown() override {}
+
+ protected:
+  void start(const Op& op) override {
+    LOCKSTEP_ASSERT(op.kind == OpKind::kAllGather && op.region.bytes() <= sizeof(shared_->bytes));
+    const std::size_t element = size_of(op.region.dtype);
+    const Slice mine = slice_of(op.region.count, element, rank(), size());
+    std::memcpy(shared_->bytes + mine.begin * element, op.data + mine.begin * element, mine.count * element);
+    meet();
+    std::memcpy(op.data, shared_->bytes, op.region.bytes());
+    meet();
+  }
+  bool is_done(std::uint64_t) override { return true; }
+  void wait_done(std::uint64_t, Deadline) override {}
+
+ private:
+  void meet() {
+    const int round = shared_->round.load();
+    if (shared_->came.fetch_add(1) + 1 == size()) {
+      shared_->came.store(0);
+      shared_->round.fetch_add(1);
+    }
+    while (shared_->round.load() == round) std::this_thread::yield();
+  }
+
+  Shared* shared_;
+};
+
+/// Runs `body` on `size` forked ranks. A rank is well when `body` returns true; those in `doomed` must die by SIGKILL.
+/// Nobody is waited for before the highest rank that is not doomed has ended: the dead are zombies until then.
+void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doomed = -1,
+              Clock::duration timeout = 20s) {
+  void* memory =
+      ::mmap(nullptr, sizeof(ForkedGroup::Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* shared = static_cast<ForkedGroup::Shared*>(memory);
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < size; ++rank) {
+    const pid_t pid = ::fork();
+    ASSERT_GE(pid, 0);
+    if (pid > 0) {
+      pids.push_back(pid);
+      continue;
+    }
+    ::alarm(30);
+    bool well = false;
+    try {
+      const auto group = make_shm_group(std::make_unique<ForkedGroup>(rank, size, timeout, shared));
+      well = body(*group);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    ::_exit(well ? 0 : 1);
+  }
+  for (int pass = 0; pass < 2; ++pass)
+    for (int rank = 0; rank < size; ++rank) {
+      if ((rank == doomed) != (pass == 1)) continue;
+      int status = 0;
+      ASSERT_EQ(::waitpid(pids[static_cast<std::size_t>(rank)], &status, 0), pids[static_cast<std::size_t>(rank)]);
+      if (rank == doomed)
+        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "rank " << rank;
+      else
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
+    }
+  ::munmap(memory, sizeof(ForkedGroup::Shared));
+}
+
+/// Whether `action` throws an E whose text has all of `parts`; says what is wrong if not.
+template <class E, class Action>
+bool throws(Action&& action, const std::vector<std::string>& parts) {
+  try {
+    action();
+  } catch (const E& error) {
+    for (const std::string& part : parts)
+      if (std::string(error.what()).find(part) == std::string::npos) {
+        std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), error.what());
+        return false;
+      }
+    return true;
+  }
+  std::fprintf(stderr, "nothing was thrown\n");
+  return false;
+}
+
+TEST(Shm, SumsOnForkedRanks) {
+  on_ranks(4, [](ProcessGroup& group) {
+    const auto arena = group.allocate(4 << 20);
+    const Region region{arena.get(), 0, 1 << 20, DType::kI32};
+    for (std::int32_t round = 1; round < 4; ++round) {
+      const auto values = arena->view<std::int32_t>(0, region.count);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = round * static_cast<std::int32_t>(i % 1000);
+      group.all_reduce(region, ReduceOp::kSum).wait_host();
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (values[i] != 4 * round * static_cast<std::int32_t>(i % 1000)) return false;
+    }
+    group.shutdown();
+    return true;
+  });
+}
+
+// In a small and in a large operation, awake or asleep: the death is noticed though nobody has waited for the process.
+TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
+  for (const std::size_t count : {1u, 1u << 20})
+    for (const auto delay : {0ms, 300ms})
+      on_ranks(
+          3,
+          [&](ProcessGroup& group) {
+            const auto arena = group.allocate(4 << 20);
+            const auto pids = group.all_gather_text(std::to_string(::getpid()));
+            group.set_step(7);
+            group.barrier().wait_host();
+            if (group.rank() == 2) {
+              std::this_thread::sleep_for(delay);
+              ::kill(::getpid(), SIGKILL);
+            }
+            const auto begin = Clock::now();
+            const bool named = throws<DeviceError>(
+                [&] {
+                  group.all_reduce({arena.get(), 0, count, DType::kF32}, ReduceOp::kSum).wait_host();
+                },
+                {"rank 2 (host ", "pid " + pids[2], "this rank waits for it in allreduce #", "step 7",
+                 "the last that it issued is barrier #"});
+            return named && Clock::now() - begin < delay + 1s &&
+                   throws<DeviceError>([&] { group.barrier(); }, {"rank 2"});
+          },
+          2);
+}
+
+TEST(Shm, WhatARankDidBeforeItEndedCounts) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto arena = group.allocate(64);
+    arena->view<std::int64_t>(0, 1)[0] = group.rank() + 1;
+    const Region region{arena.get(), 0, 1, DType::kI64};
+    if (group.rank() == 1) {
+      group.all_reduce(region, ReduceOp::kSum);
+      return true;
+    }
+    std::this_thread::sleep_for(200ms);
+    group.all_reduce(region, ReduceOp::kSum).wait_host();
+    return arena->view<std::int64_t>(0, 1)[0] == 3;
+  });
+}
+
+TEST(Shm, ATimeoutTellsWhereTheOthersAre) {
+  on_ranks(
+      3,
+      [](ProcessGroup& group) {
+        const auto arena = group.allocate(1 << 20);
+        group.set_step(3);
+        group.all_reduce({arena.get(), 0, 100'000, DType::kF32}, ReduceOp::kMax).wait_host();
+        group.set_step(4);
+        if (group.rank() == 1) {
+          std::this_thread::sleep_for(1500ms);
+          return true;
+        }
+        return throws<TimeoutError>([&] { group.barrier().wait_host(); },
+                                    {"barrier #2 (step 4) timed out after 0.5", "waiting for rank 1 (host ",
+                                     "the last that it issued is allreduce #1 (max of 100000 f32 at byte 0, step 3)"});
+      },
+      -1, 500ms);
+}
+
+TEST(Shm, AnAllocationThatOnlyOneRankMakes) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 0)
+      return throws<OutOfStepError>([&] { group.allocate(100); }, {"this rank is in an allocation"});
+    return throws<OutOfStepError>([&] { group.barrier().wait_host(); }, {"rank 0 (host ", "is in an allocation"});
+  });
+}
+
+TEST(Shm, ArenasMustBeTheSame) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto a = group.allocate(100'000), b = group.allocate(100'000);
+    const Region region{group.rank() == 0 ? a.get() : b.get(), 0, 25'000, DType::kF32};
+    return throws<OutOfStepError>([&] { group.all_reduce(region, ReduceOp::kSum).wait_host(); }, {"in another arena"});
+  });
+}
+
+// One rank gets no memory: all say so, and remain in step.
+TEST(Shm, NoMemoryOnOneRank) {
+  on_ranks(3, [](ProcessGroup& group) {
+    bool well = false;
+    if (group.rank() == 1) {
+      std::size_t pages = 0;
+      std::ifstream("/proc/self/statm") >> pages;
+      const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY}, low{pages * 4096 + (8 << 20), RLIM_INFINITY};
+      ::setrlimit(RLIMIT_AS, &low);
+      well = throws<DeviceError>([&] { group.allocate(8'000'000); },
+                                 {"mapping 24.0 MB of shared memory: Cannot allocate memory"});
+      ::setrlimit(RLIMIT_AS, &unlimited);
+    } else {
+      well = throws<PeerError>([&] { group.allocate(8'000'000); }, {"rank 1: mapping 24.0 MB of shared memory"});
+    }
+    const auto arena = group.allocate(8'000'000);
+    group.broadcast({arena.get(), 0, 1'000'000, DType::kF64}, 1).wait_host();
+    group.shutdown();
+    return well;
+  });
+}
+
+TEST(Shm, MoreThanTheMachineHas) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const std::size_t bytes = std::size_t{1} << 50;
+    if (group.rank() == 0)
+      return throws<DeviceError>([&] { group.allocate(bytes); }, {"not enough memory: 2 ranks ask for ", " are free"});
+    return throws<PeerError>([&] { group.allocate(bytes); }, {"rank 0: not enough memory"});
+  });
+}
+
+TEST(Shm, TheRoomThatIsThere) {
+  EXPECT_NO_THROW(check_shared_memory(1000, 2, 1000));
+  try {
+    check_shared_memory(64'000'001, 2, 64'000'000);
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_STREQ(error.what(), "not enough memory: 2 ranks ask for 64.0 MB of shared memory, 64.0 MB are free");
+    EXPECT_THAT(error.remedy(), HasSubstr("--memory"));
+  }
+  EXPECT_GT(available_memory_bytes(), 0u);
+}
+
+TEST(Shm, NoAllocationsInTheSteadyState) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto arena = group.allocate(1 << 20);
+    const auto step = [&] {
+      std::array<Work, 20> works;
+      for (std::size_t i = 0; i < works.size(); ++i)
+        works[i] = group.all_reduce({arena.get(), i * 50'000, i % 2 == 0 ? 10u : 12'000u, DType::kF32}, ReduceOp::kSum);
+      group.poll();
+      for (const Work& work : works) work.wait_host();
+      group.barrier().wait_host();
+    };
+    for (int i = 0; i < 5; ++i) step();
+    const std::size_t before = g_allocations.load();
+    for (int i = 0; i < 200; ++i) step();
+    return g_allocations.load() == before;
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm
