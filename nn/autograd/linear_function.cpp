@@ -12,12 +12,7 @@ class LinearNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
     Parameter* const b = parameters()[1];
-    Tensor dy = tape.take_grad(output());
-    if (epilogue_ == Epilogue::kRelu) {
-      Tensor masked = dy.is_sole_owner() ? Tensor() : backend.empty(dy.shape());
-      backend.pointwise().relu_backward(output().value(), dy, masked.defined() ? masked : dy);
-      if (masked.defined()) dy = std::move(masked);
-    }
+    const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through_relu(output()) : tape.take_grad(output());
     // Weights first: their collective can start while the input's gradient is computed.
     if (b != nullptr && b->requires_grad()) {
       const auto target = b->contribute();

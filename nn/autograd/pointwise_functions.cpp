@@ -6,12 +6,7 @@ namespace {
 class ReluNode final : public Node {
  public:
   ReluNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override {
-    Tensor dy = tape.take_grad(output());
-    Tensor fresh = dy.is_sole_owner() ? Tensor() : tape.backend().empty(dy.shape());
-    tape.backend().pointwise().relu_backward(output().value(), dy, fresh.defined() ? fresh : dy);
-    tape.contribute(x_, fresh.defined() ? std::move(fresh) : std::move(dy));
-  }
+  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through_relu(output())); }
 
  private:
   Var x_;

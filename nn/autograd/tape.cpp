@@ -43,6 +43,13 @@ void Tape::push(Node* node) {
     if (parameter != nullptr) ++parameter->pending_uses_;
 }
 
+Tensor Tape::take_grad_through_relu(Var v) {
+  Tensor dy = take_grad(v);
+  Tensor masked = dy.is_sole_owner() ? dy : backend_.empty(dy.shape());
+  backend_.pointwise().relu_backward(v.value(), dy, masked);
+  return masked;
+}
+
 void Tape::contribute(Var v, Tensor grad) {
   if (!v.needs_grad()) return;
   Tensor& sum = v.state_->grad;

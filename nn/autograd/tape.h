@@ -97,6 +97,9 @@ class Tape {
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state_->grad, Tensor()); }
 
+  /// The same through a ReLU that was applied to `v` last: 0 where v is not positive.
+  Tensor take_grad_through_relu(Var v);
+
   /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
   /// as nothing needs them. Once for each forward pass.
