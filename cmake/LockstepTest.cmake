@@ -3,8 +3,8 @@
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
 # for each world size, started under mpirun by tests/support/run_ranks, and its main() joins the ranks first.
-# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE names tests that leave their
-# group broken: each is an entry of its own, and no other test of the program is run.
+# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE
+# names tests that leave their group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
 function(lockstep_test name)
   cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
@@ -56,7 +56,7 @@ function(lockstep_test name)
                  COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>
                          --gtest_filter=${filter})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE
-                                                 ENVIRONMENT "LOCKSTEP_TEST_GROUPS=${progress};LOCKSTEP_TEST_TIMEOUT=${limit}")
+                                                 ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
       endforeach()
     endforeach()
   endforeach()

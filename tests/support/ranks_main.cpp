@@ -60,6 +60,8 @@ int run(int argc, char** argv) {
   comm::GroupOptions options = group_options();
   options.timeout_seconds = 60;
   g_group = comm::make_group(g_world, options);
+  const bool shared = options.backend == comm::GroupOptions::Backend::kShm;
+  LOCKSTEP_ASSERT(g_world.size == 1 || (g_group->name() == "shm") == shared, "asked for another group");
   const bool passed = passed_everywhere(RUN_ALL_TESTS() == 0);
   g_group->shutdown();
   g_group.reset();
@@ -76,12 +78,13 @@ const comm::World& world() { return g_world; }
 
 comm::GroupOptions group_options() {
   using Options = comm::GroupOptions;
-  const std::string value = env("LOCKSTEP_TEST_GROUP").value_or("inline");
+  const std::string value = env("LOCKSTEP_TEST_GROUP").value_or(g_world.size == 1 ? "inline" : "");
   Options options;
   options.backend = value == "shm" ? Options::Backend::kShm : Options::Backend::kMpi;
   options.progress = value == "thread" ? Options::Progress::kThread : Options::Progress::kInline;
   if (value != "shm" && value != "thread" && value != "inline")
-    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread nor shm", value));
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread nor shm", value),
+                     "set it: a test that took one of them by default would not show that it ran on the others");
   return options;
 }
 
