@@ -206,6 +206,10 @@ void add_reports(OptionTable& table, TrainConfig& config) {
              .placeholder = "FILE.jsonl",
              .help = "file for measurements, one JSON object a line",
              .set = text(config.metrics)});
+  table.add({.name = "trace",
+             .placeholder = "FILE.json",
+             .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
+             .set = text(config.trace)});
   table.add({.name = "log-every",
              .placeholder = "STEPS",
              .help = "steps between lines where stdout is no terminal",

@@ -103,7 +103,7 @@ void Loader::start_workers(int count) {
   const AllSignalsBlocked blocked;
   workers_.reserve(static_cast<std::size_t>(count));
   try {
-    for (int i = 0; i < count; ++i) workers_.emplace_back([this] { work(); });
+    for (int i = 0; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (const std::exception& error) {
     const std::size_t started = workers_.size();
     stop_workers();
@@ -130,7 +130,7 @@ const Batch& Loader::next() {
     released_ = taken_;
     slot_free_.notify_one();
   }
-  if (workers_.empty() && produced_ == taken_) produce(lock);
+  if (workers_.empty() && produced_ == taken_) produce(lock, 0);
   Slot& slot = slot_of(taken_);
   slot_ready_.wait(lock, [&] { return produced_ > taken_ && slot.ready; });
   if (slot.error) std::rethrow_exception(slot.error);
@@ -138,24 +138,28 @@ const Batch& Loader::next() {
   return slot.batch;
 }
 
-void Loader::work() {
+void Loader::work(int worker) {
   std::unique_lock lock(mutex_);
   while (true) {
     slot_free_.wait(lock, [this] { return stopping_ || produced_ < released_ + slots_.size(); });
     if (stopping_) return;
-    produce(lock);
+    produce(lock, worker);
   }
 }
 
 // Takes the following step, under the lock so that steps go out in order, and fills its slot without the lock.
-void Loader::produce(std::unique_lock<std::mutex>& lock) {
+void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
   const std::uint64_t number = produced_++;
   Slot& slot = slot_of(number);
   slot.ready = false;
   try {
     steps_->next(slot.step);
     lock.unlock();
+    const auto begin = Clock::now();
     assemble(slot);
+    slot.batch.worker = worker;
+    slot.batch.assembly_begin = begin;
+    slot.batch.assembly_end = Clock::now();
   } catch (...) {
     slot.error = std::current_exception();
   }
@@ -173,7 +177,10 @@ void Loader::assemble(Slot& slot) const {
     if (stopping_.load(std::memory_order_relaxed)) return;
     dataset_->read(slot.step.indices[i], x.subspan(i * elements, elements), labels[i]);
   }
-  slot.batch = {x, labels, slot.step.plan, slot.step.state_after};
+  slot.batch.x = x;
+  slot.batch.labels = labels;
+  slot.batch.plan = slot.step.plan;
+  slot.batch.state_after = slot.step.state_after;
 }
 
 }  // namespace lockstep::data

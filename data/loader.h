@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.h"
 #include "data/dataset.h"
 #include "data/steps.h"
 #include "sampler/sampler.h"
@@ -23,6 +24,10 @@ struct Batch {
   std::span<std::int32_t> labels;  // (plan.local_count)
   sampler::StepPlan plan;
   sampler::SamplerState state_after;  // resuming from here goes on with the following step
+
+  // For traces: the thread that assembled it (from 0; next() itself where there are none), and when.
+  int worker = 0;
+  Clock::time_point assembly_begin, assembly_end;
 
   bool empty() const { return labels.empty(); }
 };
@@ -57,8 +62,8 @@ class Loader {
   Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options);
   void start_workers(int count);
   void stop_workers();
-  void work();
-  void produce(std::unique_lock<std::mutex>& lock);
+  void work(int worker);
+  void produce(std::unique_lock<std::mutex>& lock, int worker);
   void assemble(Slot& slot) const;
   Slot& slot_of(std::uint64_t step);
 

@@ -59,7 +59,9 @@ void train() {
       replica.backward(tape, loss, samples);  // collectives start while it runs
     }
     replica.finish([&](const auto&) { optimizer->begin_step(/*lr=*/1e-3); },
-                   [&](std::size_t parameter) { optimizer->update(parameter); });
+                   [&](std::span<const std::size_t> bucket) {
+                     for (const std::size_t parameter : bucket) optimizer->update(parameter);
+                   });
     tape.reset();
   }
 

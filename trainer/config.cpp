@@ -58,7 +58,7 @@ void validate(const TrainConfig& config) {
   constexpr double kLeastBucketMib = std::numeric_limits<double>::min();
   require_range("--bucket-mb", config.bucket_mb, kLeastBucketMib, kMostBucketMib);
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
-  for (const std::string& file : {config.save, config.metrics})
+  for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
   require(std::find(std::begin(kLevels), std::end(kLevels), config.log_level) != std::end(kLevels),
@@ -93,6 +93,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"bucket-mb", fmt::to_string(config.bucket_mb)},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"check-replicas", fmt::to_string(config.check_replicas)},
+      {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks
   };
 }
 

@@ -67,6 +67,7 @@ struct TrainConfig {
   std::string weights;             // safetensors to start from
   std::string save;                // safetensors to write at the end
   std::string metrics;             // JSON lines
+  std::string trace;               // what all ranks did when, for Chrome's and Perfetto's trace viewers
   std::int64_t log_every = 50;     // steps between plain progress lines
   std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;

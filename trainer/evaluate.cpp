@@ -3,14 +3,9 @@
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
+#include "trainer/step.h"
 
 namespace lockstep::trainer {
-
-nn::Shape batch_shape(const data::Dataset& dataset, std::int64_t samples) {
-  std::vector<std::int64_t> dims = {samples};
-  dims.insert(dims.end(), dataset.sample_dims().begin(), dataset.sample_dims().end());
-  return nn::Shape(std::span<const std::int64_t>(dims));
-}
 
 Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
                      std::int64_t batch, int workers)
@@ -33,7 +28,8 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
     const auto samples = static_cast<std::int64_t>(batch->labels.size());
-    const nn::Var x = tape_.input(backend_.from_host(batch->x.data(), batch_shape(*dataset_, samples), DType::kF32));
+    const nn::Var x =
+        tape_.input(backend_.from_host(batch->x.data(), batch_shape(dataset_->sample_dims(), samples), DType::kF32));
     const auto labels = backend_.from_host(batch->labels.data(), {samples}, DType::kI32);
     const nn::Loss loss = nn::cross_entropy(tape_, module.forward(tape_, x), labels, 1.0f);
     sums[0] += static_cast<double>(loss.totals().f32()[0]);

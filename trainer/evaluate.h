@@ -32,7 +32,4 @@ class Evaluator {
   std::unique_ptr<comm::Arena> sums_;
 };
 
-/// (N, sample dims…)
-nn::Shape batch_shape(const data::Dataset& dataset, std::int64_t samples);
-
 }  // namespace lockstep::trainer

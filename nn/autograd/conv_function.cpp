@@ -42,6 +42,7 @@ class ConvNode final : public Node {
 }  // namespace
 
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
+  const Tape::OpScope scope(tape, "conv2d", &w);
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
     throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
                      "images are (N, H, W, C); match the layer's in_channels to them");

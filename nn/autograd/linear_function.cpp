@@ -37,6 +37,7 @@ class LinearNode final : public Node {
 }  // namespace
 
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
+  const Tape::OpScope scope(tape, "linear", &w);
   if (x.shape().size() != 2 || x.shape()[1] != w.value().size(1))
     throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),
                      "flatten the input, or match the layer's in_features to it");

@@ -27,6 +27,7 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 }  // namespace
 
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
+  const Tape::OpScope scope(tape, "cross_entropy");
   if (logits.shape().size() != 2 || labels.shape() != Shape{logits.shape()[0]})
     throw UsageError(
         fmt::format("cross entropy of logits {} with labels {}", to_string(logits.shape()), to_string(labels.shape())),
@@ -38,6 +39,7 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
 }
 
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {
+  const Tape::OpScope scope(tape, "squared_error");
   if (x.shape() != target.shape())
     throw UsageError(fmt::format("squared error of {} against {}", to_string(x.shape()), to_string(target.shape())),
                      "both have one shape");

@@ -46,6 +46,7 @@ class BatchNormNode final : public Node {
 }  // namespace
 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training) {
+  const Tape::OpScope scope(tape, "batch_norm", &gamma);
   const std::int64_t channels = gamma.value().count();
   if (x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),

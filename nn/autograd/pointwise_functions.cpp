@@ -47,6 +47,7 @@ class FlattenNode final : public Node {
 }  // namespace
 
 Var relu(Tape& tape, Var x) {
+  const Tape::OpScope scope(tape, "relu");
   Tensor y = tape.backend().empty(x.shape());
   tape.backend().pointwise().relu(x.value(), y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
@@ -55,6 +56,7 @@ Var relu(Tape& tape, Var x) {
 }
 
 Var add(Tape& tape, Var x, Var y) {
+  const Tape::OpScope scope(tape, "add");
   if (x.shape() != y.shape())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
                      "operands have one shape; nothing is broadcast");
@@ -66,6 +68,7 @@ Var add(Tape& tape, Var x, Var y) {
 }
 
 Var flatten(Tape& tape, Var x) {
+  const Tape::OpScope scope(tape, "flatten");
   const Shape& s = x.shape();
   if (s.size() == 2) return x;
   if (s.size() != 4)

@@ -24,6 +24,7 @@ class PoolNode final : public Node {
 }  // namespace
 
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
+  const Tape::OpScope scope(tape, kind == PoolKind::kMax ? "max_pool2d" : "avg_pool2d");
   if (x.shape().size() != 4)
     throw UsageError(fmt::format("pooling was given {}", to_string(x.shape())), "images are (N, H, W, C)");
   for (std::size_t axis = 0; axis < 2; ++axis)

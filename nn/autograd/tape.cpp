@@ -38,6 +38,7 @@ Var Tape::make_var(Tensor value, bool needs_grad) {
 }
 
 void Tape::push(Node* node) {
+  node->label_ = label_;
   nodes_.push_back(node);
   for (Parameter* parameter : node->parameters())
     if (parameter != nullptr) ++parameter->pending_uses_;
@@ -86,6 +87,13 @@ void Tape::finish_uses(const Node& node) {
     if (parameter != nullptr && parameter->on_ready) parameter->on_ready();
 }
 
+void Tape::walk(Node& node) {
+  if (observer_ == nullptr) return node.backward(*this);
+  observer_->op_begins();
+  node.backward(*this);
+  observer_->op_ended(node.label_, true);
+}
+
 void Tape::backward(Var root) {
   check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
               "compute it from the model's output while the tape is recording");
@@ -94,7 +102,7 @@ void Tape::backward(Var root) {
   while (!nodes_.empty()) {
     Node& node = *nodes_.back();
     Var::State& output = *node.output().state_;
-    if (output.grad.defined()) node.backward(*this);  // if it throws, the node is still the tape's
+    if (output.grad.defined()) walk(node);  // if it throws, the node is still the tape's
     nodes_.pop_back();
     const NodeOwner owner{&node};
     output.grad = Tensor();

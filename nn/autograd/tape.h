@@ -37,6 +37,20 @@ class Var {
   State* state_ = nullptr;
 };
 
+/// What an operator is called in reports, and the parameter that tells in which layer it stands (nullptr: it has none).
+struct OpLabel {
+  const char* op = "";
+  const Parameter* parameter = nullptr;
+};
+
+/// Is told when operators begin and end to compute, forward and backward; never nested. Must not throw.
+class TapeObserver {
+ public:
+  virtual ~TapeObserver() = default;
+  virtual void op_begins() = 0;
+  virtual void op_ended(const OpLabel& label, bool backward) = 0;
+};
+
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
 class Node {
  public:
@@ -52,8 +66,10 @@ class Node {
   const std::array<Parameter*, 2>& parameters() const { return parameters_; }
 
  private:
+  friend class Tape;
   Var output_;
   std::array<Parameter*, 2> parameters_;  // nullptr: none
+  OpLabel label_;                         // of the operator that recorded it
 };
 
 /// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
@@ -105,6 +121,27 @@ class Tape {
   /// as nothing needs them. Once for each forward pass.
   void backward(Var root);
 
+  /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
+  class OpScope {
+   public:
+    OpScope(Tape& tape, const char* op, const Parameter* parameter = nullptr) : tape_(tape) {
+      tape.label_ = {op, parameter};
+      if (tape.observer_ != nullptr) tape.observer_->op_begins();
+    }
+    ~OpScope() {
+      if (tape_.observer_ != nullptr) tape_.observer_->op_ended(tape_.label_, false);
+      tape_.label_ = {};
+    }
+    OpScope(const OpScope&) = delete;
+    OpScope& operator=(const OpScope&) = delete;
+
+   private:
+    Tape& tape_;
+  };
+
+  /// nullptr: none. It must outlive the tape or its next observer.
+  void set_observer(TapeObserver* observer) { observer_ = observer; }
+
   /// Called after each node of backward: where collectives without a thread of their own go on.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
@@ -113,6 +150,7 @@ class Tape {
 
  private:
   void push(Node* node);
+  void walk(Node& node);
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
@@ -126,6 +164,8 @@ class Tape {
   std::vector<Node*> nodes_;  // those that backward has not walked yet
   std::vector<Var::State*> vars_;
   std::function<void()> node_hook_;
+  OpLabel label_;  // of the operator that computes
+  TapeObserver* observer_ = nullptr;
 };
 
 }  // namespace lockstep::nn

@@ -1,0 +1,94 @@
+#include "trainer/build.h"
+
+#include <algorithm>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/version.h"
+#include "data/open.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
+#include "trainer/replica.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+
+}  // namespace
+
+std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
+                                              const std::vector<nn::NamedParameter>& parameters) {
+  if (config.optimizer == Optimizer::kSgd)
+    return nn::make_sgd(
+        parameters,
+        {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = config.weight_decay.value_or(0.0)});
+  return nn::make_adamw(
+      parameters,
+      {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = config.weight_decay.value_or(0.01)});
+}
+
+data::DataSplits open_splits(const TrainConfig& config) {
+  data::OpenOptions options{.classes = config.classes.value_or(0), .seed = config.seed};
+  if (config.model.name == "linear" && options.classes == 0) {
+    // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
+    if (config.model.out)
+      options.classes = *config.model.out;
+    else if (config.data.starts_with("random:"))
+      options.classes = 2;
+  }
+  return data::open_data(config.data, options);
+}
+
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset) {
+  if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
+    throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
+                                 dataset.sample_elements()),
+                     "leave --in out: it follows the data");
+  if (config.model.out && *config.model.out != dataset.classes())
+    throw UsageError(
+        fmt::format("--out {} where {} has {} classes", *config.model.out, dataset.name(), dataset.classes()),
+        "leave --out out: it follows the data and --classes");
+  nn::Generator generator(config.seed);
+  nn::Context context{backend, generator};
+  nn::ModelSpec spec{.name = config.model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
+  if (!config.model.hidden.empty()) spec.hidden.assign(config.model.hidden.begin(), config.model.hidden.end());
+  auto model = nn::make_model(context, spec);
+  if (!config.weights.empty()) nn::load_state(*model, nn::read_safetensors(config.weights), config.weights);
+  return model;
+}
+
+comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset) {
+  comm::Manifest manifest = {
+      {"lockstep", fmt::format("{} {} {}", version(), git_revision(), build_type())},
+      {"instruction set",
+       fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
+      {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
+  };
+  std::string shapes;
+  for (const auto& [name, parameter] : model.named_parameters())
+    shapes += fmt::format("{}{} ", name, nn::to_string(parameter->value().shape()));
+  manifest.emplace_back("parameters", shapes);
+  const auto options = describe(config);
+  manifest.insert(manifest.end(), options.begin(), options.end());
+  return manifest;
+}
+
+sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {
+  const std::int64_t batch = config.batch.value_or(kDefaultBatch);
+  const auto global_batch = static_cast<std::uint64_t>(config.global_batch.value_or(batch * world_size));
+  // Before anything counts in f32.
+  const auto largest = std::min(global_batch, length);
+  if (largest > static_cast<std::uint64_t>(Replica::kMostSamples))
+    throw UsageError(fmt::format("a step of {} samples", largest),
+                     fmt::format("give a global batch of at most {}", Replica::kMostSamples));
+  return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
+}
+
+ddp::BucketLimits bucket_limits(const TrainConfig& config) {
+  constexpr double kMib = 1048576.0;
+  return {.first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
+          .bytes = static_cast<std::size_t>(config.bucket_mb * kMib)};
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,36 @@
+// What a run is made of: data, model, optimizer, as the configuration names them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/agree.h"
+#include "data/dataset.h"
+#include "ddp/bucket_plan.h"
+#include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
+#include "sampler/sampler.h"
+#include "trainer/config.h"
+
+namespace lockstep::trainer {
+
+/// Throws UsageError for names and sizes that cannot be, IoError for files.
+data::DataSplits open_splits(const TrainConfig& config);
+
+/// With the shape of `dataset`'s samples and its classes; weights are read from config.weights, if any. Throws
+/// UsageError and IoError.
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset);
+
+/// `parameters` must outlive it.
+std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
+                                              const std::vector<nn::NamedParameter>& parameters);
+
+/// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
+sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
+
+ddp::BucketLimits bucket_limits(const TrainConfig& config);
+
+/// What must be the same on every rank before they train together.
+comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);
+
+}  // namespace lockstep::trainer

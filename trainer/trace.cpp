@@ -1,0 +1,165 @@
+#include "trainer/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/agree.h"
+#include "comm/world.h"
+#include "trainer/clocks.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;  // what a rank hands to rank 0 at a time
+constexpr const char* kBegin = R"({"displayTimeUnit":"ms","traceEvents":[)";
+// The format has no place for it, but a list that begins with a comma is no JSON: an event without meaning comes first.
+constexpr const char* kFirst = R"({"name":"lockstep","ph":"M","pid":0,"tid":0,"args":{}})";
+constexpr const char* kEnd = "\n]}\n";
+
+std::string json_text(std::string_view text) { return nlohmann::json(text).dump(); }
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::string row_name(std::int32_t row) {
+  if (row == Trace::kSteps) return "steps";
+  if (row == Trace::kComputation) return "computation";
+  if (row < Trace::kFirstBucket) return fmt::format("data loader {}", row - Trace::kFirstLoader);
+  return fmt::format("bucket {}", row - Trace::kFirstBucket);
+}
+
+}  // namespace
+
+void Trace::check_path(const std::string& path) { const AtomicFile probe(path); }
+
+Trace::Trace(std::string path, comm::ProcessGroup& group)
+    : path_(std::move(path)), host_(comm::host_name()), rank_(group.rank()), ahead_(ahead_of_this_clock(group)) {
+  // Time 0 is when the last rank comes here: no later event is before it.
+  const auto now = Clock::now() + ahead_;
+  const auto count = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+  std::int64_t latest = 0;
+  for (const auto& text : group.all_gather_text(fmt::to_string(count)))
+    latest = std::max(latest, parse_int(text).value_or(0));
+  zero_ = Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(latest)));
+}
+
+std::string_view Trace::keep(std::string name) { return names_.emplace_back(std::move(name)); }
+
+void Trace::add(const Event& event) {
+  if (events_.size() < kMostEvents) {
+    events_.push_back(event);
+    return;
+  }
+  if (std::exchange(full_, true)) return;
+  const std::string what = fmt::format("the trace is full after {} events: it ends with step {}", kMostEvents, step_);
+  if (rank_ == 0) log_warn("{}; train fewer steps to see all of them", what);
+}
+
+void Trace::span(std::int32_t row, std::string_view name, Clock::time_point begin, Clock::time_point end,
+                 std::int64_t bytes) {
+  add({name, begin, end, step_, bytes, row, false});
+}
+
+void Trace::instant(std::int32_t row, std::string_view name, Clock::time_point when) {
+  add({name, when, when, step_, -1, row, true});
+}
+
+void Trace::buckets(const ddp::StepTimeline& timeline) {
+  for (std::size_t b = 0; b < timeline.buckets.size(); ++b) {
+    const auto& bucket = timeline.buckets[b];
+    const auto row = kFirstBucket + static_cast<std::int32_t>(b);
+    instant(row, "ready", bucket.ready);
+    span(row, "allreduce", bucket.start, bucket.end, static_cast<std::int64_t>(bucket.bytes));
+  }
+}
+
+double Trace::microseconds(Clock::time_point when) const {
+  return std::chrono::duration<double, std::micro>(when + ahead_ - zero_).count();
+}
+
+std::string Trace::encode(std::size_t& from, std::size_t most_bytes) const {
+  std::string text;
+  for (; from < events_.size() && text.size() < most_bytes; ++from) {
+    const Event& event = events_[from];
+    text += fmt::format(",\n{{\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{:.3f},", json_text(event.name), rank_,
+                        event.row, microseconds(event.begin));
+    if (event.is_instant)
+      text += R"("ph":"i","s":"t",)";
+    else
+      text += fmt::format(R"("ph":"X","dur":{:.3f},)", microseconds(event.end) - microseconds(event.begin));
+    text += fmt::format("\"args\":{{\"step\":{}", event.step);
+    if (event.bytes >= 0) text += fmt::format(",\"bytes\":{}", event.bytes);
+    text += "}}";
+  }
+  return text;
+}
+
+std::string Trace::encode_names() const {
+  const auto entry = [&](const char* what, std::int32_t row, const std::string& args) {
+    return fmt::format(",\n{{\"name\":\"{}\",\"ph\":\"M\",\"pid\":{},\"tid\":{},\"args\":{{{}}}}}", what, rank_, row,
+                       args);
+  };
+  std::string text = entry("process_name", 0, "\"name\":" + json_text(fmt::format("rank {} (host {})", rank_, host_)));
+  text += entry("process_sort_index", 0, fmt::format("\"sort_index\":{}", rank_));
+  std::vector<std::int32_t> rows;
+  for (const Event& event : events_)
+    if (std::ranges::find(rows, event.row) == rows.end()) rows.push_back(event.row);
+  for (const auto row : rows) {
+    text += entry("thread_name", row, "\"name\":" + json_text(row_name(row)));
+    text += entry("thread_sort_index", row, fmt::format("\"sort_index\":{}", row));
+  }
+  return text;
+}
+
+void Trace::write(comm::ProcessGroup& group) {
+  std::optional<AtomicFile> file;
+  std::optional<IoError> failure;  // thrown when the other ranks no longer wait for this one
+  const auto write = [&](std::string_view text) {
+    if (failure) return;
+    try {
+      if (!file) file.emplace(path_);
+      file->write(bytes_of(text));
+    } catch (const IoError& error) {
+      failure = error;
+    }
+  };
+  if (rank_ == 0) write(std::string(kBegin) + kFirst);
+  std::string piece = encode_names();
+  std::size_t next = 0;
+  for (bool more = true; more;) {
+    more = false;
+    for (const auto& part : group.gather_objects(bytes_of(piece), 0)) {
+      write({reinterpret_cast<const char*>(part.data()), part.size()});
+    }
+    piece = encode(next, kPieceBytes);
+    for (const auto& length : group.all_gather_text(fmt::to_string(piece.size()))) more = more || length != "0";
+  }
+  comm::agree_on(group, [&] {
+    if (rank_ != 0) return;
+    write(kEnd);
+    if (!failure) file->commit();
+    if (failure)
+      throw IoError(fmt::format("training is complete, but its trace is lost: {}", failure->what()), failure->remedy());
+  });
+}
+
+void Trace::write_own() noexcept {
+  if (rank_ != 0) return;
+  try {
+    AtomicFile file(path_);
+    file.write(bytes_of(std::string(kBegin) + kFirst + encode_names()));
+    for (std::size_t next = 0; next < events_.size();) file.write(bytes_of(encode(next, kPieceBytes)));
+    file.write(bytes_of(kEnd));
+    file.commit();
+    log_warn("the run broke: {} holds what rank 0 did", path_);
+  } catch (const std::exception& error) {
+    log_warn("no trace: {}", error.what());
+  }
+}
+
+}  // namespace lockstep::trainer

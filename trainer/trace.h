@@ -1,0 +1,101 @@
+// What every rank did when, in the format of Chrome's and Perfetto's trace viewers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/deadline.h"
+#include "comm/process_group.h"
+#include "ddp/timeline.h"
+
+namespace lockstep::trainer {
+
+/// Collects the events of this rank; at the end rank 0 writes those of all ranks into one file, on one clock. A rank is
+/// a process there (`pid`), a row is one of its threads (`tid`). One thread uses it.
+///
+/// It keeps the first kMostEvents events of a rank (about 40 MB); later ones are dropped, and the file says so.
+class Trace {
+ public:
+  static constexpr std::size_t kMostEvents = std::size_t{1} << 19;
+
+  /// The rows of a rank, from the top. Spans of one row do not overlap, unless one holds the other.
+  enum Row : std::int32_t {
+    kSteps = 0,          // steps, evaluations
+    kComputation = 1,    // data, operators, optimizer, waiting
+    kFirstLoader = 10,   // kFirstLoader + w: what loader thread w does
+    kFirstBucket = 1000  // kFirstBucket + b: bucket b's collectives
+  };
+
+  /// Collective: compares the ranks' clocks.
+  Trace(std::string path, comm::ProcessGroup& group);
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  /// Throws IoError unless a file can be written there: to know before hours of training.
+  static void check_path(const std::string& path);
+
+  /// A copy of `name` that lives as long as the trace.
+  std::string_view keep(std::string name);
+
+  /// `name` must live as long as the trace. `bytes` of -1 are not shown.
+  void span(std::int32_t row, std::string_view name, Clock::time_point begin, Clock::time_point end,
+            std::int64_t bytes = -1);
+  void instant(std::int32_t row, std::string_view name, Clock::time_point when);
+  /// When each bucket was ready, and when its collective started and ended.
+  void buckets(const ddp::StepTimeline& timeline);
+
+  /// The training step that events recorded from now on belong to.
+  void set_step(std::int64_t step) { step_ = step; }
+
+  /// Collective: rank 0 writes the file. Throws IoError there, and PeerError elsewhere.
+  void write(comm::ProcessGroup& group);
+  /// After a failure: rank 0 writes what it has itself seen. Never throws.
+  void write_own() noexcept;
+
+ private:
+  struct Event {
+    std::string_view name;
+    Clock::time_point begin, end;  // equal: an instant
+    std::int64_t step, bytes;
+    std::int32_t row;
+    bool is_instant;
+  };
+
+  void add(const Event& event);
+  /// This rank's events from `from` on, as JSON objects with a comma before each; at most `most_bytes`, at least one.
+  std::string encode(std::size_t& from, std::size_t most_bytes) const;
+  std::string encode_names() const;
+  double microseconds(Clock::time_point when) const;
+
+  std::string path_, host_;
+  int rank_;
+  Clock::duration ahead_{};  // what is added to this rank's clock to get rank 0's
+  Clock::time_point zero_;   // the file's time 0, on rank 0's clock
+  std::int64_t step_ = -1;
+  bool full_ = false;
+  std::vector<Event> events_;
+  std::deque<std::string> names_;
+};
+
+/// Records a span from here to the end of the scope; nothing where `trace` is nullptr.
+class TraceSpan {
+ public:
+  TraceSpan(Trace* trace, std::int32_t row, std::string_view name)
+      : trace_(trace), row_(row), name_(name), begin_(trace != nullptr ? Clock::now() : Clock::time_point{}) {}
+  ~TraceSpan() {
+    if (trace_ != nullptr) trace_->span(row_, name_, begin_, Clock::now());
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+ private:
+  Trace* trace_;
+  std::int32_t row_;
+  std::string_view name_;
+  Clock::time_point begin_;
+};
+
+}  // namespace lockstep::trainer
