@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/bench_command.h"
 #include "cli/launch_command.h"
 #include "cli/option_sources.h"
 #include "cli/train_command.h"
@@ -37,6 +38,7 @@ std::vector<std::string> version_flags() { return version_options().names(); }
 constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks on this machine", launch_command, launch_flags},
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
+    Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
 };
 

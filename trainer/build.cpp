@@ -11,11 +11,6 @@
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
-namespace {
-
-constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
-
-}  // namespace
 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {

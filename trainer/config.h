@@ -17,6 +17,7 @@ enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
 using Backend = comm::GroupOptions::Backend;
 
+inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 struct ModelConfig {
@@ -28,7 +29,7 @@ struct ModelConfig {
 struct TrainConfig {
   ModelConfig model;
 
-  // Data. At most one of batch and global_batch; neither means batch = 32.
+  // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
   std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN"
   std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and step

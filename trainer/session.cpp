@@ -47,8 +47,8 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
     check_device(config.device);
   });
   session.binding = comm::bind_to_share(*session.group);
-  const int threads = config.threads > 0 ? config.threads : session.binding.cores;
-  session.backend = nn::make_cpu_backend(threads);
+  session.threads = config.threads > 0 ? config.threads : session.binding.cores;
+  session.backend = nn::make_cpu_backend(session.threads);
   return session;
 }
 

@@ -18,6 +18,7 @@ struct Session {
   comm::World world;
   std::unique_ptr<comm::ProcessGroup> group;
   comm::Binding binding;
+  int threads = 1;  // that compute
   std::unique_ptr<nn::Backend> backend;
 };
 

@@ -1,0 +1,54 @@
+#include "bench/muted_group.h"
+
+#include "base/error.h"
+
+namespace lockstep::bench {
+
+using comm::Op;
+using comm::OpKind;
+
+MutedGroup::MutedGroup(comm::ProcessGroup& inner)
+    : ProcessGroup(inner.rank(), inner.size(), inner.timeout()), inner_(inner) {}
+
+void MutedGroup::mute(bool muted) {
+  LOCKSTEP_ASSERT(under_way_.empty(), "muted while {} operations are under way", under_way_.size());
+  muted_ = muted;
+}
+
+void MutedGroup::poll() {
+  if (!muted_) inner_.poll();
+}
+
+comm::Work MutedGroup::forward(const Op& op) {
+  inner_.set_step(op.step);
+  switch (op.kind) {
+    case OpKind::kAllReduce: return inner_.all_reduce(op.region, op.reduce);
+    case OpKind::kReduceScatter: return inner_.reduce_scatter(op.region, op.reduce);
+    case OpKind::kAllGather: return inner_.all_gather(op.region);
+    case OpKind::kBroadcast: return inner_.broadcast(op.region, op.root);
+    case OpKind::kBarrier: return inner_.barrier();
+  }
+  LOCKSTEP_ASSERT(false, "an unknown operation");
+  return {};
+}
+
+void MutedGroup::start(const Op& op) {
+  if (!muted_) under_way_.emplace_back(op.sequence, forward(op));
+}
+
+bool MutedGroup::is_done(std::uint64_t sequence) {
+  while (!under_way_.empty() && under_way_.front().first <= sequence) {
+    if (!under_way_.front().second.done()) return false;
+    under_way_.pop_front();
+  }
+  return true;
+}
+
+void MutedGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+  while (!under_way_.empty() && under_way_.front().first <= sequence) {
+    under_way_.front().second.wait_host(deadline);
+    under_way_.pop_front();
+  }
+}
+
+}  // namespace lockstep::bench

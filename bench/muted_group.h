@@ -1,0 +1,41 @@
+// A group whose collectives can be replaced by nothing.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "comm/process_group.h"
+
+namespace lockstep::bench {
+
+/// Passes everything on to `inner`, unless it is muted: operations issued then are complete at once and change nothing.
+/// All ranks mute it alike, and only while nothing is under way. `inner` must outlive it, and nobody else may issue
+/// operations on it between two of this group's. One thread uses it.
+class MutedGroup final : public comm::ProcessGroup {
+ public:
+  explicit MutedGroup(comm::ProcessGroup& inner);
+
+  void mute(bool muted);
+
+  std::string name() const override { return inner_.name(); }
+  std::unique_ptr<comm::Arena> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  void poll() override;
+  /// Does nothing: `inner` belongs to somebody else.
+  void shutdown() override {}
+
+ protected:
+  void start(const comm::Op& op) override;
+  bool is_done(std::uint64_t sequence) override;
+  void wait_done(std::uint64_t sequence, Deadline deadline) override;
+
+ private:
+  comm::Work forward(const comm::Op& op);
+
+  comm::ProcessGroup& inner_;
+  bool muted_ = false;
+  std::deque<std::pair<std::uint64_t, comm::Work>> under_way_;  // by this group's sequence numbers, in their order
+};
+
+}  // namespace lockstep::bench

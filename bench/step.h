@@ -1,0 +1,48 @@
+// How long a training step takes, and how much of it is communication that computing does not hide.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "bench/allreduce.h"
+#include "trainer/config.h"
+
+namespace lockstep::bench {
+
+struct StepOptions {
+  trainer::TrainConfig train;  // without `data`: made-up samples of the size that the model is known for
+  std::int64_t steps = 50;     // measured, of each kind
+  std::int64_t warmup_steps = 10;
+  Format format = Format::kTable;
+};
+
+/// Times in ms. Of a step, the slowest rank's counts.
+struct StepResult {
+  std::string model;
+  int world_size = 1;
+  std::int64_t batch = 0;  // samples a rank
+  double step_ms = 0;      // median
+  double step_ms_p10 = 0, step_ms_p90 = 0;
+  double samples_per_s = 0;    // of all ranks together
+  double compute_ms = 0;       // median of the same step with collectives replaced by nothing
+  double exposed_comm_ms = 0;  // median difference between a step and such a step beside it; noise may make it negative
+  std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
+  double startup_ms = 0;                        // from the start of the process to the end of its first step
+  std::string backend;
+  int threads = 1;
+  std::int64_t steps = 0;
+};
+
+/// JSON, CSV with its heading, or a table of one.
+std::string text_of(const StepResult& result, Format format);
+
+/// Collective; rank 0 prints. The step is trainer::TrainingStep's, over one batch that stays: no data is loaded
+/// meanwhile. Steps with and without communication take turns, each after a barrier, so that both meet the same machine
+/// and a core that communication takes from computing counts as communication. Returns the exit code.
+/// `refusal`: as for trainer::train.
+int bench_step(StepOptions options, const std::optional<UsageError>& refusal);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,210 @@
+#include "cli/bench_command.h"
+
+#include <cstdio>
+#include <optional>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/train_options.h"
+#include "cli/values.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
+
+constexpr const char* kOverview =
+    "Usage: lockstep bench allreduce [flags]\n"
+    "       lockstep bench step MODEL [flags]\n\n"
+    "  allreduce  time and bandwidth of allreduce by size, checked\n"
+    "  step       a training step: time, throughput, exposed communication, memory, start-up\n\n"
+    "Run it as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
+    "lockstep bench allreduce --help and lockstep bench step --help show the flags.\n";
+
+/// Bytes: "8", "64K", "1.5M", "2G", powers of 1024 as in nccl-tests.
+Setter size_in_bytes(std::int64_t& target) {
+  return [&target](const std::string& text) -> std::optional<Complaint> {
+    const Complaint complaint{"not a size", "give bytes from 1 to 1T, such as 8, 64K, 25M or 1G"};
+    if (text.empty()) return complaint;
+    double scale = 1;
+    std::string_view digits = text;
+    if (const auto unit = std::string_view("KMGT").find(static_cast<char>(std::toupper(digits.back())));
+        unit != std::string_view::npos) {
+      for (std::size_t i = 0; i <= unit; ++i) scale *= 1024;
+      digits.remove_suffix(1);
+    }
+    const auto value = parse_double(digits);
+    constexpr double kLargest = 1099511627776.0;
+    if (!value || !(*value * scale >= 1) || *value * scale > kLargest) return complaint;
+    target = static_cast<std::int64_t>(*value * scale);
+    return std::nullopt;
+  };
+}
+
+Setter chosen_format(bench::Format& target, bench::Format format) {
+  return [&target, format](const std::string& text) {
+    bool wanted = false;
+    auto complaint = parse_bool(text, wanted);
+    if (!complaint && wanted) target = format;
+    return complaint;
+  };
+}
+
+void add_format_options(OptionTable& table, bench::Format& format) {
+  table.group("Report");
+  table.add({.name = "json",
+             .kind = OptionKind::kFlag,
+             .help = "print JSON",
+             .set = chosen_format(format, bench::Format::kJson)});
+  table.add({.name = "csv",
+             .kind = OptionKind::kFlag,
+             .help = "print comma-separated values under a heading",
+             .set = chosen_format(format, bench::Format::kCsv)});
+  table.exclusive({"json", "csv"});
+  add_config_option(table);
+}
+
+/// Reads the flags and runs `measure`, which is told what is wrong with them once the ranks have met.
+template <class Measure>
+int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
+  sources.args.erase(sources.args.begin());
+  std::optional<UsageError> refusal;
+  try {
+    if (parse_options(table, sources, foreign).help) {
+      std::fputs(table.help().c_str(), stdout);
+      return 0;
+    }
+  } catch (const UsageError& error) {
+    refusal = error;
+  }
+  return measure(refusal);
+}
+
+}  // namespace
+
+OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
+  OptionTable table("bench allreduce",
+                    "Measures the sum of a buffer over all ranks, size by size, with nccl-tests' columns.");
+  table.group("Sizes");
+  table.add({.name = "min",
+             .placeholder = "BYTES",
+             .help = "smallest size; K, M and G are powers of 1024",
+             .default_text = fmt::to_string(options.min_bytes),
+             .set = size_in_bytes(options.min_bytes)});
+  table.add({.name = "max",
+             .placeholder = "BYTES",
+             .help = "largest size",
+             .default_text = fmt::format("{}M", options.max_bytes >> 20),
+             .set = size_in_bytes(options.max_bytes)});
+  table.add({.name = "factor",
+             .placeholder = "X",
+             .help = "each size is so many times the one before",
+             .default_text = fmt::to_string(options.factor),
+             .set = integer(options.factor, 2, 1 << 20)});
+  table.group("Operation");
+  table.add({.name = "dtype",
+             .placeholder = "f32|f64|bf16|i32|i64",
+             .help = "type of the elements",
+             .default_text = name_of(options.dtype),
+             .set = choice(options.dtype, {{"f32", DType::kF32},
+                                           {"f64", DType::kF64},
+                                           {"bf16", DType::kBF16},
+                                           {"i32", DType::kI32},
+                                           {"i64", DType::kI64}})});
+  table.add(
+      {.name = "op",
+       .placeholder = "sum|min|max",
+       .help = "what becomes of the ranks' elements",
+       .default_text = comm::name_of(options.op),
+       .set = choice(options.op,
+                     {{"sum", comm::ReduceOp::kSum}, {"min", comm::ReduceOp::kMin}, {"max", comm::ReduceOp::kMax}})});
+  table.add({.name = "iterations",
+             .placeholder = "N",
+             .help = "timed rounds a size",
+             .default_text = "as many as take a quarter of a second",
+             .set = integer(options.iterations, 1, kMostSteps)});
+  table.add({.name = "check",
+             .placeholder = "yes|no",
+             .help = "compare every element with a plain sum, once a size",
+             .default_text = "yes",
+             .set = boolean(options.check)});
+  table.group("Ranks");
+  using Backend = comm::GroupOptions::Backend;
+  table.add({.name = "backend",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
+             .default_text = "auto",
+             .set = choice(options.group.backend,
+                           {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(options.group.timeout_seconds),
+             .set = number(options.group.timeout_seconds, {.low = 0, .high = 1e6, .open_low = true})});
+  add_format_options(table, options.format);
+  return table;
+}
+
+OptionTable bench_step_options(bench::StepOptions& options) {
+  OptionTable table(
+      "bench step",
+      "Measures training steps of MODEL, with and without communication in turns, on one batch that stays.");
+  add_model_options(table, options.train);
+  add_batch_options(table, options.train);
+  table.add({.name = "steps",
+             .placeholder = "S",
+             .help = "measured steps with communication, and as many without",
+             .default_text = fmt::to_string(options.steps),
+             .set = integer(options.steps, 1, kMostSteps)});
+  table.add({.name = "warmup-steps",
+             .placeholder = "S",
+             .help = "steps before the measured ones",
+             .default_text = fmt::to_string(options.warmup_steps),
+             .set = integer(options.warmup_steps, 1, kMost)});
+  add_update_options(table, options.train);
+  add_rank_options(table, options.train);
+  add_format_options(table, options.format);
+  return table;
+}
+
+std::vector<std::string> bench_flags() {
+  bench::AllReduceOptions allreduce;
+  bench::StepOptions step;
+  auto names = bench_allreduce_options(allreduce).names();
+  const auto more = bench_step_options(step).names();
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
+}
+
+int bench_command(const Sources& sources, const ForeignFlags& foreign) {
+  const std::string kind = sources.args.empty() ? "" : sources.args.front();
+  if (kind == "--help" || kind == "-h") {
+    std::fputs(kOverview, stdout);
+    return 0;
+  }
+  // One environment or file may serve both: what only the other kind takes is no mistake there.
+  ForeignFlags others = foreign;
+  const auto add_foreign = [&](const OptionTable& table) {
+    for (auto& flag : table.names()) others.emplace(std::move(flag), table.subcommand());
+  };
+  bench::AllReduceOptions allreduce;
+  bench::StepOptions step;
+  const OptionTable allreduce_table = bench_allreduce_options(allreduce), step_table = bench_step_options(step);
+  if (kind == "allreduce") {
+    add_foreign(step_table);
+    return run(allreduce_table, sources, others,
+               [&](const auto& refusal) { return bench::bench_allreduce(allreduce, refusal); });
+  }
+  if (kind == "step") {
+    add_foreign(allreduce_table);
+    return run(step_table, sources, others, [&](const auto& refusal) { return bench::bench_step(step, refusal); });
+  }
+  const std::vector<std::string> kinds = {"allreduce", "step"};
+  const auto close = nearest(kind, kinds);
+  throw UsageError(kind.empty() ? "lockstep bench needs to know what to measure"
+                                : fmt::format("lockstep bench cannot measure '{}'", kind),
+                   close ? fmt::format("did you mean lockstep bench {}?", *close) : "say allreduce or step MODEL");
+}
+
+}  // namespace lockstep::cli

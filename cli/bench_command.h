@@ -1,0 +1,24 @@
+// lockstep bench: what the ranks can do, measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/allreduce.h"
+#include "bench/step.h"
+#include "cli/option_sources.h"
+#include "cli/option_table.h"
+
+namespace lockstep::cli {
+
+/// The flags of its two kinds; their targets must outlive the tables.
+OptionTable bench_allreduce_options(bench::AllReduceOptions& options);
+OptionTable bench_step_options(bench::StepOptions& options);
+
+/// All flags of both.
+std::vector<std::string> bench_flags();
+
+/// `lockstep bench allreduce …` or `lockstep bench step MODEL …`. Returns the exit code.
+int bench_command(const Sources& sources, const ForeignFlags& foreign);
+
+}  // namespace lockstep::cli

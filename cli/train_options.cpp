@@ -1,0 +1,240 @@
+#include "cli/train_options.h"
+
+#include "cli/option_sources.h"
+#include "cli/values.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr Range kFraction = {.low = 0, .high = 1};
+constexpr Range kBucketMib = {.low = 0, .high = trainer::kMostBucketMib, .open_low = true};
+
+using trainer::TrainConfig;
+
+}  // namespace
+
+void add_model_options(OptionTable& table, TrainConfig& config) {
+  table.positional({"MODEL", "linear, mlp or cnn", text(config.model.name)});
+  table.group("Model and data");
+  table.add({.name = "data",
+             .placeholder = "DATA[:PATH]",
+             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz) or random:SHAPE,LEN",
+             .set = text(config.data)});
+  table.add({.name = "classes",
+             .placeholder = "K",
+             .help = "classes of the last layer",
+             .default_text = "what the data has",
+             .set = integer(config.classes, 1, 1 << 24)});
+  table.add({.name = "in",
+             .placeholder = "N",
+             .help = "linear: input features",
+             .default_text = "5, or what the data has",
+             .set = integer(config.model.in, 1, 1 << 24)});
+  table.add({.name = "out",
+             .placeholder = "N",
+             .help = "linear: output features",
+             .default_text = "2, or what the data has",
+             .set = integer(config.model.out, 1, 1 << 24)});
+  table.add({.name = "hidden",
+             .kind = OptionKind::kList,
+             .placeholder = "N,N,…",
+             .help = "mlp: widths of the hidden layers",
+             .default_text = "1024,1024",
+             .set = integers(config.model.hidden, 1, 1 << 24)});
+}
+
+void add_weight_files(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "weights",
+             .placeholder = "FILE",
+             .help = "safetensors file to start from",
+             .set = text(config.weights)});
+  table.add({.name = "save",
+             .placeholder = "FILE",
+             .help = "safetensors file to write at the end",
+             .set = text(config.save)});
+}
+
+void add_batch_options(OptionTable& table, TrainConfig& config) {
+  table.group("Batches and length");
+  table.add({.name = "batch",
+             .synonyms = {"batch-size"},
+             .placeholder = "B",
+             .help = "samples a rank and step",
+             .default_text = "32",
+             .set = integer(config.batch, 1, 1 << 30)});
+  table.add({.name = "global-batch",
+             .placeholder = "G",
+             .help = "samples of all ranks together and step",
+             .set = integer(config.global_batch, 1, std::int64_t{1} << 40)});
+  table.exclusive({"batch", "global-batch"});
+}
+
+void add_length_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "epochs",
+             .placeholder = "E",
+             .help = "passes over the training data",
+             .default_text = fmt::to_string(config.epochs),
+             .set = integer(config.epochs, 1, 1 << 30)});
+  table.add({.name = "steps",
+             .synonyms = {"max-steps"},
+             .placeholder = "S",
+             .help = "steps, instead of epochs",
+             .set = integer(config.steps, 1, kMost)});
+  table.exclusive({"epochs", "steps"});
+  table.add({.name = "eval-every",
+             .placeholder = "E",
+             .help = "epochs between evaluations; 0: only at the end",
+             .default_text = fmt::to_string(config.eval_every),
+             .set = integer(config.eval_every, 0, 1 << 30)});
+  table.add({.name = "tail",
+             .placeholder = "exact|pad|drop",
+             .help = "an epoch's last samples: a short step, filled up by repeating some, or left out",
+             .default_text = "exact",
+             .set = choice(
+                 config.tail,
+                 {{"exact", sampler::Tail::kExact}, {"pad", sampler::Tail::kPad}, {"drop", sampler::Tail::kDrop}})});
+  table.add({.name = "workers",
+             .placeholder = "N",
+             .help = "threads a rank that prepare batches; 0: the training thread does it",
+             .default_text = fmt::to_string(config.workers),
+             .set = integer(config.workers, 0, 256)});
+}
+
+void add_update_options(OptionTable& table, TrainConfig& config) {
+  table.group("Optimisation");
+  table.add(
+      {.name = "optimizer",
+       .synonyms = {"opt"},
+       .placeholder = "sgd|adamw",
+       .help = "update rule",
+       .default_text = "adamw",
+       .set = choice(config.optimizer, {{"sgd", trainer::Optimizer::kSgd}, {"adamw", trainer::Optimizer::kAdamW}})});
+  table.add({.name = "lr",
+             .placeholder = "X",
+             .help = "learning rate",
+             .default_text = fmt::to_string(config.lr),
+             .set = number(config.lr, {})});
+  table.add({.name = "momentum",
+             .placeholder = "X",
+             .help = "sgd: momentum",
+             .default_text = fmt::to_string(config.momentum),
+             .set = number(config.momentum, kFraction)});
+  table.add({.name = "nesterov",
+             .kind = OptionKind::kFlag,
+             .help = "sgd: Nesterov's momentum",
+             .set = boolean(config.nesterov)});
+  table.add({.name = "betas",
+             .placeholder = "A,B",
+             .help = "adamw: decay of the two moments",
+             .default_text = fmt::format("{},{}", config.betas.first, config.betas.second),
+             .set = number_pair(config.betas, kFraction)});
+  table.add({.name = "weight-decay",
+             .placeholder = "X",
+             .help = "weight decay",
+             .default_text = "0 for sgd, 0.01 for adamw",
+             .set = number(config.weight_decay, {})});
+  table.add({.name = "clip-norm",
+             .placeholder = "X",
+             .help = "largest L2 norm of all gradients together; 0: no clipping",
+             .default_text = fmt::to_string(config.clip_norm),
+             .set = number(config.clip_norm, {})});
+  table.add({.name = "seed",
+             .placeholder = "N",
+             .help = "of initial parameters and sample order",
+             .default_text = fmt::to_string(config.seed),
+             .set = integer(config.seed, 0, kMost)});
+}
+
+void add_schedule_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "min-lr",
+             .placeholder = "X",
+             .help = "learning rate that a schedule ends at",
+             .default_text = fmt::to_string(config.min_lr),
+             .set = number(config.min_lr, {})});
+  table.add({.name = "schedule",
+             .placeholder = "constant|cosine|step",
+             .help = "course of the learning rate",
+             .default_text = "constant",
+             .set = choice(config.schedule, {{"constant", trainer::Schedule::kConstant},
+                                             {"cosine", trainer::Schedule::kCosine},
+                                             {"step", trainer::Schedule::kStep}})});
+  table.add({.name = "warmup",
+             .placeholder = "STEPS",
+             .help = "steps over which the learning rate rises from 0",
+             .default_text = fmt::to_string(config.warmup),
+             .set = integer(config.warmup, 0, kMost)});
+}
+
+void add_rank_options(OptionTable& table, TrainConfig& config) {
+  table.group("Ranks and devices");
+  table.add({.name = "device",
+             .placeholder = "auto|cpu",
+             .help = "what to compute on",
+             .default_text = config.device,
+             .set = text(config.device)});
+  table.add({.name = "backend",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
+             .default_text = "auto",
+             .set = choice(config.backend, {{"auto", trainer::Backend::kAuto},
+                                            {"shm", trainer::Backend::kShm},
+                                            {"mpi", trainer::Backend::kMpi}})});
+  table.add({.name = "threads",
+             .placeholder = "N",
+             .help = "compute threads a rank",
+             .default_text = "its share of the cores",
+             .set = integer(config.threads, 1, 4096)});
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(config.timeout_seconds),
+             .set = number(config.timeout_seconds, {.low = 0, .high = 1e6, .open_low = true})});
+  table.add({.name = "bucket-mb",
+             .placeholder = "X",
+             .help = "size of a gradient bucket, in MiB",
+             .default_text = fmt::to_string(config.bucket_mb),
+             .set = number(config.bucket_mb, kBucketMib)});
+  table.add({.name = "first-bucket-mb",
+             .placeholder = "X",
+             .help = "size of the bucket that is ready first, in MiB",
+             .default_text = fmt::to_string(config.first_bucket_mb),
+             .set = number(config.first_bucket_mb, kBucketMib)});
+}
+
+void add_check_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "check-replicas",
+             .placeholder = "STEPS",
+             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: never",
+             .default_text = fmt::to_string(config.check_replicas),
+             .set = integer(config.check_replicas, 0, kMost)});
+}
+
+void add_report_options(OptionTable& table, TrainConfig& config) {
+  table.group("Reports");
+  table.add({.name = "metrics",
+             .placeholder = "FILE.jsonl",
+             .help = "file for measurements, one JSON object a line",
+             .set = text(config.metrics)});
+  table.add({.name = "trace",
+             .placeholder = "FILE.json",
+             .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
+             .set = text(config.trace)});
+  table.add({.name = "log-every",
+             .placeholder = "STEPS",
+             .help = "steps between lines where stdout is no terminal",
+             .default_text = fmt::to_string(config.log_every),
+             .set = integer(config.log_every, 1, kMost)});
+  table.add({.name = "log-level",
+             .placeholder = "debug|info|warn|error",
+             .help = "what goes to stderr; debug: also when each bucket of each step started and ended",
+             .default_text = config.log_level,
+             .set = text(config.log_level)});
+  table.add({.name = "quiet",
+             .kind = OptionKind::kFlag,
+             .help = "no progress, only the summary and errors",
+             .set = boolean(config.quiet)});
+  add_config_option(table);
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,84 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "bench/allreduce.h"
+#include "bench/step.h"
+#include "bench/timings.h"
+#include "comm/self_group.h"
+
+namespace lockstep::bench {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<std::int64_t> sizes(std::int64_t min, std::int64_t max, int factor = 2, DType dtype = DType::kF32) {
+  AllReduceOptions options;
+  options.min_bytes = min;
+  options.max_bytes = max;
+  options.factor = factor;
+  options.dtype = dtype;
+  return sizes_of(options);
+}
+
+TEST(Sizes, GoUpByAFactorInWholeElements) {
+  EXPECT_THAT(sizes(8, 64), ElementsAre(8, 16, 32, 64));
+  EXPECT_THAT(sizes(10, 100, 3), ElementsAre(8, 28, 88));
+  EXPECT_THAT(sizes(1, 9), ElementsAre(4, 8)) << "1, 2 and 4 bytes are one float";
+  EXPECT_THAT(sizes(7, 7, 2, DType::kI64), ElementsAre(8));
+}
+
+TEST(Speed, IsNcclTests) {
+  // 8 MB in 1 ms are 8 GB/s; of four ranks' links, each carries 2·3/4 of that.
+  const Speed speed = speed_of(1000, 8'000'000, 4);
+  EXPECT_DOUBLE_EQ(speed.algbw_gbs, 8.0);
+  EXPECT_DOUBLE_EQ(speed.busbw_gbs, 12.0);
+  EXPECT_DOUBLE_EQ(speed_of(1000, 8'000'000, 1).busbw_gbs, 0.0);
+  EXPECT_TRUE(std::isfinite(speed_of(0, 8, 2).algbw_gbs));
+}
+
+TEST(Quantile, IsTheNearestValue) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(quantile({5, 4, 3, 2, 1, 0}, 0.0), 0);
+  EXPECT_EQ(quantile({5, 4, 3, 2, 1, 0}, 1.0), 5);
+  EXPECT_EQ(quantile({10, 0, 30, 20, 40}, 0.25), 10);
+  EXPECT_TRUE(std::isnan(median({})));
+}
+
+TEST(Report, OfAllReduceIsOneFormatOrAnother) {
+  const comm::SelfGroup group(std::chrono::seconds(1));
+  AllReduceOptions options;
+  options.format = Format::kJson;
+  AllReduceResult result{
+      .bytes = 1024, .count = 256, .out_of_place = speed_of(3, 1024, 1), .in_place = speed_of(2, 1024, 1)};
+  result.in_place.wrong = 0;
+  const auto json = nlohmann::json::parse(line_of(result, options, group));
+  EXPECT_EQ(json["bytes"], 1024);
+  EXPECT_EQ(json["time_us"], 2.0);
+  EXPECT_EQ(json["algbw_gbs"], 0.512);
+  EXPECT_EQ(json["busbw_gbs"], 0.0);
+  EXPECT_EQ(json["out_of_place_time_us"], 3.0);
+  EXPECT_EQ(json["wrong"], 0);
+  options.format = Format::kTable;
+  EXPECT_NE(line_of(result, options, group).find("N/A"), std::string::npos) << "what was not checked";
+}
+
+TEST(Report, OfAStepHoldsWhatTheCommandLinePromises) {
+  StepResult result;
+  result.peak_memory_bytes = {7, 8};
+  result.backend = "shm";
+  const auto json = nlohmann::json::parse(text_of(result, Format::kJson));
+  for (const char* key : {"model", "world_size", "batch", "precision", "step_ms", "samples_per_s", "compute_ms",
+                          "exposed_comm_ms", "peak_memory_bytes", "startup_ms"})
+    EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_EQ(json["peak_memory_bytes"], (nlohmann::json{7, 8}));
+  const auto csv = split(text_of(result, Format::kCsv), '\n');
+  ASSERT_GE(csv.size(), 2u);
+  EXPECT_EQ(split(csv[0], ',').size(), split(csv[1], ',').size());
+}
+
+}  // namespace
+}  // namespace lockstep::bench

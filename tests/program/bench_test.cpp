@@ -1,0 +1,109 @@
+// lockstep bench, as people and scripts call it. That figures are there and consistent; not what they are.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+using nlohmann::json;
+
+std::string launched(int ranks, const std::string& arguments) {
+  return "lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- lockstep bench " + arguments;
+}
+
+TEST(BenchAllReduce, IsRightForEveryTypeAndOperation) {
+  const TemporaryDirectory directory;
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* choice : {"f32 --op sum", "f64 --op min", "bf16 --op sum", "i32 --op max", "i64 --backend mpi"}) {
+      const auto outcome =
+          run(launched(ranks, std::string("allreduce --min 6 --max 300K --factor 9 --iterations 2 --json "
+                                          "--dtype ") +
+                                  choice),
+              directory.path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      const auto lines = lines_of(outcome.out);
+      ASSERT_GE(lines.size(), 5u);
+      for (const auto& line : lines) {
+        const auto result = json::parse(line);
+        EXPECT_EQ(result["wrong"], 0) << line;
+        EXPECT_EQ(result["out_of_place_wrong"], 0) << line;
+        EXPECT_EQ(result["world_size"], ranks);
+        EXPECT_GT(result["time_us"], 0.0);
+        EXPECT_NEAR(result["algbw_gbs"].get<double>() * result["time_us"].get<double>() * 1e3,
+                    result["bytes"].get<double>(), 0.1 * result["bytes"].get<double>() + 100);
+      }
+    }
+  }
+}
+
+TEST(BenchAllReduce, PrintsATableOnceAndCsv) {
+  const TemporaryDirectory directory;
+  auto outcome = run(launched(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out).size(), 4u + 3u) << outcome.out;
+  outcome = run(launched(2, "allreduce --min 4K --max 16K --iterations 2 --csv --check no"), directory.path());
+  const auto lines = lines_of(outcome.out);
+  ASSERT_EQ(lines.size(), 4u) << outcome.out;
+  EXPECT_EQ(std::ranges::count(lines[0], ','), std::ranges::count(lines[1], ','));
+}
+
+TEST(BenchStep, TellsTheStepApart) {
+  const TemporaryDirectory directory;
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* model : {"linear", "mlp --hidden 32", "cnn --data digits"}) {
+      const auto outcome =
+          run(launched(ranks, std::string("step ") + model + " --batch 8 --steps 5 --warmup-steps 2 --json"),
+              directory.path());
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      ASSERT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
+      const auto result = json::parse(outcome.out);
+      EXPECT_EQ(result["world_size"], ranks);
+      EXPECT_EQ(result["batch"], 8);
+      EXPECT_EQ(result["precision"], "f32");
+      EXPECT_EQ(result["peak_memory_bytes"].size(), static_cast<std::size_t>(ranks));
+      const double step = result["step_ms"];
+      EXPECT_LE(result["step_ms_p10"], step);
+      EXPECT_GE(result["step_ms_p90"], step);
+      EXPECT_NEAR(result["samples_per_s"].get<double>() * step, 1e3 * 8 * ranks, 0.05 * 8e3 * ranks);
+      EXPECT_GT(result["startup_ms"], 0.0);
+      EXPECT_GT(result["compute_ms"], 0.0);
+    }
+  }
+}
+
+TEST(Bench, RefusesWhatItCannotDoInOneLine) {
+  const TemporaryDirectory directory;
+  struct Case {
+    const char* arguments;
+    int code;
+    const char* text;
+  };
+  for (const Case& c :
+       {Case{"allreduce --min 0", 2, "not a size"}, Case{"allreduce --max 2T", 2, "not a size"},
+        Case{"allreduce --min 1M --max 1K", 2, "--min is above --max"},
+        Case{"allreduce --max 900G", 4, "not enough memory"}, Case{"allreduce --json --csv", 2, "--csv"},
+        Case{"allreduce --dtype u8", 2, "u8"}, Case{"step", 2, "MODEL"}, Case{"step cn", 2, "did you mean"},
+        Case{"step cnn --steps 0", 2, "--steps"}, Case{"step cnn --min 8", 2, "lockstep bench allreduce"},
+        Case{"step mlp --lr 1e30 --steps 30", 7, "NaN or infinite"}}) {
+    const auto outcome =
+        run("lockstep launch -n 2 --no-prefix -- lockstep bench " + std::string(c.arguments), directory.path());
+    EXPECT_EQ(outcome.code, c.code) << c.arguments << "\n" << outcome.err;
+    std::size_t errors = 0;
+    for (const auto& line : lines_of(outcome.err))
+      if (line.find("error:") != std::string::npos && line.find("lockstep:") != 0) {
+        ++errors;
+        EXPECT_NE(line.find(c.text), std::string::npos) << line;
+        EXPECT_NE(line.find("→"), std::string::npos) << line;
+      }
+    EXPECT_EQ(errors, 1u) << c.arguments << "\n" << outcome.err;
+  }
+  EXPECT_EQ(run("lockstep bench stp", directory.path()).code, 2);
+  EXPECT_EQ(run("lockstep bench --help", directory.path()).code, 0);
+  EXPECT_EQ(run("lockstep bench step --help", directory.path()).code, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
