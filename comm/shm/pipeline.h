@@ -88,6 +88,7 @@ class Pipeline {
   const int size_;
   std::vector<Seat*> seats_;
   std::vector<const std::byte*> sources_;  // scratch
+  std::vector<std::byte*> copies_;         // scratch
 
   std::vector<Entry> entries_;  // taken, not complete: from head_ on
   std::size_t head_ = 0;
