@@ -13,17 +13,21 @@ namespace lockstep::comm {
 namespace {
 
 /// Note [Lines]
-/// Reductions take one line of 64 bytes from all sources, combine it in registers and store it where it belongs, so
-/// that every byte is read once and written once. What bounds them beyond the caches is how many lines one core has
-/// on their way to it. It is told three times as many by
-///   strips   several pages are walked side by side: the core's own prefetcher looks ahead in each page by itself;
-///   asking   for lines some way ahead, and for those that will be written, for writing: a line that a neighbouring
-///            core has changed then comes in one exchange instead of two.
-/// Within a core's own caches both only cost time: few bytes are walked in one strip.
+/// A reduction takes one line of 64 bytes from each source, combines them in registers and stores the result where it
+/// belongs: every byte is read once and written once. Beyond the caches, what bounds one core is how many lines it
+/// has on their way at a time. More are when
+///   strips    are walked side by side: the core's prefetcher looks ahead within each page by itself;
+///   it asks   for lines some way ahead, and for those that will be written, for writing: a line that another core has
+///             changed then comes in one exchange instead of two.
+/// Stores that go past the caches would be slower: the lines are there, for they have just been read.
+/// Where the bytes may fit the core's own caches both only cost time.
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kStripBytes = 4096;
+constexpr std::size_t kAheadBytes = 1024;
 constexpr std::size_t kStrips = 4;
-constexpr std::size_t kAheadBytes = 2048;
+constexpr std::size_t kPage = 4096;
+// A cache has few places for lines whose addresses end in the same bits: strips begin a little apart in their pages.
+constexpr std::size_t kStaggerBytes = 256;
+// Of all sources together.
 constexpr std::size_t kFewBytes = std::size_t{1} << 18;
 
 // A line's worth of T, as GCC and Clang know vectors: split where the instruction set has only narrower ones.
@@ -101,7 +105,7 @@ LOCKSTEP_INLINE void ask_to_read(const std::byte* line) { __builtin_prefetch(lin
 LOCKSTEP_INLINE void ask_to_write(const std::byte* line) {
 #if defined(__x86_64__)
   // The builtin becomes a prefetch for reading unless told of a CPU that has this; the others take it for a no-op.
-  asm volatile("prefetchw %0" : : "m"(*line));
+  asm volatile("prefetchw (%0)" : : "r"(line));
 #else
   __builtin_prefetch(line, 1);
 #endif
@@ -142,26 +146,22 @@ LOCKSTEP_INLINE void reduce_line(const Ends& ends, std::size_t at) {
     next.load(ends.sources[r] + at);
     sum.template add<Op>(next);
   }
-  ends.each_target([&](std::byte* target) { sum.store(target + at); });
+  ends.each_target([&](std::byte * target) __attribute__((always_inline)) { sum.store(target + at); });
 }
 
 /// Whole lines.
 template <class Acc, class Op, class Ends>
 LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
   std::size_t at = 0;
-  if (bytes * ends.sources.size() > kFewBytes) {
-    constexpr std::size_t kStride = kStrips * kStripBytes;
-    for (; at + kStride <= bytes; at += kStride)
-      for (std::size_t in_strip = 0; in_strip < kStripBytes; in_strip += kLine) {
-        // Behind the end of a strip comes its successor; behind the last, asking is harmless.
-        const bool within = in_strip + kAheadBytes < kStripBytes;
-        const std::size_t ahead = within ? kAheadBytes : kStride - kStripBytes + kAheadBytes;
-        for (std::size_t strip = 0; strip < kStrips; ++strip) {
-          const std::size_t line = at + strip * kStripBytes + in_strip;
-          ends.ask(line + ahead);
-          reduce_line<Acc, Op>(ends, line);
-        }
+  if (bytes * ends.sources.size() > kFewBytes && bytes >= 2 * kStrips * kPage) {
+    const std::size_t strip_bytes = (bytes / kStrips - kStaggerBytes) / kPage * kPage + kStaggerBytes;
+    for (std::size_t in_strip = 0; in_strip < strip_bytes; in_strip += kLine)
+      for (std::size_t strip = 0; strip < kStrips; ++strip) {
+        // Behind the last line, asking is harmless.
+        ends.ask(strip * strip_bytes + in_strip + kAheadBytes);
+        reduce_line<Acc, Op>(ends, strip * strip_bytes + in_strip);
       }
+    at = kStrips * strip_bytes;
   }
   for (; at < bytes; at += kLine) reduce_line<Acc, Op>(ends, at);
 }
