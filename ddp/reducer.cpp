@@ -111,7 +111,7 @@ void Reducer::poll() {
   note_finished();
 }
 
-void Reducer::finish(const std::function<void(std::span<const std::size_t>)>& on_bucket) {
+void Reducer::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   if (slots_.empty() && started_ == 0) start_full_buckets();
   if (started_ < plan_.buckets.size()) {
     std::vector<std::string> names;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "comm/process_group.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/timeline.h"
@@ -53,7 +53,7 @@ class Reducer {
 
   /// Waits for the buckets in order and hands each one's slots to `on_bucket` as soon as its sums are there. Throws
   /// UsageError naming the slots that never became ready, and whatever the collectives fail with.
-  void finish(const std::function<void(std::span<const std::size_t>)>& on_bucket);
+  void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
 
   /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
   /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it

@@ -79,8 +79,7 @@ void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count)
 
 void Replica::contribute_nothing() { reducer_.contribute_nothing(); }
 
-void Replica::finish(const std::function<void(const Totals&)>& on_first,
-                     const std::function<void(std::size_t)>& on_parameter) {
+void Replica::finish(FunctionRef<void(const Totals&)> on_first, FunctionRef<void(std::size_t)> on_parameter) {
   bool first = true;
   reducer_.finish([&](std::span<const std::size_t> slots) {
     if (std::exchange(first, false)) {

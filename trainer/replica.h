@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "comm/process_group.h"
 #include "ddp/reducer.h"
 #include "ddp/replicate.h"
@@ -46,7 +46,7 @@ class Replica {
   /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
   /// `on_parameter(index)`; each parameter's gradient then holds the sum over all ranks, until the next begin_step.
   /// Either may throw, which leaves collectives under way: see Reducer.
-  void finish(const std::function<void(const Totals&)>& on_first, const std::function<void(std::size_t)>& on_parameter);
+  void finish(FunctionRef<void(const Totals&)> on_first, FunctionRef<void(std::size_t)> on_parameter);
 
   /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.
   void broadcast_buffers();
