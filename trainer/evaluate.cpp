@@ -1,5 +1,8 @@
 #include "trainer/evaluate.h"
 
+#include <algorithm>
+#include <array>
+
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
@@ -7,9 +10,11 @@
 namespace lockstep::trainer {
 
 nn::Shape batch_shape(const data::Dataset& dataset, std::int64_t samples) {
-  std::vector<std::int64_t> dims = {samples};
-  dims.insert(dims.end(), dataset.sample_dims().begin(), dataset.sample_dims().end());
-  return nn::Shape(std::span<const std::int64_t>(dims));
+  const auto& sample = dataset.sample_dims();
+  LOCKSTEP_ASSERT(sample.size() < nn::Shape::kMaxDims, "samples of {} dimensions", sample.size());
+  std::array<std::int64_t, nn::Shape::kMaxDims> dims = {samples};
+  std::copy(sample.begin(), sample.end(), dims.begin() + 1);
+  return nn::Shape(std::span<const std::int64_t>(dims.data(), sample.size() + 1));
 }
 
 Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
