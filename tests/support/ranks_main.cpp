@@ -17,21 +17,25 @@ std::unique_ptr<comm::ProcessGroup> g_group;
 comm::World g_world;
 bool g_own_groups = false;
 
-/// Prints nothing but failures, with the rank that they belong to.
+/// Prints nothing but failures, with the rank that they belong to. While it hears of one, GoogleTest holds the lock
+/// that its current_test_info() takes.
 class FailurePrinter final : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
 
  private:
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    test_ = fmt::format("{}.{}", test.test_suite_name(), test.name());
+  }
+  void OnTestEnd(const ::testing::TestInfo&) override { test_ = "-"; }
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::fprintf(stderr, "[rank %d] %s.%s failed at %s:%d\n%s\n", rank_, test ? test->test_suite_name() : "-",
-                 test ? test->name() : "-", result.file_name() ? result.file_name() : "?", result.line_number(),
-                 result.message());
+    std::fprintf(stderr, "[rank %d] %s failed at %s:%d\n%s\n", rank_, test_.c_str(),
+                 result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
   }
 
   int rank_;
+  std::string test_ = "-";
 };
 
 /// Ranks other than 0 print failures alone: N copies of the same progress help nobody.
