@@ -182,7 +182,7 @@ void add_ranks(OptionTable& table, TrainConfig& config) {
              .placeholder = "S",
              .help = "longest wait for another rank, in seconds",
              .default_text = fmt::to_string(config.timeout_seconds),
-             .set = number(config.timeout_seconds, {.low = 0, .high = 1e6, .open_low = true})});
+             .set = number(config.timeout_seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
   table.add({.name = "bucket-mb",
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",

@@ -132,10 +132,5 @@ TEST(World, Contradictions) {
             "LOCAL_WORLD_SIZE=4 is above WORLD_SIZE=2");
 }
 
-TEST(World, HostNameHasNoDomain) {
-  EXPECT_FALSE(host_name().empty());
-  EXPECT_EQ(host_name().find('.'), std::string::npos);
-}
-
 }  // namespace
 }  // namespace lockstep::comm
