@@ -212,6 +212,7 @@ void StoreServer::greet(Client& client, const Frame& frame) {
   rank = {Rank::State::kJoined, host, pid, &client};
   client.wire.send(FrameKind::kWelcome, Packer().number(kProtocolVersion).text(ranks_[0].host));
   if (verdict_) client.wire.send(verdict_->first, verdict_->second);
+  say_goodbye();
 }
 
 void StoreServer::refuse(Client& client, const std::string& why) {
@@ -293,10 +294,7 @@ void StoreServer::announce(FrameKind kind, const Packer& body) {
 void StoreServer::leave(Client& client) {
   Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
   rank.state = Rank::State::kLeft;
-  if (client.rank == 0) {
-    // A rank of the next job that comes now shall wait for the next rank 0.
-    listeners_.clear();
-  } else {
+  if (client.rank > 0) {
     rank.client = nullptr;
     client.wire.send(FrameKind::kGoodbye);
     close_after_sending(client);
@@ -305,10 +303,16 @@ void StoreServer::leave(Client& client) {
 }
 
 void StoreServer::say_goodbye() {
-  const bool all_left = std::none_of(ranks_.begin() + 1, ranks_.end(),
-                                     [](const Rank& rank) { return rank.state == Rank::State::kJoined; });
   Rank& first = ranks_[0];
-  if (first.state != Rank::State::kLeft || first.client == nullptr || !all_left) return;
+  if (first.state != Rank::State::kLeft || first.client == nullptr) return;
+  const auto any_is = [&](Rank::State state) {
+    return std::any_of(ranks_.begin() + 1, ranks_.end(), [&](const Rank& rank) { return rank.state == state; });
+  };
+  // A job that has come to its end early waits for nobody who has not come.
+  if (any_is(Rank::State::kAbsent) && !verdict_) return;
+  // A rank of the next job that comes now shall wait for the next rank 0.
+  listeners_.clear();
+  if (any_is(Rank::State::kJoined)) return;
   first.client->wire.send(FrameKind::kGoodbye);
   close_after_sending(*first.client);
   first.client = nullptr;
