@@ -73,7 +73,8 @@ class Store {
   };
   /// As far as is known, by rank; waits at most briefly.
   virtual std::vector<Attendance> roll_call() = 0;
-  /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken.
+  /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken. Throws PeerError
+  /// where another rank has done so before.
   virtual void give_up(const TimeoutError& error) = 0;
 
   /// Gives up with a TimeoutError: "<doing> timed out after … s waiting for rank 1 (host b)"; without `missing` those

@@ -200,7 +200,8 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
 }
 
 void ShmGroup::look_around_now_and_then() {
-  if (pipeline_.idle()) return;
+  // Of ranks that have all been asked to stop the first to end is no surprise: the next wait says that it is one.
+  if (pipeline_.idle() || stop_signal() != 0) return;
   const auto now = Clock::now();
   if (now < next_look_) return;
   look_around();

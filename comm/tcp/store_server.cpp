@@ -173,8 +173,10 @@ void StoreServer::obey(Client& client, const Frame& frame) {
       Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
       rank.state = Rank::State::kEnded;
       rank.client = nullptr;
+      // Of several that give up at the same time the first speaks; the others have heard of it, or soon will.
+      if (!verdict_) client.wire.send(FrameKind::kGoodbye);
       announce(FrameKind::kPeerGaveUp, Packer().number(code).text(fmt::format("rank {}: {}", client.rank, why)));
-      client.gone = true;
+      close_after_sending(client);
       say_goodbye();
       return;
     }

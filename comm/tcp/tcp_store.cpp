@@ -47,6 +47,7 @@ class TcpStore final : public Store {
   std::vector<Attendance> roll_call() override;
   void give_up(const TimeoutError& error) override;
 
+  std::vector<Attendance> ask_who_is_here();
   void serve_here();
   /// False where the job that is there has ended for this rank.
   bool join(Deadline deadline);
@@ -83,9 +84,6 @@ auto TcpStore::guarded(Action&& action) {
     } catch (const Malformed& error) {
       throw DeviceError(fmt::format("rank 0 (host {}) is no longer understood: {}", first_host_, error.what()),
                         "start every rank with the same binary");
-    } catch (const TimeoutError& error) {
-      tell_the_others(error);
-      throw;
     } catch (const InterruptedError& error) {
       tell_the_others(error);
       throw;
@@ -201,6 +199,10 @@ std::vector<std::optional<std::string>> TcpStore::do_get(std::span<const std::st
 }
 
 std::vector<Store::Attendance> TcpStore::roll_call() {
+  return guarded([&] { return ask_who_is_here(); });
+}
+
+std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
   std::vector<Attendance> all(static_cast<std::size_t>(size()), Attendance{true, false, "?"});
   wire_->send(FrameKind::kRollCall);
   listen_until(
@@ -221,8 +223,11 @@ std::vector<Store::Attendance> TcpStore::roll_call() {
 }
 
 void TcpStore::give_up(const TimeoutError& error) {
+  failure_.guard([&] {
+    tell_the_others(error);
+    listen_until([](const Frame& frame) { return frame.kind == FrameKind::kGoodbye; }, Deadline::after(kGrace));
+  });
   failure_.set(std::make_exception_ptr(error));
-  tell_the_others(error);
 }
 
 void TcpStore::tell_the_others(const Error& error) {

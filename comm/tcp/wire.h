@@ -36,7 +36,7 @@ enum class FrameKind : std::uint8_t {
   kAttendance,  // u32 count, (u32 0: absent, 1: here, 2: gone; text host)…
   kPeerGaveUp,  // u32 exit code, text
   kPeerGone,    // text
-  kGoodbye,     // to rank 0: all others have left, too
+  kGoodbye,     // after kLeave; to rank 0 when all others have left, too. After kGiveUp: nobody has done so before
 };
 
 /// Bytes that the other side cannot have meant.
