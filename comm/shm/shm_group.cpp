@@ -223,6 +223,7 @@ void ShmGroup::look_around() {
     pipeline_.advance();
     if (pipeline_.idle()) return;
     if (!pipeline_.waits_for(rank)) continue;
+    throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
                                   name_of(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));

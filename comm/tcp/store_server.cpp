@@ -322,7 +322,7 @@ void StoreServer::say_goodbye() {
 
 void StoreServer::warn_of_stranger(const Client& client, const std::string& why) {
   if (++strangers_ > kMostWarnings) return;
-  log_warn("a connection from {} was refused: {}{}", peer_text(client.wire.socket()), why,
+  log_warn("a connection from {} to MASTER_PORT was refused: {}{}", peer_text(client.wire.socket()), why,
            strangers_ == kMostWarnings ? "; more of them are not mentioned" : "");
 }
 

@@ -274,10 +274,11 @@ void TcpStore::wait_for_server(Deadline deadline) {
   pollfd look{wire_->fd(), events, 0};
   if (::poll(&look, 1, static_cast<int>(std::chrono::duration_cast<Millis>(nap).count()) + 1) <= 0) return;
   if ((look.revents & POLLOUT) != 0) wire_->flush();
-  if ((look.revents & ~POLLOUT) != 0 && wire_->receive() == Wire::Received::kGone)
-    throw DeviceError(fmt::format("rank 0 (host {}) has ended: the connection to {} is closed",
-                                  first_host_.empty() ? world_.meeting.host : first_host_, text_of(world_.meeting)),
-                      "look at the log of rank 0");
+  if ((look.revents & ~POLLOUT) == 0 || wire_->receive() != Wire::Received::kGone) return;
+  throw_if_stopped("waiting for the other ranks");
+  throw DeviceError(fmt::format("rank 0 (host {}) has ended: the connection to {} is closed",
+                                first_host_.empty() ? world_.meeting.host : first_host_, text_of(world_.meeting)),
+                    "look at the log of rank 0");
 }
 
 void TcpStore::throw_announced(const Frame& frame) const {
@@ -286,6 +287,7 @@ void TcpStore::throw_announced(const Frame& frame) const {
     const auto code = static_cast<int>(body.number());
     throw PeerError(code, body.text(kMostValueBytes + kMostKeyBytes));
   }
+  throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
   throw DeviceError(fmt::format("{} while the ranks were meeting", body.text(kMostKeyBytes * 8)),
                     "look at its log, and at dmesg if it has none");
 }

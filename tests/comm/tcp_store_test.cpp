@@ -112,7 +112,8 @@ TEST(TcpStore, ValuesBarriersAndTexts) {
       EXPECT_EQ(store.get(fmt::format("key {}", next), soon()), std::to_string(next * 10));
       store.wait(std::vector<std::string>{"key 0", fmt::format("key {}", size - 1)}, soon());
       store.barrier("first", soon());
-      const auto texts = store.all_gather_text("ranks", std::string(static_cast<std::size_t>(store.rank()), 'x'), soon());
+      const auto texts =
+          store.all_gather_text("ranks", std::string(static_cast<std::size_t>(store.rank()), 'x'), soon());
       for (int r = 0; r < size; ++r)
         EXPECT_EQ(texts[static_cast<std::size_t>(r)], std::string(static_cast<std::size_t>(r), 'x'));
       EXPECT_EQ(store.broadcast_text("id", store.rank() == size - 1 ? "the last one's" : "", size - 1, soon()),
@@ -151,8 +152,10 @@ TEST(TcpStore, LookingDoesNotWait) {
     store.set(fmt::format("mine {}", store.rank()), "x");
     const std::vector<std::string> wanted = {"never", fmt::format("mine {}", store.rank())};
     for (int i = 0; i < 200; ++i)
-      EXPECT_THAT(store.try_get(wanted, Deadline::after(0s)), ElementsAre(std::nullopt, std::optional<std::string>("x")));
-    EXPECT_THAT(store.try_get(wanted, Deadline::after(30ms)), ElementsAre(std::nullopt, std::optional<std::string>("x")));
+      EXPECT_THAT(store.try_get(wanted, Deadline::after(0s)),
+                  ElementsAre(std::nullopt, std::optional<std::string>("x")));
+    EXPECT_THAT(store.try_get(wanted, Deadline::after(30ms)),
+                ElementsAre(std::nullopt, std::optional<std::string>("x")));
     // Late answers to what was asked before are not taken for new ones.
     store.barrier("then", soon());
     store.set(fmt::format("late {}", store.rank()), "y");
@@ -228,9 +231,9 @@ TEST(TcpStore, ARankThatNeverJoinsIsNamedAndAllEndAlike) {
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_LT(Clock::now() - begin, 5s);
-  EXPECT_THAT(errors[1], AllOf(HasSubstr("the start timed out after 0.3"),
-                               HasSubstr("waiting for rank 3, which has not joined"),
-                               HasSubstr("start rank 3 with the same MASTER_ADDR")));
+  EXPECT_THAT(errors[1],
+              AllOf(HasSubstr("the start timed out after 0.3"), HasSubstr("waiting for rank 3, which has not joined"),
+                    HasSubstr("start rank 3 with the same MASTER_ADDR")));
   for (const int rank : {0, 2})
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank 1: the start timed out")) << rank;
 }
@@ -278,9 +281,9 @@ TEST(TcpStore, PortInUse) {
 
 TEST(TcpStore, AHostWithoutAnAddress) {
   for (const int rank : {0, 1})
-    EXPECT_THAT(
-        error_of<UsageError>([&] { make_tcp_store(world_of(rank, 2, 29500, "no.such.host.invalid"), Deadline::after(0s)); }),
-        AllOf(HasSubstr("MASTER_ADDR=\"no.such.host.invalid\" has no address"), HasSubstr("set MASTER_ADDR")));
+    EXPECT_THAT(error_of<UsageError>(
+                    [&] { make_tcp_store(world_of(rank, 2, 29500, "no.such.host.invalid"), Deadline::after(0s)); }),
+                AllOf(HasSubstr("MASTER_ADDR=\"no.such.host.invalid\" has no address"), HasSubstr("set MASTER_ADDR")));
 }
 
 TEST(TcpStore, SomethingElseListens) {
@@ -325,7 +328,8 @@ TEST(TcpStore, StrangersAreTurnedAway) {
   EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kHello, Packer().number(1)); }), "closed");
   EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kSet, Packer().text("a").text("b")); }), "closed");
   EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, 99); }), HasSubstr("version 99"));
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(3, 1); }), HasSubstr("rank 1 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(3, 1); }),
+              HasSubstr("rank 1 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
   EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 2); }), HasSubstr("rank 2 of 2"));
   EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 0); }), HasSubstr("rank 0 has joined already"));
   EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, kProtocolVersion, "b"); }), HasSubstr("it is of job 'b'"));
@@ -346,8 +350,8 @@ TEST(TcpStore, StrangersAreTurnedAway) {
 // A rank that turns out not to speak the protocol ends the job, with its name.
 TEST(TcpStore, ARankThatSendsGarbage) {
   const int port = testing::free_port();
-  for (const std::string& garbage : {std::string("\xff\xff\xff\x7f", 4), std::string("\1\0\0\0\x63", 5),
-                                     std::string("\2\0\0\0\2x", 6)}) {
+  for (const std::string& garbage :
+       {std::string("\xff\xff\xff\x7f", 4), std::string("\1\0\0\0\x63", 5), std::string("\2\0\0\0\2x", 6)}) {
     const auto first = make_tcp_store(world_of(0, 2, port), soon());
     Stranger stranger(port);
     stranger.hello(2, 1);

@@ -177,8 +177,8 @@ TEST(World, Contradictions) {
 
 // Numbers that no clock could count are refused, not computed with.
 TEST(MakeGroup, TimeoutsHaveARange) {
-  for (const double seconds : {0.0, -1.0, 1.1e6, 1e300, std::numeric_limits<double>::infinity(),
-                               std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double seconds :
+       {0.0, -1.0, 1.1e6, 1e300, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     GroupOptions options;
     options.timeout_seconds = seconds;
     try {

@@ -63,10 +63,13 @@ class Processes {
       ::_exit(98);
     }
     pids_.push_back(pid);
+    ::setpgid(pid, pids_.front());
     codes_.emplace_back();
   }
 
   void kill(std::size_t i, int number) { ::kill(pids_[i], number); }
+  /// At once, as a terminal does.
+  void kill_all(int number) { ::kill(-pids_.front(), number); }
   pid_t pid(std::size_t i) const { return pids_[i]; }
 
   /// The exit code, 128 + n for signal n; -1 where it has not ended within `limit`.
@@ -121,13 +124,17 @@ class WithoutMpi : public ::testing::Test {
     more.merge(variables(rank, size));
     processes_.start(more, arguments);
   }
-  /// Until all of the first `count` processes train.
-  void wait_for_training(std::size_t count) {
+  /// Until ranks that run for_ever_ have made a step together.
+  void wait_for_training() {
     const auto end = Deadline::after(20s);
-    for (std::size_t i = 0; i < count; ++i)
-      while (mappings_of(processes_.pid(i), "memfd:lockstep") < 2 && !end.expired()) std::this_thread::sleep_for(10ms);
+    while (!end.expired() && read_first_line("m").empty()) std::this_thread::sleep_for(10ms);
     ASSERT_FALSE(end.expired());
-    std::this_thread::sleep_for(100ms);
+  }
+  std::string read_first_line(const std::string& file) const {
+    std::ifstream in(directory_.path() / file);
+    std::string line;
+    std::getline(in, line);
+    return line;
   }
   std::string hash_in(const std::string& file) const {
     std::ifstream in(directory_.path() / file);
@@ -136,7 +143,7 @@ class WithoutMpi : public ::testing::Test {
     return last.empty() ? "no metrics" : nlohmann::json::parse(last).value("params_sha256", "none");
   }
 
-  const Arguments for_ever_ = {"train", "cnn", "--data", "digits", "--epochs", "1000000", "--quiet"};
+  const Arguments for_ever_ = {"train", "cnn", "--data", "digits", "--epochs", "1000000", "--quiet", "--metrics", "m"};
   const std::string port_ = std::to_string(free_port());
   TemporaryDirectory directory_;
   Processes processes_{directory_.path()};
@@ -146,8 +153,8 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
   std::size_t started = 0;
   for (const int n : {2, 3}) {
     const std::string count = std::to_string(n);
-    const Arguments train = {"train", "cnn", "--data", "digits", "--steps", "40", "--quiet", "--check-replicas", "1",
-                             "--metrics", "a" + count};
+    const Arguments train = {"train", "cnn",       "--data",   "digits", "--steps", "40", "--quiet", "--check-replicas",
+                             "1",     "--metrics", "a" + count};
     // Rank 0 comes last.
     for (int rank = n - 1; rank >= 0; --rank) {
       start(rank, n, train);
@@ -157,9 +164,10 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
       EXPECT_EQ(processes_.wait(started), 0) << processes_.output(started);
       EXPECT_THAT(processes_.output(started), HasSubstr(rank == 0 ? "on " + count + " ranks" : std::string()));
     }
-    const auto outcome = run("mpirun --oversubscribe -np " + count +
-                                 " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count,
-                             directory_.path());
+    const auto outcome =
+        run("mpirun --oversubscribe -np " + count +
+                " lockstep train cnn --data digits --steps 40 --quiet --backend mpi --metrics b" + count,
+            directory_.path());
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(hash_in("a" + count).size(), 64u) << hash_in("a" + count);
     EXPECT_EQ(hash_in("a" + count), hash_in("b" + count));
@@ -168,11 +176,11 @@ TEST_F(WithoutMpi, TheSameParametersAsUnderMpirun) {
 
 TEST_F(WithoutMpi, MemoryHasNoName) {
   for (int rank = 0; rank < 2; ++rank) start(rank, 2, for_ever_);
-  wait_for_training(2);
+  wait_for_training();
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(mappings_of(processes_.pid(i), "/dev/shm"), 0);
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
     EXPECT_EQ(entry.path().filename().string().find("lockstep"), std::string::npos) << entry.path();
-  for (std::size_t i = 0; i < 2; ++i) processes_.kill(i, SIGINT);
+  processes_.kill_all(SIGINT);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(processes_.wait(i), 130) << processes_.output(i);
 }
 
@@ -186,8 +194,8 @@ class ARankIsKilled : public WithoutMpi, public ::testing::WithParamInterface<st
     for (std::size_t i = 0; i < count; ++i) {
       if (i == doomed) continue;
       EXPECT_EQ(processes_.wait(i, 2s), 4) << processes_.output(i);
-      EXPECT_THAT(processes_.output(i), AllOf(HasSubstr("error: rank " + std::to_string(doomed) + " (host "),
-                                              HasSubstr("has ended")));
+      EXPECT_THAT(processes_.output(i),
+                  AllOf(HasSubstr("error: rank " + std::to_string(doomed) + " (host "), HasSubstr("has ended")));
     }
     EXPECT_EQ(processes_.wait(doomed), 137);
   }
@@ -195,7 +203,7 @@ class ARankIsKilled : public WithoutMpi, public ::testing::WithParamInterface<st
 
 TEST_P(ARankIsKilled, InTraining) {
   for (int rank = 0; rank < 3; ++rank) start(rank, 3, for_ever_);
-  wait_for_training(3);
+  wait_for_training();
   kill_and_look(3);
 }
 
@@ -211,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ARankIsKilled, ::testing::Values(0, 1, 2));
 TEST_F(WithoutMpi, ASecondProcessOfARankIsTurnedAway) {
   start(0, 2, for_ever_);
   start(1, 2, for_ever_);
-  wait_for_training(2);
+  wait_for_training();
   start(1, 2, for_ever_);
   start(0, 2, for_ever_);
   start(2, 3, for_ever_);
