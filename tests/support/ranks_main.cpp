@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "comm/make_group.h"
 #include "tests/support/ranks.h"
@@ -57,7 +58,7 @@ bool passed_everywhere(bool passed_here) {
 int run(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   g_world = comm::discover_world(env);
-  set_log_identity(g_world.rank, g_world.size, comm::host_name());
+  set_log_identity(g_world.rank, g_world.size, host_name());
   quieten(g_world.rank);
   if (g_own_groups) return RUN_ALL_TESTS();
 
@@ -84,11 +85,15 @@ comm::GroupOptions group_options() {
   using Options = comm::GroupOptions;
   const std::string value = env("LOCKSTEP_TEST_GROUP").value_or(g_world.size == 1 ? "inline" : "");
   Options options;
-  options.backend = value == "shm" ? Options::Backend::kShm : Options::Backend::kMpi;
+  options.backend = value == "shm" || value == "tcp" ? Options::Backend::kShm : Options::Backend::kMpi;
   options.progress = value == "thread" ? Options::Progress::kThread : Options::Progress::kInline;
-  if (value != "shm" && value != "thread" && value != "inline")
-    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread nor shm", value),
+  if (value != "shm" && value != "tcp" && value != "thread" && value != "inline")
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread, shm nor tcp", value),
                      "set it: a test that took one of them by default would not show that it ran on the others");
+  if (g_world.size > 1 && g_world.mpi_joins != (value != "tcp"))
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={}, but MPI {} these ranks", value,
+                                 g_world.mpi_joins ? "joins" : "does not join"),
+                     "start them with tests/support/run_ranks");
   return options;
 }
 
