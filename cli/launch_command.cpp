@@ -1,9 +1,12 @@
 #include "cli/launch_command.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
 #include "cli/values.h"
+#include "devices/read_gpus.h"
+#include "devices/visible.h"
 #include "launcher/launch.h"
 
 namespace lockstep::cli {
@@ -22,6 +25,12 @@ Setter rank_count(int& target) {
   };
 }
 
+/// GPUs that this environment lets a process see; 0 leaves it to the launcher, which counts cores.
+int visible_gpu_count(const EnvLookup& lookup) {
+  const auto visible = devices::visible_gpus(devices::read_gpus(devices::Detail::kChoice), lookup);
+  return std::min(static_cast<int>(visible.size()), launcher::kMaxRanks);
+}
+
 }  // namespace
 
 OptionTable launch_options(launcher::LaunchOptions& options) {
@@ -33,7 +42,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.add({.name = "np",
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto",
-             .help = "ranks; auto: one for each core",
+             .help = "ranks; auto: one for each GPU, or for each core where there is none",
              .default_text = "auto",
              .set = rank_count(options.ranks)});
   table.add({.name = "bind-to",
@@ -71,6 +80,7 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
+  if (options.ranks == 0) options.ranks = visible_gpu_count(sources.env);
   return launcher::launch(options);
 }
 
