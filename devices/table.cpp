@@ -196,11 +196,9 @@ void add_cpu(Frame& frame, const Cpu& cpu) {
   const std::string memory =
       cpu.memory_bytes ? mebibytes(*cpu.memory_bytes) + " of memory" : fmt::format("memory {}", kUntold);
   frame.line(kNumbered, {" CPU", cpu.model.value_or(kUntold)});
-  for (const auto& line :
-       wrapped(fmt::format("{}, {}, {}, {}, {}", counted_or(cpu.sockets, "socket"), counted_or(cpu.cores, "core"),
-                           processors, counted_or(cpu.numa_nodes, "NUMA node"), memory),
-               kNumbered[1]))
-    frame.line(kNumbered, {"", line});
+  frame.line(kNumbered, {"", fmt::format("{}, {}, {}", counted_or(cpu.sockets, "socket"), counted_or(cpu.cores, "core"),
+                                         processors)});
+  frame.line(kNumbered, {"", fmt::format("{}, {}", counted_or(cpu.numa_nodes, "NUMA node"), memory)});
   frame.line(kNumbered, {"", features_text(cpu.features)});
 }
 

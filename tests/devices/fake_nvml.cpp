@@ -96,6 +96,8 @@ int processes(Device device, const char* name, std::size_t entry_bytes, unsigned
 
 }  // namespace
 
+// The names are NVML's.
+// NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 
 int nvmlInit_v2() {
@@ -257,3 +259,4 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, ProcessV1)
 #undef PROCESSES
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)

@@ -9,6 +9,7 @@
 namespace lockstep::devices {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::machine_with;
 using ::testing::Not;
@@ -42,8 +43,8 @@ TEST(Table, OfOneGpu) {
 │    0 │      28413 │ C    │  68650 MiB │ /usr/local/bin/lockstep              │
 ├──────┼────────────┴──────┴────────────┴──────────────────────────────────────┤
 │  CPU │ AMD EPYC 9554 64-Core Processor                                       │
-│      │ 2 sockets, 128 cores, 256 processors (64 usable), 2 NUMA nodes,       │
-│      │ 1546188 MiB of memory                                                 │
+│      │ 2 sockets, 128 cores, 256 processors (64 usable)                      │
+│      │ 2 NUMA nodes, 1546188 MiB of memory                                   │
 │      │ AVX2 with FMA; AVX-512 with int8 (VNNI), bf16; no AMX                 │
 └──────┴───────────────────────────────────────────────────────────────────────┘
 )");
@@ -57,8 +58,8 @@ TEST(Table, WithoutADriver) {
 │ no GPUs: no NVIDIA driver on this machine (libnvidia-ml.so.1 is not there)   │
 ├──────┬───────────────────────────────────────────────────────────────────────┤
 │  CPU │ AMD EPYC 9554 64-Core Processor                                       │
-│      │ 2 sockets, 128 cores, 256 processors (64 usable), 2 NUMA nodes,       │
-│      │ 1546188 MiB of memory                                                 │
+│      │ 2 sockets, 128 cores, 256 processors (64 usable)                      │
+│      │ 2 NUMA nodes, 1546188 MiB of memory                                   │
 │      │ AVX2 with FMA; AVX-512 with int8 (VNNI), bf16; no AMX                 │
 └──────┴───────────────────────────────────────────────────────────────────────┘
 )");
@@ -113,7 +114,8 @@ TEST(Table, WhatIsNotToldIsNa) {
   const std::string text = table_of(machine_with(recorded_gpus("tells_little")));
   EXPECT_THAT(text, HasSubstr("│ 41 °C  N/A    35 %     N/A / N/A W │     2000 MiB │ off            on │"));
   EXPECT_THAT(text, HasSubstr("│    1 │ N/A                                │          N/A │ N/A           N/A │"));
-  EXPECT_THAT(table_of(Machine{}), HasSubstr("sockets N/A, cores N/A, processors N/A, NUMA nodes N/A, memory N/A"));
+  EXPECT_THAT(table_of(Machine{}),
+              AllOf(HasSubstr("sockets N/A, cores N/A, processors N/A"), HasSubstr("NUMA nodes N/A, memory N/A")));
 }
 
 TEST(Table, ADriverWithoutGpus) {
