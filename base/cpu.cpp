@@ -6,22 +6,60 @@
 
 namespace lockstep {
 
-std::string cpu_instruction_set() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    // Leaf 7, sub-leaf 0: EDX bit 22 is AMX-BF16, bit 24 AMX-TILE; sub-leaf 1: EAX bit 5 is AVX512-BF16.
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1u << 22)) != 0 && (d & (1u << 24)) != 0)
-      return "avx512_amx";
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 5)) != 0) return "avx512_bf16";
-    return "avx512";
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
-  return "sse2";
-#else
-  return "generic";
-#endif
+namespace {
+
+struct Leaf {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Leaf cpuid(unsigned leaf, unsigned sub_leaf) {
+  Leaf out;
+  __get_cpuid_count(leaf, sub_leaf, &out.eax, &out.ebx, &out.ecx, &out.edx);
+  return out;
 }
+
+bool bit(unsigned word, int index) { return ((word >> index) & 1u) != 0; }
+
+/// Whether the operating system saves the tile registers when it switches threads: XCR0, bits 17 and 18.
+bool system_saves_tiles() {
+  if (!bit(cpuid(1, 0).ecx, 27)) return false;  // OSXSAVE
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return bit(low, 17) && bit(low, 18);
+}
+
+}  // namespace
+
+CpuFeatures cpu_features() {
+  __builtin_cpu_init();
+  CpuFeatures out;
+  out.avx2 = __builtin_cpu_supports("avx2");
+  out.fma = __builtin_cpu_supports("fma");
+  out.avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  const Leaf seven = cpuid(7, 0);
+  if (out.avx512) {
+    out.avx512_vnni = bit(seven.ecx, 11);
+    out.avx512_fp16 = bit(seven.edx, 23);
+    out.avx512_bf16 = bit(cpuid(7, 1).eax, 5);
+  }
+  if (bit(seven.edx, 24) && system_saves_tiles()) {  // AMX-TILE
+    out.amx_bf16 = bit(seven.edx, 22);
+    out.amx_int8 = bit(seven.edx, 25);
+  }
+  return out;
+}
+
+std::string cpu_instruction_set() {
+  const CpuFeatures cpu = cpu_features();
+  if (cpu.avx512) return cpu.amx_bf16 ? "avx512_amx" : cpu.avx512_bf16 ? "avx512_bf16" : "avx512";
+  return cpu.avx2 && cpu.fma ? "avx2" : "sse2";
+}
+#else
+CpuFeatures cpu_features() { return {}; }
+
+std::string cpu_instruction_set() { return "generic"; }
+#endif
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@ constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 // The longest sleep, and the time between two looks at deadline, stop requests and the other processes.
 constexpr auto kNap = std::chrono::milliseconds(20);
+// Between the end of a rank that was asked to stop and the same request to the next one, on a busy machine.
+constexpr auto kStopStraggles = std::chrono::milliseconds(50);
 // The time between two looks at the other processes by a caller that only polls.
 constexpr auto kLookEvery = std::chrono::milliseconds(100);
 
@@ -223,7 +226,9 @@ void ShmGroup::look_around() {
     pipeline_.advance();
     if (pipeline_.idle()) return;
     if (!pipeline_.waits_for(rank)) continue;
-    throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
+    // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
+    std::this_thread::sleep_for(kStopStraggles);
+    throw_if_stopped("waiting for the other ranks");
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
                                   name_of(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));

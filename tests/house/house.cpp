@@ -86,11 +86,12 @@ const Arrows& allowed_arrows() {
       {"sampler", {"base"}},
       {"nn", {"base"}},
       {"launcher", {"base"}},
+      {"devices", {"base"}},
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
       {"trainer", {"base", "nn", "ddp", "data", "sampler", "comm"}},
       {"bench", {"base", "nn", "ddp", "data", "sampler", "comm", "trainer"}},
-      {"cli", {"base", "bench", "comm", "sampler", "nn", "launcher", "data", "ddp", "trainer"}},
+      {"cli", {"base", "bench", "comm", "sampler", "nn", "launcher", "data", "ddp", "devices", "trainer"}},
   };
   return kAllowed;
 }

@@ -1,0 +1,93 @@
+// What a machine has to compute with: plain data, as it was at one moment. Whatever was not told is absent.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cpu.h"
+
+namespace lockstep::devices {
+
+/// Why something could not be read, and what to do about it.
+struct Problem {
+  std::string what;
+  std::string remedy;  // may be empty
+};
+
+struct Memory {
+  std::int64_t total_bytes = 0;
+  std::int64_t free_bytes = 0;
+  std::int64_t used_bytes = 0;                 // by processes; with the reserved bytes where those are not told
+  std::optional<std::int64_t> reserved_bytes;  // by driver and firmware
+};
+
+/// A process with a context on a GPU, or on one of its MIG devices.
+struct GpuProcess {
+  std::int64_t pid = 0;  // as the driver sees it, which in a container may be the host's
+  std::string type;      // "C" computes, "G" draws, "C+G" both, "M+C" computes through the multi-process service
+  std::optional<std::string> name;
+  std::optional<std::int64_t> memory_bytes;
+  std::optional<int> mig;  // index of the MIG device
+};
+
+/// A part of a GPU that is a device of its own.
+struct MigDevice {
+  int index = 0;  // on its GPU
+  std::optional<std::string> name, uuid;
+  std::optional<int> gpu_instance, compute_instance;
+  std::optional<Memory> memory;
+};
+
+enum class ComputeMode { kDefault, kExclusiveThread, kProhibited, kExclusiveProcess };
+
+struct Gpu {
+  int index = 0;  // NVML's, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID
+
+  /// The card does not answer, or stopped to while it was being read. What is known of it stands below all the same.
+  std::optional<Problem> problem;
+  /// What this user may not read: "memory", "processes".
+  std::vector<std::string> denied;
+
+  std::optional<std::string> name, uuid;
+  std::optional<std::string> bus_id;  // as in /sys/bus/pci/devices: "0000:1b:00.0"
+  std::optional<int> numa_node;
+  std::optional<bool> persistence, display;
+  std::optional<bool> ecc;
+  std::optional<std::int64_t> ecc_errors;  // that were not corrected, since the driver was loaded
+  std::optional<int> fan_percent;
+  std::optional<int> temperature_c;
+  std::optional<int> performance_state;  // 0, the fastest, to 15
+  std::optional<double> power_w, power_cap_w;
+  std::optional<Memory> memory;
+  std::optional<int> utilisation_percent;         // of the time: a kernel was running
+  std::optional<int> memory_utilisation_percent;  // of the time: memory was read or written
+  std::optional<ComputeMode> compute_mode;
+  std::optional<bool> mig;  // split into MIG devices
+  std::vector<MigDevice> mig_devices;
+  std::vector<GpuProcess> processes;
+};
+
+struct Gpus {
+  std::optional<Problem> problem;  // why there is no list
+  std::optional<std::string> driver_version;
+  std::optional<std::string> cuda_version;  // the newest that the driver runs: "12.8"
+  std::vector<Gpu> list;
+};
+
+struct Cpu {
+  std::optional<std::string> model;
+  std::optional<int> sockets, cores, numa_nodes;
+  std::optional<int> processors;         // hardware threads
+  std::optional<int> usable_processors;  // those that this process may run on
+  std::optional<std::int64_t> memory_bytes;
+  CpuFeatures features;
+};
+
+struct Machine {
+  Gpus gpus;
+  Cpu cpu;
+};
+
+}  // namespace lockstep::devices

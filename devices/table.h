@@ -1,0 +1,16 @@
+// A machine as a table for people. Pure.
+#pragma once
+
+#include <string>
+
+#include "devices/machine.h"
+
+namespace lockstep::devices {
+
+inline constexpr int kTableColumns = 80;
+
+/// GPUs, their processes and the CPU, in a frame of kTableColumns; ends with a newline. What a card does not tell is
+/// "N/A"; sizes are in MiB.
+std::string table_of(const Machine& machine);
+
+}  // namespace lockstep::devices
