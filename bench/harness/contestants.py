@@ -73,12 +73,12 @@ class Lockstep:
         return self.launch(ranks, ["allreduce", "--min", bytes, "--max", bytes, "--json"])
 
     def step(self, task: StepTask) -> dict:
-        return self._run(self.step_command(task))
+        return self.measure(self.step_command(task))
 
     def allreduce(self, ranks: int, bytes: int) -> dict:
-        return self._run(self.allreduce_command(ranks, bytes))
+        return self.measure(self.allreduce_command(ranks, bytes))
 
-    def _run(self, argv: list) -> dict:
+    def measure(self, argv: list) -> dict:
         results = _json_lines(self.name, run(self.name, argv, self._settings.timeout_s, environment()))
         if len(results) != 1:
             raise Failure(f"{self.name} printed {len(results)} results instead of one")

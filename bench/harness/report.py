@@ -22,7 +22,7 @@ def digits(value: float) -> str:
         return "0"
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.2g}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
 def spread(values: dict, scale: float = 1) -> str:
@@ -52,9 +52,12 @@ def _there(entry: Entry) -> bool:
 
 
 def _fastest(group: list, figure):
-    """The peer with the smallest median."""
-    peers = [entry for entry in group if entry.name != "lockstep" and _there(entry)]
-    return min(peers, key=lambda entry: Spread.of(list(entry.series(figure).values())).median, default=None)
+    """The peer with the smallest median: of its ratios to lockstep, round by round, where lockstep is there."""
+    def key(entry):
+        versus = _versus(group, entry, figure) if _there(group[0]) else None
+        return (versus or Spread.of(list(entry.series(figure).values()))).median
+
+    return min((entry for entry in group[1:] if _there(entry)), key=key, default=None)
 
 
 def _versus(group: list, peer: Entry, figure):
@@ -136,6 +139,12 @@ def _notes(group: list) -> list:
     return [line for note in notes for line in (note, "")]
 
 
+def _rounds(data: dict) -> str:
+    """How many there were: less than planned where time was up."""
+    counts = {len(entry.results) for entry in entries(data) if _there(entry)}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{next(iter(counts), 0)}"
+
+
 def _commands(data: dict) -> list:
     seen = {}
     for entry in entries(data):
@@ -150,7 +159,7 @@ def section(data: dict) -> str:
     crowded = f", more than the {cores} cores have room for" if s["ranks"] * s["threads"] > cores else ""
     lines = [BEGIN, "## Against PyTorch, Gloo and MPI", "",
              f"`{shown(data['command'])}`, {data['machine']['date']}: {s['ranks']} ranks with {s['threads']} "
-             f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants take turns, {s['rounds']} rounds; "
+             f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants take turns, {_rounds(data)} rounds; "
              "a figure is the median over rounds, with the smallest and the largest in brackets; ratios are taken within "
              f"each round. Load average when it began: {data['load_average_before']:.1f}.", "",
              f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}; "

@@ -4,6 +4,7 @@ others are measured. What a rank does is bench/peers/torch/worker.py, in an envi
 import dataclasses
 import re
 import socket
+import tempfile
 import time
 
 from harness.contestants import ROOT, Settings, StepTask, usable_cores
@@ -57,6 +58,7 @@ class Ranks:
     def __init__(self, name: str, settings: Settings, ranks: int, threads: int):
         self.name, self._settings = name, settings
         self._processes = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="bench-torch-")  # the compiler leaves files in it
         cores = usable_cores()
         try:
             # Rank 0 inherits the socket on which it will tell the others where everybody is.
@@ -66,6 +68,7 @@ class Ranks:
                         "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(listening.getsockname()[1]), "PEER_LISTEN_FD": str(listening.fileno()),
                         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads),
+                        "TMPDIR": self._scratch.name,
                         # Compilation in the ranks themselves, kept where the peer's other files are.
                         "TORCHINDUCTOR_COMPILE_THREADS": "1",
                         "TORCHINDUCTOR_CACHE_DIR": str(settings.peers / "torch" / "compiled")})
@@ -89,6 +92,7 @@ class Ranks:
         for process in self._processes:
             process.stop()
         self._processes = []
+        self._scratch.cleanup()
 
     def _answers(self) -> list:
         """One answer of each. The first rank that fails is reported, not one that waits for it."""
