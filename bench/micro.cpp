@@ -23,17 +23,45 @@ void Permute(benchmark::State& state) {
 }
 BENCHMARK(Permute)->Arg(1437)->Arg(60'000)->Arg(1'000'000'000);
 
-// Two ranks' parts of a bucket into one of them.
-void ReduceF32(benchmark::State& state) {
-  const auto count = static_cast<std::size_t>(state.range(0));
-  std::vector<float> mine(count, 1.0f), theirs(count, 0.0f);
-  const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(mine.data()),
-                                      reinterpret_cast<const std::byte*>(theirs.data())};
-  for (auto _ : state)
-    comm::reduce_in_order(DType::kF32, comm::ReduceOp::kSum, reinterpret_cast<std::byte*>(mine.data()), sources, count);
-  state.SetBytesProcessed(state.iterations() * state.range(0) * static_cast<std::int64_t>(sizeof(float)));
+// Some ranks' parts of a bucket into the first of them, or into all: type, sources, bytes of each.
+void Reduce(benchmark::State& state, bool into_all) {
+  const auto dtype = static_cast<DType>(state.range(0));
+  const auto bytes = static_cast<std::size_t>(state.range(2));
+  std::vector<std::vector<std::byte>> parts(static_cast<std::size_t>(state.range(1)), std::vector<std::byte>(bytes));
+  std::vector<const std::byte*> sources;
+  std::vector<std::byte*> copies;
+  for (auto& part : parts) {
+    sources.push_back(part.data());
+    copies.push_back(part.data());
+  }
+  const std::size_t count = bytes / size_of(dtype);
+  for (auto _ : state) {
+    if (into_all)
+      comm::reduce_into_all(dtype, comm::ReduceOp::kSum, copies, count);
+    else
+      comm::reduce_in_order(dtype, comm::ReduceOp::kSum, copies[0], sources, count);
+  }
+  const auto moved = bytes * (sources.size() + (into_all ? copies.size() : 1));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved));
+  state.SetLabel(name_of(dtype));
 }
-BENCHMARK(ReduceF32)->Arg(1 << 10)->Arg(1 << 20);
+const std::vector<std::vector<std::int64_t>> kReductions = {
+    {static_cast<std::int64_t>(DType::kF32), static_cast<std::int64_t>(DType::kBF16)},
+    {2, 4},
+    {4 << 10, 256 << 10, 4 << 20, 48 << 20}};
+BENCHMARK_CAPTURE(Reduce, IntoOne, false)->ArgsProduct(kReductions)->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(Reduce, IntoAll, true)->ArgsProduct(kReductions)->Unit(benchmark::kMicrosecond);
+
+// What a core moves by itself, as STREAM measures it: the yardstick for reductions.
+void Scale(benchmark::State& state) {
+  std::vector<float> values(static_cast<std::size_t>(state.range(0)) / sizeof(float), 1.0f);
+  for (auto _ : state) {
+    for (float& value : values) value *= 0.5f;
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * state.range(0) * 2);
+}
+BENCHMARK(Scale)->Arg(4 << 10)->Arg(8 << 20)->Arg(96 << 20)->Unit(benchmark::kMicrosecond);
 
 // Forward and backward of one layer on a batch of 64.
 void LayerStep(benchmark::State& state, const nn::Shape& shape,

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/train_options.h"
+#include "cli/rank_options.h"
 #include "cli/values.h"
 
 namespace lockstep::cli {
@@ -70,14 +70,7 @@ template <class Measure>
 int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
   sources.args.erase(sources.args.begin());
   std::optional<UsageError> refusal;
-  try {
-    if (parse_options(table, sources, foreign).help) {
-      std::fputs(table.help().c_str(), stdout);
-      return 0;
-    }
-  } catch (const UsageError& error) {
-    refusal = error;
-  }
+  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
   return measure(refusal);
 }
 
@@ -130,18 +123,8 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
              .default_text = "yes",
              .set = boolean(options.check)});
   table.group("Ranks");
-  using Backend = comm::GroupOptions::Backend;
-  table.add({.name = "backend",
-             .placeholder = "auto|shm|mpi",
-             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
-             .default_text = "auto",
-             .set = choice(options.group.backend,
-                           {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
-  table.add({.name = "timeout-seconds",
-             .placeholder = "S",
-             .help = "longest wait for another rank, in seconds",
-             .default_text = fmt::to_string(options.group.timeout_seconds),
-             .set = number(options.group.timeout_seconds, {.low = 0, .high = 1e6, .open_low = true})});
+  add_backend_option(table, options.group.backend);
+  add_timeout_option(table, options.group.timeout_seconds);
   add_format_options(table, options.format);
   return table;
 }

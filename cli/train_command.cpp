@@ -1,10 +1,9 @@
 #include "cli/train_command.h"
 
-#include <cstdio>
 #include <optional>
 
 #include "base/error.h"
-#include "cli/train_options.h"
+#include "cli/rank_options.h"
 #include "trainer/train.h"
 
 namespace lockstep::cli {
@@ -29,14 +28,7 @@ int train_command(const Sources& sources, const ForeignFlags& foreign) {
   trainer::TrainConfig config;
   const OptionTable table = train_options(config);
   std::optional<UsageError> refusal;
-  try {
-    if (parse_options(table, sources, foreign).help) {
-      std::fputs(table.help().c_str(), stdout);
-      return 0;
-    }
-  } catch (const UsageError& error) {
-    refusal = error;  // thrown once the ranks have met: a flag that is wrong on all of them is one line
-  }
+  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
   return trainer::train(config, refusal);
 }
 

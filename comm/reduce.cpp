@@ -12,93 +12,203 @@
 namespace lockstep::comm {
 namespace {
 
-// Elements that are taken through all sources before the next ones: accumulator and operands stay in the L1 cache.
-constexpr std::size_t kBlock = 1024;
+/// Note [Lines]
+/// A reduction takes one line of 64 bytes from each source, combines them in registers and stores the result where it
+/// belongs: every byte is read once and written once. Beyond the caches, what bounds one core is how many lines it
+/// has on their way at a time. More are when
+///   strips    are walked side by side: the core's prefetcher looks ahead within each page by itself;
+///   it asks   for lines some way ahead, and for those that will be written, for writing: a line that another core has
+///             changed then comes in one exchange instead of two.
+/// Stores that go past the caches would be slower: the lines are there, for they have just been read.
+/// Where the bytes may fit the core's own caches both only cost time.
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kAheadBytes = 1024;
+constexpr std::size_t kStrips = 4;
+constexpr std::size_t kPage = 4096;
+// A cache has few places for lines whose addresses end in the same bits: strips begin a little apart in their pages.
+constexpr std::size_t kStaggerBytes = 256;
+// Of all sources together.
+constexpr std::size_t kFewBytes = std::size_t{1} << 18;
+
+// A line's worth of T, as GCC and Clang know vectors: split where the instruction set has only narrower ones.
+template <class T>
+using Line [[gnu::vector_size(kLine)]] = T;
+
+// Lines are passed by reference: by value their place would depend on the instruction set.
+#define LOCKSTEP_INLINE [[gnu::always_inline]] inline
 
 struct Sum {
-  template <class T>
-  static constexpr T apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
-    else
-      return a + b;
+  template <class V>
+  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
+    a += b;
   }
 };
 // `a != a` keeps a NaN on the left; one on the right makes the comparison false, which takes b.
 struct Min {
-  template <class T>
-  static constexpr T apply(T a, T b) {
-    return static_cast<bool>(static_cast<int>(a < b) | static_cast<int>(a != a)) ? a : b;
+  template <class V>
+  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
+    a = ((a < b) | (a != a)) ? a : b;
   }
 };
 struct Max {
-  template <class T>
-  static constexpr T apply(T a, T b) {
-    return static_cast<bool>(static_cast<int>(a > b) | static_cast<int>(a != a)) ? a : b;
+  template <class V>
+  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
+    a = ((a > b) | (a != a)) ? a : b;
   }
 };
 
-// Loops below may have out == a or out == b: no iteration depends on another, which is what ivdep says.
+/// What a line is while it is being reduced: itself.
+template <class T>
+struct Plain {
+  Line<T> sum;
 
-template <class T, class Op>
-LOCKSTEP_SIMD_CLONES void combine(T* out, const T* a, const T* b, std::size_t n) {
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < n; ++i) out[i] = Op::apply(a[i], b[i]);
-}
-
-LOCKSTEP_SIMD_CLONES void widen(float* out, const BFloat16* in, std::size_t n) {
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < n; ++i) out[i] = in[i].to_float();
-}
-
-template <class Op>
-LOCKSTEP_SIMD_CLONES void combine_widened(float* out, const BFloat16* in, std::size_t n) {
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < n; ++i) out[i] = Op::apply(out[i], in[i].to_float());
-}
-
-LOCKSTEP_SIMD_CLONES void narrow(BFloat16* out, const float* in, std::size_t n) {
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < n; ++i) out[i] = BFloat16::from_float(in[i]);
-}
-
-template <class T, class Op>
-void reduce_typed(std::byte* dst, std::span<const std::byte* const> sources, std::size_t count) {
-  alignas(64) std::array<T, kBlock> partial;
-  const std::size_t last = sources.size() - 1;
-  for (std::size_t at = 0; at < count; at += kBlock) {
-    const std::size_t n = std::min(kBlock, count - at);
-    const T* left = reinterpret_cast<const T*>(sources[0]) + at;
-    // dst is written by the last source's turn only: until then it may itself be a source.
-    for (std::size_t k = 1; k <= last; ++k) {
-      T* out = k == last ? reinterpret_cast<T*>(dst) + at : partial.data();
-      combine<T, Op>(out, left, reinterpret_cast<const T*>(sources[k]) + at, n);
-      left = out;
-    }
+  LOCKSTEP_INLINE void load(const std::byte* from) { std::memcpy(&sum, from, kLine); }
+  LOCKSTEP_INLINE void store(std::byte* to) const { std::memcpy(to, &sum, kLine); }
+  template <class Op>
+  LOCKSTEP_INLINE void add(const Plain& other) {
+    Op::apply(sum, other.sum);
   }
-}
+};
 
-template <class Op>
-void reduce_bf16(std::byte* dst, std::span<const std::byte* const> sources, std::size_t count) {
-  alignas(64) std::array<float, kBlock> partial;
-  for (std::size_t at = 0; at < count; at += kBlock) {
-    const std::size_t n = std::min(kBlock, count - at);
-    widen(partial.data(), reinterpret_cast<const BFloat16*>(sources[0]) + at, n);
-    for (const std::byte* source : sources.subspan(1))
-      combine_widened<Op>(partial.data(), reinterpret_cast<const BFloat16*>(source) + at, n);
-    narrow(reinterpret_cast<BFloat16*>(dst) + at, partial.data(), n);
+/// A line of bf16: two of f32, one of every other element each, so that nothing has to move between lanes.
+struct Widened {
+  Line<float> low, high;
+
+  LOCKSTEP_INLINE void load(const std::byte* from) {
+    Line<std::uint32_t> pairs;
+    std::memcpy(&pairs, from, kLine);
+    low = reinterpret_cast<Line<float>>(pairs << 16);
+    high = reinterpret_cast<Line<float>>(pairs & 0xffff0000u);
   }
+  LOCKSTEP_INLINE void store(std::byte* to) const {
+    Line<std::uint32_t> even, odd;
+    round(even, low);
+    round(odd, high);
+    const Line<std::uint32_t> pairs = (even >> 16) | (odd & 0xffff0000u);
+    std::memcpy(to, &pairs, kLine);
+  }
+  template <class Op>
+  LOCKSTEP_INLINE void add(const Widened& other) {
+    Op::apply(low, other.low);
+    Op::apply(high, other.high);
+  }
+
+ private:
+  /// BFloat16::from_float() in the upper halves.
+  LOCKSTEP_INLINE static void round(Line<std::uint32_t>& bits, const Line<float>& value) {
+    const auto u = reinterpret_cast<Line<std::uint32_t>>(value);
+    bits = value != value ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+  }
+};
+
+LOCKSTEP_INLINE void ask_to_read(const std::byte* line) { __builtin_prefetch(line, 0); }
+LOCKSTEP_INLINE void ask_to_write(const std::byte* line) {
+#if defined(__x86_64__)
+  // The builtin becomes a prefetch for reading unless told of a CPU that has this; the others take it for a no-op.
+  asm volatile("prefetchw (%0)" : : "r"(line));
+#else
+  __builtin_prefetch(line, 1);
+#endif
 }
 
-template <class Op>
-void reduce_with(DType dtype, std::byte* dst, std::span<const std::byte* const> sources, std::size_t count) {
+/// Where lines come from, and where they go. `Pointers` is an array where the compiler shall know how many they are.
+template <class Pointers>
+struct IntoOne {
+  Pointers sources;
+  std::byte* dst;
+
+  template <class Store>
+  LOCKSTEP_INLINE void each_target(const Store& store) const {
+    store(dst);
+  }
+  LOCKSTEP_INLINE void ask(std::size_t at) const {
+    for (const std::byte* source : sources) ask_to_read(source + at);
+  }
+};
+template <class Pointers>
+struct IntoAll {
+  Pointers sources;
+
+  template <class Store>
+  LOCKSTEP_INLINE void each_target(const Store& store) const {
+    for (std::byte* copy : sources) store(copy);
+  }
+  LOCKSTEP_INLINE void ask(std::size_t at) const {
+    for (const std::byte* copy : sources) ask_to_write(copy + at);
+  }
+};
+
+template <class Acc, class Op, class Ends>
+LOCKSTEP_INLINE void reduce_line(const Ends& ends, std::size_t at) {
+  Acc sum, next;
+  sum.load(ends.sources[0] + at);
+  for (std::size_t r = 1; r < ends.sources.size(); ++r) {
+    next.load(ends.sources[r] + at);
+    sum.template add<Op>(next);
+  }
+  ends.each_target([&](std::byte * target) __attribute__((always_inline)) { sum.store(target + at); });
+}
+
+/// Whole lines.
+template <class Acc, class Op, class Ends>
+LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
+  std::size_t at = 0;
+  if (bytes * ends.sources.size() > kFewBytes && bytes >= 2 * kStrips * kPage) {
+    const std::size_t strip_bytes = (bytes / kStrips - kStaggerBytes) / kPage * kPage + kStaggerBytes;
+    for (std::size_t in_strip = 0; in_strip < strip_bytes; in_strip += kLine)
+      for (std::size_t strip = 0; strip < kStrips; ++strip) {
+        // Behind the last line, asking is harmless.
+        ends.ask(strip * strip_bytes + in_strip + kAheadBytes);
+        reduce_line<Acc, Op>(ends, strip * strip_bytes + in_strip);
+      }
+    at = kStrips * strip_bytes;
+  }
+  for (; at < bytes; at += kLine) reduce_line<Acc, Op>(ends, at);
+}
+
+/// What is no whole line is made one.
+template <class Acc, class Op, class Ends>
+void reduce_rest(const Ends& ends, std::size_t at, std::size_t bytes) {
+  Acc sum, next;
+  alignas(kLine) std::array<std::byte, kLine> line{};
+  std::memcpy(line.data(), ends.sources[0] + at, bytes);
+  sum.load(line.data());
+  for (std::size_t r = 1; r < ends.sources.size(); ++r) {
+    std::memcpy(line.data(), ends.sources[r] + at, bytes);
+    next.load(line.data());
+    sum.template add<Op>(next);
+  }
+  sum.store(line.data());
+  ends.each_target([&](std::byte* target) { std::memcpy(target + at, line.data(), bytes); });
+}
+
+template <class Acc, class Op, class Ends>
+void reduce_as(const Ends& ends, std::size_t bytes) {
+  const std::size_t whole = bytes / kLine * kLine;
+  reduce_lines<Acc, Op>(ends, whole);
+  if (whole < bytes) reduce_rest<Acc, Op>(ends, whole, bytes - whole);
+}
+
+template <class Op, class Ends>
+void reduce_with(DType dtype, const Ends& ends, std::size_t bytes) {
+  // Sums of signed integers wrap around as those of unsigned ones.
+  constexpr bool kSum = std::is_same_v<Op, Sum>;
   switch (dtype) {
-    case DType::kF32: return reduce_typed<float, Op>(dst, sources, count);
-    case DType::kF64: return reduce_typed<double, Op>(dst, sources, count);
-    case DType::kBF16: return reduce_bf16<Op>(dst, sources, count);
-    case DType::kI32: return reduce_typed<std::int32_t, Op>(dst, sources, count);
-    case DType::kI64: return reduce_typed<std::int64_t, Op>(dst, sources, count);
-    case DType::kU8: return reduce_typed<std::uint8_t, Op>(dst, sources, count);
+    case DType::kF32: return reduce_as<Plain<float>, Op>(ends, bytes);
+    case DType::kF64: return reduce_as<Plain<double>, Op>(ends, bytes);
+    case DType::kBF16: return reduce_as<Widened, Op>(ends, bytes);
+    case DType::kI32: return reduce_as<Plain<std::conditional_t<kSum, std::uint32_t, std::int32_t>>, Op>(ends, bytes);
+    case DType::kI64: return reduce_as<Plain<std::conditional_t<kSum, std::uint64_t, std::int64_t>>, Op>(ends, bytes);
+    case DType::kU8: return reduce_as<Plain<std::uint8_t>, Op>(ends, bytes);
+  }
+}
+
+template <class Ends>
+void reduce(DType dtype, ReduceOp op, const Ends& ends, std::size_t bytes) {
+  switch (op) {
+    case ReduceOp::kSum: return reduce_with<Sum>(dtype, ends, bytes);
+    case ReduceOp::kMin: return reduce_with<Min>(dtype, ends, bytes);
+    case ReduceOp::kMax: return reduce_with<Max>(dtype, ends, bytes);
   }
 }
 
@@ -107,16 +217,23 @@ void reduce_with(DType dtype, std::byte* dst, std::span<const std::byte* const> 
 void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const std::byte* const> sources,
                      std::size_t count) {
   LOCKSTEP_ASSERT(!sources.empty(), "a reduction of nothing");
-  if (count == 0) return;
+  const std::size_t bytes = count * size_of(dtype);
   if (sources.size() == 1) {
-    if (dst != sources[0]) std::memcpy(dst, sources[0], count * size_of(dtype));
-    return;
+    if (bytes > 0 && dst != sources[0]) std::memcpy(dst, sources[0], bytes);
+  } else if (sources.size() == 2) {
+    reduce(dtype, op, IntoOne<std::array<const std::byte*, 2>>{{sources[0], sources[1]}, dst}, bytes);
+  } else {
+    reduce(dtype, op, IntoOne<std::span<const std::byte* const>>{sources, dst}, bytes);
   }
-  switch (op) {
-    case ReduceOp::kSum: return reduce_with<Sum>(dtype, dst, sources, count);
-    case ReduceOp::kMin: return reduce_with<Min>(dtype, dst, sources, count);
-    case ReduceOp::kMax: return reduce_with<Max>(dtype, dst, sources, count);
-  }
+}
+
+void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count) {
+  LOCKSTEP_ASSERT(!copies.empty(), "a reduction of nothing");
+  const std::size_t bytes = count * size_of(dtype);
+  if (copies.size() == 2)
+    reduce(dtype, op, IntoAll<std::array<std::byte*, 2>>{{copies[0], copies[1]}}, bytes);
+  else if (copies.size() > 2)
+    reduce(dtype, op, IntoAll<std::span<std::byte* const>>{copies}, bytes);
 }
 
 }  // namespace lockstep::comm

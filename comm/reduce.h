@@ -18,4 +18,8 @@ namespace lockstep::comm {
 void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const std::byte* const> sources,
                      std::size_t count);
 
+/// The same with the result in place of every source: copies[r][i] = (copies[0][i] op copies[1][i]) op …
+/// The copies do not overlap.
+void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count);
+
 }  // namespace lockstep::comm

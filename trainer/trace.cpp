@@ -156,7 +156,7 @@ void Trace::write_own() noexcept {
     for (std::size_t next = 0; next < events_.size();) file.write(bytes_of(encode(next, kPieceBytes)));
     file.write(bytes_of(kEnd));
     file.commit();
-    log_warn("the run broke: {} holds what rank 0 did", path_);
+    log_warn("the run ended early: {} holds what rank 0 did", path_);
   } catch (const std::exception& error) {
     log_warn("no trace: {}", error.what());
   }

@@ -8,15 +8,9 @@
 #include "comm/slice.h"
 
 namespace lockstep::comm {
-namespace {
-
-// What is reduced before it is copied to the other ranks: the copy then comes from the cache next to the core.
-constexpr std::size_t kBlockBytes = 16384;
-
-}  // namespace
 
 Pipeline::Pipeline(int rank, int size, const Segment& board)
-    : rank_(rank), size_(size), sources_(static_cast<std::size_t>(size)) {
+    : rank_(rank), size_(size), sources_(static_cast<std::size_t>(size)), copies_(static_cast<std::size_t>(size)) {
   for (int r = 0; r < size; ++r) seats_.push_back(reinterpret_cast<Seat*>(board.part(r)));
   entries_.reserve(512);
 }
@@ -137,19 +131,16 @@ void Pipeline::work_in_place(const Entry& entry) {
 
 void Pipeline::reduce_slice(const Entry& entry, bool for_all) {
   const Op& op = entry.op;
-  const auto copy_of = [&](int rank) {
-    return op.data + (rank - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes);
-  };
-  const std::size_t element = size_of(op.region.dtype);
   const Stretch slice = slice_bytes_of(op, rank_);
-  for (std::size_t at = slice.begin; at < slice.begin + slice.bytes; at += kBlockBytes) {
-    const std::size_t bytes = std::min(kBlockBytes, slice.begin + slice.bytes - at);
-    for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = copy_of(r) + at;
-    reduce_in_order(op.region.dtype, op.reduce, op.data + at, sources_, bytes / element);
-    if (!for_all) continue;
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_) std::memcpy(copy_of(r) + at, op.data + at, bytes);
+  for (int r = 0; r < size_; ++r) {
+    std::byte* copy = op.data + (r - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes) + slice.begin;
+    sources_[static_cast<std::size_t>(r)] = copies_[static_cast<std::size_t>(r)] = copy;
   }
+  const std::size_t count = slice.bytes / size_of(op.region.dtype);
+  if (for_all)
+    reduce_into_all(op.region.dtype, op.reduce, copies_, count);
+  else
+    reduce_in_order(op.region.dtype, op.reduce, op.data + slice.begin, sources_, count);
 }
 
 void Pipeline::retire() {

@@ -18,7 +18,8 @@ namespace lockstep::comm {
 ///   completed this rank's region is what was promised, and nobody else touches it any more.
 /// Few bytes: each rank takes all contributions from the slots, and is complete when it has done its share. Many
 /// bytes: each rank reduces its slice_of() everyone's region where it lies, in rank order, and writes the result into
-/// all of them; that is complete when all ranks have said that they are finished.
+/// all of them (Note [Lines]); that is complete when all ranks have said that they are finished. A rank does its share
+/// in one go: put off, it would cost the same core the same time.
 ///
 /// Nothing here blocks. Several operations are under way at once, on regions that do not overlap. No allocation once
 /// the queue has been as long as it gets. Not thread-safe; `board` must outlive it, arenas their operations.
@@ -88,6 +89,7 @@ class Pipeline {
   const int size_;
   std::vector<Seat*> seats_;
   std::vector<const std::byte*> sources_;  // scratch
+  std::vector<std::byte*> copies_;         // scratch
 
   std::vector<Entry> entries_;  // taken, not complete: from head_ on
   std::size_t head_ = 0;

@@ -121,6 +121,13 @@ TEST(Collectives, BigRegionsRoundTheChunkEdges) {
       ASSERT_TRUE(check(*arena, kind, DType::kF32, ReduceOp::kSum, bytes / 4, group().size() - 1, ++seed));
     ASSERT_TRUE(check(*arena, OpKind::kAllReduce, DType::kBF16, ReduceOp::kSum, bytes / 2 - 1, 0, ++seed));
   }
+  // Round the sizes from which a reduction in shared memory looks ahead: of a whole region, and of a slice.
+  for (const std::size_t bytes : {std::size_t{1} << 18, ranks << 15})
+    for (const std::size_t more : {0u, 8u, 64u, 4096u})
+      for (const DType dtype : reference::kDTypes)
+        for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter})
+          for (const std::size_t size : {bytes - more, bytes + more})
+            ASSERT_TRUE(check(*arena, kind, dtype, ReduceOp::kSum, size / size_of(dtype), 0, ++seed));
 }
 
 TEST(Collectives, RandomSequencesWithManyUnderWay) {

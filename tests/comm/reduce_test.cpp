@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -18,8 +19,17 @@ std::vector<const std::byte*> pointers(const std::vector<Bytes>& parts) {
   return result;
 }
 
-// Around the loops' block of 1024 elements, and vector widths.
+std::vector<std::byte*> places(std::vector<Bytes>& parts) {
+  std::vector<std::byte*> result;
+  for (Bytes& part : parts) result.push_back(part.data());
+  return result;
+}
+
+// Around one line and a few lines.
 constexpr std::size_t kCounts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 63, 65, 1023, 1024, 1025, 2047, 2049, 5000};
+// Around what is walked in strips: more than 256 KiB in all sources, at least 32 KiB in each; and odd rests of them.
+constexpr std::size_t kManyBytes[] = {32'768 - 8,  32'768,      43'696,       65'536,  87'384,
+                                      131'072 - 8, 131'072 + 8, 131'072 + 64, 200'000, 300'008};
 
 TEST(Reduce, MatchesAPlainLoop) {
   for (const DType dtype : reference::kDTypes)
@@ -45,6 +55,55 @@ TEST(Reduce, TheDestinationMayBeAnySource) {
           ASSERT_EQ(parts[own], expected)
               << count << " " << lockstep::name_of(dtype) << ", source " << own << " of " << sources;
         }
+}
+
+TEST(Reduce, IntoAllGivesEveryCopyTheSame) {
+  for (const DType dtype : reference::kDTypes)
+    for (const ReduceOp op : reference::kReduceOps)
+      for (int copies = 1; copies <= 6; ++copies)
+        for (const std::size_t count : kCounts) {
+          auto parts = reference::contributions(dtype, count, 10, copies);
+          const Bytes expected = reference::reduce(dtype, op, parts);
+          reduce_into_all(dtype, op, places(parts), count);
+          for (const Bytes& part : parts)
+            ASSERT_EQ(part, expected) << name_of(op) << " of " << count << " " << lockstep::name_of(dtype) << " in "
+                                      << copies;
+        }
+}
+
+// One element more than is reduced, and nothing aligned to more than an element.
+TEST(Reduce, ManyBytes) {
+  for (const DType dtype : reference::kDTypes)
+    for (const int sources : {2, 3, 5, 9})
+      for (const std::size_t bytes : kManyBytes) {
+        const std::size_t element = size_of(dtype), count = bytes / element;
+        const auto parts = reference::contributions(dtype, count + 2, 11, sources);
+        const Bytes all = reference::reduce(dtype, ReduceOp::kSum, parts);
+        const Bytes expected(all.begin() + static_cast<std::ptrdiff_t>(element),
+                             all.end() - static_cast<std::ptrdiff_t>(element));
+        const auto holds = [&](const Bytes& result, const Bytes& before) {
+          // The reduction in the middle, and the first and the last element as they were.
+          return std::equal(expected.begin(), expected.end(), result.begin() + static_cast<std::ptrdiff_t>(element)) &&
+                 std::equal(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(element), result.begin()) &&
+                 std::equal(before.end() - static_cast<std::ptrdiff_t>(element), before.end(),
+                            result.end() - static_cast<std::ptrdiff_t>(element));
+        };
+        const auto where = testing::Message() << bytes << " bytes of " << lockstep::name_of(dtype) << " in " << sources;
+
+        auto copies = parts;
+        auto targets = places(copies);
+        for (std::byte*& target : targets) target += element;
+        reduce_into_all(dtype, ReduceOp::kSum, targets, count);
+        for (std::size_t r = 0; r < copies.size(); ++r) ASSERT_TRUE(holds(copies[r], parts[r])) << where;
+
+        copies = parts;
+        auto from = pointers(copies);
+        for (const std::byte*& source : from) source += element;
+        reduce_in_order(dtype, ReduceOp::kSum, copies.back().data() + element, from, count);
+        ASSERT_TRUE(holds(copies.back(), parts.back())) << where;
+        copies.pop_back();
+        ASSERT_TRUE(std::equal(copies.begin(), copies.end(), parts.begin())) << "a source was written, " << where;
+      }
 }
 
 TEST(Reduce, NothingIsWrittenBehindTheEnd) {
@@ -76,6 +135,32 @@ TEST(Reduce, Bf16RoundsOnce) {
   const std::byte* sources[] = {bytes(one), bytes(small), bytes(small)};
   reduce_in_order(DType::kBF16, ReduceOp::kSum, reinterpret_cast<std::byte*>(&result), sources, 1);
   EXPECT_EQ(result.to_float(), 1.0078125f);
+}
+
+// Ties, overflow to infinity, subnormal numbers and NaN: as BFloat16 rounds, in both halves of a pair.
+TEST(Reduce, Bf16RoundsAsTheTypeDoes) {
+  std::vector<BFloat16> a, b;
+  for (std::uint32_t high = 0; high < 0x10000; ++high)
+    for (const std::uint16_t other : {0x0000, 0x8000, 0x3f80, 0x3b80, 0x7f7f, 0xff80, 0x0001, 0x7fc1}) {
+      a.push_back({static_cast<std::uint16_t>(high)});
+      b.push_back({other});
+    }
+  // The same shifted by one element, so that each value has been in each half.
+  for (const std::size_t skip : {0u, 1u}) {
+    const std::size_t count = a.size() - skip;
+    std::vector<BFloat16> result(count);
+    const std::byte* sources[] = {reinterpret_cast<const std::byte*>(a.data() + skip),
+                                  reinterpret_cast<const std::byte*>(b.data() + skip)};
+    reduce_in_order(DType::kBF16, ReduceOp::kSum, reinterpret_cast<std::byte*>(result.data()), sources, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float x = a[i + skip].to_float(), y = b[i + skip].to_float();
+      const BFloat16 expected = BFloat16::from_float(x + y);
+      if (std::isnan(x + y))
+        ASSERT_TRUE(std::isnan(result[i].to_float())) << x << " + " << y;
+      else
+        ASSERT_EQ(result[i].bits, expected.bits) << x << " + " << y;
+    }
+  }
 }
 
 template <class T>

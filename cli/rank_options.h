@@ -1,8 +1,13 @@
-// The flags that subcommands which train have in common, by what they are about. Each function adds some to `table`;
-// they fill `config`, which must outlive the table, and their defaults in the help text are those that it holds now.
+// The flags that subcommands which ranks run have in common, by what they are about. Each function adds some to
+// `table`; they fill what they are given, which must outlive the table, and their defaults in the help text are those
+// that it holds now.
 #pragma once
 
+#include <optional>
+
+#include "cli/option_sources.h"
 #include "cli/option_table.h"
+#include "comm/make_group.h"
 #include "trainer/config.h"
 
 namespace lockstep::cli {
@@ -19,10 +24,18 @@ void add_length_options(OptionTable& table, trainer::TrainConfig& config);
 void add_update_options(OptionTable& table, trainer::TrainConfig& config);
 /// The course of the learning rate.
 void add_schedule_options(OptionTable& table, trainer::TrainConfig& config);
+void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend);
+void add_timeout_option(OptionTable& table, double& seconds);
 /// Device, backend, threads, buckets; opens a group.
 void add_rank_options(OptionTable& table, trainer::TrainConfig& config);
 void add_check_options(OptionTable& table, trainer::TrainConfig& config);
 /// Metrics, trace, logs; opens a group. Adds --config.
 void add_report_options(OptionTable& table, trainer::TrainConfig& config);
+
+/// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;
+/// keeps what is wrong in `refusal`, to be thrown once the ranks have met, so that a flag that is wrong on all of them
+/// is one line.
+bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                     std::optional<UsageError>& refusal);
 
 }  // namespace lockstep::cli

@@ -1,4 +1,6 @@
-#include "cli/train_options.h"
+#include "cli/rank_options.h"
+
+#include <cstdio>
 
 #include "cli/option_sources.h"
 #include "cli/values.h"
@@ -166,6 +168,23 @@ void add_schedule_options(OptionTable& table, TrainConfig& config) {
              .set = integer(config.warmup, 0, kMost)});
 }
 
+void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend) {
+  using Backend = comm::GroupOptions::Backend;
+  table.add({.name = "backend",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
+             .default_text = "auto",
+             .set = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
+}
+
+void add_timeout_option(OptionTable& table, double& seconds) {
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(seconds),
+             .set = number(seconds, {.low = 0, .high = 1e6, .open_low = true})});
+}
+
 void add_rank_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
@@ -173,23 +192,13 @@ void add_rank_options(OptionTable& table, TrainConfig& config) {
              .help = "what to compute on",
              .default_text = config.device,
              .set = text(config.device)});
-  table.add({.name = "backend",
-             .placeholder = "auto|shm|mpi",
-             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
-             .default_text = "auto",
-             .set = choice(config.backend, {{"auto", trainer::Backend::kAuto},
-                                            {"shm", trainer::Backend::kShm},
-                                            {"mpi", trainer::Backend::kMpi}})});
+  add_backend_option(table, config.backend);
   table.add({.name = "threads",
              .placeholder = "N",
              .help = "compute threads a rank",
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
-  table.add({.name = "timeout-seconds",
-             .placeholder = "S",
-             .help = "longest wait for another rank, in seconds",
-             .default_text = fmt::to_string(config.timeout_seconds),
-             .set = number(config.timeout_seconds, {.low = 0, .high = 1e6, .open_low = true})});
+  add_timeout_option(table, config.timeout_seconds);
   table.add({.name = "bucket-mb",
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",
@@ -235,6 +244,18 @@ void add_report_options(OptionTable& table, TrainConfig& config) {
              .help = "no progress, only the summary and errors",
              .set = boolean(config.quiet)});
   add_config_option(table);
+}
+
+bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                     std::optional<UsageError>& refusal) {
+  try {
+    if (!parse_options(table, sources, foreign).help) return false;
+    std::fputs(table.help().c_str(), stdout);
+    return true;
+  } catch (const UsageError& error) {
+    refusal = error;
+    return false;
+  }
 }
 
 }  // namespace lockstep::cli
