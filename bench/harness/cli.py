@@ -92,6 +92,8 @@ def say(text: str) -> None:
 
 def main(program: str, run) -> None:
     """Ends the program with what `run()` returns, and no process left behind."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8")  # whatever the locale is
     try:
         with clean_up():
             code = run()

@@ -179,12 +179,12 @@ def section(data: dict) -> str:
 
 def put_into(path: pathlib.Path, text: str) -> None:
     """Writes the section in place of an earlier one, or at the end of the file."""
-    before = path.read_text() if path.exists() else "# Results\n"
+    before = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
     begin, end = before.find(BEGIN), before.find(END)
     if 0 <= begin < end:
         after = before[:begin] + text.rstrip("\n") + before[end + len(END):]
     else:
         after = before.rstrip("\n") + "\n\n" + text
     scratch = path.with_name(path.name + ".new")
-    scratch.write_text(after)
+    scratch.write_text(after, encoding="utf-8")
     scratch.replace(path)

@@ -178,6 +178,29 @@ class Compare(ScriptTest):
         self.assertEqual((got, out), (1, ""), err)
         self.assert_one_line(err, "lockstep is not built", "cmake --build build")
 
+    def test_killed_it_leaves_no_process(self):
+        for arguments, begun in ((["--only", "allreduce", "--peers-dir", self.fake_torch("echo '{}'; exec sleep 1000\n")],
+                                  "sleep 1000"),
+                                 (["--only", "steps", "--models", "mlp", "--steps", "1000000", "--peers-dir",
+                                   self.no_torch()], "--steps 1000000")):
+            process = self.begin(begun, *arguments)
+            process.kill()
+            process.communicate(timeout=30)
+            deadline = time.monotonic() + 10
+            while self.processes() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.assertEqual(self.processes(), [])
+
+    def begin(self, begun: str, *arguments) -> subprocess.Popen:
+        """bench/compare in the background, once it has started a process whose command line has `begun` in it."""
+        process = self.start("compare", *TINY, *arguments, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not any(begun.encode() in command and b"bench/compare" not in command for command in self.processes()):
+            self.assertIsNone(process.poll(), process.poll() is not None and process.communicate())
+            self.assertLess(time.monotonic(), deadline, "it never began")
+            time.sleep(0.05)
+        return process
+
     def test_interrupted_it_leaves_no_process(self):
         # One turn at a peer that waits for ever, one while lockstep's ranks compute.
         peers = self.fake_torch("echo '{}'; sleep 1000\n")
@@ -185,13 +208,8 @@ class Compare(ScriptTest):
                                  (["--only", "steps", "--models", "mlp", "--steps", "1000000", "--peers-dir",
                                    self.no_torch()], "--steps 1000000")):
             for number in (signal.SIGINT, signal.SIGTERM):
-                process = self.start("compare", *TINY, "--peers-dir", peers, *arguments, start_new_session=True)
-                deadline = time.monotonic() + 60
-                while not any(begun.encode() in command and b"compare" not in command for command in self.processes()):
-                    self.assertIsNone(process.poll(), process.poll() is not None and process.communicate())
-                    self.assertLess(time.monotonic(), deadline, "it never began")
-                    time.sleep(0.05)
-                os.kill(process.pid, number)
+                process = self.begin(begun, "--peers-dir", peers, *arguments)
+                process.send_signal(number)
                 out, err = process.communicate(timeout=30)
                 self.assertEqual((process.returncode, out), (128 + number, ""), err)
                 self.assertIn(f"ended by {number.name}", err)
