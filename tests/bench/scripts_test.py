@@ -153,9 +153,9 @@ class Compare(ScriptTest):
 
     def test_a_peer_that_hangs_is_named_and_ended_with_all_it_started(self):
         peers = self.fake_torch("trap '' TERM; sleep 1000 & while :; do sleep 1; done\n")
-        code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K", "--timeout-seconds", 5)
+        code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K", "--timeout-seconds", 10)
         self.assertEqual(code, 1, err)
-        self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 5 s")
+        self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 10 s")
         self.assertRegex(out, r"\| 4 KB \| [\d.]+ \(")
 
     def test_what_cannot_work_is_said_in_one_line_before_anything_is_measured(self):
@@ -292,6 +292,43 @@ class Peers(ScriptTest):
             done = subprocess.run([SOURCE / "bench/peers/setup", *arguments], capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assert_one_line(done.stderr, "→")
+
+
+class Processes(ScriptTest):
+    """What bench/harness/processes.py promises, in a program of a few lines."""
+
+    # Itself and what it starts, both of which have better things to do than to end.
+    STUBBORN = "trap '' TERM; sleep 1000 & trap '' TERM; echo '{}'; while :; do sleep 1; done"
+
+    def run_lines(self, lines: str):
+        program = f"""
+import os, sys, time
+sys.dont_write_bytecode = True
+sys.path.insert(0, {str(SOURCE / "bench")!r})
+from harness import processes
+from harness.processes import Process, clean_up, environment
+with clean_up():
+    peer = Process("peer", ["bash", "-c", {self.STUBBORN!r}], environment())
+    peer.receive(10, time.monotonic() + 10)
+{lines}
+"""
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, MARK: self.mark})
+
+    def test_what_is_stopped_is_gone_with_all_it_started_and_others_stay(self):
+        done = self.run_lines("""
+    other = Process("other", ["bash", "-c", "echo '{}'; read -r"], environment())
+    other.receive(10, time.monotonic() + 10)
+    peer.stop(grace_s=0.5)
+    print(processes._children() == [other._process.pid])
+""")
+        self.assertEqual((done.returncode, done.stdout), (0, "True\n"), done.stderr)
+        self.assertEqual(self.processes(), [])
+
+    def test_what_nobody_has_stopped_is_gone_in_the_end(self):
+        done = self.run_lines("    raise SystemExit(7)")
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertEqual(self.processes(), [])
 
 
 class Figures(unittest.TestCase):
