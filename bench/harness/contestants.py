@@ -86,7 +86,7 @@ class Lockstep:
 
 
 class Mpi:
-    """MPI_Allreduce. Started by lockstep's launcher, which starts any program through mpirun and cleans up behind it."""
+    """MPI_Allreduce. Started by lockstep's launcher, which starts any program through mpirun, and cleans up."""
     name = "MPI_Allreduce"
 
     def __init__(self, settings: Settings):

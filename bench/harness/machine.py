@@ -54,5 +54,5 @@ def versions(settings: Settings) -> dict:
 
 def in_words(machine: dict) -> str:
     gib = machine["memory_bytes"] / 2**30
-    return (f"{machine['cpu']} (family {machine['cpu_family']}, model {machine['cpu_model']}), {machine['cores']} cores, "
-            f"{gib:.0f} GiB, {machine['system']}, {machine['kernel']}")
+    return (f"{machine['cpu']} (family {machine['cpu_family']}, model {machine['cpu_model']}), {machine['cores']} "
+            f"cores, {gib:.0f} GiB, {machine['system']}, {machine['kernel']}")

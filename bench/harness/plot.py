@@ -20,7 +20,8 @@ _SHAPES = """
 
 def _theme(paper: str, ink: str, faint: str, grid: str, crowded: str, series: list) -> str:
     rules = [f"text {{ fill: {ink}; }} text.faint {{ fill: {faint}; }} .paper {{ fill: {paper}; }}",
-             f".crowded {{ fill: {crowded}; }} .grid {{ stroke: {grid}; }} .axis, .ideal, .dot.any {{ stroke: {faint}; }}"]
+             f".crowded {{ fill: {crowded}; }} .grid {{ stroke: {grid}; }}",
+             f".axis, .ideal, .dot.any {{ stroke: {faint}; }}"]
     rules += [f".s{i} {{ stroke: {colour}; }} .dot.s{i} {{ fill: {colour}; }}" for i, colour in enumerate(series)]
     return "\n".join([*rules, f".dot.open {{ fill: {paper}; }}"])
 
@@ -39,7 +40,7 @@ class Panel:
         self.key, self.scale = ("efficiency", 100) if mode == "weak" else ("speedup", 1)
         self.ranks = sorted({point["ranks"] for s in series for point in s["points"]})
         self.cores = cores
-        # Doublings are evenly spaced: 1, 2, 4, … as people scale; in the speed-up's plot both ways, so ideal is straight.
+        # Doublings are evenly spaced: 1, 2, 4, … as people scale; for speed-ups both ways, so ideal is straight.
         self.x_low, self.x_high = math.log2(self.ranks[0]), math.log2(self.ranks[-1])
         values = [point[self.key]["high"] * self.scale for s in series for point in s["points"] if point[self.key]]
         self.ideal = self.ranks[-1] / self.ranks[0]
@@ -64,7 +65,8 @@ class Panel:
         return BOTTOM - (at - self.y_low) / (self.y_high - self.y_low) * (BOTTOM - TOP)
 
     def draw(self, colours: dict) -> list:
-        return [*self._frame(), *self._ideal(), *(part for s in self.series for part in self._line(s, colours[s["model"]]))]
+        lines = (part for s in self.series for part in self._line(s, colours[s["model"]]))
+        return [*self._frame(), *self._ideal(), *lines]
 
     def _frame(self) -> list:
         title, y_label = (("Weak scaling: each rank keeps its batch", "efficiency (%)") if self.mode == "weak" else
@@ -86,19 +88,22 @@ class Panel:
         parts.append(f'<line class="axis" x1="{self.left}" x2="{self.right}" y1="{BOTTOM}" y2="{BOTTOM}"/>')
         parts.append(text((self.left + self.right) / 2, BOTTOM + 42, "ranks (processes)", "", "middle"))
         middle, x = (TOP + BOTTOM) / 2, self.left - 48
-        parts.append(f'<text x="{x}" y="{middle}" text-anchor="middle" transform="rotate(-90 {x} {middle})">{y_label}</text>')
+        parts.append(f'<text x="{x}" y="{middle}" text-anchor="middle" transform="rotate(-90 {x} {middle})">'
+                     f'{y_label}</text>')
         return parts
 
     def _ideal(self) -> list:
         first, last = self.ranks[0], self.ranks[-1]
         begin, end = (100.0, 100.0) if self.mode == "weak" else (1.0, self.ideal)
-        line = (f'<path class="ideal" d="M{self.x(first):.1f} {self.y(begin):.1f}L{self.x(last):.1f} {self.y(end):.1f}"/>')
+        line = (f'<path class="ideal" d="M{self.x(first):.1f} {self.y(begin):.1f}L{self.x(last):.1f} '
+                f'{self.y(end):.1f}"/>')
         return [line] if last > first else []
 
     def _line(self, series: dict, colour: str) -> list:
         points = [point for point in series["points"] if point[self.key]]
         at = [(self.x(p["ranks"]), self.y(p[self.key]["median"] * self.scale)) for p in points]
-        parts = [f'<path class="line {colour}" d="M' + "L".join(f"{x:.1f} {y:.1f}" for x, y in at) + '"/>'] if at else []
+        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
+        parts = [f'<path class="line {colour}" d="M{line}"/>'] if at else []
         for point, (x, y) in zip(points, at):
             low, high = (self.y(point[self.key][end] * self.scale) for end in ("low", "high"))
             kind = f"dot {colour} open" if point["oversubscribed"] else f"dot {colour}"
@@ -116,8 +121,8 @@ def scaling(data: dict) -> str:
     models = list(dict.fromkeys(series["model"] for series in data["series"]))
     colours = {model: f"s{i % COLOURS}" for i, model in enumerate(models)}
     cores = data["machine"]["cores"] / data["threads"]
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-             f'role="img" aria-label="Scaling of lockstep with the number of ranks">', f"<style>{STYLE}</style>",
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+             f'height="{HEIGHT}" role="img" aria-label="Scaling of lockstep with the number of ranks">', f"<style>{STYLE}</style>",
              f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" class="paper"/>']
     for mode in LEFTS:
         series = [s for s in data["series"] if s["mode"] == mode]
@@ -134,7 +139,7 @@ def scaling(data: dict) -> str:
         parts += [f'<circle class="dot any open" cx="{x}" cy="20" r="4.5"/>',
                   text(x + 12, 24, "oversubscribed")]
     threads = data["threads"]
-    note = (f"{data['machine']['cpu']}, {data['machine']['cores']} cores; {threads} thread{'s' if threads > 1 else ''} a rank. "
-            f"Median and range of {data['rounds']} rounds.")
+    note = (f"{data['machine']['cpu']}, {data['machine']['cores']} cores; {threads} "
+            f"thread{'s' if threads > 1 else ''} a rank. Median and range of {data['rounds']} rounds.")
     parts.append(text(WIDTH - 30, HEIGHT - 10, note, "faint", "end"))
     return "\n".join(parts) + "\n</svg>\n"

@@ -196,8 +196,9 @@ class Process:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        ours = [line for line in lines if "error: " in line and "→" in line][:1]  # said first, repeated by the launcher
         blamed = [line for line in lines if "error" in line.lower()]
-        return (blamed or lines or [""])[-1][:300]
+        return (ours or blamed or lines or [""])[-1][:300]
 
 
 def readable(processes: list, deadline: float) -> list:

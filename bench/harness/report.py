@@ -79,7 +79,8 @@ def _steps(model: str, group: list) -> list:
         return result["step_ms"]
 
     lines = [f"#### {model}", "",
-             "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | time, lockstep = 1 |",
+             "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | "
+             "time, lockstep = 1 |",
              "|---|---:|---:|---:|---:|---:|---:|"]
     best = _fastest(group, step_ms)
     for entry in group:
@@ -93,7 +94,8 @@ def _steps(model: str, group: list) -> list:
                   "1" if entry.name == "lockstep" else times(_versus(group, entry, step_ms))]
         lines.append(f"| {' | '.join(cells)} |")
     if best and _there(group[0]):
-        lines += ["", f"Against the fastest, {best.name}: a step takes it {times(_versus(group, best, step_ms))} as long."]
+        versus = times(_versus(group, best, step_ms))
+        lines += ["", f"Against the fastest, {best.name}: a step takes it {versus} as long."]
     return [*lines, ""]
 
 
@@ -107,14 +109,15 @@ def _allreduce(group: list, sizes: list) -> list:
             return result[str(size)]["time_us"]
         cells = [bytes_text(size), spread(group[0].series(time_us)) if _there(group[0]) else "–"]
         for peer in peers:
-            cells += [spread(peer.series(time_us)), times(_versus(group, peer, time_us))] if _there(peer) else ["–", "–"]
+            there = _there(peer)
+            cells += [spread(peer.series(time_us)) if there else "–", times(there and _versus(group, peer, time_us))]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", *_notes(group)]
 
 
 def _startup(groups: dict) -> list:
-    lines = ["### Starting", "", "From the start of the processes to the end of the first step, and the most memory of a "
-             "rank till then. PyTorch's memory counts without the files of GPU libraries that its build maps.", "",
+    lines = ["### Starting", "", "From the start of the processes to the end of the first step, and the most memory of "
+             "a rank till then. PyTorch's memory counts without the files of GPU libraries that its build maps.", "",
              "| model | | start, ms | memory, MB | of it GPU libraries | start, lockstep = 1 | memory, lockstep = 1 |",
              "|---|---|---:|---:|---:|---:|---:|"]
     for model, group in groups.items():
@@ -160,13 +163,13 @@ def section(data: dict) -> str:
     lines = [BEGIN, "## Against PyTorch, Gloo and MPI", "",
              f"`{shown(data['command'])}`, {data['machine']['date']}: {s['ranks']} ranks with {s['threads']} "
              f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants take turns, {_rounds(data)} rounds; "
-             "a figure is the median over rounds, with the smallest and the largest in brackets; ratios are taken within "
-             f"each round. Load average when it began: {data['load_average_before']:.1f}.", "",
-             f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}; "
-             f"PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
+             "a figure is the median over rounds, with the smallest and the largest in brackets; ratios are taken "
+             f"within each round. Load average when it began: {data['load_average_before']:.1f}.", "",
+             f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}"
+             f"; PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
     if data["steps"]:
-        lines += ["### A training step", "", f"{s['batch']} samples a rank, f32, AdamW, made-up data; {s['steps']} steps "
-                  "a turn, of each the slowest rank's time.", ""]
+        lines += ["### A training step", "", f"{s['batch']} samples a rank, f32, AdamW, made-up data; {s['steps']} "
+                  "steps a turn, of each the slowest rank's time.", ""]
         for model, group in data["steps"].items():
             lines += _steps(model, group)
     if data["allreduce"]:

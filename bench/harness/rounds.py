@@ -44,8 +44,8 @@ class Budget:
 
 
 def take_turns(what: str, turns: list, rounds: int, end=None) -> None:
-    """`turns`: pairs of an Entry and a function that measures once. Who fails is out; the others go on. No round begins,
-    but the first, that would not be over at `end` (by time.monotonic()) if it took as long as the one before."""
+    """`turns`: pairs of an Entry and a function that measures once. Who fails is out; the others go on. No round
+    begins, but the first, that would not be over at `end` (by time.monotonic()) if it took as long as the one before."""
     out = set()
     took_s = 0.0
     for number in range(1, rounds + 1):

@@ -153,7 +153,8 @@ class Compare(ScriptTest):
 
     def test_a_peer_that_hangs_is_named_and_ended_with_all_it_started(self):
         peers = self.fake_torch("trap '' TERM; sleep 1000 & while :; do sleep 1; done\n")
-        code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K", "--timeout-seconds", 10)
+        code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K",
+                                      "--timeout-seconds", 10)
         self.assertEqual(code, 1, err)
         self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 10 s")
         self.assertRegex(out, r"\| 4 KB \| [\d.]+ \(")
@@ -179,8 +180,8 @@ class Compare(ScriptTest):
         self.assert_one_line(err, "lockstep is not built", "cmake --build build")
 
     def test_killed_it_leaves_no_process(self):
-        for arguments, begun in ((["--only", "allreduce", "--peers-dir", self.fake_torch("echo '{}'; exec sleep 1000\n")],
-                                  "sleep 1000"),
+        peers = self.fake_torch("echo '{}'; exec sleep 1000\n")
+        for arguments, begun in ((["--only", "allreduce", "--peers-dir", peers], "sleep 1000"),
                                  (["--only", "steps", "--models", "mlp", "--steps", "1000000", "--peers-dir",
                                    self.no_torch()], "--steps 1000000")):
             process = self.begin(begun, *arguments)
@@ -220,7 +221,8 @@ class Compare(ScriptTest):
 class PyTorch(ScriptTest):
     def test_takes_part_in_everything(self):
         figures = self.directory / "figures.json"
-        code, out, err = self.run_script("compare", *TINY, "--starts", 1, "--models", "mlp", "--sizes", "4K", "--json", figures)
+        code, out, err = self.run_script("compare", *TINY, "--starts", 1, "--models", "mlp", "--sizes", "4K",
+                                         "--json", figures)
         self.assertEqual(code, 0, err)
         data = json.loads(figures.read_text())
         lockstep, *peers = data["steps"]["mlp"]

@@ -77,7 +77,7 @@ class Worker:
 
     def run_steps(self, steps: int, warmup_steps: int) -> dict:
         """Steps with communication, and then as many without it (no_sync), each after a barrier. Not in turns as in
-        `lockstep bench step`: that would cost a step with communication up to half its time again here."""
+        `lockstep bench step`: here that would make steps with communication slower."""
         loss = None
 
         def timed() -> float:
