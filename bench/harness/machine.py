@@ -18,6 +18,9 @@ def _first(path: str, pattern: str, otherwise: str = "unknown") -> str:
     return found[1].strip() if found else otherwise
 
 
+BUSY = 0.5  # a load average above which figures are not to be relied on
+
+
 def load_average() -> float:
     """Of the last minute: how many processes wanted a core, this one's contestants included."""
     return os.getloadavg()[0]

@@ -2,7 +2,7 @@
 import pathlib
 
 from harness.contestants import shown
-from harness.machine import in_words
+from harness.machine import BUSY, in_words
 from harness.rounds import Entry
 from harness.stats import Spread, ratio
 
@@ -164,7 +164,9 @@ def section(data: dict) -> str:
              f"`{shown(data['command'])}`, {data['machine']['date']}: {s['ranks']} ranks with {s['threads']} "
              f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants take turns, {_rounds(data)} rounds; "
              "a figure is the median over rounds, with the smallest and the largest in brackets; ratios are taken "
-             f"within each round. Load average when it began: {data['load_average_before']:.1f}.", "",
+             f"within each round. Load average when it began: {data['load_average_before']:.1f}."
+             + (" **Others were at work on the machine: do not rely on these figures.**"
+                if data["load_average_before"] > BUSY else ""), "",
              f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}"
              f"; PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
     if data["steps"]:
