@@ -13,12 +13,17 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+/// `seconds` as the clock counts, between 0 (also for NaN) and 30 years: any number will do, and none overflows.
+inline Clock::duration duration_of(double seconds) {
+  constexpr double kMost = 1e9;
+  const double bounded = seconds > 0 ? (seconds < kMost ? seconds : kMost) : 0;
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
 class Deadline {
  public:
   static Deadline after(Clock::duration timeout) { return Deadline(Clock::now() + timeout); }
-  static Deadline after_seconds(double seconds) {
-    return after(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
-  }
+  static Deadline after_seconds(double seconds) { return after(duration_of(seconds)); }
   /// For waits on this process's own threads only: anything that depends on another process has a deadline.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 

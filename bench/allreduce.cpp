@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/env.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -214,7 +215,7 @@ std::string line_of(const AllReduceResult& r, const AllReduceOptions& options, c
 int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
   const comm::World world = comm::discover_world(env);
-  set_log_identity(world.rank, world.size, comm::host_name());
+  set_log_identity(world.rank, world.size, host_name());
   const auto group = comm::make_group(world, options.group);
   comm::agree_on(*group, [&] {
     if (refusal) throw *refusal;

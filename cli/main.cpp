@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -71,6 +72,8 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file that grows beyond its limit is an error of the write, not the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   occupy_standard_descriptors();
   const int code = run_and_report({argv + std::min(argc, 1), argv + argc});
   if (code == static_cast<int>(ExitCode::kOk)) return code;

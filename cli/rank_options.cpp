@@ -182,7 +182,7 @@ void add_timeout_option(OptionTable& table, double& seconds) {
              .placeholder = "S",
              .help = "longest wait for another rank, in seconds",
              .default_text = fmt::to_string(seconds),
-             .set = number(seconds, {.low = 0, .high = 1e6, .open_low = true})});
+             .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
 }
 
 void add_rank_options(OptionTable& table, TrainConfig& config) {

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/host.h"
 #include "base/text.h"
-#include "comm/world.h"
 
 namespace lockstep::comm {
 namespace {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/host.h"
 #include "base/text.h"
 
 namespace lockstep::comm {

@@ -2,12 +2,16 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
+#include "base/env.h"
 #include "base/error.h"
+#include "base/host.h"
+#include "base/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -38,6 +42,13 @@ void set_allowed_cpus(const CpuMask& cpus) {
   if (::sched_setaffinity(0, sets.size() * sizeof(cpu_set_t), sets.data()) != 0)
     throw DeviceError(fmt::format("cannot bind to the chosen cores: {}", errno_text(errno)),
                       "LOCKSTEP_BIND=none runs without binding");
+}
+
+void warn_of_crowd(int processes, const CpuMask& cpus) {
+  static std::atomic_flag warned = ATOMIC_FLAG_INIT;
+  if (warned.test_and_set() || env("LOCKSTEP_LAUNCHER")) return;
+  log_warn("{} processes share {} cores of host {}: they take turns, which is slow", processes, cpus.count(),
+           host_name());
 }
 
 }  // namespace lockstep::comm

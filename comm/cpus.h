@@ -15,4 +15,8 @@ CpuMask allowed_cpus();
 /// Sets the calling thread's affinity, which threads that it starts inherit. Throws DeviceError.
 void set_allowed_cpus(const CpuMask& cpus);
 
+/// Warns, once in a process, that so many processes share fewer processors. `lockstep launch` has said so already where
+/// it has started them.
+void warn_of_crowd(int processes, const CpuMask& cpus);
+
 }  // namespace lockstep::comm

@@ -8,15 +8,17 @@
 
 namespace lockstep::comm {
 
+inline constexpr double kMostTimeoutSeconds = 1e6;
+
 struct GroupOptions {
-  /// What ProcessGroup::timeout() returns: how long a rank waits for the others.
+  /// What ProcessGroup::timeout() returns: how long a rank waits for the others. Above 0, up to kMostTimeoutSeconds.
   double timeout_seconds = 300;
 
   /// What moves the data.
   enum class Backend {
     kAuto,  // kShm where all ranks are on one host and can share memory, else kMpi
     kMpi,   // messages
-    kShm,   // memory that all ranks have mapped; MPI only introduces them to each other
+    kShm,   // memory that all ranks have mapped; a store (MPI or TCP) introduces them to each other
   };
   Backend backend = Backend::kAuto;
 
@@ -33,9 +35,13 @@ struct GroupOptions {
 };
 
 /// Joins the ranks that `world` speaks of; collective, blocking. A world of one is a SelfGroup and never starts MPI.
-/// Throws UsageError when MPI and the environment disagree on rank or size, DeviceError when the world has several
-/// ranks and this build no MPI; for kShm also when the ranks cannot share memory (PeerError on those that could). Call
-/// it once in a process, and set_log_identity() before.
+/// Where MPI does not join the ranks (World::mpi_joins) they meet at world.meeting over TCP, and never start it either:
+/// all must then be on one host, for kShm is all there is.
+///
+/// Throws UsageError when MPI and the environment disagree on rank or size, and on rank 0 when ranks that meet over TCP
+/// ask for what needs MPI (PeerError on the others); DeviceError when MPI is to join them and this build has none; for
+/// kShm also when the ranks cannot share memory (PeerError on those that could); what make_tcp_store() throws. Call it
+/// once in a process, and set_log_identity() before.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 }  // namespace lockstep::comm

@@ -1,7 +1,5 @@
 #include "comm/world.h"
 
-#include <unistd.h>
-
 #include <climits>
 
 #include <array>
@@ -61,6 +59,28 @@ bool is_slurm_step(const EnvLookup& lookup) {
   return number && *number >= 0 && *number < 0xfffffff0LL;
 }
 
+/// Whether MPI would see the same world. torchrun under srun passes the variables of its own process on.
+bool is_joined_by_mpi(const EnvLookup& lookup, const World& world) {
+  if (lookup("TORCHELASTIC_RUN_ID")) return false;
+  const auto is = [&](const char* name, int value) { return lookup(name) == std::to_string(value); };
+  for (const char* size : {"PMI_SIZE", "SLURM_NTASKS"})
+    if (lookup(size) && !is(size, world.size)) return false;
+  return is("PMIX_RANK", world.rank) || is("PMI_RANK", world.rank);
+}
+
+MeetingPoint read_meeting_point(const EnvLookup& lookup) {
+  constexpr int kMostPort = 65535;
+  MeetingPoint meeting;
+  meeting.host = lookup("MASTER_ADDR").value_or(meeting.host);
+  if (meeting.host.empty())
+    throw UsageError("MASTER_ADDR in the environment is empty", "set it to the host of rank 0, or unset it");
+  meeting.port = read_int(lookup, "MASTER_PORT", 1, kMostPort).value_or(meeting.port);
+  meeting.job = lookup("TORCHELASTIC_RUN_ID").value_or("");
+  // torchrun itself listens at the port that it tells its processes.
+  if (lookup("TORCHELASTIC_USE_AGENT_STORE") == "True") meeting.port += meeting.port < kMostPort ? 1 : -1;
+  return meeting;
+}
+
 World read_world(const EnvLookup& lookup, const Variables& names) {
   const char* present = lookup(names.rank) ? names.rank : names.size;
   World world;
@@ -70,6 +90,8 @@ World read_world(const EnvLookup& lookup, const Variables& names) {
   if (world.rank >= world.size)
     throw UsageError(fmt::format("{}={} is not below {}={}", names.rank, world.rank, names.size, world.size),
                      "ranks count from 0; give every process its own rank below the world size");
+  world.mpi_joins = names.starter != Starter::kTorchrun || is_joined_by_mpi(lookup, world);
+  if (names.starter == Starter::kTorchrun) world.meeting = read_meeting_point(lookup);
 
   const auto local_rank = read_int(lookup, names.local_rank, 0, INT_MAX);
   // SLURM_NTASKS_PER_NODE is what was asked for, and may be larger than the step.
@@ -117,13 +139,6 @@ World discover_world(const EnvLookup& lookup) {
     return read_world(lookup, names);
   }
   return {};
-}
-
-std::string host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  const std::string full(name.data());
-  return full.substr(0, full.find('.'));
 }
 
 }  // namespace lockstep::comm

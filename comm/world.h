@@ -9,6 +9,13 @@ namespace lockstep::comm {
 
 enum class Starter { kNone, kOpenMpi, kTorchrun, kSlurm };
 
+/// Where the ranks of a job meet when no MPI joins them: rank 0 listens there.
+struct MeetingPoint {
+  std::string host = "127.0.0.1";  // a name or an address
+  int port = 29500;
+  std::string job;  // ranks of another one are turned away; empty where the launcher names none
+};
+
 /// What the environment says; nothing has been started yet.
 struct World {
   int rank = 0;
@@ -16,16 +23,17 @@ struct World {
   int local_rank = 0;
   int local_size = 1;
   Starter starter = Starter::kNone;
+  bool mpi_joins = false;     // what has started this process also tells MPI who it is
+  MeetingPoint meeting = {};  // of Starter::kTorchrun
 };
 
 const char* name_of(Starter starter);
 
 /// Reads, in this order: OMPI_COMM_WORLD_*, RANK/WORLD_SIZE/LOCAL_RANK/LOCAL_WORLD_SIZE, SLURM_PROCID/NTASKS/LOCALID.
-/// None of them: a world of one. Throws UsageError when a set is incomplete, not numeric or contradicts itself,
-/// naming the variable.
+/// None of them: a world of one. RANK and WORLD_SIZE bring MASTER_ADDR and MASTER_PORT along; MPI joins such a world
+/// only if PMIX_RANK or PMI_RANK say that a process manager has given this process the same rank (srun --mpi=pmix, with
+/// RANK exported from its variables), and torchrun has not started it. Throws UsageError when a set is incomplete, not
+/// numeric or contradicts itself, naming the variable.
 World discover_world(const EnvLookup& lookup);
-
-/// This machine's name, without its domain.
-std::string host_name();
 
 }  // namespace lockstep::comm

@@ -12,6 +12,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
+#include "base/host.h"
 #include "base/text.h"
 #include "launcher/channel.h"
 #include "launcher/mpirun_command.h"
@@ -32,12 +33,6 @@ Pipe make_pipe() {
   check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 class Wrapper {

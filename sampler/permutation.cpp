@@ -11,18 +11,25 @@ namespace lockstep::sampler {
 
 Permutation::Permutation(std::uint64_t length, std::uint64_t seed, std::uint64_t epoch) : length_(length) {
   LOCKSTEP_ASSERT(length >= 1);
-  SplitMix64 random(mix64(seed, epoch));
   if (length < kTableBelow) {
     table_.resize(length);
-    std::iota(table_.begin(), table_.end(), std::uint16_t{0});
-    for (auto i = static_cast<std::uint32_t>(length); i > 1; --i) std::swap(table_[i - 1], table_[random.below(i)]);
+  } else {
+    const int bits = std::bit_width(length - 1);
+    low_bits_ = (bits + 1) / 2;
+    low_mask_ = (std::uint64_t{1} << low_bits_) - 1;
+    high_mask_ = (std::uint64_t{1} << (bits - low_bits_)) - 1;
+  }
+  restart(seed, epoch);
+}
+
+void Permutation::restart(std::uint64_t seed, std::uint64_t epoch) {
+  SplitMix64 random(mix64(seed, epoch));
+  if (table_.empty()) {
+    for (auto& key : round_keys_) key = random.next();
     return;
   }
-  const int bits = std::bit_width(length - 1);
-  low_bits_ = (bits + 1) / 2;
-  low_mask_ = (std::uint64_t{1} << low_bits_) - 1;
-  high_mask_ = (std::uint64_t{1} << (bits - low_bits_)) - 1;
-  for (auto& key : round_keys_) key = random.next();
+  std::iota(table_.begin(), table_.end(), std::uint16_t{0});
+  for (auto i = static_cast<std::uint32_t>(length_); i > 1; --i) std::swap(table_[i - 1], table_[random.below(i)]);
 }
 
 // The halves take turns in being masked by a keyed hash of the other, which works for halves of unequal width too: each

@@ -21,6 +21,8 @@ class Permutation {
 
   /// Requires length ≥ 1.
   Permutation(std::uint64_t length, std::uint64_t seed, std::uint64_t epoch);
+  /// Becomes Permutation(length(), seed, epoch), without allocating.
+  void restart(std::uint64_t seed, std::uint64_t epoch);
 
   std::uint64_t length() const { return length_; }
 

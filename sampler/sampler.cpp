@@ -115,7 +115,7 @@ void DistributedSampler::restore(const SamplerState& state) {
 void DistributedSampler::move_to(const SamplerState& state) {
   const std::uint64_t epoch_before = state_.epoch;
   state_ = normalized(config_, state, world_size_);
-  if (config_.shuffle && state_.epoch != epoch_before) order_.emplace(config_.length, config_.seed, state_.epoch);
+  if (config_.shuffle && state_.epoch != epoch_before) order_->restart(config_.seed, state_.epoch);
 }
 
 }  // namespace lockstep::sampler

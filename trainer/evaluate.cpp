@@ -1,5 +1,7 @@
 #include "trainer/evaluate.h"
 
+#include <algorithm>
+
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"

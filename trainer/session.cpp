@@ -1,6 +1,7 @@
 #include "trainer/session.h"
 
 #include "base/env.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
@@ -32,7 +33,7 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
   Session session;
   session.world = comm::discover_world(env);
   const auto& world = session.world;
-  set_log_identity(world.rank, world.size, comm::host_name());
+  set_log_identity(world.rank, world.size, host_name());
   set_log_level_named(config.log_level);
 
   comm::GroupOptions options;

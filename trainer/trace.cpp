@@ -7,10 +7,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "comm/world.h"
 #include "trainer/clocks.h"
 
 namespace lockstep::trainer {
@@ -38,7 +38,7 @@ std::string row_name(std::int32_t row) {
 void Trace::check_path(const std::string& path) { const AtomicFile probe(path); }
 
 Trace::Trace(std::string path, comm::ProcessGroup& group)
-    : path_(std::move(path)), host_(comm::host_name()), rank_(group.rank()), ahead_(ahead_of_this_clock(group)) {
+    : path_(std::move(path)), host_(host_name()), rank_(group.rank()), ahead_(ahead_of_this_clock(group)) {
   // Time 0 is when the last rank comes here: no later event is before it.
   const auto now = Clock::now() + ahead_;
   const auto count = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();

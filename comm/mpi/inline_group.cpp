@@ -6,46 +6,35 @@
 
 namespace lockstep::comm {
 
-InlineGroup::InlineGroup(const World& world, Clock::duration timeout, const Tuning& tuning)
-    : ProcessGroup(world.rank, world.size, timeout),
-      session_(world, Deadline::after(timeout)),
-      engine_(session_, tuning, patience_for(timeout)) {}
-
-template <class Action>
-auto InlineGroup::guarded(Action&& action) {
-  if (failure_ != nullptr) std::rethrow_exception(failure_);
-  try {
-    return action();
-  } catch (...) {
-    failure_ = std::current_exception();
-    throw;
-  }
-}
+InlineGroup::InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeout, const Tuning& tuning)
+    : ProcessGroup(store->rank(), store->size(), timeout),
+      store_(std::move(store)),
+      engine_(store_->session(), tuning, patience_for(timeout)) {}
 
 std::unique_ptr<Arena> InlineGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
 
 void InlineGroup::start(const Op& op) {
-  guarded([&] {
+  failure_.guard([&] {
     engine_.submit(op);
     engine_.advance();
   });
 }
 
 void InlineGroup::poll() {
-  guarded([&] { engine_.advance(); });
+  failure_.guard([&] { engine_.advance(); });
 }
 
 bool InlineGroup::is_done(std::uint64_t sequence) {
-  return guarded([&] {
+  return failure_.guard([&] {
     if (engine_.completed() < sequence) engine_.advance();
     return engine_.completed() >= sequence;
   });
 }
 
 void InlineGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
-  guarded([&] {
+  failure_.guard([&] {
     const auto begin = Clock::now();
-    Backoff backoff(session_.oversubscribed());
+    Backoff backoff(store_->session().oversubscribed());
     while (engine_.completed() < sequence) {
       if (engine_.advance()) {
         backoff.reset();
@@ -61,9 +50,9 @@ void InlineGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
 
 void InlineGroup::shutdown() {
   barrier().wait_host();
-  guarded([&] {
+  failure_.guard([&] {
     engine_.abandon_notices();
-    session_.finalize();
+    store_->leave(Deadline::after(timeout()));
   });
 }
 

@@ -1,13 +1,12 @@
 // MPI without a thread of its own.
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <string>
 
-#include "comm/make_group.h"
+#include "comm/failure.h"
 #include "comm/mpi/engine.h"
-#include "comm/mpi/session.h"
+#include "comm/mpi/mpi_store.h"
 #include "comm/process_group.h"
 
 namespace lockstep::comm {
@@ -16,7 +15,8 @@ namespace lockstep::comm {
 /// earlier than it is needed absorbs the difference between fast and slow ranks all the same.
 class InlineGroup final : public ProcessGroup {
  public:
-  InlineGroup(const World& world, Clock::duration timeout, const Tuning& tuning);
+  /// Takes `store`, which owns MPI; shutdown() ends it.
+  InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeout, const Tuning& tuning);
 
   std::string name() const override { return "mpi"; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
@@ -29,13 +29,9 @@ class InlineGroup final : public ProcessGroup {
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
 
  private:
-  /// Runs `action` unless the group is broken; breaks it when `action` throws.
-  template <class Action>
-  auto guarded(Action&& action);
-
-  Session session_;
+  std::unique_ptr<MpiStore> store_;
   Engine engine_;
-  std::exception_ptr failure_;  // what broke the group
+  Failure failure_;  // what broke the group
 };
 
 }  // namespace lockstep::comm

@@ -5,12 +5,22 @@
 
 #include "comm/make_group.h"
 #include "comm/process_group.h"
+#include "comm/store.h"
 #include "comm/world.h"
 
 namespace lockstep::comm {
 
-/// Starts MPI and joins its world, which must have the rank and size of `world`. A build without MPI throws
-/// DeviceError.
+// A build without MPI throws DeviceError from all of them.
+
+/// Starts MPI and joins its world, which must have the rank and size of `world`; its thread is the one that calls MPI
+/// from then on.
+std::unique_ptr<Store> make_mpi_store(const World& world, Deadline deadline);
+
+/// The group of the ranks of `store`, which make_mpi_store() has made: the calling thread moves it on. Its shutdown()
+/// ends the store.
+std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock::duration timeout);
+
+/// Both in one; `options` say whether a thread of the group is to call MPI.
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options);
 
 }  // namespace lockstep::comm

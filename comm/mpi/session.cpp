@@ -6,7 +6,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "base/host.h"
 #include "base/stop.h"
 #include "comm/cpus.h"
 #include "comm/mpi/backoff.h"
@@ -35,7 +35,7 @@ void set_mpi_defaults(const World& world) {
 std::string remedy_for(Starter starter) {
   switch (starter) {
     case Starter::kSlurm: return "start them with srun --mpi=pmix";
-    case Starter::kTorchrun: return "this build joins processes through MPI: start them with mpirun or lockstep launch";
+    case Starter::kTorchrun: return "unset PMIX_RANK and PMI_RANK where RANK has not come from the same launcher";
     default: return "start them with the mpirun that belongs to the MPI library that lockstep was built with";
   }
 }
@@ -118,11 +118,8 @@ void Session::exchange_hosts(Deadline deadline) {
     ++local_ranks;
     local_cpus |= all[r].cpus;
   }
-  const int cores = static_cast<int>(local_cpus.count());
-  oversubscribed_ = cores < local_ranks;
-  // lockstep launch has said so already.
-  if (oversubscribed_ && world_.local_rank == 0 && !env("LOCKSTEP_LAUNCHER"))
-    log_warn("{} processes share {} cores of host {}: they take turns, which is slow", local_ranks, cores, host);
+  oversubscribed_ = static_cast<int>(local_cpus.count()) < local_ranks;
+  if (oversubscribed_ && world_.local_rank == 0) warn_of_crowd(local_ranks, local_cpus);
 }
 
 std::string Session::name_of_rank(int rank) const {

@@ -28,6 +28,7 @@ class Session {
   MPI_Comm notices() const { return notices_; }
   int tag_upper_bound() const { return tag_upper_bound_; }
 
+  const std::string& host_of_rank(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
   /// "rank 1 (host b)".
   std::string name_of_rank(int rank) const;
   /// Whether this host has fewer cores than ranks, counting only cores that the ranks may run on.

@@ -29,14 +29,14 @@ std::unique_ptr<Arena> ThreadGroup::allocate(std::size_t bytes) { return HostAre
 // ---- The caller's side ----
 
 void ThreadGroup::start(const Op& op) {
-  throw_if_broken();
+  failure_.throw_if_any();
   const std::lock_guard lock(mutex_);
   issued_.push_back(op);
   orders_.notify_one();
 }
 
 bool ThreadGroup::is_done(std::uint64_t sequence) {
-  throw_if_broken();
+  failure_.throw_if_any();
   return completed_.load(std::memory_order_acquire) >= sequence;
 }
 
@@ -51,13 +51,7 @@ template <class Condition>
 void ThreadGroup::wait_until(Condition&& condition) {
   Backoff backoff(oversubscribed_.load(std::memory_order_relaxed));
   while (!condition()) {
-    throw_if_broken();
-    try {
-      throw_if_stopped("waiting for the other ranks");
-    } catch (...) {
-      break_with(std::current_exception());
-      throw;
-    }
+    failure_.guard([] { throw_if_stopped("waiting for the other ranks"); });
     backoff.pause();
   }
 }
@@ -65,7 +59,7 @@ void ThreadGroup::wait_until(Condition&& condition) {
 void ThreadGroup::shutdown() {
   barrier().wait_host();
   end_thread(Ending::kFinalize);
-  throw_if_broken();
+  failure_.throw_if_any();
 }
 
 void ThreadGroup::end_thread(Ending ending) {
@@ -78,18 +72,6 @@ void ThreadGroup::end_thread(Ending ending) {
   thread_.join();
 }
 
-void ThreadGroup::throw_if_broken() {
-  if (!broken_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
-  std::rethrow_exception(failure_);
-}
-
-void ThreadGroup::break_with(std::exception_ptr failure) {
-  const std::lock_guard lock(mutex_);
-  if (failure_ == nullptr) failure_ = std::move(failure);
-  broken_.store(true, std::memory_order_release);
-}
-
 // ---- The thread's side ----
 
 void ThreadGroup::run(const World& world, const Tuning& tuning) {
@@ -100,7 +82,7 @@ void ThreadGroup::run(const World& world, const Tuning& tuning) {
     ready_.store(true, std::memory_order_release);
     serve(session, engine);
   } catch (...) {
-    break_with(std::current_exception());
+    failure_.set(std::current_exception());
   }
 }
 

@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/failure.h"
 #include "comm/make_group.h"
 #include "comm/mpi/schedule.h"
 #include "comm/process_group.h"
@@ -29,7 +29,7 @@ class ThreadGroup final : public ProcessGroup {
 
   std::string name() const override { return "mpi"; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
-  void poll() override { throw_if_broken(); }
+  void poll() override { failure_.throw_if_any(); }
   void shutdown() override;
 
  protected:
@@ -44,8 +44,6 @@ class ThreadGroup final : public ProcessGroup {
   void serve(Session& session, Engine& engine);
   Ending take_orders(Engine& engine);
   void end_thread(Ending ending);
-  void break_with(std::exception_ptr failure);
-  void throw_if_broken();
   template <class Condition>
   void wait_until(Condition&& condition);
 
@@ -54,13 +52,12 @@ class ThreadGroup final : public ProcessGroup {
   // Guarded by mutex_:
   std::vector<Op> issued_;  // not yet taken by the thread
   Ending ending_ = Ending::kNone;
-  std::exception_ptr failure_;  // what broke the group
 
+  Failure failure_;        // what broke the group, on either side
   std::vector<Op> taken_;  // the thread's; swapped with issued_, so that neither allocates for long
 
   std::atomic<bool> ready_{false};  // MPI has started
   std::atomic<bool> oversubscribed_{false};
-  std::atomic<bool> broken_{false};
   std::atomic<std::uint64_t> completed_{0};
   // When the caller's wait began and ends; the thread knows what to say when it is over.
   std::atomic<Clock::rep> wait_begin_{0};

@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/host.h"
 #include "comm/cpus.h"
-#include "comm/world.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,22 +25,25 @@ static_assert(std::is_trivially_copyable_v<Introduction>);
 
 }  // namespace
 
-Peers::Peers(ProcessGroup& bootstrap) {
+Peers::Peers(Store& store, Deadline deadline) {
   Introduction mine;
   const std::string host = host_name();
   host.copy(mine.host.data(), mine.host.size() - 1);
   mine.pid = ::getpid();
   mine.cpus = allowed_cpus();
   CpuMask cpus;
-  for (const auto& object : bootstrap.all_gather_objects(std::as_bytes(std::span(&mine, 1)))) {
+  const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
+  for (const std::string& bytes : store.all_gather_text("meeting the other ranks", text, deadline)) {
     Introduction theirs;
-    LOCKSTEP_ASSERT(object.size() == sizeof(theirs));
-    std::memcpy(&theirs, object.data(), sizeof(theirs));
+    if (bytes.size() != sizeof theirs)
+      throw OutOfStepError("a rank introduces itself as this one does not", "start every rank with the same binary");
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
     peers_.push_back({theirs.host.data(), theirs.pid, UniqueFd()});
     cpus |= theirs.cpus;
     if (elsewhere_ < 0 && peers_.back().host != peers_.front().host) elsewhere_ = static_cast<int>(peers_.size()) - 1;
   }
   oversubscribed_ = cpus.count() < peers_.size();
+  if (oversubscribed_ && elsewhere_ < 0 && store.rank() == 0) warn_of_crowd(static_cast<int>(peers_.size()), cpus);
 }
 
 std::string Peers::name_of(int rank) const {

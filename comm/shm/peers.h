@@ -4,16 +4,17 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/unique_fd.h"
-#include "comm/process_group.h"
+#include "comm/store.h"
 
 namespace lockstep::comm {
 
-/// Who the ranks of `bootstrap` are, and whether they live. Not thread-safe.
+/// Who the ranks of `store` are, and whether they live. Not thread-safe.
 class Peers {
  public:
-  /// Collective.
-  explicit Peers(ProcessGroup& bootstrap);
+  /// Collective; the store is not kept.
+  Peers(Store& store, Deadline deadline);
 
   /// The first rank that is on another host than rank 0; -1 if all are on one.
   int elsewhere() const { return elsewhere_; }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "comm/failure.h"
 #include "comm/shm/bell.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
@@ -26,6 +27,8 @@ constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 // The longest sleep, and the time between two looks at deadline, stop requests and the other processes.
 constexpr auto kNap = std::chrono::milliseconds(20);
+// The time between two looks at the other processes by a caller that only polls.
+constexpr auto kLookEvery = std::chrono::milliseconds(100);
 
 void relax_cpu() {
 #if defined(__x86_64__)
@@ -68,7 +71,7 @@ class ShmGroup final : public ProcessGroup {
         pipeline_(rank, size, board_),
         texts_(static_cast<std::size_t>(size) * kTextBytes) {}
 
-  void adopt(std::unique_ptr<ProcessGroup> bootstrap) { bootstrap_ = std::move(bootstrap); }
+  void adopt(std::unique_ptr<Store> store) { store_ = std::move(store); }
 
   std::string name() const override { return "shm"; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
@@ -84,35 +87,26 @@ class ShmGroup final : public ProcessGroup {
   static constexpr std::size_t kTextBytes = 256;
   static_assert(Segment::kMostText < kTextBytes && kTextBytes % kArenaAlignment == 0);
 
-  /// Runs `action` unless the group is broken; breaks it when `action` throws.
-  template <class Action>
-  auto guarded(Action&& action) {
-    if (failure_ != nullptr) std::rethrow_exception(failure_);
-    try {
-      return action();
-    } catch (...) {
-      failure_ = std::current_exception();
-      throw;
-    }
-  }
-
   template <class Condition>
   void wait_until(Condition&& done, Deadline deadline);
-  /// Throws if this rank has been asked to stop, or if another one cannot or will not come.
+  /// Throws if another rank cannot or will not come.
   void look_around();
+  /// For a caller that never waits: look_around() where nothing has happened for a while.
+  void look_around_now_and_then();
   [[noreturn]] void time_out(double waited_seconds) const;
   std::string whereabouts_of(int rank) const;
 
   /// Segment::Exchange through the slots.
   std::vector<std::string> exchange(const std::string& mine);
 
-  std::unique_ptr<ProcessGroup> bootstrap_;
+  std::unique_ptr<Store> store_;
   Peers peers_;
   Segment board_;
   Pipeline pipeline_;
   std::vector<std::byte> texts_;  // what exchange() sends and receives
   std::uint64_t arenas_ = 0;
-  std::exception_ptr failure_;  // what broke the group
+  Clock::time_point next_look_{};  // of look_around_now_and_then()
+  Failure failure_;                // what broke the group
 };
 
 std::unique_ptr<Arena> ShmGroup::allocate(std::size_t bytes) {
@@ -121,7 +115,7 @@ std::unique_ptr<Arena> ShmGroup::allocate(std::size_t bytes) {
 }
 
 std::vector<std::string> ShmGroup::exchange(const std::string& mine) {
-  return guarded([&] {
+  return failure_.guard([&] {
     std::byte* own = texts_.data() + static_cast<std::size_t>(rank()) * kTextBytes;
     std::memset(own, 0, kTextBytes);
     std::memcpy(own, mine.data(), mine.size());
@@ -146,25 +140,27 @@ void ShmGroup::start(const Op& op) {
     arena = dynamic_cast<const ShmArena*>(op.region.arena);
     LOCKSTEP_ASSERT(arena != nullptr, "{} on an arena of another group", describe(op));
   }
-  guarded([&] {
+  failure_.guard([&] {
     pipeline_.submit(op, arena == nullptr ? 0 : arena->part_bytes(), arena == nullptr ? 0 : arena->number());
     pipeline_.advance();
   });
 }
 
 void ShmGroup::poll() {
-  guarded([&] { pipeline_.advance(); });
+  failure_.guard([&] {
+    if (!pipeline_.advance()) look_around_now_and_then();
+  });
 }
 
 bool ShmGroup::is_done(std::uint64_t sequence) {
-  return guarded([&] {
-    if (pipeline_.completed_sequence() < sequence) pipeline_.advance();
+  return failure_.guard([&] {
+    if (pipeline_.completed_sequence() < sequence && !pipeline_.advance()) look_around_now_and_then();
     return pipeline_.completed_sequence() >= sequence;
   });
 }
 
 void ShmGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
-  guarded([&] { wait_until([&] { return pipeline_.completed_sequence() >= sequence; }, deadline); });
+  failure_.guard([&] { wait_until([&] { return pipeline_.completed_sequence() >= sequence; }, deadline); });
 }
 
 template <class Condition>
@@ -188,6 +184,7 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
     const auto now = Clock::now();
     if (begin == Clock::time_point{}) begin = now;
     if (now >= next_look) {
+      throw_if_stopped("waiting for the other ranks");
       look_around();
       if (deadline.expired()) time_out(seconds_between(begin, now));
       next_look = now + kNap;
@@ -202,8 +199,16 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
   }
 }
 
+void ShmGroup::look_around_now_and_then() {
+  // Of ranks that have all been asked to stop the first to end is no surprise: the next wait says that it is one.
+  if (pipeline_.idle() || stop_signal() != 0) return;
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  look_around();
+  next_look_ = now + kLookEvery;
+}
+
 void ShmGroup::look_around() {
-  throw_if_stopped("waiting for the other ranks");
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
     const Op theirs = pipeline_.posted_instead(rank);
     const Op& ours = pipeline_.contested();
@@ -218,6 +223,7 @@ void ShmGroup::look_around() {
     pipeline_.advance();
     if (pipeline_.idle()) return;
     if (!pipeline_.waits_for(rank)) continue;
+    throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
                                   name_of(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
@@ -246,24 +252,27 @@ void ShmGroup::time_out(double waited_seconds) const {
 
 void ShmGroup::shutdown() {
   barrier().wait_host();
-  guarded([&] { bootstrap_->shutdown(); });
+  failure_.guard([&] { store_->leave(Deadline::after(timeout())); });
 }
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<ProcessGroup>&& bootstrap) {
-  const int rank = bootstrap->rank(), size = bootstrap->size();
-  Peers peers(*bootstrap);
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout) {
+  const int rank = store->rank(), size = store->size();
+  Peers peers(*store, Deadline::after(timeout));
   if (const int other = peers.elsewhere(); other >= 0) {
     const std::string what = fmt::format("{} and {} share no memory", peers.name_of(0), peers.name_of(other));
     if (rank != other) throw PeerError(static_cast<int>(ExitCode::kDevice), what);
-    throw DeviceError(what, "use --backend mpi between hosts");
+    throw DeviceError(what, "start them with mpirun, and with --backend mpi");
   }
-  auto board =
-      Segment::map(rank, size, sizeof(Seat), [&](const std::string& mine) { return bootstrap->all_gather_text(mine); });
+  int round = 0;
+  const auto exchange = [&](const std::string& mine) {
+    return store->all_gather_text(fmt::format("sharing memory, round {}", ++round), mine, Deadline::after(timeout));
+  };
+  auto board = Segment::map(rank, size, sizeof(Seat), exchange);
   peers.watch(rank);
-  auto group = std::make_unique<ShmGroup>(rank, size, bootstrap->timeout(), std::move(peers), std::move(board));
-  group->adopt(std::move(bootstrap));
+  auto group = std::make_unique<ShmGroup>(rank, size, timeout, std::move(peers), std::move(board));
+  group->adopt(std::move(store));
   return group;
 }
 

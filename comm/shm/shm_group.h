@@ -4,15 +4,17 @@
 #include <memory>
 
 #include "comm/process_group.h"
+#include "comm/store.h"
 
 namespace lockstep::comm {
 
-/// The group of the ranks of `bootstrap`, which must all be on one host: no data goes through the kernel or another
+/// The group of the ranks of `store`, which must all be on one host: no data goes through the kernel or another
 /// process. Collective, blocking. Operations move on whenever the caller issues, polls, asks or waits; a wait spins
 /// briefly (not at all where ranks outnumber cores) and then sleeps. Notes [Shared memory] and [Slots] say how.
 ///
-/// On success the group takes `bootstrap`, and its shutdown() ends it. Where the ranks cannot share memory,
-/// DeviceError on the lowest rank that cannot and PeerError on the others, and `bootstrap` is left as it was.
-std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<ProcessGroup>&& bootstrap);
+/// On success the group takes `store`, and its shutdown() ends it. Where the ranks cannot share memory, DeviceError on
+/// the lowest rank that cannot and PeerError on the others, and `store` is left where it was, of use for something
+/// else.
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout);
 
 }  // namespace lockstep::comm

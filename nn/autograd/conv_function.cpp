@@ -1,7 +1,40 @@
+#include <algorithm>
+
 #include "nn/autograd/functions.h"
 
 namespace lockstep::nn {
 namespace {
+
+bool wants_grad(const Parameter* parameter) { return parameter != nullptr && parameter->requires_grad(); }
+
+// Where the gradients of one convolution's parameters go in one backward pass. Samples may come in several parts.
+class ConvGradients {
+ public:
+  ConvGradients(Backend& backend, Parameter& w, Parameter* b, const Window& window)
+      : backend_(backend), w_(w), b_(b), window_(window) {
+    if (wants_grad(&w)) w_accumulates_ = w.contribute().accumulate;
+    if (wants_grad(b)) b_accumulates_ = b->contribute().accumulate;
+  }
+
+  /// x (n, H, W, C), dy (n, H', W', O).
+  void add(const Tensor& x, const Tensor& dy) {
+    const Tensor db = wants_grad(b_) ? b_->gradient() : Tensor();
+    if (wants_grad(&w_)) {
+      backend_.conv().backward_weight(x, dy, window_, w_accumulates_, w_.gradient(), b_accumulates_, db);
+    } else if (db.defined()) {
+      const std::int64_t channels = dy.size(3);
+      backend_.linear().backward_bias(dy.reshaped({dy.count() / channels, channels}), b_accumulates_, db);
+    }
+    w_accumulates_ = b_accumulates_ = true;
+  }
+
+ private:
+  Backend& backend_;
+  Parameter& w_;
+  Parameter* b_;
+  const Window& window_;
+  bool w_accumulates_ = false, b_accumulates_ = false;
+};
 
 class ConvNode final : public Node {
  public:
@@ -11,26 +44,12 @@ class ConvNode final : public Node {
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
-    Parameter* const b = parameters()[1];
     const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through_relu(output()) : tape.take_grad(output());
-    if (w.requires_grad()) {
-      const auto dw = w.contribute();
-      if (b != nullptr && b->requires_grad()) {
-        const auto db = b->contribute();
-        backend.conv().backward_weight(x_.value(), dy, window_, dw.accumulate, dw.gradient, db.accumulate, db.gradient);
-      } else {
-        backend.conv().backward_weight(x_.value(), dy, window_, dw.accumulate, dw.gradient, false, Tensor());
-      }
-    } else if (b != nullptr && b->requires_grad()) {
-      const auto db = b->contribute();
-      const std::int64_t channels = dy.size(3);
-      backend.linear().backward_bias(dy.reshaped({dy.count() / channels, channels}), db.accumulate, db.gradient);
-    }
-    if (x_.needs_grad()) {
-      Tensor dx = backend.empty(x_.shape());
-      backend.conv().backward_input(dy, w.value(), w.version(), window_, dx);
-      tape.contribute(x_, std::move(dx));
-    }
+    ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
+    if (!x_.needs_grad()) return;
+    Tensor dx = backend.empty(x_.shape());
+    backend.conv().backward_input(dy, w.value(), w.version(), window_, dx);
+    tape.contribute(x_, std::move(dx));
   }
 
  private:
@@ -39,22 +58,96 @@ class ConvNode final : public Node {
   Epilogue epilogue_;
 };
 
-}  // namespace
+// How many of `samples` go into a piece when each has `bytes`: pieces of nearly one size, at least one of them.
+std::int64_t samples_of_piece(const Backend& backend, std::int64_t samples, std::size_t bytes) {
+  if (samples == 0) return 1;
+  const auto most =
+      static_cast<std::int64_t>(std::max<std::size_t>(1, backend.piece_bytes() / std::max<std::size_t>(1, bytes)));
+  const std::int64_t pieces = (samples + most - 1) / most;
+  return (samples + pieces - 1) / pieces;
+}
 
-Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
-  const Tape::OpScope scope(tape, "conv2d", &w);
+class ConvMaxPoolNode final : public Node {
+ public:
+  ConvMaxPoolNode(Var output, Var x, Parameter& w, Parameter* b, const Window& window, const Window& pool,
+                  const Shape& piece, Tensor choices)
+      : Node(output, {&w, b}), x_(x), window_(window), pool_(pool), piece_(piece), choices_(std::move(choices)) {}
+
+  void backward(Tape& tape) override {
+    Backend& backend = tape.backend();
+    Parameter& w = *parameters()[0];
+    const Tensor dy = tape.take_grad(output());
+    const Tensor dx = x_.needs_grad() ? backend.empty(x_.shape()) : Tensor();
+    const Tensor between = backend.empty(piece_);
+    ConvGradients gradients(backend, w, parameters()[1], window_);
+    const std::int64_t samples = dy.size(0);
+    for (std::int64_t begin = 0; begin == 0 || begin < samples; begin += piece_[0]) {
+      const std::int64_t end = std::min(samples, begin + piece_[0]);
+      const Tensor part = between.slice(0, end - begin);
+      backend.pool().max_backward(dy.slice(begin, end), choices_.slice(begin, end), pool_, part);
+      gradients.add(x_.value().slice(begin, end), part);
+      if (dx.defined()) backend.conv().backward_input(part, w.value(), w.version(), window_, dx.slice(begin, end));
+    }
+    if (dx.defined()) tape.contribute(x_, dx);
+  }
+
+ private:
+  Var x_;
+  Window window_, pool_;
+  Shape piece_;     // of what lies between convolution and pooling
+  Tensor choices_;  // the ReLU's too
+};
+
+Shape convolved_shape(Var x, const Parameter& w, const Window& window) {
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
     throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
                      "images are (N, H, W, C); match the layer's in_channels to them");
   LOCKSTEP_ASSERT(w.value().size(1) == window.kernel[0] && w.value().size(2) == window.kernel[1],
                   "weight {}, window {}x{}", to_string(w.value().shape()), window.kernel[0], window.kernel[1]);
-  Tensor y = tape.backend().empty(
-      {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]), w.value().size(0)});
+  return {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]),
+          w.value().size(0)};
+}
+
+bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
+  return x.needs_grad() || wants_grad(&w) || wants_grad(b);
+}
+
+}  // namespace
+
+Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
+  const Tape::OpScope scope(tape, "conv2d", &w);
+  Tensor y = tape.backend().empty(convolved_shape(x, w, window));
   tape.backend().conv().forward(x.value(), w.value(), w.version(), b != nullptr ? b->value() : Tensor(), window,
                                 epilogue, y);
-  const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());
-  const Var out = tape.make_var(std::move(y), needs_grad);
+  const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
   tape.record<ConvNode>(out, x, w, b, window, epilogue);
+  return out;
+}
+
+Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
+                    const Window& pool) {
+  const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
+  Backend& backend = tape.backend();
+  Shape piece = convolved_shape(x, w, window);
+  const std::int64_t samples = piece[0];
+  Tensor y = backend.empty(pooled_shape(piece, pool));
+  piece[0] = 1;
+  piece[0] = samples_of_piece(backend, samples, static_cast<std::size_t>(piece.count()) * sizeof(float));
+  const bool wanted = tape.recording() && needs_grad(x, w, b);
+  const Tensor choices = wanted ? backend.empty(y.shape(), PoolKernels::choice_type(pool)) : Tensor();
+  {
+    const Tensor between = backend.empty(piece);
+    for (std::int64_t begin = 0; begin < samples; begin += piece[0]) {
+      const std::int64_t end = std::min(samples, begin + piece[0]);
+      const Tensor part = between.slice(0, end - begin);
+      backend.conv().forward(x.value().slice(begin, end), w.value(), w.version(), b != nullptr ? b->value() : Tensor(),
+                             window, Epilogue::kNone, part);
+      backend.pool().max_forward(part, pool, epilogue, y.slice(begin, end),
+                                 wanted ? choices.slice(begin, end) : Tensor());
+    }
+  }
+  const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
+  tape.record<ConvMaxPoolNode>(out, x, w, b, window, pool, piece, choices);
   return out;
 }
 

@@ -12,8 +12,15 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Ep
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
 
+/// pool2d(kMax, conv2d(x, w, b, window, epilogue), pool): the same values. What the convolution computes is never there
+/// as a whole, neither in forward nor in backward, for both work through the batch in pieces (Backend::piece_bytes).
+Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
+                    const Window& pool);
+
 /// x (N, H, W, C) → (N, H', W', C).
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window);
+/// Of what pool2d returns for x of this shape; throws what it would.
+Shape pooled_shape(const Shape& x, const Window& window);
 
 struct BatchNormState {
   const Tensor& running_mean;

@@ -43,6 +43,10 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
 
+Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool) {
+  return conv2d_max_pool(tape, x, weight_, bias_, window_, epilogue, max_pool);
+}
+
 BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, double momentum)
     : eps_(eps),
       momentum_(momentum),
@@ -65,19 +69,25 @@ Var BatchNorm::forward(Tape& tape, Var x) {
 }
 
 Var Sequential::forward(Tape& tape, Var x) {
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    // A ReLU behind a Linear or Conv2d runs inside it.
-    const bool relu_next = i + 1 < steps_.size() && dynamic_cast<ReLU*>(steps_[i + 1]) != nullptr;
-    auto* const linear_layer = relu_next ? dynamic_cast<Linear*>(steps_[i]) : nullptr;
-    auto* const conv_layer = relu_next ? dynamic_cast<Conv2d*>(steps_[i]) : nullptr;
-    if (linear_layer != nullptr) {
-      x = linear_layer->forward(tape, x, Epilogue::kRelu);
-      ++i;
-    } else if (conv_layer != nullptr) {
-      x = conv_layer->forward(tape, x, Epilogue::kRelu);
-      ++i;
+  std::size_t i = 0;
+  const auto next_is = [&]<class M>(M*& layer) {
+    layer = i < steps_.size() ? dynamic_cast<M*>(steps_[i]) : nullptr;
+    if (layer != nullptr) ++i;
+    return layer != nullptr;
+  };
+  Linear* linear_layer = nullptr;
+  Conv2d* conv_layer = nullptr;
+  ReLU* relu_layer = nullptr;
+  MaxPool2d* pool_layer = nullptr;
+  while (i < steps_.size()) {
+    if (next_is(linear_layer)) {
+      x = linear_layer->forward(tape, x, next_is(relu_layer) ? Epilogue::kRelu : Epilogue::kNone);
+    } else if (next_is(conv_layer)) {
+      const Epilogue epilogue = next_is(relu_layer) ? Epilogue::kRelu : Epilogue::kNone;
+      x = next_is(pool_layer) ? conv_layer->forward(tape, x, epilogue, pool_layer->window())
+                              : conv_layer->forward(tape, x, epilogue);
     } else {
-      x = steps_[i]->forward(tape, x);
+      x = steps_[i++]->forward(tape, x);
     }
   }
   return x;

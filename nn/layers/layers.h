@@ -25,6 +25,8 @@ class Conv2d final : public Module {
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// And with the maximum pooling behind that.
+  Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
 
  private:
   Window window_;
@@ -36,6 +38,7 @@ class MaxPool2d final : public Module {
  public:
   explicit MaxPool2d(const Window& window) : window_(window) {}
   Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kMax, x, window_); }
+  const Window& window() const { return window_; }
 
  private:
   Window window_;
@@ -76,7 +79,8 @@ class Flatten final : public Module {
   Var forward(Tape& tape, Var x) override { return flatten(tape, x); }
 };
 
-/// One after the other; children are named "0", "1", ….
+/// One after the other; children are named "0", "1", …. A ReLU behind a Linear or Conv2d runs inside it, and so does a
+/// MaxPool2d behind a Conv2d or its ReLU.
 class Sequential final : public Module {
  public:
   Sequential() = default;

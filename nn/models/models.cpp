@@ -61,8 +61,8 @@ class Cnn final : public Module {
         fc2_(register_module("fc2", std::make_unique<Linear>(context, 128, spec.classes))) {}
 
   Var forward(Tape& tape, Var x) override {
-    x = pool2d(tape, PoolKind::kMax, conv1_.forward(tape, x, Epilogue::kRelu), kPool);
-    x = pool2d(tape, PoolKind::kMax, conv2_.forward(tape, x, Epilogue::kRelu), kPool);
+    x = conv1_.forward(tape, x, Epilogue::kRelu, kPool);
+    x = conv2_.forward(tape, x, Epilogue::kRelu, kPool);
     x = fc1_.forward(tape, flatten(tape, x), Epilogue::kRelu);
     return fc2_.forward(tape, x);
   }

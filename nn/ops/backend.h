@@ -29,6 +29,11 @@ class Backend {
   virtual std::string describe() const = 0;
   virtual CachingAllocator& allocator() = 0;
 
+  /// How many bytes of a result the kernel that follows still finds close by. Chains of kernels may run in pieces of
+  /// this size, so that what lies between them never goes to memory and back. Depends on the number of threads alone:
+  /// where sums are cut decides on their last bits.
+  virtual std::size_t piece_bytes() const = 0;
+
   virtual LinearKernels& linear() = 0;
   virtual ConvKernels& conv() = 0;
   virtual PoolKernels& pool() = 0;

@@ -8,15 +8,29 @@ namespace lockstep::nn {
 
 enum class PoolKind : std::uint8_t { kMax, kAverage };
 
-/// f32. x is (N, H, W, C), y is (N, H', W', C); N may be 0. Averages divide by the whole window, padding included, as
-/// PyTorch's AvgPool2d does by default.
+/// f32. x is (N, H, W, C), y is (N, H', W', C); N may be 0.
 class PoolKernels {
  public:
   virtual ~PoolKernels() = default;
-  /// Returns what backward needs to know of the choices made (undefined for averages); only its own backward reads it.
-  virtual Tensor forward(PoolKind kind, const Tensor& x, const Window& window, const Tensor& y) = 0;
-  virtual void backward(PoolKind kind, const Tensor& dy, const Tensor& choices, const Window& window,
-                        const Tensor& dx) = 0;
+
+  /// y = epilogue(largest element of each window); padding takes no part, and one NaN makes the result NaN. ReLU and
+  /// the maximum can change places, so this is also the pooling of a ReLU's result. `choices`, of y's shape and
+  /// choice_type(window), receives what the gradient needs to know, sample by sample; undefined: nothing.
+  virtual void max_forward(const Tensor& x, const Window& window, Epilogue epilogue, const Tensor& y,
+                           const Tensor& choices) = 0;
+  /// Overwrites dx: each dy goes to the element that its window chose (the first of equal ones), or nowhere where a
+  /// ReLU's result was not positive. Where windows overlap they add up.
+  virtual void max_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx) = 0;
+
+  /// Divides by the whole window, padding included, as PyTorch's AvgPool2d does by default.
+  virtual void average_forward(const Tensor& x, const Window& window, const Tensor& y) = 0;
+  /// Overwrites dx.
+  virtual void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) = 0;
+
+  /// The narrowest type that can number the elements of a window and one more.
+  static DType choice_type(const Window& window) {
+    return window.kernel[0] * window.kernel[1] <= 255 ? DType::kU8 : DType::kI32;
+  }
 };
 
 }  // namespace lockstep::nn

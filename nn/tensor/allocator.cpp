@@ -34,11 +34,12 @@ class HostMemory final : public MemorySource {
   std::byte* allocate(std::size_t bytes) override {
     const bool large = bytes >= kHugePage;
     const std::size_t alignment = large ? kHugePage : kCacheLine;
-    void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    void* data = std::aligned_alloc(alignment, rounded);
     if (data == nullptr)
       throw DeviceError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
                         "use a smaller batch or model, or a machine with more memory");
-    if (large) ::madvise(data, bytes, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
+    if (large) ::madvise(data, rounded, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
     return static_cast<std::byte*>(data);
   }
   void free(std::byte* data, std::size_t) noexcept override { std::free(data); }

@@ -117,6 +117,16 @@ class Tensor {
     return other;
   }
 
+  /// Rows [begin, end) of the outermost axis: the same memory.
+  Tensor slice(std::int64_t begin, std::int64_t end) const {
+    LOCKSTEP_ASSERT(shape_.size() > 0 && 0 <= begin && begin <= end && end <= shape_[0], "rows {} to {} of {}", begin,
+                    end, to_string(shape_));
+    Tensor other(*this);
+    other.shape_[0] = end - begin;
+    if (shape_[0] > 0) other.data_ += bytes() / static_cast<std::size_t>(shape_[0]) * static_cast<std::size_t>(begin);
+    return other;
+  }
+
  private:
   Block* block_ = nullptr;  // nullptr: a view
   std::byte* data_ = nullptr;

@@ -15,6 +15,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host.h"
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/splitmix.h"
@@ -108,6 +109,21 @@ TEST(BFloat16, RoundsToNearestEvenAndKeepsNaN) {
     const BFloat16 value{static_cast<std::uint16_t>(bits)};
     ASSERT_EQ(BFloat16::from_float(value.to_float()).bits, bits);
   }
+}
+
+TEST(Deadline, AnyNumberOfSecondsIsADuration) {
+  EXPECT_EQ(duration_of(1.5), Millis(1500));
+  for (const double none : {0.0, -1.0, -1e300, std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_EQ(duration_of(none), Clock::duration::zero());
+  for (const double long_time : {1e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    EXPECT_EQ(duration_of(long_time), std::chrono::seconds(1'000'000'000));
+    EXPECT_FALSE(Deadline::after_seconds(long_time).expired());
+  }
+}
+
+TEST(Host, NameHasNoDomain) {
+  EXPECT_FALSE(host_name().empty());
+  EXPECT_EQ(host_name().find('.'), std::string::npos);
 }
 
 TEST(Deadline, ExpiresAndCountsDown) {

@@ -5,7 +5,9 @@
 
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/shm_group.h"
+#include "comm/tcp/tcp_store.h"
 #include "tests/comm/reference.h"
+#include "tests/support/free_port.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {
@@ -30,12 +32,15 @@ std::vector<reference::Bytes> reductions(ProcessGroup& group) {
 }
 
 TEST(ShmAndMpi, TheSameBits) {
-  auto messages = make_mpi_group(testing::world(), testing::group_options());
-  const auto by_messages = reductions(*messages);
-  const auto shared = make_shm_group(std::move(messages));
+  const auto messages = make_mpi_group(testing::world(), testing::group_options());
+  World world = testing::world();
+  world.meeting.port = std::stoi(messages->all_gather_text(std::to_string(testing::free_port()))[0]);
+  const auto timeout = messages->timeout();
+  const auto shared = make_shm_group(make_tcp_store(world, Deadline::after(timeout)), timeout);
   EXPECT_EQ(shared->name(), "shm");
-  EXPECT_TRUE(reductions(*shared) == by_messages);
+  EXPECT_TRUE(reductions(*shared) == reductions(*messages));
   shared->shutdown();
+  messages->shutdown();
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The group in shared memory on processes that this test forks, so that it can end them as it likes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,9 +17,10 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/host_arena.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_group.h"
+#include "comm/tcp/tcp_store.h"
+#include "tests/support/free_port.h"
 
 namespace {
 std::atomic<std::size_t> g_allocations{0};
@@ -41,57 +41,12 @@ namespace {
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// Allgathers among forked processes, and nothing else: what a bootstrap needs.
-class ForkedGroup final : public ProcessGroup {
- public:
-  struct Shared {
-    std::atomic<int> came;
-    std::atomic<int> round;
-    std::byte bytes[1 << 16];
-  };
-
-  ForkedGroup(int rank, int size, Clock::duration timeout, Shared* shared)
-      : ProcessGroup(rank, size, timeout), shared_(shared) {}
-
-  std::string name() const override { return "forked"; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override { return HostArena::map(bytes); }
-  void poll() override {}
-  void shutdown() override {}
-
- protected:
-  void start(const Op& op) override {
-    LOCKSTEP_ASSERT(op.kind == OpKind::kAllGather && op.region.bytes() <= sizeof(shared_->bytes));
-    const std::size_t element = size_of(op.region.dtype);
-    const Slice mine = slice_of(op.region.count, element, rank(), size());
-    std::memcpy(shared_->bytes + mine.begin * element, op.data + mine.begin * element, mine.count * element);
-    meet();
-    std::memcpy(op.data, shared_->bytes, op.region.bytes());
-    meet();
-  }
-  bool is_done(std::uint64_t) override { return true; }
-  void wait_done(std::uint64_t, Deadline) override {}
-
- private:
-  void meet() {
-    const int round = shared_->round.load();
-    if (shared_->came.fetch_add(1) + 1 == size()) {
-      shared_->came.store(0);
-      shared_->round.fetch_add(1);
-    }
-    while (shared_->round.load() == round) std::this_thread::yield();
-  }
-
-  Shared* shared_;
-};
-
 /// Runs `body` on `size` forked ranks. A rank is well when `body` returns true; those in `doomed` must die by SIGKILL.
 /// Nobody is waited for before the highest rank that is not doomed has ended: the dead are zombies until then.
 void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doomed = -1,
               Clock::duration timeout = 20s) {
-  void* memory =
-      ::mmap(nullptr, sizeof(ForkedGroup::Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(memory, MAP_FAILED);
-  auto* shared = static_cast<ForkedGroup::Shared*>(memory);
+  World world{.size = size, .local_size = size, .starter = Starter::kTorchrun};
+  world.meeting.port = testing::free_port();
   std::vector<pid_t> pids;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t pid = ::fork();
@@ -103,7 +58,8 @@ void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doom
     ::alarm(30);
     bool well = false;
     try {
-      const auto group = make_shm_group(std::make_unique<ForkedGroup>(rank, size, timeout, shared));
+      world.rank = world.local_rank = rank;
+      const auto group = make_shm_group(make_tcp_store(world, Deadline::after_seconds(20)), timeout);
       well = body(*group);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
@@ -120,7 +76,6 @@ void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doom
       else
         EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
     }
-  ::munmap(memory, sizeof(ForkedGroup::Shared));
 }
 
 /// Whether `action` throws an E whose text has all of `parts`; says what is wrong if not.
@@ -182,6 +137,30 @@ TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
                    throws<DeviceError>([&] { group.barrier(); }, {"rank 2"});
           },
           2);
+}
+
+// A caller that never waits notices it as well.
+TEST(Shm, ARankThatDiesIsNamedToThoseWhoOnlyPoll) {
+  for (const bool asks : {false, true})
+    on_ranks(
+        3,
+        [&](ProcessGroup& group) {
+          group.barrier().wait_host();
+          if (group.rank() == 2) ::kill(::getpid(), SIGKILL);
+          const Work work = group.barrier();
+          const auto end = Deadline::after(5s);
+          return throws<DeviceError>(
+                     [&] {
+                       while (!end.expired())
+                         if (asks)
+                           work.done();
+                         else
+                           group.poll();
+                     },
+                     {"rank 2 (host ", "this rank waits for it in barrier #2"}) &&
+                 !end.expired();
+        },
+        2);
 }
 
 TEST(Shm, WhatARankDidBeforeItEndedCounts) {

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "base/error.h"
+#include "comm/make_group.h"
 
 namespace lockstep::comm {
 namespace {
@@ -63,6 +65,47 @@ TEST(World, OpenMpiComesBeforeTheOthers) {
 TEST(World, Torchrun) {
   expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), 3, 4, 1,
                2, Starter::kTorchrun);
+}
+
+TEST(World, WhereRanksMeet) {
+  const Variables ranks = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  const auto meeting_with = [&](Variables more) {
+    more.insert(ranks.begin(), ranks.end());
+    return discover(more).meeting;
+  };
+  EXPECT_EQ(meeting_with({}).host, "127.0.0.1");
+  EXPECT_EQ(meeting_with({}).port, 29500);
+  EXPECT_EQ(meeting_with({}).job, "");
+  const auto meeting = meeting_with({{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "65535"}, {"TORCHELASTIC_RUN_ID", "a"}});
+  EXPECT_EQ(meeting.host, "::1");
+  EXPECT_EQ(meeting.port, 65535);
+  EXPECT_EQ(meeting.job, "a");
+  // torchrun has a store of its own at the port that it names.
+  EXPECT_EQ(meeting_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 401);
+  EXPECT_EQ(meeting_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).port, 400);
+  EXPECT_EQ(meeting_with({{"MASTER_PORT", "65535"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 65534);
+  for (const char* bad : {"0", "65536", "http", ""})
+    EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", bad}}),
+                HasSubstr(fmt::format("MASTER_PORT=\"{}\"", bad)));
+  EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", ""}}), HasSubstr("MASTER_ADDR"));
+}
+
+TEST(World, WhetherMpiJoinsTheRanks) {
+  const auto mpi_joins = [&](Variables more) {
+    more.insert({{"RANK", "1"}, {"WORLD_SIZE", "2"}});
+    return discover(more).mpi_joins;
+  };
+  EXPECT_FALSE(mpi_joins({}));
+  // srun --mpi=pmix or pmi2, with RANK and WORLD_SIZE exported from what Slurm says.
+  EXPECT_TRUE(mpi_joins({{"PMIX_RANK", "1"}}));
+  EXPECT_TRUE(mpi_joins({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_NTASKS", "2"}}));
+  // Processes that a task of srun's has started.
+  EXPECT_FALSE(mpi_joins({{"PMIX_RANK", "0"}}));
+  EXPECT_FALSE(mpi_joins({{"PMIX_RANK", "1"}, {"SLURM_NTASKS", "4"}}));
+  EXPECT_FALSE(mpi_joins({{"PMI_RANK", "1"}, {"PMI_SIZE", "1"}}));
+  EXPECT_FALSE(mpi_joins({{"PMIX_RANK", "1"}, {"TORCHELASTIC_RUN_ID", "none"}}));
+  EXPECT_TRUE(discover({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).mpi_joins);
+  EXPECT_TRUE(discover({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}).mpi_joins);
 }
 
 TEST(World, WithoutLocalRanksAllAreOnThisHost) {
@@ -132,9 +175,24 @@ TEST(World, Contradictions) {
             "LOCAL_WORLD_SIZE=4 is above WORLD_SIZE=2");
 }
 
-TEST(World, HostNameHasNoDomain) {
-  EXPECT_FALSE(host_name().empty());
-  EXPECT_EQ(host_name().find('.'), std::string::npos);
+// Numbers that no clock could count are refused, not computed with.
+TEST(MakeGroup, TimeoutsHaveARange) {
+  for (const double seconds :
+       {0.0, -1.0, 1.1e6, 1e300, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    GroupOptions options;
+    options.timeout_seconds = seconds;
+    try {
+      make_group({}, options);
+      ADD_FAILURE() << seconds;
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("a timeout of "));
+    }
+  }
+  for (const double seconds : {1e-9, 1e6}) {
+    GroupOptions options;
+    options.timeout_seconds = seconds;
+    EXPECT_EQ(make_group({}, options)->timeout(), duration_of(seconds));
+  }
 }
 
 }  // namespace

@@ -112,6 +112,22 @@ TEST_F(Gradient, Conv2dFrozen) {
   }
 }
 
+TEST_F(Gradient, Conv2dMaxPool) {
+  for (const Window& pool : {Window{{2, 2}, {2, 2}, {0, 0}}, Window{{3, 3}, {2, 2}, {1, 1}}})
+    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+      for (const auto frozen : {0, 1, 2, 3}) {
+        const auto w = parameter(random_tensor(*backend, {5, 3, 3, 2}, 1)),
+                   b = parameter(random_tensor(*backend, {5}, 2));
+        w->set_requires_grad((frozen & 1) == 0);
+        b->set_requires_grad((frozen & 2) == 0);
+        SCOPED_TRACE(fmt::format("kernel {} frozen {}", pool.kernel[0], frozen));
+        expect_gradients(*backend, {{shuffled_grid(*backend, {2, 5, 4, 2}, 3)}, {w.get(), b.get()}},
+                         [&](Tape& tape, std::span<const Var> x) {
+                           return conv2d_max_pool(tape, x[0], *w, b.get(), {{3, 3}, {1, 1}, {1, 1}}, epilogue, pool);
+                         });
+      }
+}
+
 const std::vector<Geometry>& poolings() {
   static const std::vector<Geometry> all = {
       {{2, 4, 6, 3}, 0, {{2, 2}, {2, 2}, {0, 0}}}, {{1, 7, 7, 5}, 0, {{3, 3}, {2, 2}, {1, 1}}},   // overlapping, padded

@@ -183,7 +183,8 @@ TEST_P(Kernels, Pool) {
       {{2, 8, 8, 3}, {{2, 2}, {2, 2}, {0, 0}}},   {{1, 7, 17, 33}, {{3, 3}, {2, 2}, {1, 1}}},
       {{3, 7, 7, 1}, {{2, 2}, {2, 2}, {0, 0}}},   {{1, 3, 3, 17}, {{3, 3}, {1, 1}, {1, 1}}},
       {{1, 33, 3, 7}, {{5, 3}, {4, 1}, {2, 0}}},  {{1, 1, 1, 1}, {{1, 1}, {1, 1}, {0, 0}}},
-      {{1, 17, 17, 3}, {{2, 2}, {3, 3}, {0, 0}}},
+      {{1, 17, 17, 3}, {{2, 2}, {3, 3}, {0, 0}}}, {{2, 33, 17, 3}, {{17, 16}, {16, 1}, {0, 8}}},
+      {{2, 6, 4, 300}, {{2, 2}, {2, 2}, {0, 0}}}, {{2, 7, 5, 300}, {{3, 2}, {2, 2}, {0, 0}}},
   };
   for (const auto& [shape, window] : cases)
     for (const PoolKind kind : {PoolKind::kMax, PoolKind::kAverage}) {
@@ -219,11 +220,64 @@ TEST_P(Kernels, Pool) {
               y.push_back(kind == PoolKind::kMax ? best : sum * share);
             }
       const Tensor out_y = unset(y_shape), out_dx = unset(shape);
-      const Tensor choices = backend->pool().forward(kind, x, window, out_y);
-      expect_close(y, out_y);
-      backend->pool().backward(kind, dy, choices, window, out_dx);
+      auto& pool = backend->pool();
+      if (kind == PoolKind::kAverage) {
+        pool.average_forward(x, window, out_y);
+        expect_close(y, out_y);
+        pool.average_backward(dy, window, out_dx);
+      } else {
+        const Tensor choices = backend->empty(y_shape, PoolKernels::choice_type(window));
+        pool.max_forward(x, window, Epilogue::kNone, out_y, choices);
+        expect_close(y, out_y);
+        pool.max_backward(dy, choices, window, out_dx);
+      }
       expect_close(dx, out_dx);
     }
+}
+
+// Choices, ties and all: the same as one kernel after the other.
+TEST_P(Kernels, MaxPoolTakesReluAlong) {
+  for (const Window window : {Window{{2, 2}, {2, 2}, {0, 0}}, Window{{3, 3}, {2, 2}, {1, 1}}}) {
+    const Shape shape = {3, 9, 8, 21};
+    const Shape y_shape = {shape[0], window.output_extent(0, shape[1]), window.output_extent(1, shape[2]), shape[3]};
+    const Tensor x = random(shape, 1), dy = random(y_shape, 2), rectified = unset(shape);
+    for (std::int64_t i = 0; i < x.count(); i += 3) x.f32()[i] = 0.25f;  // ties
+    for (std::int64_t i = 0; i < x.count(); i += 5) x.f32()[i] = -1.0f;  // whole windows below zero
+    auto& pool = backend->pool();
+    const Tensor y = unset(y_shape), dx = unset(shape), one_y = unset(y_shape), one_dx = unset(shape);
+    const Tensor choices = backend->empty(y_shape, DType::kU8);
+    backend->pointwise().relu(x, rectified);
+    pool.max_forward(rectified, window, Epilogue::kNone, y, choices);
+    pool.max_backward(dy, choices, window, dx);
+    backend->pointwise().relu_backward(rectified, dx, dx);
+    pool.max_forward(x, window, Epilogue::kRelu, one_y, choices);
+    pool.max_backward(dy, choices, window, one_dx);
+    EXPECT_EQ(values_of(one_y), values_of(y));
+    EXPECT_EQ(values_of(one_dx), values_of(dx));
+    pool.max_forward(x, window, Epilogue::kRelu, one_y, {});
+    EXPECT_EQ(values_of(one_y), values_of(y));
+  }
+}
+
+TEST_P(Kernels, MaxPoolKeepsNaN) {
+  for (const Window window : {Window{{2, 2}, {2, 2}, {0, 0}}, Window{{3, 3}, {1, 1}, {1, 1}}})
+    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+      for (std::int64_t place = 0; place < 16; ++place) {
+        const Tensor x = random({1, 4, 4, 3}, 1);
+        x.f32()[3 * place + 1] = std::numeric_limits<float>::quiet_NaN();
+        const std::int64_t out = window.output_extent(0, 4);
+        const Tensor y = unset({1, out, out, 3});
+        backend->pointwise().fill(y, 0.0f);
+        backend->pool().max_forward(x, window, epilogue, y, {});
+        for (std::int64_t i = 0; i < out; ++i)
+          for (std::int64_t j = 0; j < out; ++j) {
+            const std::int64_t h = place / 4 - i * window.stride[0] + window.padding[0];
+            const std::int64_t w = place % 4 - j * window.stride[1] + window.padding[1];
+            const bool inside = h >= 0 && h < window.kernel[0] && w >= 0 && w < window.kernel[1];
+            for (std::int64_t c = 0; c < 3; ++c)
+              EXPECT_EQ(std::isnan(y.f32()[(i * out + j) * 3 + c]), inside && c == 1) << place << " " << i << " " << j;
+          }
+      }
 }
 
 TEST_P(Kernels, BatchNorm) {
@@ -412,8 +466,11 @@ TEST_P(Kernels, NoSamples) {
   backend->conv().backward_weight(image, dimage, window, false, dv, false, db);
   EXPECT_EQ(values_of(dv), std::vector<float>(90, 0.0f));
   EXPECT_EQ(values_of(db), std::vector<float>(5, 0.0f));
-  backend->pool().backward(PoolKind::kMax, image, backend->pool().forward(PoolKind::kMax, image, window, image), window,
-                           image);
+  const Tensor no_choices = backend->empty(image.shape(), DType::kU8);
+  backend->pool().max_forward(image, window, Epilogue::kRelu, image, no_choices);
+  backend->pool().max_backward(image, no_choices, window, image);
+  backend->pool().average_forward(image, window, image);
+  backend->pool().average_backward(image, window, image);
   backend->norm().forward_infer(x, random({3}, 1), random({3}, 2), random({3}, 3), random({3}, 4), 1e-5, x);
   const Tensor totals = unset({2}), labels = backend->empty({0}, DType::kI32);
   backend->loss().cross_entropy(dy, labels, 1.0f, totals, dy);

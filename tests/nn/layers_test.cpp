@@ -189,6 +189,64 @@ TEST_F(Layers, SequentialFusesReluWithTheSameNumbers) {
   EXPECT_EQ(together, apart);
 }
 
+// Four pieces of forward and backward, the last one smaller, against the three operators one after the other. Results
+// and the input's gradient are equal bit for bit; the parameters' gradients are sums in another order.
+TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {
+  constexpr std::int64_t kSamples = 61, kSide = 16, kChannels = 32;
+  ASSERT_LT(backend->piece_bytes(), 20 * kSide * kSide * kChannels * sizeof(float)) << "all would be one piece";
+  Sequential model;
+  auto conv = std::make_unique<Conv2d>(context, 3, kChannels, Window{{3, 3}, {1, 1}, {1, 1}});
+  Conv2d& c = *conv;
+  const Window window = {{2, 2}, {2, 2}, {0, 0}};
+  model.then(std::move(conv)).then(std::make_unique<ReLU>()).then(std::make_unique<MaxPool2d>(window));
+  const Tensor target = random_tensor(*backend, {kSamples, kSide / 2, kSide / 2, kChannels}, 2);
+  const Tensor image = random_tensor(*backend, {kSamples, kSide, kSide, 3}, 1);
+  tape.set_recording(true);
+  int nodes = 0;
+  tape.set_node_hook([&] { ++nodes; });
+  struct Result {
+    std::vector<float> y, dx, dw, db;
+  };
+  const auto run = [&](const std::function<Var(Var)>& forward, bool add) {
+    nodes = 0;
+    Result result;
+    const auto parameters = model.named_parameters();
+    for (const auto& [name, parameter] : parameters)
+      if (!add) parameter->forget_gradient();
+    const Var x = tape.differentiable_input(image), y = forward(x);
+    result.y = values_of(y.value());
+    tape.backward(squared_error(tape, y, target, 0.01f).value);
+    result.dx = values_of(tape.grad(x));
+    result.dw = values_of(parameters[0].parameter->gradient());
+    result.db = values_of(parameters[1].parameter->gradient());
+    tape.reset();
+    return result;
+  };
+  const auto fused = [&](Var v) { return model.forward(tape, v); };
+  const auto apart = [&](Var v) { return pool2d(tape, PoolKind::kMax, c.forward(tape, v, Epilogue::kRelu), window); };
+  const auto expect_near = [](const std::vector<float>& got, const std::vector<float>& wanted) {
+    float largest = 0;
+    for (const float v : wanted) largest = std::max(largest, std::abs(v));
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], wanted[i], 1e-5f * largest) << i;
+  };
+  const Result once = run(fused, false);
+  EXPECT_EQ(nodes, 2);
+  const Result twice = run(fused, true);
+  const Result three = run(apart, false);
+  EXPECT_EQ(nodes, 3);
+  EXPECT_EQ(once.y, three.y);
+  EXPECT_EQ(once.dx, three.dx);
+  expect_near(once.dw, three.dw);
+  expect_near(once.db, three.db);
+  const auto doubled = [](std::vector<float> values) {
+    for (float& v : values) v *= 2;
+    return values;
+  };
+  expect_near(twice.dw, doubled(once.dw));
+  expect_near(twice.db, doubled(once.db));
+}
+
 TEST_F(Layers, TrainReachesAllChildren) {
   Sequential outer;
   auto inner = std::make_unique<Sequential>();

@@ -1,51 +1,20 @@
-// After the first steps of a training loop of fixed shapes nothing is allocated or built any more. Counts every
-// operator new of this program, except those that oneDNN makes while it runs a primitive, which nobody can prevent.
-#include <dlfcn.h>
+// After the first steps of a training loop of fixed shapes nothing is allocated or built any more, whatever the layers;
+// tests/trainer/steady_state_test.cpp says the same of whole steps with data and ranks. oneDNN allocates while it runs
+// a primitive, which nobody can prevent: what it asks for itself does not count.
 #include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "tests/nn/values.h"
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<long> counted{0};
-
-void* allocate(std::size_t bytes, const void* caller, std::size_t alignment = alignof(std::max_align_t)) {
-  if (counting.load(std::memory_order_relaxed)) {
-    Dl_info where{};
-    if (::dladdr(caller, &where) == 0 || std::strstr(where.dli_fname, "libdnnl") == nullptr) ++counted;
-  }
-  const std::size_t rounded = (bytes / alignment + 1) * alignment;
-  if (void* const data = std::aligned_alloc(alignment, rounded)) return data;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) { return allocate(bytes, __builtin_return_address(0)); }
-void* operator new[](std::size_t bytes) { return allocate(bytes, __builtin_return_address(0)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, __builtin_return_address(0), static_cast<std::size_t>(alignment));
-}
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
+#include "tests/support/allocations.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::AllocationCounter;
+using lockstep::testing::listed;
+using lockstep::testing::without;
 
 // One layer of each kind, and a long tail so that the tape needs more than its first memory.
 class EveryLayer final : public Module {
@@ -100,11 +69,10 @@ TEST(SteadyState, NothingIsAllocatedOrBuilt) {
     for (int i = 0; i < 3; ++i) step();
     const auto stats = backend->allocator().stats();
     const auto primitives = backend->primitives_created();
-    counted = 0;
-    counting = true;
+    AllocationCounter counter;
     for (int i = 0; i < 3; ++i) step();
-    counting = false;
-    EXPECT_EQ(counted, 0) << "heap allocations in three steps";
+    const auto ours = without(counter.by_caller(), {"libdnnl.", "libgomp."});
+    EXPECT_TRUE(ours.empty()) << "heap allocations in three steps\n" << listed(ours);
     EXPECT_EQ(backend->allocator().stats().system_allocations, stats.system_allocations);
     EXPECT_EQ(backend->allocator().stats().bytes_in_use, stats.bytes_in_use);
     EXPECT_EQ(backend->allocator().stats().peak_bytes_in_use, stats.peak_bytes_in_use);
@@ -112,16 +80,6 @@ TEST(SteadyState, NothingIsAllocatedOrBuilt) {
     EXPECT_EQ(ready, 6 * 2 * static_cast<int>(parameters.size()));
     EXPECT_GT(hooks, 0);
   }
-}
-
-// The counter itself: a test that counts nothing would always pass.
-TEST(SteadyState, TheCounterCounts) {
-  counted = 0;
-  counting = true;
-  const auto kept = std::make_unique<std::vector<int>>(100);
-  counting = false;
-  EXPECT_EQ(counted, 2);
-  EXPECT_EQ(kept->size(), 100u);
 }
 
 }  // namespace

@@ -74,7 +74,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
         BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
         BadInput{"lockstep train cnn --data digits --quiet --lr 1e30 --steps 1 --save w", 7, "evaluation loss"},
-        BadInput{"RANK=0 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "mpirun"},
+        BadInput{"RANK=0 WORLD_SIZE=2 MASTER_PORT=70000 lockstep train cnn --data digits", 2, "MASTER_PORT"},
+        BadInput{"RANK=1 WORLD_SIZE=2 MASTER_ADDR=no.such.host.invalid lockstep train cnn --data digits", 2,
+                 "no.such.host.invalid"},
+        BadInput{"RANK=1 WORLD_SIZE=2 MASTER_PORT=1 lockstep train cnn --data digits --timeout-seconds 0.5", 5,
+                 "rank 0 did not come to 127.0.0.1:1"},
         BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
 
 // On several ranks the same fault is still one line, and the code is the rank's own.

@@ -72,10 +72,8 @@ TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
   ASSERT_EQ(file.ranks, (std::set<int>{0, 1, 2}));
 
   const std::vector<std::string> wanted = {"data",
-                                           "conv1 conv2d",
-                                           "max_pool2d",
-                                           "conv2 conv2d",
-                                           "max_pool2d",
+                                           "conv1 conv2d+max_pool2d",
+                                           "conv2 conv2d+max_pool2d",
                                            "flatten",
                                            "fc1 linear",
                                            "fc2 linear",
@@ -84,10 +82,8 @@ TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
                                            "fc2 linear backward",
                                            "fc1 linear backward",
                                            "flatten backward",
-                                           "max_pool2d backward",
-                                           "conv2 conv2d backward",
-                                           "max_pool2d backward",
-                                           "conv1 conv2d backward"};
+                                           "conv2 conv2d+max_pool2d backward",
+                                           "conv1 conv2d+max_pool2d backward"};
   for (const int rank : file.ranks) {
     EXPECT_EQ(file.row_names[std::pair(rank, 10)], "data loader 0");
     EXPECT_EQ(file.row_names[std::pair(rank, kFirstBucket + 1)], "bucket 1");

@@ -15,7 +15,8 @@ comm::ProcessGroup& group();
 const comm::World& world();
 
 /// Which groups this run is to use: LOCKSTEP_TEST_GROUP in the environment, "inline" or "thread" (MPI, moved on by the
-/// caller or by a thread) or "shm". Several ranks must set it.
+/// caller or by a thread), "shm", or "tcp" (shm without MPI: run_ranks then starts
+/// no mpirun). Several ranks must set it.
 comm::GroupOptions group_options();
 
 /// For a test that leaves the group broken, or never joins it: main() then makes no group, group() may not be called,

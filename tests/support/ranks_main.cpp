@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "comm/make_group.h"
 #include "tests/support/ranks.h"
@@ -17,21 +18,25 @@ std::unique_ptr<comm::ProcessGroup> g_group;
 comm::World g_world;
 bool g_own_groups = false;
 
-/// Prints nothing but failures, with the rank that they belong to.
+/// Prints nothing but failures, with the rank that they belong to. While it hears of one, GoogleTest holds the lock
+/// that its current_test_info() takes.
 class FailurePrinter final : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
 
  private:
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    test_ = fmt::format("{}.{}", test.test_suite_name(), test.name());
+  }
+  void OnTestEnd(const ::testing::TestInfo&) override { test_ = "-"; }
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::fprintf(stderr, "[rank %d] %s.%s failed at %s:%d\n%s\n", rank_, test ? test->test_suite_name() : "-",
-                 test ? test->name() : "-", result.file_name() ? result.file_name() : "?", result.line_number(),
-                 result.message());
+    std::fprintf(stderr, "[rank %d] %s failed at %s:%d\n%s\n", rank_, test_.c_str(),
+                 result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
   }
 
   int rank_;
+  std::string test_ = "-";
 };
 
 /// Ranks other than 0 print failures alone: N copies of the same progress help nobody.
@@ -53,7 +58,7 @@ bool passed_everywhere(bool passed_here) {
 int run(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   g_world = comm::discover_world(env);
-  set_log_identity(g_world.rank, g_world.size, comm::host_name());
+  set_log_identity(g_world.rank, g_world.size, host_name());
   quieten(g_world.rank);
   if (g_own_groups) return RUN_ALL_TESTS();
 
@@ -80,11 +85,15 @@ comm::GroupOptions group_options() {
   using Options = comm::GroupOptions;
   const std::string value = env("LOCKSTEP_TEST_GROUP").value_or(g_world.size == 1 ? "inline" : "");
   Options options;
-  options.backend = value == "shm" ? Options::Backend::kShm : Options::Backend::kMpi;
+  options.backend = value == "shm" || value == "tcp" ? Options::Backend::kShm : Options::Backend::kMpi;
   options.progress = value == "thread" ? Options::Progress::kThread : Options::Progress::kInline;
-  if (value != "shm" && value != "thread" && value != "inline")
-    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread nor shm", value),
+  if (value != "shm" && value != "tcp" && value != "thread" && value != "inline")
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread, shm nor tcp", value),
                      "set it: a test that took one of them by default would not show that it ran on the others");
+  if (g_world.size > 1 && g_world.mpi_joins != (value != "tcp"))
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={}, but MPI {} these ranks", value,
+                                 g_world.mpi_joins ? "joins" : "does not join"),
+                     "start them with tests/support/run_ranks");
   return options;
 }
 

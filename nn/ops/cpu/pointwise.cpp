@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/transpose.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -30,15 +31,6 @@ void relu_of(const float* x, float* y, std::int64_t n) {
 LOCKSTEP_SIMD_CLONES
 void mask_by(const float* y, const float* dy, float* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
-}
-
-// One (rows, columns) matrix into its transpose, in tiles that fit a cache.
-void transpose(const float* x, std::int64_t rows, std::int64_t columns, float* y) {
-  constexpr std::int64_t kTile = 16;
-  for (std::int64_t r0 = 0; r0 < rows; r0 += kTile)
-    for (std::int64_t c0 = 0; c0 < columns; c0 += kTile)
-      for (std::int64_t c = c0; c < std::min(c0 + kTile, columns); ++c)
-        for (std::int64_t r = r0; r < std::min(r0 + kTile, rows); ++r) y[c * rows + r] = x[r * columns + c];
 }
 
 class CpuPointwise final : public PointwiseKernels {
@@ -78,7 +70,8 @@ class CpuPointwise final : public PointwiseKernels {
     parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, rows * columns)),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i)
-                     transpose(x.f32() + i * rows * columns, rows, columns, y.f32() + i * rows * columns);
+                     transpose(x.f32() + i * rows * columns, columns, rows, columns, y.f32() + i * rows * columns,
+                               rows);
                  });
   }
 };

@@ -1,6 +1,7 @@
 #include "nn/ops/pool.h"
 
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/max_pool.h"
 #include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
@@ -9,56 +10,56 @@ namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-struct Pooling {
+struct Average {
   HeldPrimitive forward, backward;
-  std::size_t choice_bytes = 0;
 };
 
 class CpuPool final : public PoolKernels {
  public:
   CpuPool(OneDnn& onednn, CachingAllocator& allocator) : onednn_(onednn), allocator_(allocator) {}
 
-  Tensor forward(PoolKind kind, const Tensor& x, const Window& window, const Tensor& y) override {
-    if (y.count() == 0) return {};
-    auto& held = pooling(kind, x.shape(), y.shape(), window);
-    Tensor choices;
-    held.forward.bind(DNNL_ARG_SRC, x);
-    held.forward.bind(DNNL_ARG_DST, y);
-    if (held.choice_bytes > 0) {
-      choices = Tensor::empty(allocator_, {static_cast<std::int64_t>(held.choice_bytes)}, DType::kU8);
-      held.forward.bind(DNNL_ARG_WORKSPACE, choices);
-    }
-    held.forward.run();
-    return choices;
+  void max_forward(const Tensor& x, const Window& window, Epilogue epilogue, const Tensor& y,
+                   const Tensor& choices) override {
+    if (y.count() == 0) return;
+    max_pool_forward(x, window, epilogue == Epilogue::kRelu, y,
+                     choices.defined() ? choices : Tensor::empty(allocator_, y.shape(), choice_type(window)));
   }
 
-  void backward(PoolKind kind, const Tensor& dy, const Tensor& choices, const Window& window,
-                const Tensor& dx) override {
+  void max_backward(const Tensor& dy, const Tensor& choices, const Window& window, const Tensor& dx) override {
+    if (dx.count() > 0) max_pool_backward(dy, choices, window, dx);
+  }
+
+  void average_forward(const Tensor& x, const Window& window, const Tensor& y) override {
+    if (y.count() == 0) return;
+    auto& held = average(x.shape(), y.shape(), window);
+    held.forward.bind(DNNL_ARG_SRC, x);
+    held.forward.bind(DNNL_ARG_DST, y);
+    held.forward.run();
+  }
+
+  void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) override {
     if (dx.count() == 0) return;
-    auto& held = pooling(kind, dx.shape(), dy.shape(), window);
+    auto& held = average(dx.shape(), dy.shape(), window);
     held.backward.bind(DNNL_ARG_DIFF_DST, dy);
     held.backward.bind(DNNL_ARG_DIFF_SRC, dx);
-    if (held.choice_bytes > 0) held.backward.bind(DNNL_ARG_WORKSPACE, choices);
     held.backward.run();
   }
 
  private:
-  Pooling& pooling(PoolKind kind, const Shape& xs, const Shape& ys, const Window& window) {
+  Average& average(const Shape& xs, const Shape& ys, const Window& window) {
     PrimitiveKey key{};
     std::size_t at = 0;
-    key[at++] = static_cast<std::int64_t>(kind);
     for (const Shape* shape : {&xs, &ys})
       for (int i = 0; i < 4; ++i) key[at++] = (*shape)[i];
     for (const auto* pair : {&window.kernel, &window.stride, &window.padding})
       for (const auto d : *pair) key[at++] = d;
-    auto& held = poolings_[key];
-    if (!held.forward) held = make(kind, xs, ys, window);
+    auto& held = averages_[key];
+    if (!held.forward) held = make(xs, ys, window);
     return held;
   }
 
-  Pooling make(PoolKind kind, const Shape& xs, const Shape& ys, const Window& window) {
-    const auto algorithm =
-        kind == PoolKind::kMax ? dnnl::algorithm::pooling_max : dnnl::algorithm::pooling_avg_include_padding;
+  Average make(const Shape& xs, const Shape& ys, const Window& window) {
+    const auto algorithm = dnnl::algorithm::pooling_avg_include_padding;
     const auto x = f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc);
     const auto y = f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc);
     const memory::dims strides{window.stride[0], window.stride[1]}, kernel{window.kernel[0], window.kernel[1]};
@@ -73,21 +74,17 @@ class CpuPool final : public PoolKernels {
                                  y, strides, kernel, undilated, before, after);
     const auto backward = describe_backward<PoolingBackward>(onednn_.engine(), user_scratchpad(), forward, algorithm, x,
                                                              y, strides, kernel, undilated, before, after);
-    Pooling made;
-    made.choice_bytes = forward.workspace_desc().get_size();
-    made.forward = HeldPrimitive(onednn_, PoolingForward(forward),
-                                 {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}, {DNNL_ARG_WORKSPACE, forward.workspace_desc()}},
+    Average made;
+    made.forward = HeldPrimitive(onednn_, PoolingForward(forward), {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}},
                                  forward.scratchpad_desc());
-    made.backward =
-        HeldPrimitive(onednn_, PoolingBackward(backward),
-                      {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}, {DNNL_ARG_WORKSPACE, backward.workspace_desc()}},
-                      backward.scratchpad_desc());
+    made.backward = HeldPrimitive(onednn_, PoolingBackward(backward), {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_DIFF_SRC, x}},
+                                  backward.scratchpad_desc());
     return made;
   }
 
   OneDnn& onednn_;
   CachingAllocator& allocator_;
-  PrimitiveMap<Pooling> poolings_;
+  PrimitiveMap<Average> averages_;
 };
 
 }  // namespace

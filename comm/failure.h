@@ -1,0 +1,48 @@
+// The first failure of something that cannot go on after it.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+namespace lockstep::comm {
+
+/// Whatever breaks a group first is what every later call on it throws. Thread-safe; reading an intact one costs a
+/// load.
+class Failure {
+ public:
+  void throw_if_any() const {
+    if (!any_.load(std::memory_order_acquire)) [[likely]]
+      return;
+    const std::lock_guard lock(mutex_);
+    std::rethrow_exception(first_);
+  }
+
+  /// Later ones are dropped.
+  void set(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex_);
+    if (first_ != nullptr) return;
+    first_ = std::move(failure);
+    any_.store(true, std::memory_order_release);
+  }
+
+  /// Runs `action` unless there is a failure; what it throws is one.
+  template <class Action>
+  auto guard(Action&& action) {
+    throw_if_any();
+    try {
+      return action();
+    } catch (...) {
+      set(std::current_exception());
+      throw;
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> any_{false};
+  std::exception_ptr first_;  // guarded by mutex_
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,89 @@
+// What ranks tell each other before they have collectives: values under keys.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/error.h"
+
+namespace lockstep::comm {
+
+/// The ranks of a job, and a table of values that all of them see. It is for meeting: small values, set once, read by
+/// whoever waits for them. Sets do not wait for anybody; waits take a deadline and look at stop requests.
+///
+/// A key is set once in a store's life, by one rank; what others read of one that is set twice is unspecified.
+///
+/// Errors: a TimeoutError names the ranks that are missing. After an error the store is broken: every later call throws
+/// the same one. Where the ranks meet over TCP, one that fails in a store says so to all others, whose waits then throw
+/// PeerError with its code; the death of a rank is a DeviceError in everybody's waits.
+///
+/// One thread uses a store. The destructor waits for nobody; a normal end calls leave() on every rank.
+class Store {
+ public:
+  static constexpr std::size_t kMostKeyBytes = 256;
+  static constexpr std::size_t kMostValueBytes = 1 << 20;
+  static constexpr std::size_t kMostKeys = 1 << 16;  // of one wait
+
+  virtual ~Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Returns at once. Throws UsageError for a key that is empty or longer than kMostKeyBytes, or a value longer than
+  /// kMostValueBytes.
+  void set(const std::string& key, std::string_view value);
+  /// Waits until the key is set.
+  std::string get(const std::string& key, Deadline deadline);
+  /// Waits until all of them are set.
+  void wait(std::span<const std::string> keys, Deadline deadline);
+  /// The values of `keys`, waited for until `deadline`; nothing for those that nobody has set by then. An expired
+  /// deadline only looks. Throws UsageError for more than kMostKeys.
+  std::vector<std::optional<std::string>> try_get(std::span<const std::string> keys, Deadline deadline);
+
+  // Collective: every rank calls it with the same name, which is used once in a store's life.
+
+  /// Returns when every rank has come to it.
+  void barrier(const std::string& name, Deadline deadline);
+  /// Every rank's text on every rank, in rank order.
+  std::vector<std::string> all_gather_text(const std::string& name, std::string_view mine, Deadline deadline);
+  /// Rank `root`'s text on every rank.
+  std::string broadcast_text(const std::string& name, std::string_view mine, int root, Deadline deadline);
+
+  /// Collective, blocking: nobody needs the store any more. Ends what carried it (MPI; the TCP server, which rank 0
+  /// keeps until all have left). The store cannot be used afterwards.
+  virtual void leave(Deadline deadline) = 0;
+
+ protected:
+  Store(int rank, int size) : rank_(rank), size_(size) {}
+
+  virtual void do_set(const std::string& key, std::string_view value) = 0;
+  virtual std::vector<std::optional<std::string>> do_get(std::span<const std::string> keys, Deadline deadline) = 0;
+
+  struct Attendance {
+    bool joined = false;
+    bool left = false;
+    std::string host;  // of those that have joined
+  };
+  /// As far as is known, by rank; waits at most briefly.
+  virtual std::vector<Attendance> roll_call() = 0;
+  /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken. Throws PeerError
+  /// where another rank has done so before.
+  virtual void give_up(const TimeoutError& error) = 0;
+
+  /// Gives up with a TimeoutError: "<doing> timed out after … s waiting for rank 1 (host b)"; without `missing` those
+  /// who have not joined.
+  [[noreturn]] void time_out(const std::string& doing, double waited_seconds, std::vector<int> missing);
+
+ private:
+  int rank_;
+  int size_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,233 @@
+#include "comm/tcp/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "base/stop.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr auto kFirstPause = std::chrono::milliseconds(5);
+constexpr auto kLongestPause = std::chrono::milliseconds(500);
+// Between two looks at stop requests.
+constexpr auto kNap = std::chrono::milliseconds(50);
+// A host that does not even refuse (a firewall, a host that is down) must not use up the whole deadline: its other
+// addresses, and rank 0 that starts meanwhile, get their turn.
+constexpr auto kOneAttempt = std::chrono::seconds(10);
+
+struct AddressesDeleter {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, AddressesDeleter>;
+
+/// nullptr and an error code of getaddrinfo's where there are none.
+std::pair<Addresses, int> look_up(const char* host, int port, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &list);
+  return {Addresses(code == 0 ? list : nullptr), code};
+}
+
+/// Where the resolver does not answer for now it is asked again until `deadline`.
+Addresses resolve(const MeetingPoint& meeting, Deadline deadline) {
+  for (;;) {
+    auto [addresses, code] = look_up(meeting.host.c_str(), meeting.port, 0);
+    if (addresses != nullptr) return std::move(addresses);
+    if (code != EAI_AGAIN || deadline.expired())
+      throw UsageError(fmt::format("MASTER_ADDR=\"{}\" has no address: {}", meeting.host,
+                                   code == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(code)),
+                       "set MASTER_ADDR to the name or address of rank 0's host, or unset it if all ranks are on one");
+    throw_if_stopped("looking MASTER_ADDR up");
+    ::poll(nullptr, 0, std::chrono::duration_cast<Millis>(kLongestPause).count());
+  }
+}
+
+std::string text_of(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (::getnameinfo(address, length, host.data(), host.size(), port.data(), port.size(),
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "?";
+  return address->sa_family == AF_INET6 ? fmt::format("[{}]:{}", host.data(), port.data())
+                                        : fmt::format("{}:{}", host.data(), port.data());
+}
+
+void set_option(const UniqueFd& socket, int level, int name, int value) {
+  ::setsockopt(socket.get(), level, name, &value, sizeof value);
+}
+
+/// What every connection gets: small messages leave at once, and a host that dies without a word is noticed.
+void set_up(const UniqueFd& socket) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+/// Nothing, and errno, where `address` cannot be listened at.
+std::optional<UniqueFd> listen_at_one(const addrinfo& address) {
+  UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return std::nullopt;
+  // The ports of connections that have just ended are no obstacle; somebody who listens is one all the same.
+  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.ai_family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (::bind(socket.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0)
+    return std::nullopt;
+  return socket;
+}
+
+[[noreturn]] void fail_to_listen(const sockaddr* address, socklen_t length, int port, int error_number) {
+  const std::string where = text_of(address, length);
+  if (error_number == EADDRINUSE)
+    throw UsageError(fmt::format("rank 0 cannot listen at {}: port {} is in use", where, port),
+                     "set MASTER_PORT to a free port on all ranks, or end what uses this one (another job, or a second "
+                     "process with RANK=0)");
+  if (error_number == EACCES || error_number == EPERM)
+    throw UsageError(fmt::format("rank 0 may not listen at {}: {}", where, errno_text(error_number)),
+                     "set MASTER_PORT to a port from 1024 on, on all ranks");
+  throw DeviceError(fmt::format("rank 0 cannot listen at {}: {}", where, errno_text(error_number)),
+                    "set MASTER_ADDR to an address of rank 0's host");
+}
+
+/// The sockets of all addresses that this machine has.
+std::vector<UniqueFd> listen_at_all(const Addresses& addresses, int port) {
+  std::vector<UniqueFd> sockets;
+  std::vector<std::string> seen;  // a name may stand for one address twice
+  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+    const std::string text = text_of(at->ai_addr, at->ai_addrlen);
+    if (std::find(seen.begin(), seen.end(), text) != seen.end()) continue;
+    seen.push_back(text);
+    if (auto socket = listen_at_one(*at)) {
+      sockets.push_back(*std::move(socket));
+    } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
+      fail_to_listen(at->ai_addr, at->ai_addrlen, port, errno);
+    }
+  }
+  return sockets;
+}
+
+/// Linux connects a socket to itself where nobody listens and the port that it gives to the socket happens to be the
+/// one that is asked for.
+bool is_connected_to_itself(const UniqueFd& socket) {
+  sockaddr_storage own{}, peer{};
+  socklen_t own_length = sizeof own, peer_length = sizeof peer;
+  return ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 &&
+         own_length == peer_length && std::memcmp(&own, &peer, own_length) == 0;
+}
+
+/// Nothing, and errno, where nobody accepts before `deadline`.
+std::optional<UniqueFd> connect_to_one(const addrinfo& address, Deadline deadline) {
+  UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return std::nullopt;
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) return std::nullopt;
+    pollfd look{socket.get(), POLLOUT, 0};
+    while (::poll(&look, 1, std::chrono::duration_cast<Millis>(kNap).count()) <= 0) {
+      throw_if_stopped("joining the other ranks");
+      if (deadline.expired()) {
+        errno = ETIMEDOUT;
+        return std::nullopt;
+      }
+    }
+    int error = 0;
+    socklen_t length = sizeof error;
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) {
+      errno = error;
+      return std::nullopt;
+    }
+  }
+  if (is_connected_to_itself(socket)) {
+    errno = ECONNREFUSED;
+    return std::nullopt;
+  }
+  set_up(socket);
+  return socket;
+}
+
+void sleep_for(Clock::duration pause) {
+  const auto end = Clock::now() + pause;
+  for (auto now = Clock::now(); now < end; now = Clock::now()) {
+    throw_if_stopped("joining the other ranks");
+    const auto nap = std::min<Clock::duration>(end - now, kNap);
+    ::poll(nullptr, 0, std::max(1, static_cast<int>(std::chrono::duration_cast<Millis>(nap).count())));
+  }
+}
+
+}  // namespace
+
+std::string text_of(const MeetingPoint& meeting) {
+  return meeting.host.find(':') == std::string::npos ? fmt::format("{}:{}", meeting.host, meeting.port)
+                                                     : fmt::format("[{}]:{}", meeting.host, meeting.port);
+}
+
+std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool everywhere) {
+  std::vector<UniqueFd> sockets;
+  // Also where it is not used: a name that does not resolve keeps the others away, and rank 0 would wait for them.
+  const Addresses addresses = resolve(meeting, Deadline::after(std::chrono::seconds(10)));
+  if (!everywhere) sockets = listen_at_all(addresses, meeting.port);
+  if (sockets.empty()) sockets = listen_at_all(look_up(nullptr, meeting.port, AI_PASSIVE).first, meeting.port);
+  if (sockets.empty())
+    throw DeviceError(fmt::format("rank 0 has no address to listen at port {}", meeting.port),
+                      "look at this host's network");
+  return sockets;
+}
+
+UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline) {
+  const auto begin = Clock::now();
+  const Addresses addresses = resolve(meeting, deadline);
+  Clock::duration pause = kFirstPause;
+  for (;;) {
+    std::string complaint;
+    for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+      const auto attempt = std::min<Clock::duration>(kOneAttempt, deadline.remaining());
+      if (auto socket = connect_to_one(*at, Deadline::after(attempt))) return *std::move(socket);
+      complaint = fmt::format("{}: {}", text_of(at->ai_addr, at->ai_addrlen), errno_text(errno));
+    }
+    if (deadline.expired())
+      throw TimeoutError(
+          fmt::format("rank 0 did not come to {} (MASTER_ADDR:MASTER_PORT) within {:.3g} s: {}", text_of(meeting),
+                      seconds_between(begin, Clock::now()), complaint),
+          "start rank 0, and give all ranks the same MASTER_ADDR and MASTER_PORT; --timeout-seconds waits "
+          "longer");
+    sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));
+    pause = std::min<Clock::duration>(pause * 3 / 2, kLongestPause);
+  }
+}
+
+UniqueFd accept_from(const UniqueFd& listener) {
+  UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) {
+    set_up(socket);
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    throw DeviceError(fmt::format("rank 0 cannot accept a connection: {}", errno_text(errno)), "raise ulimit -n");
+  }
+  return socket;
+}
+
+std::string peer_text(const UniqueFd& socket) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer), &length) != 0) return "?";
+  return text_of(reinterpret_cast<const sockaddr*>(&peer), length);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,33 @@
+// Stream sockets over IPv4 and IPv6.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "comm/world.h"
+
+namespace lockstep::comm {
+
+/// "host:29500", "[::1]:29500".
+std::string text_of(const MeetingPoint& meeting);
+
+/// Listens at all addresses of `meeting` that this machine has; at all that the machine has if there are none (a name
+/// that only a router or service knows), or with `everywhere`. Throws UsageError when the name does not resolve, or
+/// when the port is taken or reserved; DeviceError for other failures. Resolving a name blocks as long as the system's
+/// resolver does.
+std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool everywhere);
+
+/// Tries the addresses of `meeting` again and again, with growing pauses, until one accepts. Throws UsageError when the
+/// name does not resolve, TimeoutError when nobody accepts before `deadline`.
+UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline);
+
+/// One connection that waits at `listener`; none where none does, or where it has gone again. Throws DeviceError when
+/// this process is out of descriptors or memory.
+UniqueFd accept_from(const UniqueFd& listener);
+
+/// "127.0.0.1:40112", the other end of a connection.
+std::string peer_text(const UniqueFd& socket);
+
+}  // namespace lockstep::comm

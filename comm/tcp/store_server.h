@@ -1,0 +1,110 @@
+// Rank 0's side of a store over TCP.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "comm/tcp/wire.h"
+
+namespace lockstep::comm {
+
+/// Note [Meeting]
+/// The server keeps the table; every rank, rank 0 too, has one connection to it and asks for what it wants. All of it
+/// is a poll loop on one thread, which sleeps unless somebody speaks: training does not notice it.
+///
+/// A connection is nobody's until its hello has been found right (magic, version, job, world size, a rank that has not
+/// joined); others are told why not and closed, with a warning in rank 0's log: a stranger cannot do more than that.
+/// They have kHelloWithin to speak, at most kMostStrangers at a time are let in, and a frame has a largest size at any
+/// time.
+///
+/// A rank that gives up, or whose connection ends before it has left, is the end of the job: all others hear of it at
+/// once.
+class StoreServer {
+ public:
+  struct Job {
+    int size = 1;
+    std::string name;  // what hellos must bring along
+  };
+
+  /// Serves `listeners`, and rank 0 on the socket `own`. The thread is running when the constructor returns.
+  StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job);
+  /// Close rank 0's end of `own` first: what it has said is still passed on, then the thread ends, within a second.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+ private:
+  static constexpr auto kHelloWithin = std::chrono::seconds(10);
+  static constexpr std::size_t kMostStrangers = 64;
+
+  /// One connection.
+  struct Client {
+    explicit Client(UniqueFd socket) : wire(std::move(socket)) {}
+    Wire wire;
+    bool own = false;  // rank 0's
+    int rank = -1;     // -1: no hello yet
+    std::uint32_t await = 0;
+    bool leaving = false;  // to be closed when all has been sent
+    bool gone = false;
+    Clock::time_point until = Clock::time_point::max();  // closed then: no hello, or a refusal that is not taken
+  };
+  struct Rank {
+    enum class State { kAbsent, kJoined, kLeft, kEnded };
+    State state = State::kAbsent;
+    std::string host;
+    std::uint32_t pid = 0;
+    Client* client = nullptr;  // while joined
+  };
+  struct Waiting {
+    int rank = 0;
+    std::uint32_t await = 0;
+    std::uint32_t index = 0;
+  };
+
+  void run();
+  void wait_and_serve();
+  void accept_all(const UniqueFd& listener);
+  void read(Client& client);
+  void obey(Client& client, const Frame& frame);
+  void greet(Client& client, const Frame& frame);
+  void refuse(Client& client, const std::string& why);
+  void close_after_sending(Client& client);
+  void set(const std::string& key, std::string value);
+  void await(Client& client, const Frame& frame);
+  void add_waiting(std::vector<Waiting>& list, const Waiting& one);
+  void take_attendance(Client& client);
+  void end_rank(Client& client, const std::string& how);
+  /// What has ended the job, to all ranks that it has not ended yet and to all that still join.
+  void announce(FrameKind kind, const Packer& body);
+  void leave(Client& client);
+  void say_goodbye();
+  void warn_of_stranger(const Client& client, const std::string& why);
+  void remove_closed();
+  bool has_unsent() const;
+  std::size_t most_frame_bytes(const Client& client) const;
+
+  const Job job_;
+  std::vector<UniqueFd> listeners_;
+  UniqueFd stop_;  // an eventfd
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<Rank> ranks_;
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::vector<Waiting>> waiting_;  // by key
+  std::size_t value_bytes_ = 0;
+  std::optional<std::pair<FrameKind, Packer>> verdict_;  // the first announcement
+  bool stopping_ = false;
+  Clock::time_point accept_again_{};  // after running out of descriptors
+  int strangers_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

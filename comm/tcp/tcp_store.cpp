@@ -1,0 +1,305 @@
+#include "comm/tcp/tcp_store.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "base/host.h"
+#include "base/stop.h"
+#include "comm/failure.h"
+#include "comm/tcp/socket.h"
+#include "comm/tcp/store_server.h"
+#include "comm/tcp/wire.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Between two looks at stop requests and the clock.
+constexpr auto kNap = std::chrono::milliseconds(50);
+// What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
+constexpr auto kGrace = std::chrono::seconds(1);
+// Before this rank connects anew, and how often it does after having been turned away without a word.
+constexpr int kPauseMs = 20;
+constexpr int kMostClosed = 50;
+constexpr const char* kSameMeeting =
+    "give all ranks of a job the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, each its own RANK, and other jobs "
+    "another "
+    "MASTER_PORT";
+
+constexpr const char* kOtherPort = "set MASTER_PORT to a free port on all ranks";
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(const World& world, Deadline deadline);
+
+  void leave(Deadline deadline) override;
+
+ private:
+  void do_set(const std::string& key, std::string_view value) override;
+  std::vector<std::optional<std::string>> do_get(std::span<const std::string> keys, Deadline deadline) override;
+  std::vector<Attendance> roll_call() override;
+  void give_up(const TimeoutError& error) override;
+
+  std::vector<Attendance> ask_who_is_here();
+  void serve_here();
+  /// False where the job that is there has ended for this rank.
+  bool join(Deadline deadline);
+  void send_hello();
+
+  enum class Passes : std::uint8_t { kNothing, kFailuresOfPeers };
+  /// Takes frames until `take`, which sees all but announcements, returns true; false when `deadline` passes first.
+  /// Announcements are thrown unless `passes` says otherwise, and the end of the connection always is.
+  template <class Take>
+  bool listen_until(Take&& take, Deadline deadline, Passes passes = Passes::kNothing);
+  void wait_for_server(Deadline deadline);
+  [[noreturn]] void throw_announced(const Frame& frame) const;
+  /// Runs `action` unless the store is broken. What it throws breaks it, and the others are told of what is this rank's
+  /// own.
+  template <class Action>
+  auto guarded(Action&& action);
+  void tell_the_others(const Error& error);
+  std::size_t most_frame_bytes() const;
+
+  const World world_;
+  std::string first_host_;               // of rank 0
+  std::unique_ptr<StoreServer> server_;  // on rank 0; ends after wire_
+  std::unique_ptr<Wire> wire_;           // to the server
+  int closed_ = 0;                       // connections, without an answer
+  std::uint32_t awaits_ = 0;
+  Failure failure_;
+};
+
+template <class Action>
+auto TcpStore::guarded(Action&& action) {
+  return failure_.guard([&] {
+    try {
+      return action();
+    } catch (const Malformed& error) {
+      throw DeviceError(fmt::format("rank 0 (host {}) is no longer understood: {}", first_host_, error.what()),
+                        "start every rank with the same binary");
+    } catch (const InterruptedError& error) {
+      tell_the_others(error);
+      throw;
+    }
+  });
+}
+
+TcpStore::TcpStore(const World& world, Deadline deadline) : Store(world.rank, world.size), world_(world) {
+  if (world.rank == 0) serve_here();
+  while (!join(deadline)) {
+  }
+}
+
+void TcpStore::serve_here() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    throw DeviceError(fmt::format("making a pair of sockets: {}", errno_text(errno)), "raise ulimit -n");
+  wire_ = std::make_unique<Wire>(UniqueFd(ends[0]));
+  UniqueFd own(ends[1]);
+  const bool on_one_host = world_.local_size == world_.size;
+  server_ = std::make_unique<StoreServer>(listen_at(world_.meeting, !on_one_host), std::move(own),
+                                          StoreServer::Job{world_.size, world_.meeting.job});
+}
+
+bool TcpStore::join(Deadline deadline) {
+  if (rank() != 0) wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline));
+  const std::string where = text_of(world_.meeting);
+  send_hello();
+  const auto begin = Clock::now();
+  std::optional<Frame> answer;
+  try {
+    const bool answered = listen_until(
+        [&](const Frame& frame) {
+          answer = frame;
+          return true;
+        },
+        deadline);
+    if (!answered)
+      throw TimeoutError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) has not answered within {:.3g} s",
+                                     where, seconds_between(begin, Clock::now())),
+                         kSameMeeting);
+    Unpacker body(answer->body);
+    switch (answer->kind) {
+      case FrameKind::kWelcome:
+        body.number();  // the version: one, so far
+        first_host_ = body.text(Store::kMostKeyBytes);
+        return true;
+      case FrameKind::kRefused:
+        throw UsageError(
+            fmt::format("rank 0 at {} has refused this process: {}", where, body.text(Store::kMostKeyBytes * 8)),
+            kSameMeeting);
+      case FrameKind::kComeAgain: break;
+      default: throw Malformed("no answer to a hello");
+    }
+  } catch (const Malformed& error) {
+    throw UsageError(
+        fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) is no rank 0 of lockstep: {}", where, error.what()),
+        kOtherPort);
+  } catch (const DeviceError&) {
+    // Closed without a word: a rank 0 that was just ending, if it happens once.
+    if (++closed_ >= kMostClosed)
+      throw UsageError(
+          fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) closes the connection without an answer", where),
+          kOtherPort);
+  }
+  if (deadline.expired())
+    throw TimeoutError(fmt::format("rank 0 at {} (MASTER_ADDR:MASTER_PORT) is still in another job", where),
+                       kSameMeeting);
+  throw_if_stopped("joining the other ranks");
+  ::poll(nullptr, 0, kPauseMs);
+  return false;
+}
+
+void TcpStore::send_hello() {
+  wire_->send(FrameKind::kHello, Packer()
+                                     .number(kProtocolVersion)
+                                     .number(static_cast<std::uint32_t>(size()))
+                                     .number(static_cast<std::uint32_t>(rank()))
+                                     .number(static_cast<std::uint32_t>(::getpid()))
+                                     .text(host_name())
+                                     .text(world_.meeting.job.substr(0, Store::kMostKeyBytes)));
+}
+
+void TcpStore::do_set(const std::string& key, std::string_view value) {
+  guarded([&] { wire_->send(FrameKind::kSet, Packer().text(key).text(value)); });
+}
+
+std::vector<std::optional<std::string>> TcpStore::do_get(std::span<const std::string> keys, Deadline deadline) {
+  return guarded([&] {
+    const std::uint32_t number = ++awaits_;
+    Packer request;
+    request.number(number).number(static_cast<std::uint32_t>(keys.size()));
+    for (const std::string& key : keys) request.text(key);
+    wire_->send(FrameKind::kAwait, request);
+
+    std::vector<std::optional<std::string>> values(keys.size());
+    std::size_t unset = keys.size();
+    bool answered = false;
+    const auto take = [&](const Frame& frame) {
+      Unpacker body(frame.body);
+      if (frame.kind == FrameKind::kAnswered && body.number() == number) answered = true;
+      if (frame.kind == FrameKind::kValue && body.number() == number) {
+        const std::uint32_t index = body.number();
+        if (index >= values.size() || values[index]) throw Malformed("a value that nobody has asked for");
+        values[index] = body.text(kMostValueBytes);
+        --unset;
+      }
+      return unset == 0 || (answered && deadline.expired());
+    };
+    if (!listen_until(take, deadline) && !answered) listen_until(take, Deadline::after(kGrace));
+    return values;
+  });
+}
+
+std::vector<Store::Attendance> TcpStore::roll_call() {
+  return guarded([&] { return ask_who_is_here(); });
+}
+
+std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
+  std::vector<Attendance> all(static_cast<std::size_t>(size()), Attendance{true, false, "?"});
+  wire_->send(FrameKind::kRollCall);
+  listen_until(
+      [&](const Frame& frame) {
+        if (frame.kind != FrameKind::kAttendance) return false;
+        Unpacker body(frame.body);
+        if (body.number() != all.size()) throw Malformed("a roll call of another world");
+        for (Attendance& one : all) {
+          const std::uint32_t state = body.number();
+          one.joined = state != 0;
+          one.left = state == 2;
+          one.host = body.text(kMostKeyBytes);
+        }
+        return true;
+      },
+      Deadline::after(kGrace));
+  return all;
+}
+
+void TcpStore::give_up(const TimeoutError& error) {
+  failure_.guard([&] {
+    tell_the_others(error);
+    listen_until([](const Frame& frame) { return frame.kind == FrameKind::kGoodbye; }, Deadline::after(kGrace));
+  });
+  failure_.set(std::make_exception_ptr(error));
+}
+
+void TcpStore::tell_the_others(const Error& error) {
+  wire_->send(FrameKind::kGiveUp,
+              Packer().number(static_cast<std::uint32_t>(error.code())).text(error.line().substr(0, kMostValueBytes)));
+}
+
+void TcpStore::leave(Deadline deadline) {
+  guarded([&] {
+    const auto begin = Clock::now();
+    wire_->send(FrameKind::kLeave);
+    // Whoever fails or ends now has left, as far as this rank is concerned.
+    const bool gone = listen_until([](const Frame& frame) { return frame.kind == FrameKind::kGoodbye; }, deadline,
+                                   Passes::kFailuresOfPeers);
+    if (gone) return;
+    std::vector<int> missing;
+    const auto present = roll_call();
+    for (int r = 0; r < size(); ++r)
+      if (r != rank() && !present[static_cast<std::size_t>(r)].left) missing.push_back(r);
+    time_out("leaving", seconds_between(begin, Clock::now()), missing);
+  });
+  failure_.set(std::make_exception_ptr(UsageError("the store has been left")));
+  wire_.reset();
+  server_.reset();
+}
+
+template <class Take>
+bool TcpStore::listen_until(Take&& take, Deadline deadline, Passes passes) {
+  for (;;) {
+    while (const auto frame = wire_->next(most_frame_bytes())) {
+      const bool announced = frame->kind == FrameKind::kPeerGaveUp || frame->kind == FrameKind::kPeerGone;
+      if (announced && passes == Passes::kNothing) throw_announced(*frame);
+      if (!announced && take(*frame)) return true;
+    }
+    throw_if_stopped("waiting for the other ranks");
+    if (deadline.expired()) return false;
+    wait_for_server(deadline);
+  }
+}
+
+void TcpStore::wait_for_server(Deadline deadline) {
+  const auto nap = std::min<Clock::duration>(kNap, deadline.remaining());
+  const short events = static_cast<short>(POLLIN | (wire_->has_unsent() ? POLLOUT : 0));
+  pollfd look{wire_->fd(), events, 0};
+  if (::poll(&look, 1, static_cast<int>(std::chrono::duration_cast<Millis>(nap).count()) + 1) <= 0) return;
+  if ((look.revents & POLLOUT) != 0) wire_->flush();
+  if ((look.revents & ~POLLOUT) == 0 || wire_->receive() != Wire::Received::kGone) return;
+  throw_if_stopped("waiting for the other ranks");
+  throw DeviceError(fmt::format("rank 0 (host {}) has ended: the connection to {} is closed",
+                                first_host_.empty() ? world_.meeting.host : first_host_, text_of(world_.meeting)),
+                    "look at the log of rank 0");
+}
+
+void TcpStore::throw_announced(const Frame& frame) const {
+  Unpacker body(frame.body);
+  if (frame.kind == FrameKind::kPeerGaveUp) {
+    const auto code = static_cast<int>(body.number());
+    throw PeerError(code, body.text(kMostValueBytes + kMostKeyBytes));
+  }
+  throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
+  throw DeviceError(fmt::format("{} while the ranks were meeting", body.text(kMostKeyBytes * 8)),
+                    "look at its log, and at dmesg if it has none");
+}
+
+std::size_t TcpStore::most_frame_bytes() const {
+  return kMostValueBytes + 4 * kMostKeyBytes + static_cast<std::size_t>(size()) * (kMostKeyBytes + 8);
+}
+
+}  // namespace
+
+std::unique_ptr<Store> make_tcp_store(const World& world, Deadline deadline) {
+  return std::make_unique<TcpStore>(world, deadline);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,43 @@
+// A rank that does not come to the store over MPI.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/error.h"
+#include "comm/mpi/mpi_store.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+const testing::OwnGroups own_groups;
+
+TEST(MpiStoreFaults, ARankThatDoesNotComeIsNamed) {
+  MpiStore store(testing::world(), Deadline::after(20s));
+  const int last = store.size() - 1;
+  if (store.rank() == last) {
+    std::this_thread::sleep_for(2s);
+  } else {
+    const auto attempt = [&] {
+      try {
+        store.barrier("the start", Deadline::after(500ms));
+        return std::string("no error");
+      } catch (const TimeoutError& error) {
+        return error.line();
+      }
+    };
+    const std::string line = attempt();
+    EXPECT_THAT(line, AllOf(HasSubstr("the start timed out after 0.5"),
+                            HasSubstr(fmt::format("waiting for rank {} (host ", last))));
+    EXPECT_EQ(attempt(), line);
+  }
+  MPI_Finalize();
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,433 @@
+// Ranks that meet over TCP: threads of one process, and strangers.
+#include "comm/tcp/tcp_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/tcp/socket.h"
+#include "comm/tcp/wire.h"
+#include "tests/support/free_port.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+Deadline soon() { return Deadline::after(10s); }
+
+World world_of(int rank, int size, int port, const std::string& host = "127.0.0.1") {
+  World world{.rank = rank, .size = size, .local_rank = rank, .local_size = size, .starter = Starter::kTorchrun};
+  world.meeting.host = host;
+  world.meeting.port = port;
+  return world;
+}
+
+/// The error that `action` throws, which must be an E.
+template <class E, class Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const E& error) {
+    EXPECT_EQ(error.line().find('\n'), std::string::npos);
+    return error.line();
+  } catch (const std::exception& error) {
+    return fmt::format("another error: {}", error.what());
+  }
+  return "no error";
+}
+
+/// Runs `body` on threads, one a rank, and returns what each one throws, as text.
+std::vector<std::string> on_ranks(int size, int port, const std::function<void(Store&)>& body,
+                                  const std::string& host = "127.0.0.1") {
+  std::vector<std::string> errors(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        // The highest ranks come first.
+        std::this_thread::sleep_for(Millis(5 * (size - rank)));
+        const auto store = make_tcp_store(world_of(rank, size, port, host), soon());
+        body(*store);
+      } catch (const PeerError& error) {
+        errors[static_cast<std::size_t>(rank)] = fmt::format("peer error {}: {}", error.code(), error.what());
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(rank)] = error.line();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void expect_no_errors(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+/// Speaks to the server as a rank would, byte by byte if need be.
+class Stranger {
+ public:
+  explicit Stranger(int port) : wire_(connect_to(world_of(1, 2, port).meeting, soon())) {}
+
+  void say(const std::string& bytes) {
+    ASSERT_EQ(::write(wire_.fd(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  void hello(std::uint32_t size, std::uint32_t rank, std::uint32_t version = kProtocolVersion,
+             const std::string& job = "") {
+    wire_.send(FrameKind::kHello, Packer().number(version).number(size).number(rank).number(1).text("h").text(job));
+  }
+  Wire& wire() { return wire_; }
+  /// What the server answers; nothing if it closes the connection.
+  std::optional<Frame> answer() {
+    const auto end = soon();
+    while (!end.expired()) {
+      if (auto frame = wire_.next(1 << 20)) return frame;
+      pollfd look{wire_.fd(), POLLIN, 0};
+      ::poll(&look, 1, 100);
+      if (look.revents != 0 && wire_.receive() == Wire::Received::kGone) return std::nullopt;
+    }
+    ADD_FAILURE() << "no answer, and the connection stays open";
+    return std::nullopt;
+  }
+
+ private:
+  Wire wire_;
+};
+
+TEST(TcpStore, ValuesBarriersAndTexts) {
+  for (const int size : {1, 2, 3, 7}) {
+    expect_no_errors(on_ranks(size, testing::free_port(), [&](Store& store) {
+      ASSERT_EQ(store.size(), size);
+      const int next = (store.rank() + 1) % size;
+      store.set(fmt::format("key {}", store.rank()), std::to_string(store.rank() * 10));
+      EXPECT_EQ(store.get(fmt::format("key {}", next), soon()), std::to_string(next * 10));
+      store.wait(std::vector<std::string>{"key 0", fmt::format("key {}", size - 1)}, soon());
+      store.barrier("first", soon());
+      const auto texts =
+          store.all_gather_text("ranks", std::string(static_cast<std::size_t>(store.rank()), 'x'), soon());
+      for (int r = 0; r < size; ++r)
+        EXPECT_EQ(texts[static_cast<std::size_t>(r)], std::string(static_cast<std::size_t>(r), 'x'));
+      EXPECT_EQ(store.broadcast_text("id", store.rank() == size - 1 ? "the last one's" : "", size - 1, soon()),
+                "the last one's");
+      store.leave(soon());
+      EXPECT_THAT(error_of<UsageError>([&] { store.set("k", "v"); }), HasSubstr("has been left"));
+    }));
+  }
+}
+
+TEST(TcpStore, AnyBytesUpToTheLimits) {
+  const std::string largest(Store::kMostValueBytes, '\xff');
+  const std::string binary("\0\n\xfe lockstep", 12);
+  const std::string long_key(Store::kMostKeyBytes, 'k');
+  expect_no_errors(on_ranks(3, testing::free_port(), [&](Store& store) {
+    if (store.rank() == 1) {
+      store.set("largest", largest);
+      store.set("empty", "");
+      store.set(long_key, binary);
+    }
+    EXPECT_TRUE(store.get("largest", soon()) == largest);
+    EXPECT_EQ(store.get("empty", soon()), "");
+    EXPECT_EQ(store.get(long_key, soon()), binary);
+    EXPECT_THAT(error_of<UsageError>([&] { store.set(long_key + "k", ""); }), HasSubstr("a key of 257 bytes"));
+    EXPECT_THAT(error_of<UsageError>([&] { store.set("", ""); }), HasSubstr("a key of 0 bytes"));
+    EXPECT_THAT(error_of<UsageError>([&] { store.set("k", largest + "x"); }), HasSubstr("1048577 bytes under key 'k'"));
+    const auto all = store.all_gather_text("large", largest, soon());
+    for (const std::string& one : all) EXPECT_TRUE(one == largest);
+    store.leave(soon());
+  }));
+}
+
+TEST(TcpStore, LookingDoesNotWait) {
+  expect_no_errors(on_ranks(2, testing::free_port(), [&](Store& store) {
+    const std::vector<std::string> keys = {"never", "mine"};
+    store.set(fmt::format("mine {}", store.rank()), "x");
+    const std::vector<std::string> wanted = {"never", fmt::format("mine {}", store.rank())};
+    for (int i = 0; i < 200; ++i)
+      EXPECT_THAT(store.try_get(wanted, Deadline::after(0s)),
+                  ElementsAre(std::nullopt, std::optional<std::string>("x")));
+    EXPECT_THAT(store.try_get(wanted, Deadline::after(30ms)),
+                ElementsAre(std::nullopt, std::optional<std::string>("x")));
+    // Late answers to what was asked before are not taken for new ones.
+    store.barrier("then", soon());
+    store.set(fmt::format("late {}", store.rank()), "y");
+    EXPECT_EQ(store.get(fmt::format("late {}", 1 - store.rank()), soon()), "y");
+    store.leave(soon());
+  }));
+}
+
+TEST(TcpStore, NamesAndIpv6) {
+  for (const char* host : {"localhost", "::1", "ip6-localhost"}) {
+    const int port = testing::free_port();
+    try {
+      listen_at(world_of(0, 2, port, host).meeting, false);
+    } catch (const Error&) {
+      continue;  // not on this machine
+    }
+    expect_no_errors(on_ranks(
+        2, port,
+        [](Store& store) {
+          store.barrier("here", soon());
+          store.leave(soon());
+        },
+        host));
+  }
+  EXPECT_EQ(text_of(MeetingPoint{"::1", 7, ""}), "[::1]:7");
+  EXPECT_EQ(text_of(MeetingPoint{"a", 7, ""}), "a:7");
+}
+
+TEST(TcpStore, OneMeetingAfterTheOther) {
+  const int port = testing::free_port();
+  for (int i = 0; i < 20; ++i)
+    expect_no_errors(on_ranks(3, port, [&](Store& store) {
+      EXPECT_EQ(store.broadcast_text("job", std::to_string(i), 0, soon()), std::to_string(i));
+      store.leave(soon());
+    }));
+}
+
+// A rank is in the next job before rank 0 has ended this one: it waits for the next rank 0.
+TEST(TcpStore, ARankOfTheNextJobWaitsForItsRankZero) {
+  const int port = testing::free_port();
+  std::thread other([&] {
+    for (int job = 0; job < 2; ++job) {
+      const auto store = make_tcp_store(world_of(1, 2, port), soon());
+      EXPECT_EQ(store->get("job", soon()), std::to_string(job));
+      store->leave(soon());
+    }
+  });
+  for (int job = 0; job < 2; ++job) {
+    const auto store = make_tcp_store(world_of(0, 2, port), soon());
+    store->set("job", std::to_string(job));
+    std::this_thread::sleep_for(300ms);
+    store->leave(soon());
+  }
+  other.join();
+}
+
+TEST(TcpStore, ARankThatNeverJoinsIsNamedAndAllEndAlike) {
+  const int port = testing::free_port();
+  World of_four = world_of(0, 4, port);
+  std::vector<std::string> errors(4);
+  std::vector<std::thread> threads;
+  const auto begin = Clock::now();
+  for (int rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      World world = of_four;
+      world.rank = world.local_rank = rank;
+      const auto store = make_tcp_store(world, soon());
+      const auto wait = Deadline::after(rank == 1 ? 300ms : 8s);
+      if (rank == 1)
+        errors[1] = error_of<TimeoutError>([&] { store->barrier("the start", wait); });
+      else
+        errors[static_cast<std::size_t>(rank)] = error_of<PeerError>([&] { store->barrier("the start", wait); });
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_THAT(errors[1],
+              AllOf(HasSubstr("the start timed out after 0.3"), HasSubstr("waiting for rank 3, which has not joined"),
+                    HasSubstr("start rank 3 with the same MASTER_ADDR")));
+  for (const int rank : {0, 2})
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank 1: the start timed out")) << rank;
+}
+
+TEST(TcpStore, ARankThatDoesNotComeIsNamed) {
+  const auto errors = on_ranks(3, testing::free_port(), [](Store& store) {
+    store.barrier("all", soon());
+    if (store.rank() == 2) {
+      EXPECT_THAT(error_of<PeerError>([&] { store.get("nothing", soon()); }), HasSubstr("texts timed out"));
+      return;
+    }
+    if (store.rank() == 0) std::this_thread::sleep_for(200ms);
+    store.all_gather_text("texts", "x", Deadline::after(500ms));
+  });
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("texts timed out after 0.5"), HasSubstr("waiting for rank 2 (host "),
+                               HasSubstr("look at the log of rank 2")));
+  EXPECT_THAT(errors[0], HasSubstr("peer error 5: rank 1: texts timed out"));
+}
+
+TEST(TcpStore, AKeyThatNobodySets) {
+  const auto errors = on_ranks(2, testing::free_port(), [](Store& store) {
+    store.barrier("all", soon());
+    if (store.rank() == 0) store.wait(std::vector<std::string>{"a", "b"}, Deadline::after(100ms));
+    error_of<PeerError>([&] { store.barrier("on", soon()); });
+  });
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("getting 'a', 'b' timed out after 0.1"), HasSubstr("all ranks have joined")));
+}
+
+TEST(TcpStore, RankZeroNeverComes) {
+  const int port = testing::free_port();
+  const auto begin = Clock::now();
+  const std::string error =
+      error_of<TimeoutError>([&] { make_tcp_store(world_of(1, 2, port), Deadline::after(400ms)); });
+  EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("rank 0 did not come to 127.0.0.1:{}", port)), HasSubstr("0.4"),
+                           HasSubstr("Connection refused"), HasSubstr("MASTER_PORT")));
+  EXPECT_LT(Clock::now() - begin, 3s);
+}
+
+TEST(TcpStore, PortInUse) {
+  const int port = testing::free_port();
+  const auto taken = listen_at(world_of(0, 2, port).meeting, false);
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(0, 2, port), soon()); }),
+              AllOf(HasSubstr(fmt::format("127.0.0.1:{}: port {} is in use", port, port)), HasSubstr("MASTER_PORT")));
+}
+
+TEST(TcpStore, AHostWithoutAnAddress) {
+  for (const int rank : {0, 1})
+    EXPECT_THAT(error_of<UsageError>(
+                    [&] { make_tcp_store(world_of(rank, 2, 29500, "no.such.host.invalid"), Deadline::after(0s)); }),
+                AllOf(HasSubstr("MASTER_ADDR=\"no.such.host.invalid\" has no address"), HasSubstr("set MASTER_ADDR")));
+}
+
+TEST(TcpStore, SomethingElseListens) {
+  const int port = testing::free_port();
+  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  std::thread server([&] {
+    pollfd look{listeners[0].get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
+    const UniqueFd client = accept_from(listeners[0]);
+    ASSERT_GT(::write(client.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", 28), 0);
+    std::this_thread::sleep_for(300ms);
+  });
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
+              AllOf(HasSubstr("is no rank 0 of lockstep"), HasSubstr("MASTER_PORT")));
+  server.join();
+}
+
+TEST(TcpStore, SomethingListensAndSaysNothing) {
+  const int port = testing::free_port();
+  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  EXPECT_THAT(error_of<TimeoutError>([&] { make_tcp_store(world_of(1, 2, port), Deadline::after(300ms)); }),
+              HasSubstr("has not answered within 0.3"));
+}
+
+// Whoever is turned away hears why, and the job goes on.
+TEST(TcpStore, StrangersAreTurnedAway) {
+  const int port = testing::free_port();
+  const auto first = make_tcp_store(world_of(0, 2, port), soon());
+  Stranger silent(port);
+  const auto refusal = [&](const std::function<void(Stranger&)>& speak) {
+    Stranger stranger(port);
+    speak(stranger);
+    const auto answer = stranger.answer();
+    if (!answer) return std::string("closed");
+    EXPECT_EQ(answer->kind, FrameKind::kRefused);
+    return Unpacker(answer->body).text(10'000);
+  };
+  EXPECT_EQ(refusal([](Stranger& s) { s.say("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); }), "closed");
+  EXPECT_EQ(refusal([](Stranger& s) { s.say("l"), s.say("oc"), s.say("x"); }), "closed");
+  EXPECT_EQ(refusal([](Stranger& s) { s.say(std::string("lockstep\xff\xff\xff\xff", 12)); }), "closed");
+  EXPECT_EQ(refusal([](Stranger& s) { s.say(std::string("lockstep\0\0\0\0", 12)); }), "closed");
+  EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kHello, Packer().number(1)); }), "closed");
+  EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kSet, Packer().text("a").text("b")); }), "closed");
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, 99); }), HasSubstr("version 99"));
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(3, 1); }),
+              HasSubstr("rank 1 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 2); }), HasSubstr("rank 2 of 2"));
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 0); }), HasSubstr("rank 0 has joined already"));
+  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, kProtocolVersion, "b"); }), HasSubstr("it is of job 'b'"));
+
+  const auto second = make_tcp_store(world_of(1, 2, port), soon());
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
+              AllOf(HasSubstr("rank 0 at 127.0.0.1"), HasSubstr("rank 1 has joined already (host "),
+                    HasSubstr("each its own RANK")));
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(2, 3, port), soon()); }),
+              HasSubstr("it is rank 2 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
+  second->set("a", "1");
+  EXPECT_EQ(first->get("a", soon()), "1");
+  std::thread leaving([&] { second->leave(soon()); });
+  first->leave(soon());
+  leaving.join();
+}
+
+// A rank that turns out not to speak the protocol ends the job, with its name.
+TEST(TcpStore, ARankThatSendsGarbage) {
+  const int port = testing::free_port();
+  for (const std::string& garbage :
+       {std::string("\xff\xff\xff\x7f", 4), std::string("\1\0\0\0\x63", 5), std::string("\2\0\0\0\2x", 6)}) {
+    const auto first = make_tcp_store(world_of(0, 2, port), soon());
+    Stranger stranger(port);
+    stranger.hello(2, 1);
+    ASSERT_EQ(stranger.answer()->kind, FrameKind::kWelcome);
+    stranger.say(garbage);
+    EXPECT_THAT(error_of<DeviceError>([&] { first->get("a", soon()); }),
+                HasSubstr("rank 1 (host h, pid 1) is no longer understood"));
+  }
+}
+
+TEST(TcpStore, ARankThatEndsIsNamedAtOnce) {
+  for (const int doomed : {0, 2}) {
+    const int port = testing::free_port();
+    const pid_t pid = ::fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      const auto store = make_tcp_store(world_of(doomed, 3, port), soon());
+      store->barrier("all", soon());
+      std::this_thread::sleep_for(200ms);
+      ::kill(::getpid(), SIGKILL);
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == doomed) continue;
+      threads.emplace_back([&, rank] {
+        const auto store = make_tcp_store(world_of(rank, 3, port), soon());
+        store->barrier("all", soon());
+        const auto begin = Clock::now();
+        EXPECT_THAT(error_of<DeviceError>([&] { store->barrier("never", soon()); }),
+                    AllOf(HasSubstr(fmt::format("rank {} (host ", doomed)), HasSubstr("has ended")));
+        EXPECT_LT(Clock::now() - begin, 1500ms);
+        EXPECT_THAT(error_of<DeviceError>([&] { store->set("a", "b"); }), HasSubstr("has ended"));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFSIGNALED(status));
+  }
+}
+
+// Rank 0 keeps the server until all have left.
+TEST(TcpStore, LeavingWaitsForTheSlowest) {
+  expect_no_errors(on_ranks(3, testing::free_port(), [](Store& store) {
+    store.barrier("all", soon());
+    if (store.rank() == 0) {
+      store.set("last word", "bye");
+    } else {
+      std::this_thread::sleep_for(Millis(150 * store.rank()));
+      EXPECT_EQ(store.get("last word", soon()), "bye");
+    }
+    store.leave(soon());
+  }));
+  const auto errors = on_ranks(2, testing::free_port(), [](Store& store) {
+    store.barrier("all", soon());
+    if (store.rank() == 0)
+      store.leave(Deadline::after(200ms));
+    else
+      std::this_thread::sleep_for(800ms);
+  });
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("leaving timed out after 0.2"), HasSubstr("waiting for rank 1 (host ")));
+}
+
+TEST(TcpStore, NothingIsLeftOpen) {
+  const auto descriptors = [] {
+    const int next = ::dup(0);
+    ::close(next);
+    return next;
+  };
+  const int before = descriptors();
+  expect_no_errors(on_ranks(4, testing::free_port(), [](Store& store) {
+    store.barrier("all", soon());
+    store.leave(soon());
+  }));
+  EXPECT_EQ(descriptors(), before);
+}
+
+}  // namespace
+}  // namespace lockstep::comm
