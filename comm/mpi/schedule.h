@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 
 /// Sizes that steer the algorithms; every rank of a group has the same. They change times, never results. The
-/// defaults are the best of what bench/allreduce_mpi measured on one host.
+/// defaults are the best of what was measured on one host.
 struct Tuning {
   std::size_t chunk_bytes = 1 << 20;     // of one message; a multiple of 64
   std::uint32_t chunks_under_way = 4;    // to and from each peer, in each phase; 1 to 32

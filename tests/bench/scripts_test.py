@@ -1,0 +1,361 @@
+"""The scripts under bench/, as people call them: once with tiny sizes, and with everything that can go wrong.
+
+  scripts_test.py [--source DIR] [--build DIR] [unittest's arguments]
+
+PyTorch takes part where it is installed (bench/peers/setup); the other tests pretend that it is not, or put a program
+that misbehaves in its place. No figure is judged: only that it is there.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+import xml.etree.ElementTree
+
+sys.dont_write_bytecode = True
+parser = argparse.ArgumentParser()
+parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
+parser.add_argument("--build", type=pathlib.Path)
+places, others = parser.parse_known_args()
+SOURCE, BUILD = places.source, (places.build or places.source / "build").absolute()
+sys.path.insert(0, str(SOURCE / "bench"))
+
+from harness import report, stats  # noqa: E402
+from harness.rounds import Entry  # noqa: E402
+
+TINY = ["--rounds", "2", "--steps", "2", "--warmup-steps", "1", "--batch", "4"]
+MARK = "BENCH_SCRIPTS_TEST"  # in the environment of every process that a test starts
+
+
+class ScriptTest(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+        self.scratch = self.directory / "tmp"
+        self.scratch.mkdir()
+        self.mark = uuid.uuid4().hex
+
+    def start(self, script: str, *arguments, **more) -> subprocess.Popen:
+        argv = [str(SOURCE / "bench" / script), "--build", str(BUILD), *map(str, arguments)]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env={**os.environ, "TMPDIR": str(self.scratch), MARK: self.mark}, **more)
+
+    def run_script(self, script: str, *arguments):
+        """Its exit code, stdout, stderr; and that it left nothing behind."""
+        process = self.start(script, *arguments)
+        out, err = process.communicate(timeout=240)
+        self.check_nothing_left()
+        return process.returncode, out, err
+
+    def check_nothing_left(self):
+        deadline = time.monotonic() + 5  # lockstep's launcher has a reaper that comes behind it
+        while (left := self.processes() + os.listdir(self.scratch)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(left, [])
+
+    def processes(self) -> list:
+        """Those that were started by this test and are still there."""
+        found = []
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))
+        return found
+
+    def fake_torch(self, script: str) -> pathlib.Path:
+        """A peers' directory in which `script` (bash) stands in for the interpreter that has PyTorch."""
+        python = self.directory / "peers" / "torch" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/bash\n" + script)
+        python.chmod(0o755)
+        return self.directory / "peers"
+
+    def no_torch(self) -> pathlib.Path:
+        return self.directory / "none"
+
+    def assert_one_line(self, text: str, *words):
+        self.assertEqual(len(text.splitlines()), 1, text)
+        for word in words:
+            self.assertIn(word, text)
+
+
+class Compare(ScriptTest):
+    def compare(self, *arguments):
+        return self.run_script("compare", *TINY, "--starts", 1, *arguments)
+
+    def test_without_pytorch_it_says_so_and_measures_the_others(self):
+        figures = self.directory / "figures.json"
+        code, out, err = self.compare("--peers-dir", self.no_torch(), "--sizes", "4K,64K", "--json", figures)
+        self.assertEqual(code, 0, err)
+        self.assertEqual([line for line in err.splitlines() if "skipped" in line],
+                         ["skipped: PyTorch and Gloo: not installed → bench/peers/setup installs it"])
+        self.assertEqual(out.count("| PyTorch | skipped: not installed"), 4, out)  # 2 models: steps, start
+        self.assertIn("Gloo: skipped: not installed", out)
+        data = json.loads(figures.read_text())
+        for model in ("mlp", "cnn"):
+            lockstep = data["steps"][model][0]
+            self.assertEqual([result["round"] for result in lockstep["results"]], [1, 2])
+            for result in lockstep["results"]:
+                self.assertEqual((result["model"], result["world_size"], result["batch"]), (model, 2, 4))
+                self.assertGreater(result["step_ms"], 0)
+            self.assertEqual(len(data["startup"][model][0]["results"]), 1)
+        for contestant in data["allreduce"][:2]:
+            for result in contestant["results"]:
+                self.assertEqual([result[size]["bytes"] for size in ("4096", "65536")], [4096, 65536])
+                self.assertEqual(result["65536"]["wrong"], 0)
+        self.assertEqual(data["allreduce"][1]["name"], "MPI_Allreduce")
+        self.assertRegex(out, r"\| 64 KB \|.* × \(")
+
+    def test_its_section_is_replaced_and_the_rest_of_the_file_kept(self):
+        results = self.directory / "results.md"
+        results.write_text("# Results\n\nbefore\n")
+        arguments = ("--peers-dir", self.no_torch(), "--only", "allreduce", "--out", results)
+        self.assertEqual(self.compare(*arguments, "--sizes", "4K")[0], 0)
+        results.write_text(results.read_text() + "\nafter\n")
+        self.assertEqual(self.compare(*arguments, "--sizes", "8K")[0], 0)
+        text = results.read_text()
+        self.assertTrue(text.startswith("# Results\n\nbefore\n\n<!-- bench/compare: begin"), text)
+        self.assertTrue(text.endswith("<!-- bench/compare: end -->\n\nafter\n"), text)
+        self.assertEqual(text.count("### Allreduce"), 1)
+        self.assertNotIn("| 4 KB |", text)
+        self.assertIn("| 8 KB |", text)
+
+    def test_a_peer_that_crashes_is_named_and_the_others_go_on(self):
+        peers = self.fake_torch("echo 'ImportError: no such thing' >&2\nexit 3\n")
+        code, out, err = self.compare("--peers-dir", peers, "--models", "mlp", "--sizes", "4K")
+        self.assertEqual(code, 1, err)
+        self.assertIn("ended with exit code 3: ImportError: no such thing", err)
+        self.assertRegex(out, r"\| PyTorch eager \| failed: PyTorch eager, rank [01] ended with exit code 3")
+        self.assertRegex(out, r"\| lockstep \| [\d.]+ \(")
+        self.assertRegex(out, r"\| 4 KB \| [\d.]+ \(.* × \(")
+
+    def test_a_peer_that_dies_after_a_while_is_out(self):
+        # Answers that it is there, that it has built, and once that it has measured; then it is killed.
+        peers = self.fake_torch("""
+            answer() { read -r; echo "$1"; }
+            echo '{}'
+            answer '{"startup_ms":1,"peak_memory_bytes":1,"gpu_library_bytes":0}'
+            answer '{"step_ms":[1,1],"compute_ms":[1,1],"peak_memory_bytes":1,"gpu_library_bytes":0}'
+            read -r; kill -9 $$
+            """)
+        code, out, err = self.compare("--peers-dir", peers, "--models", "mlp", "--only", "steps")
+        self.assertEqual(code, 1, err)
+        self.assertRegex(out, r"\| PyTorch eager \| failed: PyTorch eager, rank [01] was ended by SIGKILL \|")
+        self.assertRegex(out, r"\| lockstep \| [\d.]+ \(")
+
+    def test_a_peer_that_hangs_is_named_and_ended_with_all_it_started(self):
+        peers = self.fake_torch("trap '' TERM; sleep 1000 & while :; do sleep 1; done\n")
+        code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K",
+                                      "--timeout-seconds", 10)
+        self.assertEqual(code, 1, err)
+        self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 10 s")
+        self.assertRegex(out, r"\| 4 KB \| [\d.]+ \(")
+
+    def test_what_cannot_work_is_said_in_one_line_before_anything_is_measured(self):
+        for arguments, code, words in (
+                (["--rank", "2"], 2, ["--rank", "→"]),
+                (["--rounds", "0"], 2, ["--rounds", "'0'", "→"]),
+                (["--sizes", "4K,2"], 2, ["'2'", "→"]),
+                (["--sizes", "4K,4096"], 2, ["twice", "→"]),
+                (["--only", "step"], 2, ["'step'", "steps, allreduce, startup", "→"]),
+                (["--models", "mlp,", "--only", "steps"], 2, ["not a name", "→"]),
+                (["--out", "/nowhere/results.md"], 3, ["/nowhere/results.md", "No such file", "→"]),
+                (["--json", str(self.directory)], 3, ["Is a directory", "→"])):
+            got, out, err = self.run_script("compare", *arguments, "--peers-dir", self.no_torch())
+            self.assertEqual((got, out), (code, ""), err)
+            self.assert_one_line(err, *words)
+        got, out, err = self.run_script("compare", "--peers-dir", self.no_torch(), "--models", "mpl", "--only", "steps")
+        self.assertEqual((got, out), (2, ""), err)
+        self.assertIn("did you mean 'mlp'", err)
+        got, out, err = self.run_script("compare", "--build", self.directory)
+        self.assertEqual((got, out), (1, ""), err)
+        self.assert_one_line(err, "lockstep is not built", "cmake --build build")
+
+    def test_killed_it_leaves_no_process(self):
+        peers = self.fake_torch("echo '{}'; exec sleep 1000\n")
+        for arguments, begun in ((["--only", "allreduce", "--peers-dir", peers], "sleep 1000"),
+                                 (["--only", "steps", "--models", "mlp", "--steps", "1000000", "--peers-dir",
+                                   self.no_torch()], "--steps 1000000")):
+            process = self.begin(begun, *arguments)
+            process.kill()
+            process.communicate(timeout=30)
+            deadline = time.monotonic() + 10
+            while self.processes() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.assertEqual(self.processes(), [])
+
+    def begin(self, begun: str, *arguments) -> subprocess.Popen:
+        """bench/compare in the background, once it has started a process whose command line has `begun` in it."""
+        process = self.start("compare", *TINY, *arguments, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not any(begun.encode() in command and b"bench/compare" not in command for command in self.processes()):
+            self.assertIsNone(process.poll(), process.poll() is not None and process.communicate())
+            self.assertLess(time.monotonic(), deadline, "it never began")
+            time.sleep(0.05)
+        return process
+
+    def test_interrupted_it_leaves_no_process(self):
+        # One turn at a peer that waits for ever, one while lockstep's ranks compute.
+        peers = self.fake_torch("echo '{}'; sleep 1000\n")
+        for arguments, begun in ((["--only", "allreduce", "--sizes", "4K"], "sleep 1000"),
+                                 (["--only", "steps", "--models", "mlp", "--steps", "1000000", "--peers-dir",
+                                   self.no_torch()], "--steps 1000000")):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                process = self.begin(begun, "--peers-dir", peers, *arguments)
+                process.send_signal(number)
+                out, err = process.communicate(timeout=30)
+                self.assertEqual((process.returncode, out), (128 + number, ""), err)
+                self.assertIn(f"ended by {number.name}", err)
+                self.check_nothing_left()
+
+
+@unittest.skipUnless((BUILD / "peers/torch/bin/python").exists(), "PyTorch is not installed → bench/peers/setup")
+class PyTorch(ScriptTest):
+    def test_takes_part_in_everything(self):
+        figures = self.directory / "figures.json"
+        code, out, err = self.run_script("compare", *TINY, "--starts", 1, "--models", "mlp", "--sizes", "4K",
+                                         "--json", figures)
+        self.assertEqual(code, 0, err)
+        data = json.loads(figures.read_text())
+        lockstep, *peers = data["steps"]["mlp"]
+        self.assertEqual([peer["name"] for peer in peers], ["PyTorch eager", "PyTorch compile"])
+        for peer in peers:
+            self.assertEqual(len(peer["results"]), 2)
+            for result in peer["results"]:
+                self.assertEqual(len(result["peak_memory_bytes"]), 2)
+                self.assertLessEqual(set(lockstep["results"][0]), set(result))  # the same figures by the same names
+        self.assertIn("4096", data["allreduce"][2]["results"][0])
+        self.assertGreater(data["startup"]["mlp"][1]["results"][0]["startup_ms"], 0)
+        self.assertIn("Against the fastest, PyTorch ", out)
+
+
+class Scaling(ScriptTest):
+    def test_measures_draws_and_marks_what_outnumbers_the_cores(self):
+        code, out, err = self.run_script("scaling", *TINY, "--ranks", "1,3,2", "--model", "mlp", "--global-batch", 12,
+                                         "--out", self.directory)
+        self.assertEqual(code, 0, err)
+        data = json.loads((self.directory / "scaling.json").read_text())
+        self.assertEqual([series["mode"] for series in data["series"]], ["weak", "strong"])
+        cores = len(os.sched_getaffinity(0))
+        for series in data["series"]:
+            points = series["points"]
+            self.assertEqual([point["ranks"] for point in points], [1, 2, 3])
+            self.assertEqual([point["oversubscribed"] for point in points], [n > cores for n in (1, 2, 3)])
+            for point in points:
+                self.assertEqual(len(point["results"]), 2)
+                batch = 4 if series["mode"] == "weak" else 12 // point["ranks"]
+                self.assertEqual(point["results"][0]["batch"], batch)
+            # Each point's gain is against one rank, in the same round.
+            rates = [[result["samples_per_s"] for result in point["results"]] for point in points]
+            gains = sorted(rates[1][i] / rates[0][i] for i in range(2))
+            self.assertAlmostEqual(points[1]["speedup"]["median"], sum(gains) / 2)
+            self.assertAlmostEqual(points[1]["efficiency"]["high"], gains[1] / 2)
+        self.assertEqual(out.count("(more than cores)"), 2 * sum(n > cores for n in (1, 2, 3)))
+        tree = xml.etree.ElementTree.parse(self.directory / "scaling.svg")
+        dots = [e for e in tree.iter("{http://www.w3.org/2000/svg}circle") if "s0" in e.get("class")]
+        self.assertEqual(len(dots), 6)
+        self.assertEqual(sum("open" in dot.get("class") for dot in dots), 2 * sum(n > cores for n in (1, 2, 3)))
+
+    def test_what_cannot_work_is_said_in_one_line(self):
+        for arguments, code, words in (
+                (["--mode", "week"], 2, ["'week'", "weak and strong", "→"]),
+                (["--ranks", "1,x"], 2, ["'x'", "→"]),
+                (["--ranks", "1,4", "--global-batch", "3"], 2, ["--global-batch 3", "→"]),
+                (["--out", "/nowhere"], 3, ["/nowhere", "→"])):
+            got, out, err = self.run_script("scaling", *arguments)
+            self.assertEqual((got, out), (code, ""), err)
+            self.assert_one_line(err, *words)
+
+
+class Peers(ScriptTest):
+    def test_mpi_alone_has_the_keys_of_lockstep_bench(self):
+        code, out, err = self.run_script("peers/run", "allreduce", "4K", "--transport", "mpi")
+        self.assertEqual(code, 0, err)
+        result = json.loads(out)
+        self.assertEqual((result["bytes"], result["world_size"], result["wrong"]), (4096, 2, 0))
+        for key in ("time_us", "algbw_gbs", "busbw_gbs", "out_of_place_time_us"):
+            self.assertGreater(result[key], 0)
+
+    def test_without_pytorch(self):
+        code, out, err = self.run_script("peers/run", "--peers-dir", self.no_torch(), "step", "mlp")
+        self.assertEqual((code, out), (1, ""))
+        self.assert_one_line(err, "not installed", "bench/peers/setup")
+
+    def test_setup_knows_its_flags(self):
+        for arguments in (["--dirr", "x"], ["tensorflow"], ["--dir"]):
+            done = subprocess.run([SOURCE / "bench/peers/setup", *arguments], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assert_one_line(done.stderr, "→")
+
+
+class Processes(ScriptTest):
+    """What bench/harness/processes.py promises, in a program of a few lines."""
+
+    # Itself and what it starts, both of which have better things to do than to end.
+    STUBBORN = "trap '' TERM; sleep 1000 & trap '' TERM; echo '{}'; while :; do sleep 1; done"
+
+    def run_lines(self, lines: str):
+        program = f"""
+import os, sys, time
+sys.dont_write_bytecode = True
+sys.path.insert(0, {str(SOURCE / "bench")!r})
+from harness import processes
+from harness.processes import Process, clean_up, environment
+with clean_up():
+    peer = Process("peer", ["bash", "-c", {self.STUBBORN!r}], environment())
+    peer.receive(10, time.monotonic() + 10)
+{lines}
+"""
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, MARK: self.mark})
+
+    def test_what_is_stopped_is_gone_with_all_it_started_and_others_stay(self):
+        done = self.run_lines("""
+    other = Process("other", ["bash", "-c", "echo '{}'; read -r"], environment())
+    other.receive(10, time.monotonic() + 10)
+    peer.stop(grace_s=0.5)
+    print(processes._children() == [other._process.pid])
+""")
+        self.assertEqual((done.returncode, done.stdout), (0, "True\n"), done.stderr)
+        self.assertEqual(self.processes(), [])
+
+    def test_what_nobody_has_stopped_is_gone_in_the_end(self):
+        done = self.run_lines("    raise SystemExit(7)")
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertEqual(self.processes(), [])
+
+
+class Figures(unittest.TestCase):
+    def test_ratios_are_taken_within_rounds_that_both_have(self):
+        spread = stats.ratio({1: 10, 2: 40, 3: 30, 5: 1}, {1: 5, 2: 10, 3: 10, 4: 1})
+        self.assertEqual((spread.low, spread.median, spread.high), (2, 3, 4))
+        self.assertIsNone(stats.ratio({1: 1}, {2: 1}))
+
+    def test_the_slowest_rank_counts_step_by_step(self):
+        self.assertEqual(stats.slowest([[1, 5, 2], [3, 4, 2]]), [3, 5, 2])
+        with self.assertRaises(ValueError):
+            stats.slowest([[1, 2], [1]])
+
+    def test_quantiles_are_those_of_lockstep_bench(self):
+        self.assertEqual([stats.quantile([4, 1, 3, 2], q) for q in (0, 0.5, 1)], [1, 3, 4])
+
+    def test_the_fastest_peer_is_the_one_that_is_compared_with(self):
+        def entry(name, *times, **more):
+            return Entry(name, results={i: {"step_ms": t, "samples_per_s": 1, "compute_ms": 1, "exposed_comm_ms": 0,
+                                            "peak_memory_bytes": [1]} for i, t in enumerate(times)}, **more)
+        lines = report._steps("m", [entry("lockstep", 1, 2), entry("slow", 8, 8), entry("fast", 4, 6),
+                                    entry("faster, but failed", 1, failed="it did")])
+        self.assertIn("Against the fastest, fast: a step takes it 3.50 × (3.00 to 4.00) as long.", lines)
+        self.assertTrue(any(line.startswith("| faster, but failed | failed: it did |") for line in lines))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *others], verbosity=2)
