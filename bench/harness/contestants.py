@@ -44,9 +44,13 @@ def usable_cores() -> list:
     return sorted(os.sched_getaffinity(0))
 
 
+def words_shown(argv: list) -> list:
+    """A command's words as a reader types them at the root of the repository."""
+    return [str(word).replace(f"{ROOT}/", "") for word in argv]
+
+
 def shown(argv: list) -> str:
-    """A command as a reader types it at the root of the repository."""
-    return " ".join(str(word).replace(f"{ROOT}/", "") for word in argv)
+    return " ".join(words_shown(argv))
 
 
 def _json_lines(name: str, text: str) -> list:

@@ -3,6 +3,7 @@ import dataclasses
 import time
 
 from harness.cli import say
+from harness.contestants import words_shown
 from harness.processes import Failure
 
 
@@ -21,7 +22,7 @@ class Entry:
 
     def as_json(self) -> dict:
         known = dataclasses.asdict(self)
-        known["command"] = [str(part) for part in self.command]
+        known["command"] = words_shown(self.command)
         known["results"] = [{"round": number, **result} for number, result in self.results.items()]
         return {key: value for key, value in known.items() if value}
 
