@@ -72,8 +72,14 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   set("OMPI_MCA_orte_tmpdir_base", facts.job_dir);
   for (const char* component : {"btl_vader", "osc_sm", "osc_rdma"})
     set(fmt::format("OMPI_MCA_{}_backing_directory", component), facts.shm_dir);
+  // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
+  // it.
+  prefer("OMPI_MCA_shmem", "mmap");
   // Between the steps SIGCONT, SIGTERM and SIGKILL with which mpirun ends a job. Zero would leave the launcher no time
   // to take that over; more would delay it where a rank had not yet started when the first signal came.
+  // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
+  // it.
+  prefer("OMPI_MCA_shmem", "mmap");
   set("OMPI_MCA_odls_base_sigkill_timeout", "1");
   // The wrappers' parent-death signal follows the thread that forked them, so mpirun shall not use a pool of threads,
   // which it does for 32 ranks and more.

@@ -25,6 +25,9 @@ static_assert(std::is_trivially_copyable_v<Introduction>);
 void set_mpi_defaults(const World& world) {
   // All waiting is ours (see Backoff); this is for MPI's own, when it starts and ends.
   set_env("OMPI_MCA_mpi_yield_when_idle", "1", false);
+  // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
+  // it.
+  set_env("OMPI_MCA_shmem", "mmap", false);
   // hwloc's look for graphics cards asks for X servers by the name localhost: seconds where no name service answers.
   set_env("HWLOC_COMPONENTS", "-gl", false);
   // MPI_Init loads every transport there is and asks it whether it wants the job: 230 ms, of which 16 remain when it is
