@@ -4,16 +4,12 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
-#include "base/env.h"
-#include "base/host.h"
-#include "base/log.h"
 #include "base/stop.h"
-#include "base/text.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
-#include "comm/binding.h"
-#include "comm/world.h"
+#include "trainer/session.h"
 
 namespace lockstep::bench {
 namespace {
@@ -134,7 +130,7 @@ class Benchmark {
   }
 
   std::int64_t count_wrong(std::size_t count) {
-    double wrong = 0;
+    std::int64_t wrong = 0;
     with_type(options_.dtype, [&]<class T>(T) {
       const auto values = arena_->view<T>(0, count);
       for (std::size_t i = 0; i < count; ++i) {
@@ -142,9 +138,8 @@ class Benchmark {
         if (std::memcmp(&values[i], &wanted, sizeof(T)) != 0) ++wrong;
       }
     });
-    std::int64_t sum = 0;
-    for (const auto& text : group_.all_gather_text(fmt::to_string(wrong))) sum += parse_int(text).value_or(0);
-    return sum;
+    const auto all = group_.all_gather_numbers(wrong);
+    return std::accumulate(all.begin(), all.end(), std::int64_t{0});
   }
 
   comm::ProcessGroup& group_;
@@ -214,42 +209,39 @@ std::string line_of(const AllReduceResult& r, const AllReduceOptions& options, c
 
 int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
-  const comm::World world = comm::discover_world(env);
-  set_log_identity(world.rank, world.size, host_name());
-  const auto group = comm::make_group(world, options.group);
-  comm::agree_on(*group, [&] {
+  const trainer::Session session = trainer::join_session(options.group, [&] {
     if (refusal) throw *refusal;
     validate(options);
   });
-  comm::compare_manifests(*group, {{"min", fmt::to_string(options.min_bytes)},
-                                   {"max", fmt::to_string(options.max_bytes)},
-                                   {"factor", fmt::to_string(options.factor)},
-                                   {"iterations", fmt::to_string(options.iterations)},
-                                   {"dtype", name_of(options.dtype)},
-                                   {"op", comm::name_of(options.op)},
-                                   {"check", fmt::to_string(options.check)}});
-  comm::bind_to_share(*group);
+  comm::ProcessGroup& group = *session.group;
+  comm::compare_manifests(group, {{"min", fmt::to_string(options.min_bytes)},
+                                  {"max", fmt::to_string(options.max_bytes)},
+                                  {"factor", fmt::to_string(options.factor)},
+                                  {"iterations", fmt::to_string(options.iterations)},
+                                  {"dtype", name_of(options.dtype)},
+                                  {"op", comm::name_of(options.op)},
+                                  {"check", fmt::to_string(options.check)}});
 
   std::int64_t wrong = 0;
   {
-    Benchmark benchmark(*group, options);
+    Benchmark benchmark(group, options);
     const auto print = [&](const std::string& text) {
-      if (group->rank() != 0) return;
+      if (group.rank() != 0) return;
       std::fputs(text.c_str(), stdout);
       std::fflush(stdout);
     };
     if (options.format == Format::kTable)
       print(fmt::format("# allreduce: {} rank{}, {}; a time is the median of rounds, a round's the slowest rank's\n",
-                        group->size(), group->size() == 1 ? "" : "s", group->name()));
+                        group.size(), group.size() == 1 ? "" : "s", group.name()));
     print(heading(options));
     for (const std::int64_t bytes : sizes_of(options)) {
       const AllReduceResult result = benchmark.run(bytes);
       wrong += std::max<std::int64_t>(0, result.in_place.wrong) + std::max<std::int64_t>(0, result.out_of_place.wrong);
-      print(line_of(result, options, *group));
+      print(line_of(result, options, group));
     }
   }
-  comm::agree_on(*group, [&] { LOCKSTEP_ASSERT(wrong == 0, "{} elements are wrong", wrong); });
-  group->shutdown();
+  comm::agree_on(group, [&] { LOCKSTEP_ASSERT(wrong == 0, "{} elements are wrong", wrong); });
+  group.shutdown();
   return 0;
 }
 

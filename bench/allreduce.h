@@ -8,12 +8,11 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "bench/format.h"
 #include "comm/make_group.h"
 #include "comm/types.h"
 
 namespace lockstep::bench {
-
-enum class Format { kTable, kCsv, kJson };
 
 struct AllReduceOptions {
   std::int64_t min_bytes = 8;

@@ -44,16 +44,6 @@ std::string made_up_data(const std::string& model, std::int64_t samples) {
   return fmt::format("random:{},{}", model == "linear" ? "5" : "1x28x28", samples);
 }
 
-std::int64_t global_batch_of(const trainer::TrainConfig& config, int world_size) {
-  return config.global_batch.value_or(config.batch.value_or(trainer::kDefaultBatch) * world_size);
-}
-
-std::vector<std::int64_t> gather(comm::ProcessGroup& group, std::int64_t mine) {
-  std::vector<std::int64_t> all;
-  for (const auto& text : group.all_gather_text(fmt::to_string(mine))) all.push_back(parse_int(text).value_or(0));
-  return all;
-}
-
 class Benchmark {
  public:
   Benchmark(const StepOptions& options, trainer::Session& session)
@@ -103,7 +93,7 @@ class Benchmark {
     result.samples_per_s = 1e3 * static_cast<double>(batch.plan.global_count) / result.step_ms;
     result.compute_ms = median(without);
     result.exposed_comm_ms = median(exposed);
-    result.peak_memory_bytes = gather(group_, peak_resident_bytes());
+    result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     const std::vector<double> startup = {1e3 * startup_s};
     result.startup_ms = slowest(group_, startup)[0];
     result.backend = group_.name();
@@ -175,7 +165,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
-    options.train.data = made_up_data(options.train.model.name, global_batch_of(options.train, world_size));
+    options.train.data = made_up_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
   trainer::Session session = trainer::open_session(options.train, refusal);
   {
     Benchmark benchmark(options, session);

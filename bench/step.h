@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/allreduce.h"
+#include "bench/format.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {

@@ -86,6 +86,15 @@ std::vector<std::string> ProcessGroup::all_gather_text(const std::string& mine) 
   return texts;
 }
 
+std::vector<std::int64_t> ProcessGroup::all_gather_numbers(std::int64_t mine) {
+  std::vector<std::int64_t> numbers;
+  for (const auto& object : all_gather_objects(std::as_bytes(std::span(&mine, 1)))) {
+    LOCKSTEP_ASSERT(object.size() == sizeof mine, "a number of {} bytes", object.size());
+    std::memcpy(&numbers.emplace_back(), object.data(), sizeof mine);
+  }
+  return numbers;
+}
+
 bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
 void Work::wait_host(Deadline deadline) const {
   if (group_ != nullptr) group_->wait_done(sequence_, deadline);

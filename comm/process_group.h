@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,6 +60,7 @@ class ProcessGroup {
   /// Blocking: every rank's bytes on `root`, in rank order; an empty vector elsewhere.
   std::vector<std::vector<std::byte>> gather_objects(std::span<const std::byte> mine, int root);
   std::vector<std::string> all_gather_text(const std::string& mine);
+  std::vector<std::int64_t> all_gather_numbers(std::int64_t mine);
 
   /// Lets a backend without its own thread go on with what is under way. Cheap; never blocks.
   virtual void poll() = 0;

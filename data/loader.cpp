@@ -1,15 +1,13 @@
 #include "data/loader.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <csignal>
 #include <exception>
 #include <limits>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 namespace lockstep::data {
 
@@ -35,22 +33,6 @@ AlignedFloats allocate_floats(std::uint64_t samples, std::uint64_t elements) {
   }
   return AlignedFloats(static_cast<float*>(memory));
 }
-
-// Threads inherit the signal mask of their creator.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
-  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 std::size_t slot_count(const LoaderOptions& options) {
   if (options.workers < 0 || options.workers > kMostWorkers) {

@@ -69,9 +69,12 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   return manifest;
 }
 
+std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
+  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
+}
+
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {
-  const std::int64_t batch = config.batch.value_or(kDefaultBatch);
-  const auto global_batch = static_cast<std::uint64_t>(config.global_batch.value_or(batch * world_size));
+  const auto global_batch = static_cast<std::uint64_t>(global_batch_of(config, world_size));
   // Before anything counts in f32.
   const auto largest = std::min(global_batch, length);
   if (largest > static_cast<std::uint64_t>(Replica::kMostSamples))

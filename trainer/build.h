@@ -25,6 +25,9 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters);
 
+/// Samples of a step, of all ranks together.
+std::int64_t global_batch_of(const TrainConfig& config, int world_size);
+
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
 

@@ -5,7 +5,7 @@
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
-#include "trainer/step.h"
+#include "trainer/forward.h"
 
 namespace lockstep::trainer {
 
@@ -29,14 +29,10 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   std::ranges::fill(sums, 0.0);
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
-    const auto samples = static_cast<std::int64_t>(batch->labels.size());
-    const nn::Var x =
-        tape_.input(backend_.from_host(batch->x.data(), batch_shape(dataset_->sample_dims(), samples), DType::kF32));
-    const auto labels = backend_.from_host(batch->labels.data(), {samples}, DType::kI32);
-    const nn::Loss loss = nn::cross_entropy(tape_, module.forward(tape_, x), labels, 1.0f);
+    const nn::Loss loss = forward(backend_, tape_, module, *batch, dataset_->sample_dims(), 1.0f);
     sums[0] += static_cast<double>(loss.totals().f32()[0]);
     sums[1] += static_cast<double>(loss.totals().f32()[1]);
-    sums[2] += static_cast<double>(samples);
+    sums[2] += static_cast<double>(batch->labels.size());
     tape_.reset();
   }
   module.train(true);

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "comm/make_group.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -29,26 +28,29 @@ void check_device(const std::string& device) {
 
 }  // namespace
 
-Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
   Session session;
   session.world = comm::discover_world(env);
-  const auto& world = session.world;
-  set_log_identity(world.rank, world.size, host_name());
-  set_log_level_named(config.log_level);
+  set_log_identity(session.world.rank, session.world.size, host_name());
+  session.group = comm::make_group(session.world, options);
+  comm::agree_on(*session.group, check);
+  session.binding = comm::bind_to_share(*session.group);
+  session.threads = session.binding.cores;
+  return session;
+}
 
+Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+  set_log_level_named(config.log_level);
   comm::GroupOptions options;
   options.timeout_seconds = config.timeout_seconds;
   options.backend = config.backend;
-  options.spare_core = config.threads > 0 && comm::expected_cores(world) > config.threads;
-  session.group = comm::make_group(world, options);
-
-  comm::agree_on(*session.group, [&] {
+  options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
+  Session session = join_session(options, [&] {
     if (refusal) throw *refusal;
     validate(config);
     check_device(config.device);
   });
-  session.binding = comm::bind_to_share(*session.group);
-  session.threads = config.threads > 0 ? config.threads : session.binding.cores;
+  if (config.threads > 0) session.threads = config.threads;
   session.backend = nn::make_cpu_backend(session.threads);
   return session;
 }

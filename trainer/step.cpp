@@ -1,8 +1,9 @@
 #include "trainer/step.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+
+#include "trainer/forward.h"
 
 namespace lockstep::trainer {
 
@@ -37,12 +38,9 @@ TrainingStep::Outcome TrainingStep::run(std::int64_t step, const data::Batch& ba
 }
 
 void TrainingStep::forward_and_backward(const data::Batch& batch) {
-  const auto samples = static_cast<std::int64_t>(batch.plan.local_count);
-  const nn::Var x = tape_.input(backend_.from_host(batch.x.data(), batch_shape(sample_dims_, samples), DType::kF32));
-  const auto labels = backend_.from_host(batch.labels.data(), {samples}, DType::kI32);
   const nn::Loss loss =
-      nn::cross_entropy(tape_, module_.forward(tape_, x), labels, 1.0f / static_cast<float>(batch.plan.global_count));
-  replica_.backward(tape_, loss, samples);
+      forward(backend_, tape_, module_, batch, sample_dims_, 1.0f / static_cast<float>(batch.plan.global_count));
+  replica_.backward(tape_, loss, static_cast<std::int64_t>(batch.plan.local_count));
 }
 
 // Waits for the sums and moves the parameters: each bucket's as soon as it is there, or, with clipping, all at the end.
@@ -80,13 +78,6 @@ void TrainingStep::update_bucket(std::span<const std::size_t> slots, bool finite
       squares += backend_.optim().sum_of_squares(replica_.parameters()[slot].parameter->gradient());
     if (!clip) optimizer_->update(slot);
   }
-}
-
-nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t samples) {
-  std::array<std::int64_t, nn::Shape::kMaxDims> dims = {samples};
-  LOCKSTEP_ASSERT(sample_dims.size() < dims.size(), "samples of {} dimensions", sample_dims.size());
-  std::ranges::copy(sample_dims, dims.begin() + 1);
-  return nn::Shape(std::span<const std::int64_t>(dims.data(), sample_dims.size() + 1));
 }
 
 }  // namespace lockstep::trainer

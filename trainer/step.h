@@ -52,7 +52,4 @@ class TrainingStep {
   std::unique_ptr<LayerTrace> layers_;
 };
 
-/// (samples, sample dims…)
-nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t samples);
-
 }  // namespace lockstep::trainer

@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "base/host.h"
 #include "base/log.h"
-#include "base/text.h"
 #include "comm/agree.h"
 #include "trainer/clocks.h"
 
@@ -41,11 +40,8 @@ Trace::Trace(std::string path, comm::ProcessGroup& group)
     : path_(std::move(path)), host_(host_name()), rank_(group.rank()), ahead_(ahead_of_this_clock(group)) {
   // Time 0 is when the last rank comes here: no later event is before it.
   const auto now = Clock::now() + ahead_;
-  const auto count = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
-  std::int64_t latest = 0;
-  for (const auto& text : group.all_gather_text(fmt::to_string(count)))
-    latest = std::max(latest, parse_int(text).value_or(0));
-  zero_ = Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(latest)));
+  zero_ =
+      Clock::time_point(Clock::duration(std::ranges::max(group.all_gather_numbers(now.time_since_epoch().count()))));
 }
 
 std::string_view Trace::keep(std::string name) { return names_.emplace_back(std::move(name)); }
@@ -132,12 +128,11 @@ void Trace::write(comm::ProcessGroup& group) {
   std::string piece = encode_names();
   std::size_t next = 0;
   for (bool more = true; more;) {
-    more = false;
     for (const auto& part : group.gather_objects(bytes_of(piece), 0)) {
       write({reinterpret_cast<const char*>(part.data()), part.size()});
     }
     piece = encode(next, kPieceBytes);
-    for (const auto& length : group.all_gather_text(fmt::to_string(piece.size()))) more = more || length != "0";
+    more = std::ranges::max(group.all_gather_numbers(static_cast<std::int64_t>(piece.size()))) > 0;
   }
   comm::agree_on(group, [&] {
     if (rank_ != 0) return;

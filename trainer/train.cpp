@@ -41,7 +41,6 @@ class Run {
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     comm::agree_on(group_, [&] {
-      loader_.emplace(splits_.train, *sampler_, data::LoaderOptions{.workers = config_.workers});
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
       if (!config_.save.empty()) {
@@ -50,8 +49,10 @@ class Run {
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
       metrics_ = Metrics(config_.metrics);
     });
+    // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
-
+    comm::agree_on(group_,
+                   [&] { loader_.emplace(splits_.train, *sampler_, data::LoaderOptions{.workers = config_.workers}); });
     replica_.emplace(group_, *model_, bucket_limits(config_));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
@@ -162,7 +163,7 @@ class Run {
                              .wall_s = seconds_between(start_, Clock::now()),
                              .loss = evaluation.loss,
                              .accuracy = evaluation.accuracy,
-                             .peak_memory_bytes = peak_memory_of_all_ranks(),
+                             .peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes()),
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string()};
     metrics_.write(report);
     if (group_.rank() == 0)
@@ -185,13 +186,6 @@ class Run {
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }
-  }
-
-  std::vector<std::int64_t> peak_memory_of_all_ranks() {
-    std::vector<std::int64_t> peaks;
-    for (const auto& peak : group_.all_gather_text(fmt::to_string(peak_resident_bytes())))
-      peaks.push_back(parse_int(peak).value_or(0));
-    return peaks;
   }
 
   const TrainConfig& config_;

@@ -60,6 +60,14 @@ def _json_lines(name: str, text: str) -> list:
         raise Failure(f"{name} printed what is not JSON: {text.splitlines()[0][:80]}") from None
 
 
+def _one_result(name: str, argv: list, settings: Settings) -> dict:
+    """What a contestant prints when it is asked for one measurement."""
+    results = _json_lines(name, run(name, argv, settings.timeout_s, environment()))
+    if len(results) != 1:
+        raise Failure(f"{name} printed {len(results)} results instead of one")
+    return results[0]
+
+
 class Lockstep:
     name = "lockstep"
 
@@ -83,10 +91,7 @@ class Lockstep:
         return self.measure(self.allreduce_command(ranks, bytes))
 
     def measure(self, argv: list) -> dict:
-        results = _json_lines(self.name, run(self.name, argv, self._settings.timeout_s, environment()))
-        if len(results) != 1:
-            raise Failure(f"{self.name} printed {len(results)} results instead of one")
-        return results[0]
+        return _one_result(self.name, argv, self._settings)
 
 
 class Mpi:
@@ -110,8 +115,4 @@ class Mpi:
                 self._program, bytes]
 
     def allreduce(self, ranks: int, bytes: int) -> dict:
-        text = run(self.name, self.allreduce_command(ranks, bytes), self._settings.timeout_s, environment())
-        results = _json_lines(self.name, text)
-        if len(results) != 1:
-            raise Failure(f"{self.name} printed {len(results)} results instead of one")
-        return results[0]
+        return _one_result(self.name, self.allreduce_command(ranks, bytes), self._settings)

@@ -4,11 +4,11 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
 
@@ -34,16 +34,8 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job)
   clients_.push_back(std::make_unique<Client>(std::move(own)));
   clients_.back()->own = true;
   // Signals are for the threads that look at stop requests.
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const AllSignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
 }
 
 StoreServer::~StoreServer() {
