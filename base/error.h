@@ -60,6 +60,8 @@ LOCKSTEP_DEFINE_ERROR(UsageError, kUsage);
 LOCKSTEP_DEFINE_ERROR(IoError, kData);            // input data that is missing, cut or malformed
 LOCKSTEP_DEFINE_ERROR(DeviceError, kDevice);      // no such device, or it failed
 LOCKSTEP_DEFINE_ERROR(MpiError, kDevice);         // MPI or the network under it failed
+LOCKSTEP_DEFINE_ERROR(CudaError, kDevice);        // a GPU, its driver or one of NVIDIA's libraries failed
+LOCKSTEP_DEFINE_ERROR(NcclError, kDevice);        // NCCL or the network under it failed
 LOCKSTEP_DEFINE_ERROR(TimeoutError, kTimeout);    // a deadline passed
 LOCKSTEP_DEFINE_ERROR(OutOfStepError, kTimeout);  // ranks that disagree on what they run
 LOCKSTEP_DEFINE_ERROR(CheckpointError, kCheckpoint);

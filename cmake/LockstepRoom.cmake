@@ -1,11 +1,19 @@
-# lockstep_room(NAME SOURCES files… [SEES rooms…] [LINKS libraries…] [INTERFACE_LINKS libraries…])
+# lockstep_room(NAME SOURCES files… [CUDA files…] [NO_CUDA files…] [SEES rooms…] [LINKS libraries…]
+#               [INTERFACE_LINKS libraries…])
 #
 # One static library a room, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the rooms whose headers
 # this one may include; the list is also what the arrow test (tests/house) holds the includes against.
+#
+# CUDA lists what a build with CUDA adds, NO_CUDA what stands in its place in one without. The former is a library of
+# its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which
+# is the same files compiled for the CPU (tests/soft_cuda).
 function(lockstep_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
+  cmake_parse_arguments(ROOM "" "" "SOURCES;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
   if(ROOM_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_room(${name}): unknown arguments ${ROOM_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT LOCKSTEP_HAVE_CUDA)
+    list(APPEND ROOM_SOURCES ${ROOM_NO_CUDA})
   endif()
   add_library(lockstep_${name} STATIC ${ROOM_SOURCES})
   add_library(lockstep::${name} ALIAS lockstep_${name})
@@ -15,4 +23,14 @@ function(lockstep_room name)
   endforeach()
   list(JOIN ROOM_SEES " " sees)
   set_property(GLOBAL APPEND_STRING PROPERTY LOCKSTEP_ARROWS "${name}: ${sees}\n")
+  if(NOT LOCKSTEP_HAVE_CUDA OR NOT ROOM_CUDA)
+    return()
+  endif()
+
+  add_library(lockstep_${name}_cuda STATIC ${ROOM_CUDA})
+  target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} lockstep::cuda)
+  set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
+  target_link_libraries(lockstep_${name} INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:${chosen}>)
+  list(TRANSFORM ROOM_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${ROOM_CUDA})
 endfunction()

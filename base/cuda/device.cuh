@@ -1,0 +1,44 @@
+// What device code is written with. Kernels use this alone of CUDA: __syncthreads, warp shuffles and atomicAdd,
+// static __shared__ arrays, and launch(); so that the same files also run on a CPU, in the tests (tests/soft_cuda).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <array>
+
+#include "base/cuda/runtime.h"
+#include "base/dtype.h"
+
+namespace lockstep {
+
+/// Starts `kernel`, in the order of `stream`. `what` names it where the launch fails; later faults come out of whatever
+/// waits for the stream. A grid without blocks starts nothing.
+template <class... Parameters, class... Arguments>
+void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 block, StreamView stream,
+            Arguments... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments));
+  [&](Parameters... values) {
+    std::array<void*, sizeof...(Parameters)> addresses = {static_cast<void*>(&values)...};
+    check_cuda(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses.data(), 0,
+                                native(stream)),
+               what);
+  }(static_cast<Parameters>(arguments)...);
+}
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+template <class T>
+__device__ T from_float(float value);
+template <>
+__device__ inline float from_float<float>(float value) {
+  return value;
+}
+/// Rounds to nearest, ties to even; NaN stays NaN.
+template <>
+__device__ inline BFloat16 from_float<BFloat16>(float value) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+// In place of probe.cpp where the build has no CUDA.
+#include <fmt/format.h>
+
+#include "base/cuda/probe.h"
+
+namespace lockstep {
+
+const CudaProbe& probe_cuda() {
+  static const CudaProbe probe = [] {
+    CudaProbe made;
+    made.problem = "this build computes on the CPU only";
+    made.remedy = "use --device cpu, or build with the CUDA Toolkit, cuDNN and NCCL installed";
+    return made;
+  }();
+  return probe;
+}
+
+std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#include "base/cuda/probe.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+namespace lockstep {
+namespace {
+
+CudaProbe ask() {
+  CudaProbe probe;
+  probe.built = true;
+  cudaRuntimeGetVersion(&probe.runtime_version);
+  if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
+  const cudaError_t status = cudaGetDeviceCount(&probe.devices);
+  if (status == cudaSuccess && probe.devices > 0) return probe;
+  probe.devices = 0;
+  static_cast<void>(cudaGetLastError());  // it has been heard
+  if (probe.driver_version == 0) {
+    probe.problem = "no NVIDIA driver is loaded";
+    probe.remedy = "install NVIDIA's driver, or use --device cpu";
+  } else if (status == cudaErrorInsufficientDriver || probe.driver_version / 1000 < probe.runtime_version / 1000) {
+    probe.problem = fmt::format("the NVIDIA driver runs CUDA up to {}, this program needs {}",
+                                cuda_version_text(probe.driver_version), cuda_version_text(probe.runtime_version));
+    probe.remedy = "install a newer driver, or use --device cpu";
+  } else if (status == cudaErrorNoDevice || status == cudaSuccess) {
+    probe.problem = "no GPU is visible to this process";
+    probe.remedy = "look at CUDA_VISIBLE_DEVICES and at what the container or job was given, or use --device cpu";
+  } else {
+    probe.problem = fmt::format("CUDA does not start: {}", cudaGetErrorString(status));
+    probe.remedy = "see whether nvidia-smi works, or use --device cpu";
+  }
+  return probe;
+}
+
+}  // namespace
+
+const CudaProbe& probe_cuda() {
+  static const CudaProbe probe = ask();
+  return probe;
+}
+
+std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+}  // namespace lockstep
