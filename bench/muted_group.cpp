@@ -19,6 +19,10 @@ void MutedGroup::poll() {
   if (!muted_) inner_.poll();
 }
 
+std::vector<std::vector<std::byte>> MutedGroup::all_gather_objects(std::span<const std::byte> mine) {
+  return inner_.all_gather_objects(mine);
+}
+
 comm::Work MutedGroup::forward(const Op& op) {
   inner_.set_step(op.step);
   switch (op.kind) {
@@ -49,6 +53,15 @@ void MutedGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
     under_way_.front().second.wait_host(deadline);
     under_way_.pop_front();
   }
+}
+
+void MutedGroup::make_wait(std::uint64_t sequence, StreamView stream) {
+  // Whoever is ordered after an operation is so after those before it.
+  const comm::Work* last = nullptr;
+  for (const auto& [number, work] : under_way_)
+    if (number <= sequence) last = &work;
+  if (last != nullptr) last->wait(stream);
+  is_done(sequence);
 }
 
 }  // namespace lockstep::bench

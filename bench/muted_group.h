@@ -3,8 +3,10 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/process_group.h"
 
@@ -20,7 +22,11 @@ class MutedGroup final : public comm::ProcessGroup {
   void mute(bool muted);
 
   std::string name() const override { return inner_.name(); }
+  Device device() const override { return inner_.device(); }
   std::unique_ptr<comm::Arena> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { inner_.copy(to, from, bytes); }
+  void zero(const comm::Region& region) override { inner_.zero(region); }
+  std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine) override;
   void poll() override;
   /// Does nothing: `inner` belongs to somebody else.
   void shutdown() override {}
@@ -29,6 +35,7 @@ class MutedGroup final : public comm::ProcessGroup {
   void start(const comm::Op& op) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
+  void make_wait(std::uint64_t sequence, StreamView stream) override;
 
  private:
   comm::Work forward(const comm::Op& op);

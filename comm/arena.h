@@ -18,8 +18,9 @@ constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kArena
 }
 
 /// A block of zero-initialised memory of the same size on every rank of the group that allocated it. Backends derive
-/// from it to keep what they registered or mapped. The group must outlive it. The bytes may be read and written by
-/// any thread while no collective that names them is under way.
+/// from it to keep what they registered or mapped. The group must outlive it. The bytes may be read and written, by
+/// any thread of the group's device, while no collective that names them is under way. The host may touch them only
+/// where that device is the CPU; elsewhere ProcessGroup::copy() and zero() reach them.
 class Arena {
  public:
   virtual ~Arena() = default;
@@ -29,7 +30,8 @@ class Arena {
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
-  /// `count` elements of T from `offset_bytes`.
+  /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
+  /// where that is the CPU.
   template <class T>
   std::span<T> view(std::size_t offset_bytes, std::size_t count) const {
     LOCKSTEP_ASSERT(

@@ -84,7 +84,7 @@ std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions&
   if (world.size == 1) return std::make_unique<SelfGroup>(timeout);
   if (!world.mpi_joins) return make_group_without_mpi(world, options, timeout);
   const bool may_share = world.local_size == world.size && options.progress != Progress::kThread;
-  if (options.backend == Backend::kShm || (options.backend == Backend::kAuto && may_share))
+  if (options.backend == Backend::kShm || (options.backend != Backend::kMpi && may_share))
     return make_shared_group(world, options, timeout);
   return make_mpi_group(world, options);
 }

@@ -19,6 +19,7 @@ struct GroupOptions {
     kAuto,  // kShm where all ranks are on one host and can share memory, else kMpi
     kMpi,   // messages
     kShm,   // memory that all ranks have mapped; a store (MPI or TCP) introduces them to each other
+    kNccl,  // for what is on GPUs (comm/nccl/nccl_group.h); the group that make_group() gives is that of kAuto
   };
   Backend backend = Backend::kAuto;
 

@@ -11,15 +11,19 @@ constexpr std::size_t kObjectPieceBytes = 4096;
 
 }  // namespace
 
+void ProcessGroup::check_region(const Region& region, const char* doing) {
+  check_usage(region.arena != nullptr, "a collective names no arena", "allocate one with ProcessGroup::allocate");
+  const std::size_t element = size_of(region.dtype);
+  if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
+      region.count > (region.arena->bytes() - region.offset_bytes) / element)
+    throw UsageError(fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", doing,
+                                 region.count, lockstep::name_of(region.dtype), region.offset_bytes,
+                                 region.arena->bytes()));
+}
+
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region) {
   if (kind != OpKind::kBarrier) {
-    check_usage(region.arena != nullptr, "a collective names no arena", "allocate one with ProcessGroup::allocate");
-    const std::size_t element = size_of(region.dtype);
-    if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
-        region.count > (region.arena->bytes() - region.offset_bytes) / element)
-      throw UsageError(fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", name_of(kind),
-                                   region.count, lockstep::name_of(region.dtype), region.offset_bytes,
-                                   region.arena->bytes()));
+    check_region(region, name_of(kind));
     check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   }
   Op op{.sequence = ++sequence_, .kind = kind, .reduce = reduce, .root = root, .region = region, .step = step_};
@@ -38,12 +42,24 @@ Work ProcessGroup::broadcast(const Region& region, int root) {
 }
 Work ProcessGroup::barrier() { return issue(OpKind::kBarrier, ReduceOp::kSum, 0, {}); }
 
+void ProcessGroup::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void ProcessGroup::zero(const Region& region) {
+  check_region(region, "zeroing");
+  if (region.count > 0) std::memset(region.data(), 0, region.bytes());
+}
+
+void ProcessGroup::make_wait(std::uint64_t sequence, StreamView) { wait_done(sequence, Deadline::after(timeout_)); }
+
 Arena& ProcessGroup::control_arena() {
   if (control_ == nullptr) control_ = allocate(static_cast<std::size_t>(size_) * (kObjectPieceBytes + kArenaAlignment));
   return *control_;
 }
 
 std::vector<std::vector<std::byte>> ProcessGroup::all_gather_objects(std::span<const std::byte> mine) {
+  LOCKSTEP_ASSERT(device().kind == DeviceKind::kCpu, "objects through an arena on {}", to_string(device()));
   Arena& arena = control_arena();
   const auto ranks = static_cast<std::size_t>(size_);
 
@@ -102,6 +118,8 @@ void Work::wait_host(Deadline deadline) const {
 void Work::wait_host() const {
   if (group_ != nullptr) group_->wait_done(sequence_, Deadline::after(group_->timeout_));
 }
-void Work::wait(StreamView) const { wait_host(); }
+void Work::wait(StreamView stream) const {
+  if (group_ != nullptr) group_->make_wait(sequence_, stream);
+}
 
 }  // namespace lockstep::comm

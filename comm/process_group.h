@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/device.h"
 #include "comm/arena.h"
 #include "comm/op.h"
 #include "comm/slice.h"
@@ -37,12 +38,22 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "self", "mpi", "shm".
+  /// "self", "mpi", "shm", "nccl".
   virtual std::string name() const = 0;
+  /// Where its arenas are. On a GPU, operations come after what its computation's stream was given before they are
+  /// issued, as if that stream ran them.
+  virtual Device device() const { return {}; }
 
-  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned. Throws std::bad_alloc when there is no memory,
-  /// DeviceError when there is none that ranks can share (PeerError on the ranks that had it).
+  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned (on a GPU: aligned to 256 bytes). Throws
+  /// std::bad_alloc when there is no memory, DeviceError when there is none that ranks can share (PeerError on the
+  /// ranks that had it).
   virtual std::unique_ptr<Arena> allocate(std::size_t bytes) = 0;
+
+  /// Blocking; not collective. Copies between arenas of this group, other memory of their device, and the host's, after
+  /// all work that the device was given before. The two do not overlap.
+  virtual void copy(void* to, const void* from, std::size_t bytes);
+  /// Makes a region zero, before whatever is given to the device or issued afterwards. Not collective.
+  virtual void zero(const Region& region);
 
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions.
   Work all_reduce(const Region& region, ReduceOp op);
@@ -56,7 +67,7 @@ class ProcessGroup {
   Work barrier();
 
   /// Blocking: every rank's bytes (any sizes, also none) on every rank, in rank order. For small objects.
-  std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine);
+  virtual std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine);
   /// Blocking: every rank's bytes on `root`, in rank order; an empty vector elsewhere.
   std::vector<std::vector<std::byte>> gather_objects(std::span<const std::byte> mine, int root);
   std::vector<std::string> all_gather_text(const std::string& mine);
@@ -83,6 +94,17 @@ class ProcessGroup {
   /// Whether the operation with this number is complete; rethrows a failure.
   virtual bool is_done(std::uint64_t sequence) = 0;
   virtual void wait_done(std::uint64_t sequence, Deadline deadline) = 0;
+  /// Orders `stream` after the operation. As it is here, it blocks like wait_done().
+  virtual void make_wait(std::uint64_t sequence, StreamView stream);
+
+  std::int64_t step() const { return step_; }
+  /// The number of the operation that was issued last.
+  std::uint64_t last_issued() const { return sequence_; }
+  /// For a device that repeats operations without their being issued again: the next one is `sequence` + 1.
+  void set_last_issued(std::uint64_t sequence) { sequence_ = sequence; }
+
+  /// Throws UsageError unless the region lies in its arena; `doing` names what is to be done with it.
+  static void check_region(const Region& region, const char* doing);
 
  private:
   friend class Work;

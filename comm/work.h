@@ -24,7 +24,8 @@ class Work {
   void wait_host(Deadline deadline) const;
   /// wait_host with the group's default timeout.
   void wait_host() const;
-  /// Orders `stream` after the operation. On the CPU a stream is the calling thread: this blocks like wait_host().
+  /// Orders `stream` after the operation, and returns at once. On the CPU a stream is the calling thread: this blocks
+  /// like wait_host().
   void wait(StreamView stream) const;
 
   std::uint64_t sequence() const { return sequence_; }

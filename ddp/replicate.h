@@ -10,6 +10,7 @@
 
 namespace lockstep::ddp {
 
+/// Memory of the group's device, or the host's: it is reached through ProcessGroup::copy() alone.
 struct NamedBytes {
   std::string name;
   std::span<std::byte> bytes;
@@ -20,7 +21,7 @@ struct NamedBytes {
 void broadcast_state(comm::ProcessGroup& group, std::span<const NamedBytes> pieces, int root);
 
 /// Collective: throws OutOfStepError on every rank, naming a piece and a rank, unless all pieces are bitwise equal to
-/// rank 0's (compared by SHA-256).
+/// rank 0's (compared by SHA-256 of copies, piece by piece).
 void check_replicas(comm::ProcessGroup& group, std::span<const NamedBytes> pieces);
 
 }  // namespace lockstep::ddp

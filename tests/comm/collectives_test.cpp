@@ -255,6 +255,28 @@ TEST(Collectives, ArenasAreZeroedAndPageAligned) {
   EXPECT_THROW(group().allocate(std::numeric_limits<std::size_t>::max()), std::bad_alloc);
 }
 
+TEST(Collectives, CopyAndZeroReachAnArena) {
+  constexpr std::size_t kCount = 1000;
+  const auto arena = group().allocate(kCount * sizeof(std::int32_t));
+  const Region whole{arena.get(), 0, kCount, DType::kI32};
+  std::vector<std::int32_t> there(kCount, group().rank() + 1), back(kCount, -1);
+  group().copy(arena->data(), there.data(), whole.bytes());
+  group().all_reduce(whole, ReduceOp::kMax).wait(StreamView{});
+  group().copy(back.data(), arena->data(), whole.bytes());
+  EXPECT_EQ(back, std::vector<std::int32_t>(kCount, group().size()));
+
+  // Before whatever is issued afterwards, and no more than was asked for.
+  group().zero({arena.get(), 4, kCount - 2, DType::kI32});
+  group().all_reduce(whole, ReduceOp::kSum).wait(StreamView{});
+  group().copy(back.data(), arena->data(), whole.bytes());
+  std::vector<std::int32_t> wanted(kCount, 0);
+  wanted.front() = wanted.back() = group().size() * group().size();
+  EXPECT_EQ(back, wanted);
+  group().copy(nullptr, nullptr, 0);
+  group().zero({arena.get(), 4, 0, DType::kI32});
+  EXPECT_THROW(group().zero({arena.get(), 4, kCount, DType::kI32}), UsageError);
+}
+
 TEST(Collectives, MisuseIsAUsageErrorAndBreaksNothing) {
   const auto arena = group().allocate(64);
   EXPECT_THROW(group().all_reduce({arena.get(), 0, 17, DType::kF32}, ReduceOp::kSum), UsageError);
