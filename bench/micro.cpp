@@ -71,7 +71,7 @@ void LayerStep(benchmark::State& state, const nn::Shape& shape,
   nn::Context context{*backend, generator};
   const auto layer = make(context);
   const nn::Tensor x = backend->empty(shape);
-  generator.uniform(x, -1.0, 1.0);
+  generator.uniform(x.span<float>(), -1.0, 1.0);
   nn::Tape tape(*backend);
   nn::Tensor target;
   for (auto _ : state) {
@@ -104,7 +104,11 @@ void AdamW(benchmark::State& state) {
   const auto backend = nn::make_cpu_backend(1);
   const nn::Tensor p = backend->zeros({state.range(0)}), g = backend->zeros({state.range(0)});
   const nn::Tensor m = backend->zeros({state.range(0)}), v = backend->zeros({state.range(0)});
-  for (auto _ : state) backend->optim().adamw({}, g, m, v, p);
+  const nn::Tensor control = backend->empty({nn::StepControl::kSize});
+  backend->pointwise().fill(control, 1.0f);
+  const nn::UpdateArrays arrays = {
+      .count = p.count(), .gradient = g.f32(), .parameter = p.f32(), .first = m.f32(), .second = v.f32()};
+  for (auto _ : state) backend->optim().adamw({}, control, std::span(&arrays, 1));
   state.SetBytesProcessed(state.iterations() * state.range(0) * 7 * static_cast<std::int64_t>(sizeof(float)));
 }
 BENCHMARK(AdamW)->Arg(1 << 20)->Unit(benchmark::kMicrosecond);

@@ -53,13 +53,13 @@ class Benchmark {
       splits_ = trainer::open_splits(config);
       model_ = trainer::build_model(config, *session.backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
-                      data::LoaderOptions{.workers = 0});
+                      data::LoaderOptions{.workers = 0, .memory = session.backend->staging_memory()});
     });
     auto manifest = trainer::manifest_of(config, *model_, *splits_.train);
     manifest.emplace_back("measured steps", fmt::to_string(options_.steps));
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
     comm::compare_manifests(group_, manifest);
-    replica_.emplace(muted_, *model_, trainer::bucket_limits(config));
+    replica_.emplace(muted_, *session.backend, *model_, trainer::bucket_limits(config));
     step_.emplace(*session.backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
                   splits_.train->sample_dims(), trainer::TrainingStep::Options{.clip_norm = config.clip_norm});
   }
@@ -109,7 +109,8 @@ class Benchmark {
     muted_.mute(muted);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
-    const auto outcome = step_->run(steps_, batch, options_.train.lr);
+    step_->run(steps_, batch, options_.train.lr);
+    const auto outcome = step_->take_outcome();
     const double ms = 1e3 * seconds_between(begin, Clock::now());
     // Steps that update nothing would be too fast. Muted, each rank sees its own loss: all must leave together.
     finite_ = finite_ && std::isfinite(outcome.totals.loss);

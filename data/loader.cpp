@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
-#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -14,24 +13,48 @@ namespace lockstep::data {
 namespace {
 
 constexpr int kMostWorkers = 1024;
-constexpr std::align_val_t kAlignment{64};
 
-struct AlignedDelete {
-  void operator()(float* p) const { ::operator delete(p, kAlignment); }
+/// Memory of a batch, given back to where it came from.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(MemorySource& source, std::size_t bytes) : source_(&source), bytes_(bytes), data_(source.allocate(bytes)) {}
+  Buffer(Buffer&& other) noexcept
+      : source_(other.source_), bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
+  Buffer& operator=(Buffer other) noexcept {
+    std::swap(source_, other.source_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr) source_->free(data_, bytes_);
+  }
+  template <class T>
+  T* data() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  MemorySource* source_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::byte* data_ = nullptr;
 };
-using AlignedFloats = std::unique_ptr<float, AlignedDelete>;
 
-AlignedFloats allocate_floats(std::uint64_t samples, std::uint64_t elements) {
+/// Room for `samples` times `elements` numbers of four bytes.
+Buffer allocate_numbers(MemorySource& source, std::uint64_t samples, std::uint64_t elements) {
   std::size_t bytes = 0;
-  void* memory = nullptr;
-  if (!__builtin_mul_overflow(samples, elements, &bytes) && !__builtin_mul_overflow(bytes, sizeof(float), &bytes)) {
-    memory = ::operator new(std::max<std::size_t>(bytes, 1), kAlignment, std::nothrow);
+  constexpr std::size_t kMost = std::size_t{1} << 60;
+  if (!__builtin_mul_overflow(samples, elements, &bytes) && !__builtin_mul_overflow(bytes, 4, &bytes) &&
+      bytes < kMost) {
+    try {
+      return {source, std::max<std::size_t>(bytes, 64)};
+    } catch (const Error&) {
+      // Said below, in the caller's terms.
+    }
   }
-  if (memory == nullptr) {
-    throw UsageError(fmt::format("no memory for a batch of {} samples of {} numbers", samples, elements),
-                     "give a smaller batch, or fewer data workers");
-  }
-  return AlignedFloats(static_cast<float*>(memory));
+  throw UsageError(fmt::format("no memory for a batch of {} samples of {} numbers", samples, elements),
+                   "give a smaller batch, or fewer data workers");
 }
 
 std::size_t slot_count(const LoaderOptions& options) {
@@ -49,8 +72,8 @@ std::size_t slot_count(const LoaderOptions& options) {
 /// its following next().
 struct Loader::Slot {
   Step step;
-  AlignedFloats x;
-  std::vector<std::int32_t> labels;
+  Buffer x;       // f32
+  Buffer labels;  // i32
   Batch batch;
   std::exception_ptr error;  // once set, the caller never gets past this step
   bool ready = false;
@@ -69,11 +92,14 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options)
-    : dataset_(std::move(dataset)), slots_(slot_count(options)), steps_(std::move(steps)) {
+    : dataset_(std::move(dataset)),
+      memory_(options.memory != nullptr ? options.memory : make_host_memory()),
+      slots_(slot_count(options)),
+      steps_(std::move(steps)) {
   const std::uint64_t most = steps_->max_count();
   for (Slot& slot : slots_) {
-    slot.x = allocate_floats(most, dataset_->sample_elements());
-    slot.labels.resize(most);
+    slot.x = allocate_numbers(*memory_, most, dataset_->sample_elements());
+    slot.labels = allocate_numbers(*memory_, most, 1);
     slot.step.indices.reserve(most);
   }
   start_workers(options.workers);
@@ -153,8 +179,8 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
 void Loader::assemble(Slot& slot) const {
   const std::size_t elements = dataset_->sample_elements();
   const std::size_t count = slot.step.indices.size();
-  const std::span<float> x(slot.x.get(), count * elements);
-  const std::span<std::int32_t> labels(slot.labels.data(), count);
+  const std::span<float> x(slot.x.data<float>(), count * elements);
+  const std::span<std::int32_t> labels(slot.labels.data<std::int32_t>(), count);
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
     dataset_->read(slot.step.indices[i], x.subspan(i * elements, elements), labels[i]);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/memory_source.h"
 #include "data/dataset.h"
 #include "data/steps.h"
 #include "sampler/sampler.h"
@@ -35,6 +36,8 @@ struct Batch {
 struct LoaderOptions {
   int workers = 1;  // threads; 0: batches are assembled inside next()
   int depth = 0;    // batches kept ready, at most; 0: two a worker
+  /// Where the buffers come from; nullptr: the heap.
+  std::shared_ptr<MemorySource> memory = nullptr;
 };
 
 /// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
@@ -68,6 +71,7 @@ class Loader {
   Slot& slot_of(std::uint64_t step);
 
   std::shared_ptr<const Dataset> dataset_;
+  std::shared_ptr<MemorySource> memory_;
   std::vector<Slot> slots_;
 
   std::mutex mutex_;  // guards what follows, and who owns which slot

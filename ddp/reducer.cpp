@@ -40,7 +40,11 @@ std::span<std::byte> Reducer::storage(std::size_t slot) const {
                                  slots_[slot].count * size_of(slots_[slot].dtype));
 }
 
-std::span<float> Reducer::tail() const { return arena_->view<float>(0, kTailFloats); }
+std::span<std::byte> Reducer::tail() const { return arena_->view<std::byte>(0, kTailBytes); }
+
+comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
+  return {.arena = arena_.get(), .offset_bytes = offset, .count = count, .dtype = DType::kU8};
+}
 
 comm::Region Reducer::region_of(std::size_t bucket) const {
   const auto& b = plan_.buckets[bucket];
@@ -54,7 +58,7 @@ comm::Region Reducer::region_of(std::size_t bucket) const {
 void Reducer::begin_step(std::int64_t step) {
   LOCKSTEP_ASSERT(started_ == finished_, "a step begins while {} buckets are under way", started_ - finished_);
   group_.set_step(step);
-  std::ranges::fill(tail(), 0.0f);
+  group_.zero(bytes_at(0, kTailBytes));
   std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
@@ -80,7 +84,7 @@ void Reducer::mark_ready(std::size_t slot) {
 
 void Reducer::contribute_nothing() {
   LOCKSTEP_ASSERT(started_ == 0 && ready_count_ == 0, "zeros after {} gradients", ready_count_);
-  std::memset(arena_->data() + kTailBytes, 0, plan_.bytes);
+  group_.zero(bytes_at(kTailBytes, plan_.bytes));
   std::fill(is_ready_.begin(), is_ready_.end(), true);
   std::fill(missing_.begin(), missing_.end(), std::size_t{0});
   ready_count_ = slots_.size();
@@ -111,7 +115,7 @@ void Reducer::poll() {
   note_finished();
 }
 
-void Reducer::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
+void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   if (slots_.empty() && started_ == 0) start_full_buckets();
   if (started_ < plan_.buckets.size()) {
     std::vector<std::string> names;
@@ -123,9 +127,10 @@ void Reducer::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) 
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
     if (b >= finished_) {
       const auto from = Clock::now();
-      works_[b].wait_host();
-      timeline_.buckets[b].end = Clock::now();
-      waited_ += timeline_.buckets[b].end - from;
+      works_[b].wait(stream);
+      const auto now = Clock::now();
+      timeline_.buckets[b].end = works_[b].done() ? now : Clock::time_point{};
+      waited_ += now - from;
       finished_ = b + 1;
     }
     on_bucket(plan_.buckets[b].slots);
@@ -144,7 +149,7 @@ bool Reducer::adopt_ready_order() {
   if (order == order_) return false;
   lay_out(std::move(order));
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.
-  std::memset(arena_->data(), 0, arena_->bytes());
+  group_.zero(bytes_at(0, arena_->bytes()));
   return true;
 }
 

@@ -39,8 +39,9 @@ class Reducer {
   std::size_t slots() const { return slots_.size(); }
   /// Where slot `slot`'s gradient goes. Valid until adopt_ready_order() returns true.
   std::span<std::byte> storage(std::size_t slot) const;
-  /// Write it between begin_step and the first mark_ready; after finish it holds the sums over all ranks.
-  std::span<float> tail() const;
+  /// kTailFloats f32, zeroed by begin_step. Write it between begin_step and the first mark_ready; after finish it holds
+  /// the sums over all ranks. In the arena's memory, which may be a device's.
+  std::span<std::byte> tail() const;
 
   /// Starts step `step` (for messages). All slots become not ready.
   void begin_step(std::int64_t step);
@@ -51,9 +52,10 @@ class Reducer {
   /// Lets collectives go on where they have no thread of their own; call it now and then during backward.
   void poll();
 
-  /// Waits for the buckets in order and hands each one's slots to `on_bucket` as soon as its sums are there. Throws
-  /// UsageError naming the slots that never became ready, and whatever the collectives fail with.
-  void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// Makes `stream` wait for the buckets in order and hands each one's slots to `on_bucket` when work given to the
+  /// stream finds its sums there; on the CPU, where a stream is the calling thread, this blocks. Throws UsageError
+  /// naming the slots that never became ready, and whatever the collectives fail with.
+  void finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket);
 
   /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
   /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it
@@ -61,7 +63,7 @@ class Reducer {
   bool adopt_ready_order();
 
   const BucketPlan& plan() const { return plan_; }
-  /// Of the last finished step.
+  /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.
   const StepTimeline& timeline() const { return timeline_; }
   /// Time that finish() has stood waiting in the last step.
   Clock::duration waited() const { return waited_; }
@@ -71,6 +73,7 @@ class Reducer {
   void start_full_buckets();
   void note_finished();
   comm::Region region_of(std::size_t bucket) const;
+  comm::Region bytes_at(std::size_t offset, std::size_t count) const;
 
   comm::ProcessGroup& group_;
   std::vector<SlotSpec> slots_;

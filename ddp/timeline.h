@@ -12,7 +12,7 @@ struct BucketTimes {
   std::size_t bytes = 0;
   Clock::time_point ready;  // its last gradient was there
   Clock::time_point start;  // its collective was issued
-  Clock::time_point end;    // first seen to be complete
+  Clock::time_point end{};  // first seen to be complete; Clock::time_point{}: not yet
 };
 
 struct StepTimeline {

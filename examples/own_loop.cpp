@@ -35,7 +35,7 @@ void train() {
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*backend, generator};
   TwoLayers model(context);
-  trainer::Replica replica(*group, model, ddp::BucketLimits{});
+  trainer::Replica replica(*group, *backend, model, ddp::BucketLimits{});
   const auto optimizer = nn::make_adamw(replica.parameters(), {});
 
   // Each rank draws its own part of every global batch of 48 samples.
@@ -58,10 +58,8 @@ void train() {
           nn::cross_entropy(tape, model.forward(tape, x), labels, 1.0f / static_cast<float>(batch.plan.global_count));
       replica.backward(tape, loss, samples);  // collectives start while it runs
     }
-    replica.finish([&](const auto&) { optimizer->begin_step(/*lr=*/1e-3); },
-                   [&](std::span<const std::size_t> bucket) {
-                     for (const std::size_t parameter : bucket) optimizer->update(parameter);
-                   });
+    optimizer->begin_step(/*lr=*/1e-3);
+    replica.finish([&](std::span<const std::size_t> bucket) { optimizer->update(bucket); });
     tape.reset();
   }
 

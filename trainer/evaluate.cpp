@@ -1,21 +1,25 @@
 #include "trainer/evaluate.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
 #include "trainer/forward.h"
+#include "trainer/late_results.h"
 
 namespace lockstep::trainer {
 
 Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
-                     std::int64_t batch, int workers)
+                     std::int64_t batch, int workers, DType activations)
     : group_(group),
       backend_(backend),
       dataset_(std::move(dataset)),
       batch_(batch),
       workers_(workers),
+      activations_(activations),
       tape_(backend),
       sums_(group.allocate(3 * sizeof(double))) {
   tape_.set_recording(false);
@@ -24,17 +28,26 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   module.train(false);
   data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
-                      static_cast<std::uint64_t>(batch_), {.workers = workers_});
+                      static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
   const auto sums = sums_->view<double>(0, 3);  // loss, correct, samples
   std::ranges::fill(sums, 0.0);
+  LateResults results(backend_, 2 * sizeof(float));
+  const auto add_result = [&] {
+    std::array<float, 2> totals{};
+    std::memcpy(totals.data(), results.take([] { throw_if_stopped("evaluating"); }).data(), sizeof totals);
+    sums[0] += static_cast<double>(totals[0]);
+    sums[1] += static_cast<double>(totals[1]);
+  };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
-    const nn::Loss loss = forward(backend_, tape_, module, *batch, dataset_->sample_dims(), 1.0f);
-    sums[0] += static_cast<double>(loss.totals().f32()[0]);
-    sums[1] += static_cast<double>(loss.totals().f32()[1]);
+    const nn::Loss loss = forward(backend_, tape_, module, *batch, dataset_->sample_dims(), 1.0f, activations_);
+    results.add(loss.totals());
     sums[2] += static_cast<double>(batch->labels.size());
     tape_.reset();
+    if (results.full()) add_result();
+    backend_.finish_inputs();
   }
+  while (results.waiting() > 0) add_result();
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = 3, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
   return {.step = step,

@@ -14,9 +14,10 @@ namespace lockstep::trainer {
 /// backend must outlive it.
 class Evaluator {
  public:
-  /// Collective. `batch`: samples of a forward pass on this rank.
+  /// Collective. `group`'s arenas are host memory. `batch`: samples of a forward pass on this rank. `activations`: see
+  /// forward().
   Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
-            std::int64_t batch, int workers);
+            std::int64_t batch, int workers, DType activations = DType::kF32);
 
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
   /// passed on to the report.
@@ -28,6 +29,7 @@ class Evaluator {
   std::shared_ptr<const data::Dataset> dataset_;
   std::int64_t batch_;
   int workers_;
+  DType activations_;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace lockstep::trainer {
 namespace {
@@ -17,11 +18,16 @@ nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t
 }  // namespace
 
 nn::Loss forward(nn::Backend& backend, nn::Tape& tape, nn::Module& module, const data::Batch& batch,
-                 const std::vector<std::int64_t>& sample_dims, float scale) {
+                 const std::vector<std::int64_t>& sample_dims, float scale, DType activations) {
   const auto samples = static_cast<std::int64_t>(batch.labels.size());
-  const nn::Var x = tape.input(backend.from_host(batch.x.data(), batch_shape(sample_dims, samples), DType::kF32));
+  nn::Tensor x = backend.from_host(batch.x.data(), batch_shape(sample_dims, samples), DType::kF32);
+  if (activations != x.dtype()) {
+    const nn::Tensor rounded = backend.empty(x.shape(), activations);
+    backend.pointwise().cast(x, rounded);
+    x = rounded;
+  }
   const auto labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32);
-  return nn::cross_entropy(tape, module.forward(tape, x), labels, scale);
+  return nn::cross_entropy(tape, module.forward(tape, tape.input(std::move(x))), labels, scale);
 }
 
 }  // namespace lockstep::trainer

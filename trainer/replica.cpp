@@ -1,5 +1,7 @@
 #include "trainer/replica.h"
 
+#include <array>
+#include <cstring>
 #include <utility>
 
 namespace lockstep::trainer {
@@ -27,8 +29,12 @@ ddp::NamedBytes bytes_of(const std::string& name, const nn::Tensor& tensor) {
 
 }  // namespace
 
-Replica::Replica(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits)
-    : group_(group), module_(module), parameters_(trained(module)), reducer_(group, slots_of(parameters_), limits) {
+Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits)
+    : group_(group),
+      backend_(backend),
+      module_(module),
+      parameters_(trained(module)),
+      reducer_(group, slots_of(parameters_), limits) {
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();
@@ -57,7 +63,7 @@ std::vector<ddp::NamedBytes> Replica::parameter_bytes() const {
 
 std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
   std::vector<ddp::NamedBytes> pieces;
-  for (const auto& [name, tensor] : module_.named_buffers()) pieces.push_back(bytes_of(name, *tensor));
+  for (const auto& buffer : module_.named_buffers()) pieces.push_back(bytes_of(buffer.name, *buffer.tensor));
   return pieces;
 }
 
@@ -69,29 +75,31 @@ void Replica::begin_step(std::int64_t step) {
 }
 
 void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count) {
-  const auto tail = reducer_.tail();
-  tail[kLoss] = loss.totals().f32()[0];
-  tail[kCorrect] = loss.totals().f32()[1];
-  tail[kCount] = static_cast<float>(count);
+  const nn::Tensor tail = totals();
+  backend_.pointwise().copy(loss.totals(), tail.slice(kLoss, kCount));
+  backend_.pointwise().fill(tail.slice(kCount, kCount + 1), static_cast<float>(count));
   tape.set_node_hook([this] { reducer_.poll(); });
   tape.backward(loss.value);
 }
 
 void Replica::contribute_nothing() { reducer_.contribute_nothing(); }
 
-void Replica::finish(FunctionRef<void(const Totals&)> on_first,
-                     FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
-  bool first = true;
-  reducer_.finish([&](std::span<const std::size_t> slots) {
-    if (std::exchange(first, false)) {
-      const auto tail = reducer_.tail();
-      on_first({.loss = static_cast<double>(tail[kLoss]),
-                .correct = static_cast<double>(tail[kCorrect]),
-                .count = static_cast<double>(tail[kCount])});
-    }
-    on_bucket(slots);
-  });
+void Replica::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
+  reducer_.finish(backend_.stream(), on_bucket);
   order_known_ = true;
+}
+
+nn::Tensor Replica::totals() const {
+  return nn::Tensor::view_of(reducer_.tail().data(), {ddp::Reducer::kTailFloats}, DType::kF32);
+}
+
+Replica::Totals Replica::Totals::from(std::span<const std::byte> bytes) {
+  std::array<float, ddp::Reducer::kTailFloats> tail{};
+  LOCKSTEP_ASSERT(bytes.size() == sizeof tail, "{} bytes of totals", bytes.size());
+  std::memcpy(tail.data(), bytes.data(), sizeof tail);
+  return {.loss = static_cast<double>(tail[kLoss]),
+          .correct = static_cast<double>(tail[kCorrect]),
+          .count = static_cast<double>(tail[kCount])};
 }
 
 void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(), 0); }

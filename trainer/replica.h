@@ -18,8 +18,8 @@ namespace lockstep::trainer {
 /// tape's hook, so that collectives run while backward does. Group, module and backend must outlive it.
 class Replica {
  public:
-  /// Collective: rank 0's parameters and buffers become everyone's.
-  Replica(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits);
+  /// Collective: rank 0's parameters and buffers become everyone's. `group`'s arenas are on `backend`'s device.
+  Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits);
   ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
@@ -35,7 +35,10 @@ class Replica {
     double loss = 0;
     double correct = 0;
     double count = 0;
+    /// From what totals() holds.
+    static Totals from(std::span<const std::byte> bytes);
   };
+  static constexpr std::size_t kTotalsBytes = ddp::Reducer::kTailFloats * sizeof(float);
 
   /// Collective in the second step. Opens step `step`; then either backward() or contribute_nothing(), then finish().
   void begin_step(std::int64_t step);
@@ -43,10 +46,12 @@ class Replica {
   void backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count);
   /// This rank has no samples in this step.
   void contribute_nothing();
-  /// Waits for the sums, bucket by bucket. `on_first` gets the totals as soon as they are there, before any
-  /// `on_bucket(indices)`; those parameters' gradients then hold the sum over all ranks, until the next begin_step.
-  /// Either may throw, which leaves collectives under way: see Reducer.
-  void finish(FunctionRef<void(const Totals&)> on_first, FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// Waits for the sums, bucket by bucket, as Reducer::finish() does. In `on_bucket(indices)`, and from then on until
+  /// the next begin_step, those parameters' gradients hold the sum over all ranks, and so do, from the first call on,
+  /// totals(). It may throw, which leaves collectives under way: see Reducer.
+  void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// kTotalsBytes on the device: its first element is the summed loss.
+  nn::Tensor totals() const;
 
   /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.
   void broadcast_buffers();
@@ -59,6 +64,7 @@ class Replica {
   void bind_gradients();
 
   comm::ProcessGroup& group_;
+  nn::Backend& backend_;
   nn::Module& module_;
   std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
   ddp::Reducer reducer_;

@@ -1,8 +1,10 @@
 #include "trainer/step.h"
 
-#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <numeric>
 
+#include "base/stop.h"
 #include "trainer/forward.h"
 
 namespace lockstep::trainer {
@@ -16,68 +18,82 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
       optimizer_(std::move(optimizer)),
       sample_dims_(std::move(sample_dims)),
       options_(options),
-      tape_(backend) {
+      tape_(backend),
+      squares_(backend.empty({}, DType::kF64)),
+      all_(replica.parameters().size()),
+      totals_(backend, Replica::kTotalsBytes),
+      squares_of_steps_(backend, sizeof(double)) {
+  std::iota(all_.begin(), all_.end(), std::size_t{0});
+  begun_.reserve(static_cast<std::size_t>(backend.steps_ahead()) + 1);
   if (options_.trace == nullptr) return;
   layers_ = std::make_unique<LayerTrace>(*options_.trace, module_);
   tape_.set_observer(layers_.get());
 }
 
-TrainingStep::Outcome TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
+void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
+  optimizer_->begin_step(lr);
   replica_.begin_step(step);
   if (batch.empty())
     replica_.contribute_nothing();
   else
     forward_and_backward(batch);
-  Outcome outcome;
-  update(lr, outcome);
+  update();
   tape_.reset();
-  outcome.waited = replica_.reducer().waited();
+  totals_.add(replica_.totals());
+  if (wants_norm()) squares_of_steps_.add(squares_);
+  begun_.push_back({step, replica_.reducer().waited()});
   if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
+}
+
+TrainingStep::Outcome TrainingStep::take_outcome() {
+  const auto look_around = [this] {
+    replica_.reducer().poll();
+    throw_if_stopped("training");
+  };
+  Outcome outcome;
+  outcome.totals = Replica::Totals::from(totals_.take(look_around));
+  if (wants_norm()) {
+    double squares = 0;
+    std::memcpy(&squares, squares_of_steps_.take(look_around).data(), sizeof squares);
+    outcome.grad_norm = std::sqrt(squares);
+  }
+  outcome.step = begun_.front().step;
+  outcome.waited = begun_.front().waited;
+  begun_.erase(begun_.begin());
   return outcome;
 }
 
 void TrainingStep::forward_and_backward(const data::Batch& batch) {
-  const nn::Loss loss =
-      forward(backend_, tape_, module_, batch, sample_dims_, 1.0f / static_cast<float>(batch.plan.global_count));
+  const nn::Loss loss = forward(backend_, tape_, module_, batch, sample_dims_,
+                                1.0f / static_cast<float>(batch.plan.global_count), options_.activations);
   replica_.backward(tape_, loss, static_cast<std::int64_t>(batch.plan.local_count));
 }
 
-// Waits for the sums and moves the parameters: each bucket's as soon as it is there, or, with clipping, all at the end.
-void TrainingStep::update(double lr, Outcome& outcome) {
-  const bool clip = options_.clip_norm > 0;
-  double squares = 0.0;
-  bool finite = true;
+// Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they
+// move at all the device decides, which knows the loss first.
+void TrainingStep::update() {
+  if (wants_norm()) backend_.pointwise().fill(nn::Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
+  bool first = true;
   auto waiting_since = options_.trace != nullptr ? Clock::now() : Clock::time_point{};
-  replica_.finish(
-      [&](const Replica::Totals& totals) {
-        outcome.totals = totals;
-        finite = std::isfinite(totals.loss);
-        if (finite && !clip) optimizer_->begin_step(lr);
-      },
-      [&](std::span<const std::size_t> slots) {
-        if (options_.trace != nullptr)
-          options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since, Clock::now());
-        update_bucket(slots, finite, squares);
-        if (options_.trace != nullptr) waiting_since = Clock::now();
-      });
-  outcome.grad_norm = std::sqrt(squares);
-  if (!clip || !finite) return;
+  replica_.finish([&](std::span<const std::size_t> slots) {
+    if (options_.trace != nullptr)
+      options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since, Clock::now());
+    if (std::exchange(first, false) && options_.clip_norm == 0) optimizer_->decide(replica_.totals(), {}, 0);
+    update_bucket(slots);
+    if (options_.trace != nullptr) waiting_since = Clock::now();
+  });
+  if (options_.clip_norm == 0) return;
   const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
-  // As torch.nn.utils.clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below one.
-  optimizer_->begin_step(lr, std::min(1.0, options_.clip_norm / (outcome.grad_norm + 1e-6)));
-  for (std::size_t index = 0; index < replica_.parameters().size(); ++index) optimizer_->update(index);
+  optimizer_->decide(replica_.totals(), squares_, options_.clip_norm);
+  optimizer_->update(all_);
 }
 
-void TrainingStep::update_bucket(std::span<const std::size_t> slots, bool finite, double& squares) {
-  if (!finite) return;
+void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   const bool clip = options_.clip_norm > 0;
   const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
-  for (const std::size_t slot : slots) {
-    if (clip || options_.want_norm)
-      squares += backend_.optim().sum_of_squares(replica_.parameters()[slot].parameter->gradient());
-    if (!clip) optimizer_->update(slot);
-  }
+  if (wants_norm()) optimizer_->add_squares(slots, squares_);
+  if (!clip) optimizer_->update(slots);
 }
 
 }  // namespace lockstep::trainer

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "nn/optim/optimizer.h"
 #include "trainer/config.h"
+#include "trainer/late_results.h"
 #include "trainer/layer_trace.h"
 #include "trainer/replica.h"
 #include "trainer/trace.h"
@@ -18,9 +19,10 @@ namespace lockstep::trainer {
 class TrainingStep {
  public:
   struct Options {
-    double clip_norm = 0;    // 0: no clipping
-    bool want_norm = false;  // of the gradients, also without clipping
-    Trace* trace = nullptr;  // nullptr: none
+    double clip_norm = 0;             // 0: no clipping
+    bool want_norm = false;           // of the gradients, also without clipping
+    Trace* trace = nullptr;           // nullptr: none
+    DType activations = DType::kF32;  // or kBF16, where the backend computes in it
   };
 
   /// `sample_dims`: of one sample, without N.
@@ -28,19 +30,29 @@ class TrainingStep {
                std::vector<std::int64_t> sample_dims, const Options& options);
 
   struct Outcome {
+    std::int64_t step = 0;
     Replica::Totals totals;    // over the global batch
     double grad_norm = 0;      // L2, before clipping; 0 where it is not wanted
     Clock::duration waited{};  // of the step, stood waiting for collectives
   };
 
   /// Collective: step `step` (from 1) with learning rate `lr`. Parameters stay as they were where the loss is not
-  /// finite; no rank returns before it has taken part in all collectives.
-  Outcome run(std::int64_t step, const data::Batch& batch, double lr);
+  /// finite; no rank returns before it has taken part in all collectives. On a device the step may still be under way
+  /// then. Not while outcome_due().
+  void run(std::int64_t step, const data::Batch& batch, double lr);
+
+  /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
+  std::size_t outcomes_waiting() const { return totals_.waiting(); }
+  /// Whether one must be taken before the next run(): on the CPU after each, on a device one step later.
+  bool outcome_due() const { return totals_.full(); }
+  /// The oldest; waits for it. Throws what the step has failed with.
+  Outcome take_outcome();
 
  private:
   void forward_and_backward(const data::Batch& batch);
-  void update(double lr, Outcome& outcome);
-  void update_bucket(std::span<const std::size_t> slots, bool finite, double& squares);
+  void update();
+  void update_bucket(std::span<const std::size_t> slots);
+  bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }
 
   nn::Backend& backend_;
   nn::Module& module_;
@@ -50,6 +62,14 @@ class TrainingStep {
   Options options_;
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
+  nn::Tensor squares_;            // () f64, of the gradients of this step
+  std::vector<std::size_t> all_;  // parameters
+  LateResults totals_, squares_of_steps_;
+  struct Begun {
+    std::int64_t step;
+    Clock::duration waited;
+  };
+  std::vector<Begun> begun_;  // of those that are waiting
 };
 
 }  // namespace lockstep::trainer

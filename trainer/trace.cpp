@@ -70,6 +70,7 @@ void Trace::buckets(const ddp::StepTimeline& timeline) {
     const auto& bucket = timeline.buckets[b];
     const auto row = kFirstBucket + static_cast<std::int32_t>(b);
     instant(row, "ready", bucket.ready);
+    if (bucket.end == Clock::time_point{}) continue;  // a device's: the host has not seen it
     span(row, "allreduce", bucket.start, bucket.end, static_cast<std::int64_t>(bucket.bytes));
   }
 }

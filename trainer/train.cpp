@@ -51,9 +51,11 @@ class Run {
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
-    comm::agree_on(group_,
-                   [&] { loader_.emplace(splits_.train, *sampler_, data::LoaderOptions{.workers = config_.workers}); });
-    replica_.emplace(group_, *model_, bucket_limits(config_));
+    comm::agree_on(group_, [&] {
+      loader_.emplace(splits_.train, *sampler_,
+                      data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
+    });
+    replica_.emplace(group_, backend_, *model_, bucket_limits(config_));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
                   splits_.train->sample_dims(),
@@ -85,18 +87,19 @@ class Run {
     for (std::int64_t step = 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
       const data::Batch& batch = next_batch();
-      const StepReport report = train_step(step, batch);
-      metrics_.write(report);
-      progress.step(report);
-      if (config_.check_replicas > 0 && step % config_.check_replicas == 0) replica_->check();
-
+      const sampler::StepPlan plan = batch.plan;
+      begin_step(step, batch);
+      const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       const bool last = step == total_steps_;
-      const bool epoch_due =
-          batch.plan.last_of_epoch && config_.eval_every > 0 && report.epoch % config_.eval_every == 0;
+      const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
+      const bool epoch_due = plan.last_of_epoch && config_.eval_every > 0 && epoch % config_.eval_every == 0;
+      const bool pause = check || last || epoch_due;
+      while (step_->outcome_due() || (pause && step_->outcomes_waiting() > 0)) report_step(progress);
+      if (check) replica_->check();
       if (!last && !epoch_due) continue;
       evaluation = evaluate(evaluator, step);
-      progress.evaluation(evaluation, report.epoch);
-      if (!std::isfinite(evaluation.loss)) diverged("evaluation loss", evaluation.loss, report);
+      progress.evaluation(evaluation, epoch);
+      if (!std::isfinite(evaluation.loss)) diverged("evaluation loss", evaluation.loss, step, epoch);
     }
     finish(progress, evaluation, epochs);
   }
@@ -105,38 +108,47 @@ class Run {
 
   const data::Batch& next_batch() {
     const TraceSpan span(trace(), Trace::kComputation, "data");
+    backend_.finish_inputs();  // the batch before gives its memory back
     const data::Batch& batch = loader_->next();
     if (trace_ && !batch.empty())
       trace_->span(Trace::kFirstLoader + batch.worker, "assemble batch", batch.assembly_begin, batch.assembly_end);
     return batch;
   }
 
-  StepReport train_step(std::int64_t step, const data::Batch& batch) {
+  void begin_step(std::int64_t step, const data::Batch& batch) {
     throw_if_stopped("training");
-    const auto from = Clock::now();
-    const double lr = rate_->at(step - 1);
-    const TrainingStep::Outcome outcome = step_->run(step, batch, lr);
-    const double seconds = seconds_between(from, Clock::now());
+    begun_.push_back({.begin = Clock::now(), .plan = batch.plan, .lr = rate_->at(step - 1)});
+    step_->run(step, batch, begun_.back().lr);
+  }
 
-    const auto& plan = batch.plan;
-    LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == plan.global_count, "{} of {} samples",
-                    outcome.totals.count, plan.global_count);
-    const StepReport report{.step = step,
-                            .epoch = static_cast<std::int64_t>(plan.epoch) + 1,
+  // Of the oldest step that has not been reported. On a device steps overlap: one counts from the end of that before.
+  void report_step(Progress& progress) {
+    const TrainingStep::Outcome outcome = step_->take_outcome();
+    const auto now = Clock::now();
+    const BegunStep begun = begun_.front();
+    begun_.erase(begun_.begin());
+    const double seconds = seconds_between(std::max(begun.begin, last_end_), now);
+    last_end_ = now;
+
+    LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == begun.plan.global_count, "{} of {} samples",
+                    outcome.totals.count, begun.plan.global_count);
+    const StepReport report{.step = outcome.step,
+                            .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
                             .loss = outcome.totals.loss / outcome.totals.count,
-                            .lr = lr,
+                            .lr = begun.lr,
                             .grad_norm = outcome.grad_norm,
                             .step_ms = 1e3 * seconds,
                             .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-                            .samples_per_s = static_cast<double>(plan.global_count) / seconds};
-    if (!std::isfinite(report.loss)) diverged("loss", report.loss, report);
+                            .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
+    if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
-    samples_ += static_cast<std::int64_t>(plan.global_count);
+    samples_ += static_cast<std::int64_t>(begun.plan.global_count);
     if (log_enabled(LogLevel::kDebug))
       for (const auto& line : split(describe(replica_->reducer().timeline()), '\n'))
-        log_debug("step {}: {}", step, line);
-    return report;
+        log_debug("step {}: {}", report.step, line);
+    metrics_.write(report);
+    progress.step(report);
   }
 
   EvalReport evaluate(Evaluator& evaluator, std::int64_t step) {
@@ -148,9 +160,9 @@ class Run {
   }
 
   // All ranks see the same sum: one of them says so.
-  [[noreturn]] void diverged(const char* which, double loss, const StepReport& report) const {
-    const std::string what = fmt::format("the {} is {} at step {} (epoch {})", which,
-                                         std::isnan(loss) ? "NaN" : "infinite", report.step, report.epoch);
+  [[noreturn]] void diverged(const char* which, double loss, std::int64_t step, std::int64_t epoch) const {
+    const std::string what =
+        fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(loss) ? "NaN" : "infinite", step, epoch);
     if (group_.rank() != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
@@ -204,6 +216,13 @@ class Run {
   std::optional<TrainingStep> step_;
   std::optional<LearningRate> rate_;
 
+  struct BegunStep {
+    Clock::time_point begin;
+    sampler::StepPlan plan;
+    double lr;
+  };
+  std::vector<BegunStep> begun_;  // and not reported
+  Clock::time_point last_end_{};  // of a step
   double train_seconds_ = 0, wait_seconds_ = 0;
   std::int64_t samples_ = 0;
 };

@@ -47,8 +47,8 @@ class ConvNode final : public Node {
     const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through_relu(output()) : tape.take_grad(output());
     ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
     if (!x_.needs_grad()) return;
-    Tensor dx = backend.empty(x_.shape());
-    backend.conv().backward_input(dy, w.value(), w.version(), window_, dx);
+    Tensor dx = backend.empty(x_.shape(), dy.dtype());
+    backend.conv().backward_input(dy, w.as(dy.dtype()), w.version(), window_, dx);
     tape.contribute(x_, std::move(dx));
   }
 
@@ -77,8 +77,8 @@ class ConvMaxPoolNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
     const Tensor dy = tape.take_grad(output());
-    const Tensor dx = x_.needs_grad() ? backend.empty(x_.shape()) : Tensor();
-    const Tensor between = backend.empty(piece_);
+    const Tensor dx = x_.needs_grad() ? backend.empty(x_.shape(), dy.dtype()) : Tensor();
+    const Tensor between = backend.empty(piece_, dy.dtype());
     ConvGradients gradients(backend, w, parameters()[1], window_);
     const std::int64_t samples = dy.size(0);
     for (std::int64_t begin = 0; begin == 0 || begin < samples; begin += piece_[0]) {
@@ -86,7 +86,8 @@ class ConvMaxPoolNode final : public Node {
       const Tensor part = between.slice(0, end - begin);
       backend.pool().max_backward(dy.slice(begin, end), choices_.slice(begin, end), pool_, part);
       gradients.add(x_.value().slice(begin, end), part);
-      if (dx.defined()) backend.conv().backward_input(part, w.value(), w.version(), window_, dx.slice(begin, end));
+      if (dx.defined())
+        backend.conv().backward_input(part, w.as(dy.dtype()), w.version(), window_, dx.slice(begin, end));
     }
     if (dx.defined()) tape.contribute(x_, dx);
   }
@@ -116,8 +117,9 @@ bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
 
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
   const Tape::OpScope scope(tape, "conv2d", &w);
-  Tensor y = tape.backend().empty(convolved_shape(x, w, window));
-  tape.backend().conv().forward(x.value(), w.value(), w.version(), b != nullptr ? b->value() : Tensor(), window,
+  const DType dtype = x.value().dtype();
+  Tensor y = tape.backend().empty(convolved_shape(x, w, window), dtype);
+  tape.backend().conv().forward(x.value(), w.as(dtype), w.version(), b != nullptr ? b->as(dtype) : Tensor(), window,
                                 epilogue, y);
   const Var out = tape.make_var(std::move(y), needs_grad(x, w, b));
   tape.record<ConvNode>(out, x, w, b, window, epilogue);
@@ -130,18 +132,19 @@ Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window&
   Backend& backend = tape.backend();
   Shape piece = convolved_shape(x, w, window);
   const std::int64_t samples = piece[0];
-  Tensor y = backend.empty(pooled_shape(piece, pool));
+  const DType dtype = x.value().dtype();
+  Tensor y = backend.empty(pooled_shape(piece, pool), dtype);
   piece[0] = 1;
-  piece[0] = samples_of_piece(backend, samples, static_cast<std::size_t>(piece.count()) * sizeof(float));
+  piece[0] = samples_of_piece(backend, samples, static_cast<std::size_t>(piece.count()) * size_of(dtype));
   const bool wanted = tape.recording() && needs_grad(x, w, b);
   const Tensor choices = wanted ? backend.empty(y.shape(), PoolKernels::choice_type(pool)) : Tensor();
   {
-    const Tensor between = backend.empty(piece);
+    const Tensor between = backend.empty(piece, dtype);
     for (std::int64_t begin = 0; begin < samples; begin += piece[0]) {
       const std::int64_t end = std::min(samples, begin + piece[0]);
       const Tensor part = between.slice(0, end - begin);
-      backend.conv().forward(x.value().slice(begin, end), w.value(), w.version(), b != nullptr ? b->value() : Tensor(),
-                             window, Epilogue::kNone, part);
+      backend.conv().forward(x.value().slice(begin, end), w.as(dtype), w.version(),
+                             b != nullptr ? b->as(dtype) : Tensor(), window, Epilogue::kNone, part);
       backend.pool().max_forward(part, pool, epilogue, y.slice(begin, end),
                                  wanted ? choices.slice(begin, end) : Tensor());
     }

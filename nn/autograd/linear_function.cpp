@@ -23,8 +23,8 @@ class LinearNode final : public Node {
       backend.linear().backward_weight(x_.value(), dy, target.accumulate, target.gradient);
     }
     if (x_.needs_grad()) {
-      Tensor dx = backend.empty(x_.shape());
-      backend.linear().backward_input(dy, w.value(), dx);
+      Tensor dx = backend.empty(x_.shape(), dy.dtype());
+      backend.linear().backward_input(dy, w.as(dy.dtype()), dx);
       tape.contribute(x_, std::move(dx));
     }
   }
@@ -41,8 +41,9 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
   if (x.shape().size() != 2 || x.shape()[1] != w.value().size(1))
     throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),
                      "flatten the input, or match the layer's in_features to it");
-  Tensor y = tape.backend().empty({x.shape()[0], w.value().size(0)});
-  tape.backend().linear().forward(x.value(), w.value(), b != nullptr ? b->value() : Tensor(), epilogue, y);
+  const DType dtype = x.value().dtype();
+  Tensor y = tape.backend().empty({x.shape()[0], w.value().size(0)}, dtype);
+  tape.backend().linear().forward(x.value(), w.as(dtype), b != nullptr ? b->as(dtype) : Tensor(), epilogue, y);
   const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());
   const Var out = tape.make_var(std::move(y), needs_grad);
   tape.record<LinearNode>(out, x, w, b, epilogue);

@@ -15,7 +15,7 @@ class LossNode final : public Node {
 };
 
 Tensor gradient_for(Tape& tape, Var x) {
-  return tape.recording() && x.needs_grad() ? tape.backend().empty(x.shape()) : Tensor();
+  return tape.recording() && x.needs_grad() ? tape.backend().empty(x.shape(), x.value().dtype()) : Tensor();
 }
 
 Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {

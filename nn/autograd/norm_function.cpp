@@ -27,10 +27,11 @@ class BatchNormNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& gamma = *parameters()[0];
     Parameter& beta = *parameters()[1];
-    Tensor dx = backend.empty(x_.shape());
+    const Tensor& dy = tape.grad(output());
+    Tensor dx = backend.empty(x_.shape(), dy.dtype());
     const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
-    backend.norm().backward(x_.value(), tape.grad(output()), gamma.value(), mean_, variance_, given_statistics_, eps_,
-                            dx, dgamma, dbeta);
+    backend.norm().backward(x_.value(), dy, gamma.value(), mean_, variance_, given_statistics_, eps_, dx, dgamma,
+                            dbeta);
     if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
     if (beta.requires_grad()) deliver(backend, beta, dbeta);
     tape.contribute(x_, std::move(dx));
@@ -52,7 +53,7 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
                      "match num_features to the last axis of the input");
   Backend& backend = tape.backend();
-  Tensor y = backend.empty(x.shape());
+  Tensor y = backend.empty(x.shape(), x.value().dtype());
   Tensor mean = state.running_mean, variance = state.running_variance;
   if (training) {
     const std::int64_t rows = x.value().count() / channels;

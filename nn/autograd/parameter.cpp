@@ -9,6 +9,17 @@ std::uint64_t Parameter::next_version() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+const Tensor& Parameter::as(DType dtype) {
+  if (dtype == value_.dtype()) return value_;
+  LOCKSTEP_ASSERT(dtype == DType::kBF16, "a parameter as {}", name_of(dtype));
+  if (!copy_.defined()) copy_ = backend_->empty(value_.shape(), dtype);
+  if (copy_version_ != version_) {
+    backend_->pointwise().cast(value_, copy_);
+    copy_version_ = version_;
+  }
+  return copy_;
+}
+
 void Parameter::bind_gradient(const Tensor& storage) {
   LOCKSTEP_ASSERT(storage.shape() == value_.shape() && storage.dtype() == value_.dtype(),
                   "gradient {} {} of parameter {} {}", name_of(storage.dtype()), to_string(storage.shape()),

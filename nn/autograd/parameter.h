@@ -35,6 +35,17 @@ class Parameter {
   std::uint64_t version() const { return version_; }
   void changed() { version_ = next_version(); }
 
+  /// The value in the type that activations have: itself where that is f32, else its bf16 copy, which is made again
+  /// when the value has changed. Valid until the next change.
+  const Tensor& as(DType dtype);
+  /// The bf16 copy's content, nullptr where nobody has asked for it: who changes the value may write it along, and then
+  /// calls changed_with_copy().
+  BFloat16* copy() const { return copy_.defined() ? copy_.data<BFloat16>() : nullptr; }
+  void changed_with_copy() {
+    changed();
+    copy_version_ = version_;
+  }
+
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
@@ -66,7 +77,9 @@ class Parameter {
   Tensor gradient_;
   FileLayout layout_;
   std::uint64_t version_ = next_version();
-  int pending_uses_ = 0;  // recorded on a tape and not yet walked by backward
+  Tensor copy_;                     // bf16; undefined until it is asked for
+  std::uint64_t copy_version_ = 0;  // of the value that it holds
+  int pending_uses_ = 0;            // recorded on a tape and not yet walked by backward
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool touched_ = false;  // has contributed in the backward pass under way

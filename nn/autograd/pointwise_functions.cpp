@@ -34,7 +34,7 @@ class FlattenNode final : public Node {
       tape.contribute(x_, dy.reshaped(s));
       return;
     }
-    Tensor dx = tape.backend().empty(s);
+    Tensor dx = tape.backend().empty(s, dy.dtype());
     tape.backend().pointwise().swap_last_axes(dy.reshaped({s[0], s[3], s[1] * s[2]}),
                                               dx.reshaped({s[0], s[1] * s[2], s[3]}));
     tape.contribute(x_, std::move(dx));
@@ -48,7 +48,7 @@ class FlattenNode final : public Node {
 
 Var relu(Tape& tape, Var x) {
   const Tape::OpScope scope(tape, "relu");
-  Tensor y = tape.backend().empty(x.shape());
+  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().relu(x.value(), y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<ReluNode>(out, x);
@@ -57,10 +57,10 @@ Var relu(Tape& tape, Var x) {
 
 Var add(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add");
-  if (x.shape() != y.shape())
+  if (x.shape() != y.shape() || x.value().dtype() != y.value().dtype())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
                      "operands have one shape; nothing is broadcast");
-  Tensor z = tape.backend().empty(x.shape());
+  Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add(x.value(), y.value(), z);
   const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
   tape.record<AddNode>(out, x, y);
@@ -78,7 +78,7 @@ Var flatten(Tape& tape, Var x) {
   if (s[3] == 1 || s[1] * s[2] == 1) {
     y = x.value().reshaped(flat);  // both orders are the same
   } else {
-    y = tape.backend().empty(flat);
+    y = tape.backend().empty(flat, x.value().dtype());
     tape.backend().pointwise().swap_last_axes(x.value().reshaped({s[0], s[1] * s[2], s[3]}),
                                               y.reshaped({s[0], s[3], s[1] * s[2]}));
   }

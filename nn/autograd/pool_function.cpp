@@ -9,8 +9,9 @@ class MaxPoolNode final : public Node {
       : Node(output), x_(x), window_(window), choices_(std::move(choices)) {}
 
   void backward(Tape& tape) override {
-    Tensor dx = tape.backend().empty(x_.shape());
-    tape.backend().pool().max_backward(tape.grad(output()), choices_, window_, dx);
+    const Tensor& dy = tape.grad(output());
+    Tensor dx = tape.backend().empty(x_.shape(), dy.dtype());
+    tape.backend().pool().max_backward(dy, choices_, window_, dx);
     tape.contribute(x_, std::move(dx));
   }
 
@@ -25,8 +26,9 @@ class AveragePoolNode final : public Node {
   AveragePoolNode(Var output, Var x, const Window& window) : Node(output), x_(x), window_(window) {}
 
   void backward(Tape& tape) override {
-    Tensor dx = tape.backend().empty(x_.shape());
-    tape.backend().pool().average_backward(tape.grad(output()), window_, dx);
+    const Tensor& dy = tape.grad(output());
+    Tensor dx = tape.backend().empty(x_.shape(), dy.dtype());
+    tape.backend().pool().average_backward(dy, window_, dx);
     tape.contribute(x_, std::move(dx));
   }
 
@@ -50,7 +52,7 @@ Shape pooled_shape(const Shape& x, const Window& window) {
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
   const Tape::OpScope scope(tape, kind == PoolKind::kMax ? "max_pool2d" : "avg_pool2d");
   Backend& backend = tape.backend();
-  Tensor y = backend.empty(pooled_shape(x.shape(), window));
+  Tensor y = backend.empty(pooled_shape(x.shape(), window), x.value().dtype());
   if (kind == PoolKind::kAverage) {
     backend.pool().average_forward(x.value(), window, y);
     const Var out = tape.make_var(std::move(y), x.needs_grad());

@@ -46,7 +46,7 @@ void Tape::push(Node* node) {
 
 Tensor Tape::take_grad_through_relu(Var v) {
   Tensor dy = take_grad(v);
-  Tensor masked = dy.is_sole_owner() ? dy : backend_.empty(dy.shape());
+  Tensor masked = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
   backend_.pointwise().relu_backward(v.value(), dy, masked);
   return masked;
 }
@@ -65,7 +65,7 @@ void Tape::contribute(Var v, Tensor grad) {
     return;
   }
   // Another variable's gradient is the same memory: leave it alone.
-  Tensor fresh = backend_.empty(sum.shape());
+  Tensor fresh = backend_.empty(sum.shape(), sum.dtype());
   backend_.pointwise().add(sum, grad, fresh);
   sum = std::move(fresh);
 }

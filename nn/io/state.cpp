@@ -18,39 +18,46 @@ std::vector<std::int64_t> file_shape(const Tensor& value, FileLayout layout) {
   return {s.dims().begin(), s.dims().end()};
 }
 
-// Copies between (O, H·W, I) in memory and (O, I, H·W) in files.
-void move_oihw(float* memory, float* file, const Shape& s, bool to_file) {
-  const std::int64_t pixels = s[1] * s[2], in = s[3];
-  for (std::int64_t o = 0; o < s[0]; ++o)
-    for (std::int64_t p = 0; p < pixels; ++p)
-      for (std::int64_t i = 0; i < in; ++i) {
-        float& m = memory[(o * pixels + p) * in + i];
-        float& f = file[(o * in + i) * pixels + p];
-        (to_file ? f : m) = (to_file ? m : f);
-      }
-}
-
-HostTensor to_host(const std::string& name, const Tensor& value, FileLayout layout) {
-  HostTensor host{name, value.dtype(), file_shape(value, layout), std::vector<std::byte>(value.bytes())};
-  if (layout == FileLayout::kOhwiToOihw)
-    move_oihw(value.f32(), reinterpret_cast<float*>(host.bytes.data()), value.shape(), true);
-  else
-    std::memcpy(host.bytes.data(), value.raw(), value.bytes());
-  return host;
-}
-
-void from_host(const HostTensor& host, const Tensor& value, FileLayout layout) {
-  if (layout == FileLayout::kOhwiToOihw)
-    // move_oihw only reads the file's side here.
-    move_oihw(value.f32(), reinterpret_cast<float*>(const_cast<std::byte*>(host.bytes.data())), value.shape(), false);
-  else
-    std::memcpy(value.raw(), host.bytes.data(), value.bytes());
+// Exchanges the last two axes of (O, rows, columns) f32: between (O, H·W, I) in memory and (O, I, H·W) in files.
+std::vector<std::byte> swapped(std::span<const std::byte> from, std::int64_t outer, std::int64_t rows,
+                               std::int64_t columns) {
+  std::vector<std::byte> to(from.size());
+  constexpr std::size_t kFloat = sizeof(float);
+  for (std::int64_t o = 0; o < outer; ++o)
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        std::memcpy(to.data() + static_cast<std::size_t>((o * columns + c) * rows + r) * kFloat,
+                    from.data() + static_cast<std::size_t>((o * rows + r) * columns + c) * kFloat, kFloat);
+  return to;
 }
 
 struct Target {
   const Tensor* value;
+  Backend* backend;
   FileLayout layout;
 };
+
+HostTensor to_host(const std::string& name, const Target& target) {
+  const Tensor& value = *target.value;
+  const Shape& s = value.shape();
+  HostTensor host{name, value.dtype(), file_shape(value, target.layout), std::vector<std::byte>(value.bytes())};
+  target.backend->download(value, host.bytes);
+  if (target.layout == FileLayout::kOhwiToOihw) host.bytes = swapped(host.bytes, s[0], s[1] * s[2], s[3]);
+  return host;
+}
+
+void from_host(const HostTensor& host, const Target& target) {
+  const Shape& s = target.value->shape();
+  if (target.layout == FileLayout::kOhwiToOihw)
+    target.backend->upload(swapped(host.bytes, s[0], s[3], s[1] * s[2]), *target.value);
+  else
+    target.backend->upload(host.bytes, *target.value);
+}
+
+Target target_of(const NamedParameter& named) {
+  return {&named.parameter->value(), &named.parameter->backend(), named.parameter->layout()};
+}
+Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
 // Not a Shape: files may have more dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
@@ -59,17 +66,15 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 
 std::vector<HostTensor> state_of(const Module& module) {
   std::vector<HostTensor> state;
-  for (const auto& [name, parameter] : module.named_parameters())
-    state.push_back(to_host(name, parameter->value(), parameter->layout()));
-  for (const auto& [name, tensor] : module.named_buffers()) state.push_back(to_host(name, *tensor, FileLayout::kSame));
+  for (const auto& named : module.named_parameters()) state.push_back(to_host(named.name, target_of(named)));
+  for (const auto& named : module.named_buffers()) state.push_back(to_host(named.name, target_of(named)));
   return state;
 }
 
 void load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source) {
   std::map<std::string, Target> targets;
-  for (const auto& [name, parameter] : module.named_parameters())
-    targets[name] = {&parameter->value(), parameter->layout()};
-  for (const auto& [name, tensor] : module.named_buffers()) targets[name] = {tensor, FileLayout::kSame};
+  for (const auto& named : module.named_parameters()) targets[named.name] = target_of(named);
+  for (const auto& named : module.named_buffers()) targets[named.name] = target_of(named);
 
   std::vector<std::string> unexpected, misshapen, missing;
   std::map<std::string, const HostTensor*> given;
@@ -99,7 +104,7 @@ void load_state(Module& module, const std::vector<HostTensor>& tensors, const st
     throw UsageError(fmt::format("weights {} do not fit the model: {}", source, join(faults, "; ")),
                      "load them into the model that they were saved from");
 
-  for (const auto& [name, target] : targets) from_host(*given[name], *target.value, target.layout);
+  for (const auto& [name, target] : targets) from_host(*given[name], target);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
 }
 
@@ -108,9 +113,9 @@ std::string parameters_sha256(const Module& module) {
   std::sort(parameters.begin(), parameters.end(),
             [](const NamedParameter& a, const NamedParameter& b) { return a.name < b.name; });
   Sha256 hash;
-  for (const auto& [name, parameter] : parameters) {
-    hash.update(name);
-    hash.update(to_host(name, parameter->value(), parameter->layout()).bytes);
+  for (const auto& named : parameters) {
+    hash.update(named.name);
+    hash.update(to_host(named.name, target_of(named)).bytes);
   }
   return hash.finish();
 }

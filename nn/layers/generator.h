@@ -2,8 +2,7 @@
 #pragma once
 
 #include <cstdint>
-
-#include "nn/tensor/tensor.h"
+#include <span>
 
 namespace lockstep::nn {
 
@@ -13,8 +12,8 @@ class Generator {
  public:
   explicit Generator(std::uint64_t seed) : seed_(seed) {}
 
-  /// Fills an f32 host tensor with uniform numbers in [low, high), rounded to f32.
-  void uniform(const Tensor& tensor, double low, double high);
+  /// Fills `values` with uniform numbers in [low, high), rounded to f32.
+  void uniform(std::span<float> values, double low, double high);
 
  private:
   std::uint64_t seed_;

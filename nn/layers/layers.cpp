@@ -1,6 +1,7 @@
 #include "nn/layers/layers.h"
 
 #include <cmath>
+#include <vector>
 
 namespace lockstep::nn {
 namespace {
@@ -8,7 +9,9 @@ namespace {
 std::unique_ptr<Parameter> uniform_parameter(Context& context, const Shape& shape, double bound,
                                              FileLayout layout = FileLayout::kSame) {
   auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
-  context.generator.uniform(parameter->value(), -bound, bound);
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
+  context.generator.uniform(values, -bound, bound);
+  context.backend.upload(std::as_bytes(std::span(values)), parameter->value());
   return parameter;
 }
 
@@ -52,11 +55,13 @@ BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, do
       momentum_(momentum),
       weight_(register_parameter("weight", constant_parameter(context, {num_features}, 1.0f))),
       bias_(register_parameter("bias", constant_parameter(context, {num_features}, 0.0f))),
-      running_mean_(register_buffer("running_mean", context.backend.zeros({num_features}))),
-      running_variance_(register_buffer("running_var", context.backend.empty({num_features}))),
-      num_batches_tracked_(register_buffer("num_batches_tracked", context.backend.empty({}, DType::kI64))) {
+      running_mean_(register_buffer("running_mean", context.backend, context.backend.zeros({num_features}))),
+      running_variance_(register_buffer("running_var", context.backend, context.backend.empty({num_features}))),
+      num_batches_tracked_(
+          register_buffer("num_batches_tracked", context.backend, context.backend.empty({}, DType::kI64))) {
   context.backend.pointwise().fill(running_variance_, 1.0f);
-  *num_batches_tracked_.data<std::int64_t>() = 0;
+  constexpr std::int64_t kNone = 0;
+  context.backend.upload(std::as_bytes(std::span(&kNone, 1)), num_batches_tracked_);
 }
 
 Var BatchNorm::forward(Tape& tape, Var x) {
@@ -64,7 +69,7 @@ Var BatchNorm::forward(Tape& tape, Var x) {
       tape, x, weight_, bias_,
       {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
       training());
-  if (training()) ++*num_batches_tracked_.data<std::int64_t>();
+  if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
   return y;
 }
 

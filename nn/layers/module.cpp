@@ -19,7 +19,8 @@ std::vector<NamedParameter> Module::named_parameters() const {
 std::vector<NamedBuffer> Module::named_buffers() const {
   std::vector<NamedBuffer> all;
   walk("", [&](const Module& module, const std::string& prefix) {
-    for (const auto& [name, tensor] : module.buffers_) all.push_back({prefix + name, tensor.get()});
+    for (const auto& buffer : module.buffers_)
+      all.push_back({prefix + buffer.name, buffer.tensor.get(), buffer.backend});
   });
   return all;
 }
@@ -35,9 +36,9 @@ Parameter& Module::register_parameter(std::string name, std::unique_ptr<Paramete
   return reference;
 }
 
-Tensor& Module::register_buffer(std::string name, Tensor tensor) {
-  buffers_.emplace_back(std::move(name), std::make_unique<Tensor>(std::move(tensor)));
-  return *buffers_.back().second;
+Tensor& Module::register_buffer(std::string name, Backend& backend, Tensor tensor) {
+  buffers_.push_back({std::move(name), &backend, std::make_unique<Tensor>(std::move(tensor))});
+  return *buffers_.back().tensor;
 }
 
 }  // namespace lockstep::nn

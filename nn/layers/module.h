@@ -27,6 +27,7 @@ struct NamedParameter {
 struct NamedBuffer {
   std::string name;  // "bn1.running_mean"
   Tensor* tensor;
+  Backend* backend;
 };
 
 /// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
@@ -52,7 +53,7 @@ class Module {
   Module() = default;
 
   Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
-  Tensor& register_buffer(std::string name, Tensor tensor);
+  Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
   template <class M>
   M& register_module(std::string name, std::unique_ptr<M> child) {
     M& reference = *child;
@@ -66,7 +67,12 @@ class Module {
 
   bool training_ = true;
   std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
-  std::vector<std::pair<std::string, std::unique_ptr<Tensor>>> buffers_;
+  struct Buffer {
+    std::string name;
+    Backend* backend;
+    std::unique_ptr<Tensor> tensor;
+  };
+  std::vector<Buffer> buffers_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
 };
 

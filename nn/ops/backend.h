@@ -1,7 +1,9 @@
 // A device as the operators see it: its memory and its kernels.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/device.h"
@@ -12,6 +14,7 @@
 #include "nn/ops/optim.h"
 #include "nn/ops/pointwise.h"
 #include "nn/ops/pool.h"
+#include "nn/ops/readback.h"
 
 namespace lockstep::nn {
 
@@ -45,9 +48,32 @@ class Backend {
   /// How many kernel objects have been built; constant in a steady state.
   virtual std::uint64_t primitives_created() const = 0;
 
-  /// The content of host memory as a tensor of this device. On the CPU it is a view: the memory must stay valid and
-  /// unchanged for as long as the tensor is used.
+  /// Where work given to this device goes.
+  virtual StreamView stream() = 0;
+  /// How many steps may be given to the device before the results of the first of them are read: 0 where work is done
+  /// when a kernel returns.
+  virtual int steps_ahead() const = 0;
+  /// Whether activations may be bf16.
+  virtual bool computes_in_bf16() const = 0;
+
+  /// A batch, in memory of staging_memory(), as a tensor of this device, which is valid until the second following call
+  /// for the same shape and type. On the CPU it is a view. The host's memory must stay valid and unchanged until
+  /// finish_inputs(), on the CPU for as long as the tensor is used.
   virtual Tensor from_host(void* data, const Shape& shape, DType dtype) = 0;
+  /// Waits until everything given to from_host() has been read.
+  virtual void finish_inputs() = 0;
+  /// Host memory that from_host() reads fastest.
+  virtual std::shared_ptr<MemorySource> staging_memory() = 0;
+
+  /// Blocking copies between the host's bytes and as many of a tensor's first ones, after all work given before.
+  virtual void upload(std::span<const std::byte> from, const Tensor& to) = 0;
+  virtual void download(const Tensor& from, std::span<std::byte> to) = 0;
+  /// The same for at most kMostWritten bytes, in the order of the work that is given, without waiting: `from` may be
+  /// changed at once.
+  virtual void write(std::span<const std::byte> from, const Tensor& to) = 0;
+  static constexpr std::size_t kMostWritten = 64;
+  /// For results of at most `bytes`.
+  virtual std::unique_ptr<Readback> make_readback(std::size_t bytes) = 0;
 
   Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
   Tensor zeros(const Shape& shape) {
@@ -59,6 +85,16 @@ class Backend {
  protected:
   Backend() = default;
 };
+
+/// What a CUDA device computes in.
+struct CudaOptions {
+  int device = 0;     // CUDA's index, among those that this process may see
+  bool tf32 = false;  // f32 products on matrix units, with 10 bits of mantissa
+};
+
+/// Makes the device this thread's and opens cuBLASLt; cuDNN is opened at the first convolution. Throws CudaError; where
+/// the build has no CUDA, or the machine no GPU, DeviceError.
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 /// `threads` compute threads at most (at least 1), OpenMP's on the calling thread: the thread that makes the backend
 /// is the one that calls its kernels.

@@ -20,8 +20,8 @@ struct Window {
   std::int64_t output_extent(int axis, std::int64_t in) const;
 };
 
-/// f32, cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C), b is (O) or undefined,
-/// y is (N, H', W', O). N may be 0.
+/// Cross-correlation as in PyTorch's Conv2d. x is (N, H, W, C), w is (O, Kh, Kw, C), b is (O) or undefined,
+/// y is (N, H', W', O). N may be 0. Types are those of LinearKernels.
 class ConvKernels {
  public:
   virtual ~ConvKernels() = default;

@@ -10,7 +10,8 @@ namespace lockstep::nn {
 /// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is.
 enum class Epilogue : std::uint8_t { kNone, kRelu };
 
-/// f32. N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias).
+/// N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias). Activations, w and b
+/// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32.
 class LinearKernels {
  public:
   virtual ~LinearKernels() = default;

@@ -8,10 +8,10 @@ namespace lockstep::nn {
 class LossKernels {
  public:
   virtual ~LossKernels() = default;
-  /// Softmax cross entropy. logits (N, K) f32, labels (N) i32, each in [0, K) (else
-  /// UsageError). totals (2) f32 receives the sum of
-  /// −log softmax(logits)[label] and the number of samples whose largest logit is the label's (ties: the first
-  /// class). dlogits (N, K), if defined, receives (softmax − one-hot) · scale.
+  /// Softmax cross entropy. logits (N, K) f32 or bf16, labels (N) i32, each in [0, K): else UsageError, or, on a device
+  /// that cannot throw, a loss that is NaN. totals (2) f32 receives the sum of −log softmax(logits)[label] and the
+  /// number of samples whose largest logit is the label's (ties: the first class). dlogits (N, K), of the logits' type,
+  /// if defined, receives (softmax − one-hot) · scale.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
                              const Tensor& dlogits) = 0;
   /// Squared error. x, target (any shape) f32. totals (2) receives the sum of (x − target)² and 0. dx, if defined,

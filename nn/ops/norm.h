@@ -5,8 +5,8 @@
 
 namespace lockstep::nn {
 
-/// f32. x, y are (…, C); all statistics and parameters are (C). M is the number of rows, count(x) / C,
-/// at least 1 in training.
+/// x, y, dx and dy are (…, C), of one type, f32 or bf16; all statistics, parameters and their gradients are (C) f32. M
+/// is the number of rows, count(x) / C, at least 1 in training.
 class NormKernels {
  public:
   virtual ~NormKernels() = default;

@@ -5,14 +5,18 @@
 
 namespace lockstep::nn {
 
-/// f32 unless said otherwise. Inputs and outputs have the same number of elements.
+/// f32 or bf16, all operands of one type, unless said otherwise. Inputs and outputs have the same number of elements.
 class PointwiseKernels {
  public:
   virtual ~PointwiseKernels() = default;
   virtual void fill(const Tensor& y, float value) = 0;
   /// Any dtype.
   virtual void copy(const Tensor& x, const Tensor& y) = 0;
-  /// y += alpha · x
+  /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even.
+  virtual void cast(const Tensor& x, const Tensor& y) = 0;
+  /// One more than before: counter () i64.
+  virtual void increment(const Tensor& counter) = 0;
+  /// y += alpha · x; x may be bf16 where y is f32.
   virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
   /// z = x + y
   virtual void add(const Tensor& x, const Tensor& y, const Tensor& z) = 0;

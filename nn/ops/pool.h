@@ -8,7 +8,7 @@ namespace lockstep::nn {
 
 enum class PoolKind : std::uint8_t { kMax, kAverage };
 
-/// f32. x is (N, H, W, C), y is (N, H', W', C); N may be 0.
+/// x is (N, H, W, C), y is (N, H', W', C), of one type, f32 or bf16; N may be 0. Sums are f32.
 class PoolKernels {
  public:
   virtual ~PoolKernels() = default;

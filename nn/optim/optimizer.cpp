@@ -16,65 +16,82 @@ std::vector<Tensor> zeros_like(const std::vector<NamedParameter>& parameters) {
 class Sgd final : public Optimizer {
  public:
   Sgd(std::vector<NamedParameter> parameters, const SgdOptions& options)
-      : Optimizer(std::move(parameters)), options_(options) {
+      : Optimizer(std::move(parameters)),
+        constants_{.momentum = static_cast<float>(options.momentum),
+                   .weight_decay = static_cast<float>(options.weight_decay),
+                   .nesterov = options.nesterov} {
     check_usage(options.momentum >= 0 && options.weight_decay >= 0, "SGD with a negative momentum or weight decay");
     check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum",
                 "set momentum above 0");
     if (options.momentum > 0) momentum_ = zeros_like(parameters_);
   }
 
-  void update(std::size_t index) override {
-    Parameter& p = parameter(index);
-    const SgdStep step{.lr = static_cast<float>(lr_),
-                       .momentum = static_cast<float>(options_.momentum),
-                       .weight_decay = static_cast<float>(options_.weight_decay),
-                       .nesterov = options_.nesterov,
-                       .gradient_scale = static_cast<float>(gradient_scale_)};
-    p.backend().optim().sgd(step, p.gradient(), momentum_.empty() ? Tensor() : momentum_[index], p.value());
-    p.changed();
+ private:
+  std::array<float, StepControl::kRates> rates(double lr, std::int64_t) const override {
+    return {static_cast<float>(lr), 0.0f, 0.0f};
+  }
+  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
+    if (!momentum_.empty()) arrays.first = momentum_[index].f32();
+  }
+  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
+    kernels.sgd(constants_, control, all);
   }
 
- private:
-  SgdOptions options_;
+  SgdConstants constants_;
   std::vector<Tensor> momentum_;
 };
 
 class AdamW final : public Optimizer {
  public:
   AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options)
-      : Optimizer(std::move(parameters)), options_(options), m_(zeros_like(parameters_)), v_(zeros_like(parameters_)) {
+      : Optimizer(std::move(parameters)),
+        constants_{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps},
+        weight_decay_(options.weight_decay),
+        m_(zeros_like(parameters_)),
+        v_(zeros_like(parameters_)) {
     check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                 "AdamW's betas must lie in [0, 1)");
     check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
   }
 
-  void update(std::size_t index) override {
-    Parameter& p = parameter(index);
-    const auto t = static_cast<double>(step_);
-    const AdamWStep step{.lr = lr_,
-                         .beta1 = options_.beta1,
-                         .beta2 = options_.beta2,
-                         .eps = options_.eps,
-                         .weight_decay = options_.weight_decay,
-                         .bias_correction1 = 1.0 - std::pow(options_.beta1, t),
-                         .bias_correction2 = 1.0 - std::pow(options_.beta2, t),
-                         .gradient_scale = gradient_scale_};
-    p.backend().optim().adamw(step, p.gradient(), m_[index], v_[index], p.value());
-    p.changed();
+ private:
+  std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const override {
+    const auto t = static_cast<double>(step);
+    return {static_cast<float>(lr / (1.0 - std::pow(constants_.beta1, t))),
+            static_cast<float>(1.0 - lr * weight_decay_),
+            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(constants_.beta2, t)))};
+  }
+  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
+    arrays.first = m_[index].f32();
+    arrays.second = v_[index].f32();
+  }
+  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
+    kernels.adamw(constants_, control, all);
   }
 
- private:
-  AdamWOptions options_;
+  AdamWConstants constants_;
+  double weight_decay_;
   std::vector<Tensor> m_, v_;
 };
 
 }  // namespace
 
-void Optimizer::begin_step(double lr, double gradient_scale) {
+Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::move(parameters)) {
+  if (parameters_.empty()) return;
+  backend_ = &parameters_.front().parameter->backend();
+  control_ = backend_->empty({StepControl::kSize});
+  arrays_.reserve(parameters_.size());
+}
+
+void Optimizer::begin_step(double lr) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
-  lr_ = lr;
-  gradient_scale_ = gradient_scale;
   ++step_;
+  if (backend_ == nullptr) return;
+  std::array<float, StepControl::kSize> control{};
+  std::ranges::copy(rates(lr, step_), control.begin());
+  control[StepControl::kGradientScale] = 1.0f;
+  control[StepControl::kGo] = 1.0f;
+  backend_->write(std::as_bytes(std::span(control)), control_);
 }
 
 Parameter& Optimizer::parameter(std::size_t index) const {
@@ -83,6 +100,32 @@ Parameter& Optimizer::parameter(std::size_t index) const {
   LOCKSTEP_ASSERT(step_ > 0, "update of {} before begin_step", name);
   LOCKSTEP_ASSERT(parameter->gradient().defined(), "update of {}, which has no gradient", name);
   return *parameter;
+}
+
+std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> indices) {
+  arrays_.clear();
+  for (const std::size_t index : indices) {
+    Parameter& p = parameter(index);
+    UpdateArrays& arrays = arrays_.emplace_back(UpdateArrays{
+        .count = p.value().count(), .gradient = p.gradient().f32(), .parameter = p.value().f32(), .copy = p.copy()});
+    add_moments(index, arrays);
+  }
+  return arrays_;
+}
+
+void Optimizer::add_squares(std::span<const std::size_t> indices, const Tensor& squares) {
+  if (!indices.empty()) backend_->optim().add_squares(arrays_of(indices), squares);
+}
+
+void Optimizer::decide(const Tensor& loss, const Tensor& squares, double clip_norm) {
+  if (backend_ != nullptr) backend_->optim().decide(loss, squares, clip_norm, control_);
+}
+
+void Optimizer::update(std::span<const std::size_t> indices) {
+  const auto all = arrays_of(indices);
+  if (all.empty()) return;
+  run(backend_->optim(), control_, all);
+  for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
 }
 
 std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options) {

@@ -1,7 +1,9 @@
-// SGD and AdamW, one parameter at a time.
+// SGD and AdamW, bucket by bucket.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "nn/layers/module.h"
@@ -20,30 +22,43 @@ struct AdamWOptions {
 };
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
-/// a gradient, in any order: so that one bucket's parameters can move while another's gradients still travel.
-/// The parameters must outlive it.
+/// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
+/// travel. Between the two, decide() may hold the step back or scale its gradients.
+/// The parameters, which are on one device, must outlive it.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// `lr`: this step's learning rate, at least 0 (else UsageError). `gradient_scale` multiplies every gradient first
-  /// (clipping).
-  void begin_step(double lr, double gradient_scale = 1.0);
-  /// Moves parameter `index` (its place in the list the optimizer was made with) by its gradient.
-  virtual void update(std::size_t index) = 0;
+  /// `lr`: this step's learning rate, at least 0 (else UsageError).
+  void begin_step(double lr);
+  /// squares (1) f64 += Σ g² over the gradients of these parameters.
+  void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
+  /// OptimKernels::decide() for this step.
+  void decide(const Tensor& loss, const Tensor& squares, double clip_norm);
+  /// Moves these parameters (their places in the list the optimizer was made with) by their gradients.
+  void update(std::span<const std::size_t> indices);
 
  protected:
-  explicit Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::move(parameters)) {}
+  explicit Optimizer(std::vector<NamedParameter> parameters);
 
-  /// The one to update: asserts that a step has begun and that there is a gradient.
-  Parameter& parameter(std::size_t index) const;
+  /// What OptimKernels know as rates, for step `step` (from 1).
+  virtual std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const = 0;
+  /// The parameter's moments, as far as there are any.
+  virtual void add_moments(std::size_t index, UpdateArrays& arrays) const = 0;
+  virtual void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) = 0;
 
   std::vector<NamedParameter> parameters_;
-  double lr_ = 0.0;
-  double gradient_scale_ = 1.0;
-  std::int64_t step_ = 0;  // counts from 1 once a step has begun
+
+ private:
+  std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
+  Parameter& parameter(std::size_t index) const;
+
+  Backend* backend_ = nullptr;  // nullptr: there are no parameters
+  Tensor control_;
+  std::vector<UpdateArrays> arrays_;  // of one call
+  std::int64_t step_ = 0;             // counts from 1 once a step has begun
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).

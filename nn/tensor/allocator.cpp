@@ -1,10 +1,7 @@
 #include "nn/tensor/allocator.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -13,7 +10,6 @@ namespace lockstep::nn {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kMaxBytes = std::size_t{1} << 60;  // sums of sizes below do not overflow
 
 // Class 4k + q holds blocks of (4 + q) · 2^k cache lines, q in 0…3.
@@ -29,25 +25,7 @@ std::size_t class_bytes(int size_class) {
   return ((4 + static_cast<std::size_t>(size_class % 4)) << (size_class / 4)) * kCacheLine;
 }
 
-class HostMemory final : public MemorySource {
- public:
-  std::byte* allocate(std::size_t bytes) override {
-    const bool large = bytes >= kHugePage;
-    const std::size_t alignment = large ? kHugePage : kCacheLine;
-    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    void* data = std::aligned_alloc(alignment, rounded);
-    if (data == nullptr)
-      throw DeviceError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
-                        "use a smaller batch or model, or a machine with more memory");
-    if (large) ::madvise(data, rounded, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
-    return static_cast<std::byte*>(data);
-  }
-  void free(std::byte* data, std::size_t) noexcept override { std::free(data); }
-};
-
 }  // namespace
-
-std::unique_ptr<MemorySource> make_host_memory() { return std::make_unique<HostMemory>(); }
 
 CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
     : source_(std::move(source)), free_lists_(4 * 64, nullptr) {}

@@ -8,19 +8,9 @@
 #include <mutex>
 #include <vector>
 
+#include "base/memory_source.h"
+
 namespace lockstep::nn {
-
-/// Where an allocator gets its memory from: the host's or a device's. Called rarely; must be thread-safe.
-class MemorySource {
- public:
-  virtual ~MemorySource() = default;
-  /// At least 64-byte aligned. Throws DeviceError that says how much was asked.
-  virtual std::byte* allocate(std::size_t bytes) = 0;
-  virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
-};
-
-/// Host memory; large blocks ask for huge pages.
-std::unique_ptr<MemorySource> make_host_memory();
 
 class CachingAllocator;
 

@@ -46,6 +46,10 @@ std::vector<int> all_ranks() {
   return ranks;
 }
 
+std::span<float> tail_of(const Reducer& reducer) {
+  return {reinterpret_cast<float*>(reducer.tail().data()), Reducer::kTailFloats};
+}
+
 class ReducerLimits : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
@@ -54,7 +58,7 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
   std::mt19937 random(static_cast<unsigned>(7 + group().rank()));  // each rank its own order
   for (int step = 1; step <= 6; ++step) {
     reducer.begin_step(step);
-    reducer.tail()[0] = static_cast<float>(group().rank() + step);
+    tail_of(reducer)[0] = static_cast<float>(group().rank() + step);
     std::vector<std::size_t> order = {0, 1, 2, 3, 4};
     std::shuffle(order.begin(), order.end(), random);
     for (const std::size_t slot : order) {
@@ -63,7 +67,7 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
       reducer.poll();
     }
     std::vector<std::size_t> seen;
-    reducer.finish([&](std::span<const std::size_t> done) {
+    reducer.finish({}, [&](std::span<const std::size_t> done) {
       // A bucket's sums are there when it is handed over, not only at the end.
       for (const std::size_t slot : done) {
         expect_sums(reducer, slot, step, all_ranks());
@@ -73,8 +77,8 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
     std::sort(seen.begin(), seen.end());
     ASSERT_EQ(seen, (std::vector<std::size_t>{0, 1, 2, 3, 4}));
     const int n = group().size();
-    ASSERT_EQ(reducer.tail()[0], static_cast<float>(n * (n - 1) / 2 + n * step));
-    ASSERT_EQ(reducer.tail()[1], 0.0f);
+    ASSERT_EQ(tail_of(reducer)[0], static_cast<float>(n * (n - 1) / 2 + n * step));
+    ASSERT_EQ(tail_of(reducer)[1], 0.0f);
     if (step == 2) reducer.adopt_ready_order();
   }
 }
@@ -94,7 +98,7 @@ TEST_P(ReducerLimits, RanksWithoutSamplesContributeZeros) {
     }
     auto contributors = all_ranks();
     contributors.resize(static_cast<std::size_t>(step));
-    reducer.finish([&](std::span<const std::size_t> done) {
+    reducer.finish({}, [&](std::span<const std::size_t> done) {
       for (const std::size_t slot : done) expect_sums(reducer, slot, step, contributors);
     });
   }
@@ -114,7 +118,7 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
   } else {
     reducer.contribute_nothing();
   }
-  reducer.finish([](auto) {});
+  reducer.finish({}, [](auto) {});
   EXPECT_TRUE(reducer.adopt_ready_order());
   ASSERT_EQ(reducer.plan().buckets.size(), 5u);
   std::vector<std::size_t> order;
@@ -127,7 +131,7 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
     write(reducer, slot, 2);
     reducer.mark_ready(slot);
   }
-  reducer.finish([](auto) {});
+  reducer.finish({}, [](auto) {});
   for (std::size_t slot = 0; slot < reducer.slots(); ++slot) expect_sums(reducer, slot, 2, all_ranks());
 }
 
@@ -135,16 +139,16 @@ TEST(Reducer, NothingRecordedChangesNothing) {
   Reducer reducer(group(), some_slots(), {});
   reducer.begin_step(1);
   reducer.contribute_nothing();
-  reducer.finish([](auto) {});
+  reducer.finish({}, [](auto) {});
   EXPECT_FALSE(reducer.adopt_ready_order());
 }
 
 TEST(Reducer, AModelWithoutParametersStillSumsItsTail) {
   Reducer reducer(group(), {}, {});
   reducer.begin_step(1);
-  reducer.tail()[2] = 1.0f;
-  reducer.finish([](auto) {});
-  EXPECT_EQ(reducer.tail()[2], static_cast<float>(group().size()));
+  tail_of(reducer)[2] = 1.0f;
+  reducer.finish({}, [](auto) {});
+  EXPECT_EQ(tail_of(reducer)[2], static_cast<float>(group().size()));
 }
 
 TEST(Reducer, RefusesAGradientThatIsReadyTwice) {
@@ -165,7 +169,7 @@ TEST(Reducer, NamesGradientsThatNeverCame) {
   reducer.begin_step(1);
   for (const std::size_t slot : {0u, 1u, 3u}) reducer.mark_ready(slot);
   try {
-    reducer.finish([](auto) {});
+    reducer.finish({}, [](auto) {});
     FAIL() << "accepted";
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("fc.weight, fc.bias"), std::string::npos) << error.what();
@@ -179,7 +183,7 @@ TEST(Reducer, KeepsTimesInOrder) {
     write(reducer, slot, 1);
     reducer.mark_ready(slot);
   }
-  reducer.finish([](auto) {});
+  reducer.finish({}, [](auto) {});
   const auto& timeline = reducer.timeline();
   ASSERT_EQ(timeline.buckets.size(), 5u);
   for (const auto& bucket : timeline.buckets) {

@@ -77,7 +77,7 @@ TEST_F(Layers, InitialisationsDependOnTheSeedAlone) {
 // A change of these numbers changes every run that anybody wants to repeat.
 TEST_F(Layers, InitialBitsNeverChange) {
   const Tensor t = backend->empty({4});
-  Generator(1).uniform(t, -1.0, 1.0);
+  Generator(1).uniform(t.span<float>(), -1.0, 1.0);
   EXPECT_THAT(values_of(t), ElementsAre(0.49949649f, -0.255213141f, -0.123432189f, 0.908233404f));
 }
 
@@ -100,7 +100,8 @@ TEST_F(Layers, NamesAndOrderArePyTorchs) {
       .then(std::make_unique<Linear>(context, 2, 3, false));
   EXPECT_THAT(names_of(model), ElementsAre("0.weight [2, 1, 1, 1]", "1.weight [2]", "1.bias [2]", "3.weight [3, 2]"));
   std::vector<std::string> buffers;
-  for (const auto& [name, tensor] : model.named_buffers()) buffers.push_back(name + " " + to_string(tensor->shape()));
+  for (const auto& buffer : model.named_buffers())
+    buffers.push_back(buffer.name + " " + to_string(buffer.tensor->shape()));
   EXPECT_THAT(buffers, ElementsAre("1.running_mean [2]", "1.running_var [2]", "1.num_batches_tracked []"));
 }
 

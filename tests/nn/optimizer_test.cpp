@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "tests/nn/values.h"
@@ -78,7 +79,12 @@ void expect_follows(const Make& make, const Reference& reference, double toleran
     const auto optimizer = make(named);
     for (int step = 1; step <= 20; ++step) {
       const double lr = 0.1 / step, scale = step % 3 == 0 ? 0.5 : 1.0;
-      optimizer->begin_step(lr, scale);
+      optimizer->begin_step(lr);
+      if (scale != 1.0) {  // gradients of norm 2 clipped to 1
+        const Tensor squares = backend->empty({}, DType::kF64);
+        *squares.data<double>() = 4.0;
+        optimizer->decide(backend->zeros({1}), squares, 2 * scale + 1e-6);
+      }
       for (const std::size_t index : {1, 0}) {
         Parameter& parameter = *named[index].parameter;
         const Tensor gradient = random_tensor(*backend, parameter.value().shape(), 100u * index + step);
@@ -87,7 +93,7 @@ void expect_follows(const Make& make, const Reference& reference, double toleran
         for (double& g : scaled) g *= scale;
         references[index].step(expected[index], scaled, lr);
         const auto version = parameter.version();
-        optimizer->update(index);
+        optimizer->update(std::array{index});
         EXPECT_NE(parameter.version(), version);
         const auto actual = doubles(parameter.value());
         for (std::size_t i = 0; i < actual.size(); ++i)
@@ -126,7 +132,7 @@ TEST(AdamW, TheFirstStepIsTheRate) {
   p.bind_gradient(tensor_of(*backend, {2}, {0.5f, -20.0f}));
   const auto optimizer = make_adamw({{"p", &p}}, {.weight_decay = 0.0});
   optimizer->begin_step(1.0);
-  optimizer->update(0);
+  optimizer->update(std::array{std::size_t{0}});
   EXPECT_NEAR(p.value().f32()[0], -1.0f, 1e-6f);
   EXPECT_NEAR(p.value().f32()[1], 1.0f, 1e-6f);
 }
@@ -152,10 +158,71 @@ TEST(Optimizer, MisuseIsABug) {
   const auto backend = make_cpu_backend(1);
   Parameter p(*backend, {2});
   const auto optimizer = make_sgd({{"p", &p}}, {});
-  EXPECT_THROW(optimizer->update(0), InternalError);  // no step has begun
+  const std::array<std::size_t, 1> first = {0}, unknown = {1};
+  EXPECT_THROW(optimizer->update(first), InternalError);  // no step has begun
   optimizer->begin_step(0.1);
-  EXPECT_THROW(optimizer->update(0), InternalError);  // no gradient
-  EXPECT_THROW(optimizer->update(1), InternalError);
+  EXPECT_THROW(optimizer->update(first), InternalError);  // no gradient
+  EXPECT_THROW(optimizer->update(unknown), InternalError);
+}
+
+TEST(Optimizer, ALossThatIsNotFiniteMovesNothing) {
+  const auto backend = make_cpu_backend(1);
+  for (const float loss : {std::nanf(""), INFINITY, -INFINITY, 1.0f}) {
+    Parameter a(*backend, {3}), b(*backend, {5});
+    std::vector<NamedParameter> named = {{"a", &a}, {"b", &b}};
+    for (auto& [name, parameter] : named) {
+      backend->pointwise().fill(parameter->value(), 1.0f);
+      parameter->bind_gradient(random_tensor(*backend, parameter->value().shape(), 3));
+    }
+    for (const auto& optimizer : {make_sgd(named, {.momentum = 0.9}), make_adamw(named, {})}) {
+      const auto before_a = doubles(a.value()), before_b = doubles(b.value());
+      optimizer->begin_step(0.1);
+      optimizer->decide(tensor_of(*backend, {2}, {loss, 7.0f}), {}, 0);
+      optimizer->update(std::array<std::size_t, 2>{0, 1});
+      EXPECT_EQ(doubles(a.value()) == before_a, !std::isfinite(loss)) << loss;
+      EXPECT_EQ(doubles(b.value()) == before_b, !std::isfinite(loss)) << loss;
+    }
+  }
+}
+
+TEST(Optimizer, ClipsAsPyTorchDoes) {
+  const auto backend = make_cpu_backend(1);
+  Parameter a(*backend, {2}), b(*backend, {1});
+  const auto optimizer = make_sgd({{"a", &a}, {"b", &b}}, {});
+  for (Parameter* p : {&a, &b}) backend->pointwise().fill(p->value(), 0.0f);
+  a.bind_gradient(tensor_of(*backend, {2}, {1.0f, 2.0f}));
+  b.bind_gradient(tensor_of(*backend, {1}, {-2.0f}));
+  const std::array<std::size_t, 2> all = {1, 0};
+  const Tensor squares = backend->empty({}, DType::kF64), loss = backend->zeros({1});
+  *squares.data<double>() = 0.0;
+  optimizer->begin_step(1.0);
+  optimizer->add_squares(all, squares);
+  EXPECT_EQ(*squares.data<double>(), 9.0);
+  optimizer->decide(loss, squares, 1.5);  // the norm is 3: half of it is left
+  optimizer->update(all);
+  EXPECT_NEAR(a.value().f32()[1], -1.0f, 1e-6f);
+  EXPECT_NEAR(b.value().f32()[0], 1.0f, 1e-6f);
+  optimizer->begin_step(1.0);
+  optimizer->decide(loss, squares, 100.0);  // and here all of it
+  optimizer->update(all);
+  EXPECT_NEAR(a.value().f32()[1], -3.0f, 1e-6f);
+}
+
+TEST(Optimizer, WritesTheRoundedCopyAlong) {
+  const auto backend = make_cpu_backend(1);
+  for (const bool adam : {false, true}) {
+    Parameter p(*backend, {37});
+    backend->pointwise().copy(random_tensor(*backend, {37}, 1), p.value());
+    p.changed();
+    p.bind_gradient(random_tensor(*backend, {37}, 2));
+    const auto optimizer = adam ? make_adamw({{"p", &p}}, {}) : make_sgd({{"p", &p}}, {.momentum = 0.5});
+    EXPECT_EQ(p.copy(), nullptr);
+    const Tensor copy = p.as(DType::kBF16);
+    optimizer->begin_step(0.1);
+    optimizer->update(std::array{std::size_t{0}});
+    for (std::int64_t i = 0; i < 37; ++i)
+      ASSERT_EQ(copy.data<BFloat16>()[i].bits, BFloat16::from_float(p.value().f32()[i]).bits) << i;
+  }
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ TEST(Overlap, TheFirstBucketEndsBeforeTheLastGradientIsReady) {
   nn::Generator generator(1);
   nn::Context context{*backend, generator};
   SlowFirstLayer module(context);
-  Replica replica(group(), module, {.first_bytes = 2048, .bytes = 4096});
+  Replica replica(group(), *backend, module, {.first_bytes = 2048, .bytes = 4096});
   nn::Tape tape(*backend);
   std::vector<float> x(8 * 64, 0.5f);
   std::vector<std::int32_t> labels(8, 3);
@@ -61,7 +61,7 @@ TEST(Overlap, TheFirstBucketEndsBeforeTheLastGradientIsReady) {
     const nn::Loss loss = nn::cross_entropy(tape, module.forward(tape, in),
                                             backend->from_host(labels.data(), {8}, DType::kI32), 1.0f / 8);
     replica.backward(tape, loss, 8);
-    replica.finish([](const auto&) {}, [](auto) {});
+    replica.finish([](auto) {});
     tape.reset();
   }
   const auto& timeline = replica.reducer().timeline();

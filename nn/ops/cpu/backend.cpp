@@ -2,11 +2,30 @@
 
 #include <omp.h>
 
+#include <cstring>
+
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
 
 namespace lockstep::nn {
 namespace {
+
+/// What a kernel has returned is there.
+class CpuReadback final : public Readback {
+ public:
+  explicit CpuReadback(std::size_t bytes) : memory_(bytes) {}
+  void begin(const Tensor& from) override {
+    LOCKSTEP_ASSERT(from.bytes() <= memory_.size(), "{} bytes for {}", from.bytes(), memory_.size());
+    used_ = from.bytes();
+    std::memcpy(memory_.data(), from.raw(), used_);
+  }
+  bool ready() override { return true; }
+  std::span<const std::byte> bytes() const override { return {memory_.data(), used_}; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t used_ = 0;
+};
 
 class CpuBackend final : public Backend {
  public:
@@ -21,7 +40,25 @@ class CpuBackend final : public Backend {
                        cpu_kernel_isa());
   }
   CachingAllocator& allocator() override { return allocator_; }
+  StreamView stream() override { return {}; }
+  int steps_ahead() const override { return 0; }
+  bool computes_in_bf16() const override { return false; }
   Tensor from_host(void* data, const Shape& shape, DType dtype) override { return Tensor::view_of(data, shape, dtype); }
+  void finish_inputs() override {}
+  std::shared_ptr<MemorySource> staging_memory() override { return make_host_memory(); }
+  void upload(std::span<const std::byte> from, const Tensor& to) override {
+    LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
+    if (!from.empty()) std::memcpy(to.raw(), from.data(), from.size());
+  }
+  void download(const Tensor& from, std::span<std::byte> to) override {
+    LOCKSTEP_ASSERT(to.size() <= from.bytes(), "{} bytes of {}", to.size(), from.bytes());
+    if (!to.empty()) std::memcpy(to.data(), from.raw(), to.size());
+  }
+  void write(std::span<const std::byte> from, const Tensor& to) override {
+    LOCKSTEP_ASSERT(from.size() <= kMostWritten, "{} bytes", from.size());
+    upload(from, to);
+  }
+  std::unique_ptr<Readback> make_readback(std::size_t bytes) override { return std::make_unique<CpuReadback>(bytes); }
   // Half of the second cache of a server's core, or all of a desktop's.
   std::size_t piece_bytes() const override { return static_cast<std::size_t>(threads_) << 19; }
   LinearKernels& linear() override { return *linear_; }

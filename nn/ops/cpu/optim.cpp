@@ -1,5 +1,6 @@
 #include "nn/ops/optim.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/cpu.h"
@@ -10,6 +11,14 @@ namespace lockstep::nn::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 16384;  // elements
+
+struct SgdStep {
+  float lr, momentum, weight_decay, gradient_scale;
+};
+
+struct AdamWStep {
+  float rate, keep, root2, b1, rest1, b2, rest2, eps, gradient_scale;
+};
 
 LOCKSTEP_SIMD_CLONES
 void sgd_plain(const SgdStep& s, const float* g, float* p, std::int64_t n) {
@@ -38,23 +47,19 @@ void sgd_nesterov(const SgdStep& s, const float* g, float* m, float* p, std::int
 
 LOCKSTEP_SIMD_CLONES
 void adamw_update(const AdamWStep& s, const float* g, float* m, float* v, float* p, std::int64_t n) {
-  const auto keep = static_cast<float>(1.0 - s.lr * s.weight_decay),
-             step = static_cast<float>(s.lr / s.bias_correction1);
-  const auto root2 = static_cast<float>(1.0 / std::sqrt(s.bias_correction2));
-  const auto b1 = static_cast<float>(s.beta1), rest1 = static_cast<float>(1.0 - s.beta1);
-  const auto b2 = static_cast<float>(s.beta2), rest2 = static_cast<float>(1.0 - s.beta2);
-  const auto eps = static_cast<float>(s.eps), scale = static_cast<float>(s.gradient_scale);
+  const float rate = s.rate, keep = s.keep, root2 = s.root2, eps = s.eps, scale = s.gradient_scale;
+  const float b1 = s.b1, rest1 = s.rest1, b2 = s.b2, rest2 = s.rest2;
   for (std::int64_t i = 0; i < n; ++i) {
     const float gi = scale * g[i];
     m[i] = b1 * m[i] + rest1 * gi;
     v[i] = b2 * v[i] + rest2 * gi * gi;
-    p[i] = keep * p[i] - step * m[i] / (__builtin_sqrtf(v[i]) * root2 + eps);
+    p[i] = keep * p[i] - rate * m[i] / (__builtin_sqrtf(v[i]) * root2 + eps);
   }
 }
 
 // Eight partial sums, so that the additions do not wait for each other; combined in a fixed order.
 LOCKSTEP_SIMD_CLONES
-double squares(const float* g, std::int64_t n) {
+double squares_of(const float* g, std::int64_t n) {
   double part[8] = {};
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8)
@@ -63,30 +68,64 @@ double squares(const float* g, std::int64_t n) {
   return ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
 }
 
+void copy_rounded(const UpdateArrays& arrays, std::int64_t begin, std::int64_t end) {
+  if (arrays.copy == nullptr) return;
+  std::transform(arrays.parameter + begin, arrays.parameter + end, arrays.copy + begin, BFloat16::from_float);
+}
+
 class CpuOptim final : public OptimKernels {
  public:
-  void sgd(const SgdStep& step, const Tensor& g, const Tensor& m, const Tensor& p) override {
-    parallel_for(p.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      const std::int64_t n = end - begin;
-      const float* const gradient = g.f32() + begin;
-      float* const parameter = p.f32() + begin;
-      if (!m.defined()) {
-        sgd_plain(step, gradient, parameter, n);
-      } else if (step.nesterov) {
-        sgd_nesterov(step, gradient, m.f32() + begin, parameter, n);
-      } else {
-        sgd_momentum(step, gradient, m.f32() + begin, parameter, n);
-      }
-    });
+  void sgd(const SgdConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
+    const float* const c = control.f32();
+    if (c[StepControl::kGo] == 0.0f) return;
+    const SgdStep step = {.lr = c[StepControl::kRate],
+                          .momentum = constants.momentum,
+                          .weight_decay = constants.weight_decay,
+                          .gradient_scale = c[StepControl::kGradientScale]};
+    for (const UpdateArrays& a : all)
+      parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t n = end - begin;
+        if (a.first == nullptr) {
+          sgd_plain(step, a.gradient + begin, a.parameter + begin, n);
+        } else if (constants.nesterov) {
+          sgd_nesterov(step, a.gradient + begin, a.first + begin, a.parameter + begin, n);
+        } else {
+          sgd_momentum(step, a.gradient + begin, a.first + begin, a.parameter + begin, n);
+        }
+        copy_rounded(a, begin, end);
+      });
   }
 
-  void adamw(const AdamWStep& step, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& p) override {
-    parallel_for(p.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      adamw_update(step, g.f32() + begin, m.f32() + begin, v.f32() + begin, p.f32() + begin, end - begin);
-    });
+  void adamw(const AdamWConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
+    const float* const c = control.f32();
+    if (c[StepControl::kGo] == 0.0f) return;
+    const AdamWStep step = {.rate = c[StepControl::kRate],
+                            .keep = c[StepControl::kDecay],
+                            .root2 = c[StepControl::kSecondScale],
+                            .b1 = static_cast<float>(constants.beta1),
+                            .rest1 = static_cast<float>(1.0 - constants.beta1),
+                            .b2 = static_cast<float>(constants.beta2),
+                            .rest2 = static_cast<float>(1.0 - constants.beta2),
+                            .eps = static_cast<float>(constants.eps),
+                            .gradient_scale = c[StepControl::kGradientScale]};
+    for (const UpdateArrays& a : all)
+      parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        adamw_update(step, a.gradient + begin, a.first + begin, a.second + begin, a.parameter + begin, end - begin);
+        copy_rounded(a, begin, end);
+      });
   }
 
-  double sum_of_squares(const Tensor& g) override { return squares(g.f32(), g.count()); }
+  void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {
+    for (const UpdateArrays& a : all) *squares.data<double>() += squares_of(a.gradient, a.count);
+  }
+
+  void decide(const Tensor& loss, const Tensor& squares, double clip_norm, const Tensor& control) override {
+    float* const c = control.f32();
+    c[StepControl::kGo] = std::isfinite(loss.f32()[0]) ? 1.0f : 0.0f;
+    c[StepControl::kGradientScale] =
+        clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (std::sqrt(*squares.data<double>()) + 1e-6)))
+                      : 1.0f;
+  }
 };
 
 }  // namespace

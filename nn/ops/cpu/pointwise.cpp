@@ -33,6 +33,9 @@ void mask_by(const float* y, const float* dy, float* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
 }
 
+BFloat16 rounded(float value) { return BFloat16::from_float(value); }
+float widened(BFloat16 value) { return value.to_float(); }
+
 class CpuPointwise final : public PointwiseKernels {
  public:
   void fill(const Tensor& y, float value) override { std::fill_n(y.f32(), y.count(), value); }
@@ -41,6 +44,19 @@ class CpuPointwise final : public PointwiseKernels {
     LOCKSTEP_ASSERT(x.bytes() == y.bytes());
     std::memcpy(y.raw(), x.raw(), x.bytes());
   }
+
+  void cast(const Tensor& x, const Tensor& y) override {
+    LOCKSTEP_ASSERT(x.count() == y.count());
+    if (x.dtype() == y.dtype()) return copy(x, y);
+    parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      if (y.dtype() == DType::kBF16)
+        std::transform(x.f32() + begin, x.f32() + end, y.data<BFloat16>() + begin, rounded);
+      else
+        std::transform(x.data<BFloat16>() + begin, x.data<BFloat16>() + end, y.f32() + begin, widened);
+    });
+  }
+
+  void increment(const Tensor& counter) override { ++*counter.data<std::int64_t>(); }
 
   void add_to(const Tensor& x, float alpha, const Tensor& y) override {
     parallel_for(y.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {

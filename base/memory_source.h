@@ -1,0 +1,21 @@
+// Where allocators get their memory from.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace lockstep {
+
+/// Memory of the host or of a device, in large pieces. Called rarely; must be thread-safe.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// At least 64-byte aligned. Throws DeviceError or CudaError that says how much was asked.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+  virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+};
+
+/// Host memory; large blocks ask for huge pages.
+std::unique_ptr<MemorySource> make_host_memory();
+
+}  // namespace lockstep
