@@ -27,6 +27,9 @@ class MutedGroup final : public comm::ProcessGroup {
   void copy(void* to, const void* from, std::size_t bytes) override { inner_.copy(to, from, bytes); }
   void zero(const comm::Region& region) override { inner_.zero(region); }
   std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine) override;
+  void begin_capture() override { inner_.begin_capture(); }
+  std::uint64_t end_capture() override { return inner_.end_capture(); }
+  void replayed(std::uint64_t count) override { inner_.replayed(count); }
   void poll() override;
   /// Does nothing: `inner` belongs to somebody else.
   void shutdown() override {}

@@ -107,6 +107,7 @@ class Benchmark {
     throw_if_stopped("measuring");
     ++steps_;
     muted_.mute(muted);
+    step_->set_variant(muted ? 1 : 0);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
     step_->run(steps_, batch, options_.train.lr);

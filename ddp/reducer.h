@@ -45,6 +45,8 @@ class Reducer {
 
   /// Starts step `step` (for messages). All slots become not ready.
   void begin_step(std::int64_t step);
+  /// Forgets a step whose collectives were taken down by a recording device and never done.
+  void abandon_step() { started_ = finished_ = 0; }
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
   void mark_ready(std::size_t slot);
   /// This rank has no samples in this step: zeros for every slot.

@@ -40,7 +40,9 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
-    const nn::Loss loss = forward(backend_, tape_, module, *batch, dataset_->sample_dims(), 1.0f, activations_);
+    const Inputs inputs =
+        with_activations(backend_, inputs_of(backend_, *batch, dataset_->sample_dims()), activations_);
+    const nn::Loss loss = forward(tape_, module, inputs, 1.0f);
     results.add(loss.totals());
     sums[2] += static_cast<double>(batch->labels.size());
     tape_.reset();

@@ -17,17 +17,22 @@ nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t
 
 }  // namespace
 
-nn::Loss forward(nn::Backend& backend, nn::Tape& tape, nn::Module& module, const data::Batch& batch,
-                 const std::vector<std::int64_t>& sample_dims, float scale, DType activations) {
+Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const std::vector<std::int64_t>& sample_dims) {
   const auto samples = static_cast<std::int64_t>(batch.labels.size());
-  nn::Tensor x = backend.from_host(batch.x.data(), batch_shape(sample_dims, samples), DType::kF32);
-  if (activations != x.dtype()) {
-    const nn::Tensor rounded = backend.empty(x.shape(), activations);
-    backend.pointwise().cast(x, rounded);
-    x = rounded;
-  }
-  const auto labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32);
-  return nn::cross_entropy(tape, module.forward(tape, tape.input(std::move(x))), labels, scale);
+  return {.x = backend.from_host(batch.x.data(), batch_shape(sample_dims, samples), DType::kF32),
+          .labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32)};
+}
+
+Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {
+  if (activations == inputs.x.dtype()) return inputs;
+  nn::Tensor rounded = backend.empty(inputs.x.shape(), activations);
+  backend.pointwise().cast(inputs.x, rounded);
+  inputs.x = std::move(rounded);
+  return inputs;
+}
+
+nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, float scale) {
+  return nn::cross_entropy(tape, module.forward(tape, tape.input(inputs.x)), inputs.labels, scale);
 }
 
 }  // namespace lockstep::trainer

@@ -9,11 +9,19 @@
 
 namespace lockstep::trainer {
 
-/// Runs `module` on `batch`, which is not empty, and returns its cross entropy, summed over the samples and scaled as
-/// nn::cross_entropy says. `sample_dims`: of one sample, without N. `activations`: f32, or bf16 where the backend
-/// computes in it. On the CPU the tape reads the batch's own memory
-/// until its next reset.
-nn::Loss forward(nn::Backend& backend, nn::Tape& tape, nn::Module& module, const data::Batch& batch,
-                 const std::vector<std::int64_t>& sample_dims, float scale, DType activations);
+/// A batch on the device.
+struct Inputs {
+  nn::Tensor x;       // (N, sample dims…)
+  nn::Tensor labels;  // (N) i32
+};
+
+/// `batch`, which is not empty, as it comes: x is f32. `sample_dims`: of one sample, without N. Valid as long as
+/// Backend::from_host() says.
+Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const std::vector<std::int64_t>& sample_dims);
+/// With x as `activations`: f32, or bf16 where the backend computes in it.
+Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
+
+/// Runs `module` on them and returns its cross entropy, summed over the samples and scaled as nn::cross_entropy says.
+nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, float scale);
 
 }  // namespace lockstep::trainer

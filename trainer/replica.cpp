@@ -89,6 +89,11 @@ void Replica::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) 
   order_known_ = true;
 }
 
+void Replica::replayed(std::int64_t step, std::uint64_t operations) {
+  group_.set_step(step);
+  group_.replayed(operations);
+}
+
 nn::Tensor Replica::totals() const {
   return nn::Tensor::view_of(reducer_.tail().data(), {ddp::Reducer::kTailFloats}, DType::kF32);
 }

@@ -50,6 +50,16 @@ class Replica {
   /// the next begin_step, those parameters' gradients hold the sum over all ranks, and so do, from the first call on,
   /// totals(). It may throw, which leaves collectives under way: see Reducer.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// Gradients are where they will stay: from the second step on, unless that one had no samples on any rank.
+  bool settled() const { return order_adopted_; }
+  /// Of ProcessGroup: the step between the two is recorded, not done.
+  void begin_capture() { group_.begin_capture(); }
+  std::uint64_t end_capture() { return group_.end_capture(); }
+  /// Step `step` was given to the device as a recording with that many collectives, in place of begin_step … finish.
+  void replayed(std::int64_t step, std::uint64_t operations);
+  /// A step that was only recorded, and not to its end, is forgotten: begin_step() follows.
+  void abandon_step() { reducer_.abandon_step(); }
+
   /// kTotalsBytes on the device: its first element is the summed loss.
   nn::Tensor totals() const;
 

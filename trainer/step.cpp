@@ -19,6 +19,7 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
       sample_dims_(std::move(sample_dims)),
       options_(options),
       tape_(backend),
+      recorded_(backend, replica, options.activations),
       squares_(backend.empty({}, DType::kF64)),
       all_(replica.parameters().size()),
       totals_(backend, Replica::kTotalsBytes),
@@ -33,17 +34,22 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
 void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
   optimizer_->begin_step(lr);
-  replica_.begin_step(step);
-  if (batch.empty())
-    replica_.contribute_nothing();
-  else
-    forward_and_backward(batch);
-  update();
-  tape_.reset();
+  Clock::duration waited{};
+  if (!run_recorded(step, batch)) {
+    if (batch.empty()) {
+      replica_.begin_step(step);
+      replica_.contribute_nothing();
+      update();
+    } else {
+      compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
+    }
+    waited = replica_.reducer().waited();
+    if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
+  }
+  inputs_ = {};
   totals_.add(replica_.totals());
   if (wants_norm()) squares_of_steps_.add(squares_);
-  begun_.push_back({step, replica_.reducer().waited()});
-  if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
+  begun_.push_back({step, waited});
 }
 
 TrainingStep::Outcome TrainingStep::take_outcome() {
@@ -64,10 +70,23 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
   return outcome;
 }
 
-void TrainingStep::forward_and_backward(const data::Batch& batch) {
-  const nn::Loss loss = forward(backend_, tape_, module_, batch, sample_dims_,
-                                1.0f / static_cast<float>(batch.plan.global_count), options_.activations);
-  replica_.backward(tape_, loss, static_cast<std::int64_t>(batch.plan.local_count));
+bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
+  if (batch.empty()) return false;
+  inputs_ = inputs_of(backend_, batch, sample_dims_);
+  if (!options_.record || options_.trace != nullptr) return false;
+  const RecordedSteps::Key key = {.local_count = static_cast<std::int64_t>(batch.plan.local_count),
+                                  .global_count = batch.plan.global_count,
+                                  .variant = variant_};
+  return recorded_.run(step, key, inputs_, [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
+}
+
+void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
+  tape_.reset();  // a recording that was refused has left something there
+  replica_.begin_step(step);
+  const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / static_cast<float>(plan.global_count));
+  replica_.backward(tape_, loss, static_cast<std::int64_t>(plan.local_count));
+  update();
+  tape_.reset();
 }
 
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they

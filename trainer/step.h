@@ -10,6 +10,7 @@
 #include "trainer/config.h"
 #include "trainer/late_results.h"
 #include "trainer/layer_trace.h"
+#include "trainer/recorded_steps.h"
 #include "trainer/replica.h"
 #include "trainer/trace.h"
 
@@ -23,6 +24,7 @@ class TrainingStep {
     bool want_norm = false;           // of the gradients, also without clipping
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
+    bool record = true;               // steps that come again, where the device can; not with a trace
   };
 
   /// `sample_dims`: of one sample, without N.
@@ -41,6 +43,10 @@ class TrainingStep {
   /// then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr);
 
+  /// For callers that change what collectives do: recordings of one variant are not used for another.
+  void set_variant(int variant) { variant_ = variant; }
+  const RecordedSteps& recorded() const { return recorded_; }
+
   /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
   std::size_t outcomes_waiting() const { return totals_.waiting(); }
   /// Whether one must be taken before the next run(): on the CPU after each, on a device one step later.
@@ -49,7 +55,8 @@ class TrainingStep {
   Outcome take_outcome();
 
  private:
-  void forward_and_backward(const data::Batch& batch);
+  bool run_recorded(std::int64_t step, const data::Batch& batch);
+  void compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void update();
   void update_bucket(std::span<const std::size_t> slots);
   bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }
@@ -62,6 +69,9 @@ class TrainingStep {
   Options options_;
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
+  Inputs inputs_;  // of this step
+  RecordedSteps recorded_;
+  int variant_ = 0;
   nn::Tensor squares_;            // () f64, of the gradients of this step
   std::vector<std::size_t> all_;  // parameters
   LateResults totals_, squares_of_steps_;

@@ -21,9 +21,9 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
   [&](Parameters... values) {
     std::array<void*, sizeof...(Parameters)> addresses = {static_cast<void*>(&values)...};
-    check_cuda(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses.data(), 0,
-                                native(stream)),
-               what);
+    check_cuda(
+        cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses.data(), 0, native(stream)),
+        what);
   }(static_cast<Parameters>(arguments)...);
 }
 

@@ -29,9 +29,9 @@ void check_cuda(cudaError_t status, const char* what, std::source_location where
 CudaStream::CudaStream(Priority priority) {
   int lowest = 0, highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for stream priorities");
-  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
-                                          priority == Priority::kHigh ? highest : lowest),
-             "making a stream");
+  check_cuda(
+      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::kHigh ? highest : lowest),
+      "making a stream");
 }
 
 CudaStream::~CudaStream() {

@@ -14,8 +14,7 @@
 namespace lockstep {
 
 /// Throws CudaError naming `what`, this thread's GPU and CUDA's own words, unless `status` is success.
-void check_cuda(cudaError_t status, const char* what,
-                std::source_location where = std::source_location::current());
+void check_cuda(cudaError_t status, const char* what, std::source_location where = std::source_location::current());
 
 inline cudaStream_t native(StreamView stream) { return static_cast<cudaStream_t>(stream.native); }
 

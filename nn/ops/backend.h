@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/device.h"
+#include "base/function_ref.h"
 #include "nn/ops/conv.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
@@ -15,6 +16,7 @@
 #include "nn/ops/pointwise.h"
 #include "nn/ops/pool.h"
 #include "nn/ops/readback.h"
+#include "nn/ops/recording.h"
 
 namespace lockstep::nn {
 
@@ -74,6 +76,17 @@ class Backend {
   static constexpr std::size_t kMostWritten = 64;
   /// For results of at most `bytes`.
   virtual std::unique_ptr<Readback> make_readback(std::size_t bytes) = 0;
+
+  /// Whether record() may succeed.
+  virtual bool records() const { return false; }
+  /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
+  /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
+  /// what, and nothing has changed on the device. Other errors pass through.
+  virtual std::unique_ptr<Recording> record(FunctionRef<void()> work, std::string& why_not) {
+    static_cast<void>(work);
+    why_not = "this device records nothing";
+    return nullptr;
+  }
 
   Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
   Tensor zeros(const Shape& shape) {

@@ -28,7 +28,7 @@ std::size_t class_bytes(int size_class) {
 }  // namespace
 
 CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
-    : source_(std::move(source)), free_lists_(4 * 64, nullptr) {}
+    : source_(std::move(source)), free_lists_{std::vector<Block*>(4 * 64), std::vector<Block*>(4 * 64)} {}
 
 CachingAllocator::~CachingAllocator() {
   for (const auto& block : blocks_)
@@ -41,7 +41,7 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
                       "use a smaller batch or model");
   const int size_class = class_of(bytes);
   const std::lock_guard lock(mutex_);
-  Block*& list = free_lists_[static_cast<std::size_t>(size_class)];
+  Block*& list = free_lists_[pool_][static_cast<std::size_t>(size_class)];
   Block* block = list;
   if (block != nullptr) {
     list = block->next_free;
@@ -50,6 +50,7 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
     block = blocks_.back().get();
     block->bytes = class_bytes(size_class);
     block->size_class = size_class;
+    block->pool = static_cast<int>(pool_);
     block->owner = this;
     block->data = source_->allocate(block->bytes);  // if it throws, a block without memory stays behind, unused
     ++stats_.system_allocations;
@@ -61,9 +62,14 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   return block;
 }
 
+void CachingAllocator::use(Pool pool) {
+  const std::lock_guard lock(mutex_);
+  pool_ = pool == Pool::kRecorded ? 1 : 0;
+}
+
 void CachingAllocator::recycle(Block* block) noexcept {
   const std::lock_guard lock(mutex_);
-  Block*& list = free_lists_[static_cast<std::size_t>(block->size_class)];
+  Block*& list = free_lists_[static_cast<std::size_t>(block->pool)][static_cast<std::size_t>(block->size_class)];
   block->next_free = list;
   list = block;
   stats_.bytes_in_use -= block->bytes;

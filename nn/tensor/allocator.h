@@ -1,6 +1,7 @@
 // Device memory that is asked for once and then reused.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,7 @@ struct Block {
   std::size_t bytes = 0;  // capacity
   std::atomic<int> references{0};
   int size_class = 0;
+  int pool = 0;
   CachingAllocator* owner = nullptr;
   Block* next_free = nullptr;
 };
@@ -37,6 +39,13 @@ class CachingAllocator {
 
   /// A block of at least `bytes` with one reference; its content is unspecified.
   Block* acquire(std::size_t bytes);
+  /// Note [Recorded memory]
+  /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
+  /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
+  /// share one: they run one after the other, and leave nothing for each other in it.
+  enum class Pool { kOrdinary, kRecorded };
+  void use(Pool pool);
+
   /// Takes a block without references back.
   void recycle(Block* block) noexcept;
 
@@ -51,9 +60,24 @@ class CachingAllocator {
  private:
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
-  std::vector<Block*> free_lists_;              // by size class
-  std::vector<std::unique_ptr<Block>> blocks_;  // all that exist
+  std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class
+  std::size_t pool_ = 0;                           // where acquire() takes from
+  std::vector<std::unique_ptr<Block>> blocks_;     // all that exist
   Stats stats_;
+};
+
+/// Acquires from the recordings' pool in its scope.
+class RecordedMemory {
+ public:
+  explicit RecordedMemory(CachingAllocator& allocator) : allocator_(allocator) {
+    allocator_.use(CachingAllocator::Pool::kRecorded);
+  }
+  ~RecordedMemory() { allocator_.use(CachingAllocator::Pool::kOrdinary); }
+  RecordedMemory(const RecordedMemory&) = delete;
+  RecordedMemory& operator=(const RecordedMemory&) = delete;
+
+ private:
+  CachingAllocator& allocator_;
 };
 
 }  // namespace lockstep::nn

@@ -140,6 +140,25 @@ TEST_F(AllocatorTest, FourThreadsGetDistinctMemory) {
   EXPECT_LE(allocator.stats().system_allocations, 1u + 4u * 6u);
 }
 
+TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
+  const void* recorded = nullptr;
+  {
+    const RecordedMemory memory(allocator);
+    recorded = Tensor::empty(allocator, {1000}).raw();
+  }
+  const Tensor ordinary = Tensor::empty(allocator, {1000});
+  EXPECT_NE(ordinary.raw(), recorded);
+  Tensor kept;
+  {
+    const RecordedMemory memory(allocator);
+    kept = Tensor::empty(allocator, {1000});
+    EXPECT_EQ(kept.raw(), recorded);  // and it is used again there
+  }
+  kept = Tensor();  // given back outside of the scope: still not for others
+  EXPECT_NE(Tensor::empty(allocator, {1000}).raw(), recorded);
+  EXPECT_EQ(allocator.stats().system_allocations, 3u);
+}
+
 TEST(ShapeTest, CountsAndCompares) {
   EXPECT_EQ(Shape().count(), 1);
   EXPECT_EQ((Shape{2, 0, 3}).count(), 0);

@@ -1,0 +1,16 @@
+// Work that a device does again with one call.
+#pragma once
+
+namespace lockstep::nn {
+
+/// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
+/// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
+/// touches, must outlive it.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  /// Gives the work to the device, behind what has been given before.
+  virtual void run() = 0;
+};
+
+}  // namespace lockstep::nn

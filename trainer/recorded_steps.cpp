@@ -1,0 +1,68 @@
+#include "trainer/recorded_steps.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace lockstep::trainer {
+namespace {
+
+// Steps of a key that run as they are: in them all plans are built. The one behind them is the rehearsal, which runs as
+// it is too, but in the memory that the recording will have.
+constexpr int kWarmUp = 3;
+// More shapes than these come from data that has no fixed shape.
+constexpr std::size_t kMostEntries = 8;
+
+}  // namespace
+
+RecordedSteps::RecordedSteps(nn::Backend& backend, Replica& replica, DType activations)
+    : backend_(backend), replica_(replica), activations_(activations) {
+  entries_.reserve(kMostEntries);
+}
+
+RecordedSteps::Entry& RecordedSteps::entry_of(const Key& key) {
+  const auto found = std::ranges::find(entries_, key, &Entry::key);
+  if (found != entries_.end()) return *found;
+  if (entries_.size() == kMostEntries) entries_.erase(entries_.begin());
+  Entry& entry = entries_.emplace_back();
+  entry.key = key;
+  return entry;
+}
+
+bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
+                        FunctionRef<void(const Inputs&)> compute) {
+  if (!backend_.records() || !refusal_.empty() || !replica_.settled()) return false;
+  Entry& entry = entry_of(key);
+  if (++entry.seen <= kWarmUp) return false;
+  const bool rehearsal = !entry.inputs.x.defined();
+  if (rehearsal)
+    entry.inputs = {.x = backend_.empty(inputs.x.shape(), activations_),
+                    .labels = backend_.empty(inputs.labels.shape(), inputs.labels.dtype())};
+  backend_.pointwise().cast(inputs.x, entry.inputs.x);
+  backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
+  if (rehearsal) {
+    const nn::RecordedMemory memory(backend_.allocator());
+    compute(entry.inputs);
+    return true;
+  }
+  if (entry.recording == nullptr) record(entry, compute);
+  if (entry.recording == nullptr) return false;
+  entry.recording->run();
+  replica_.replayed(step, entry.operations);
+  ++replayed_;
+  return true;
+}
+
+void RecordedSteps::record(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
+  const nn::RecordedMemory memory(backend_.allocator());
+  std::string why_not;
+  replica_.begin_capture();
+  entry.recording = backend_.record([&] { compute(entry.inputs); }, why_not);
+  entry.operations = replica_.end_capture();
+  if (entry.recording != nullptr) return;
+  refusal_ = why_not;
+  replica_.abandon_step();
+  log_info("steps are not recorded, each kernel is started by itself: {}", refusal_);
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,66 @@
+// Steps that a device has recorded, by what they depend on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "nn/ops/backend.h"
+#include "trainer/forward.h"
+#include "trainer/replica.h"
+
+namespace lockstep::trainer {
+
+/// Note [Recorded steps]
+/// A step whose kernels and addresses are those of the step before is recorded once (on GPUs as a CUDA graph) and then
+/// given to the device with one call: forward, backward, collectives and update. All that changes lies in device
+/// memory: the batch is copied to where the recording reads it, learning rate and bias corrections are in the
+/// optimizer's control tensor, losses go out through the reducer's tail. A recording holds for one number of samples,
+/// on this rank and of all ranks, for both are constants of its kernels. Other steps run as they are: the last one of
+/// an epoch, steps without samples here, and the first ones, which allocate memory and build plans.
+///
+/// Backend and replica must outlive it. One thread uses it.
+class RecordedSteps {
+ public:
+  RecordedSteps(nn::Backend& backend, Replica& replica, DType activations);
+
+  /// What a recording is for, beside the memory of model and optimizer.
+  struct Key {
+    std::int64_t local_count = 0;
+    std::uint64_t global_count = 0;
+    int variant = 0;  // of a caller that changes what collectives do
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+
+  /// Runs step `step` on `inputs`, from a recording, which it makes with `compute` if it is time to, or in preparation
+  /// of one: true. False: the caller runs the step itself. `compute` is the whole step, from Replica::begin_step() to
+  /// the update.
+  bool run(std::int64_t step, const Key& key, const Inputs& inputs, FunctionRef<void(const Inputs&)> compute);
+
+  /// Why a step that came again was not recorded; empty where none was refused.
+  const std::string& refusal() const { return refusal_; }
+  /// How many steps have been run from recordings.
+  std::int64_t replayed() const { return replayed_; }
+
+ private:
+  struct Entry {
+    Key key;
+    Inputs inputs;  // where the recording reads
+    int seen = 0;   // steps of this key that have run as they are
+    std::unique_ptr<nn::Recording> recording;
+    std::uint64_t operations = 0;  // collectives of it
+  };
+  Entry& entry_of(const Key& key);
+  void record(Entry& entry, FunctionRef<void(const Inputs&)> compute);
+
+  nn::Backend& backend_;
+  Replica& replica_;
+  DType activations_;
+  std::vector<Entry> entries_;  // few
+  std::string refusal_;
+  std::int64_t replayed_ = 0;
+};
+
+}  // namespace lockstep::trainer
