@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -51,8 +52,10 @@ struct Running {
   bool backwards = false;
   unsigned threads = 0;
   unsigned started = 0;  // of the order: see thread_at()
+  unsigned limit = 0;    // where starting stops once somebody waits: the end of a warp
   unsigned current = 0;
   std::array<Thread, kMostThreads> thread;
+  std::array<uint3, kMostThreads> place;  // of each thread in the block
   std::array<Warp, kMostThreads / kWarp> warp;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Fiber*> idle;
@@ -61,6 +64,12 @@ struct Running {
   std::uint64_t early_returns = 0;
 
   unsigned thread_at(unsigned i) const { return backwards ? threads - 1 - i : i; }
+  // Behind the last thread of the warp of the i-th, in the order.
+  unsigned warp_end(unsigned i) const {
+    const unsigned first = thread_at(i) / kWarp * kWarp;
+    return backwards ? threads - first : std::min(first + kWarp, threads);
+  }
+  bool nobody_waits() const { return idle.size() + 1 == fibers.size(); }  // one runs
 };
 Running running;
 std::mutex grids_mutex;
@@ -74,11 +83,11 @@ std::string text(const std::source_location& where) {
   return fmt::format("{}:{}", slash == std::string::npos ? file : file.substr(slash + 1), where.line());
 }
 
-uint3 place_of(unsigned t) { return {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y}; }
+uint3 place_of(unsigned t) { return running.place[t]; }
 
 void set_current(unsigned t) {
   running.current = t;
-  threadIdx = place_of(t);
+  threadIdx = running.place[t];
 }
 
 [[noreturn]] void fail(const std::string& what) {
@@ -90,7 +99,7 @@ void set_current(unsigned t) {
 void fiber_main() {
   for (;;) {
     try {
-      while (running.started < running.threads) {
+      while (running.started < running.limit || (running.nobody_waits() && running.started < running.threads)) {
         const unsigned t = running.thread_at(running.started++);
         set_current(t);
         running.thread[t].state = State::kRunning;
@@ -111,17 +120,15 @@ void enter(Fiber* fiber) {
   if (running.fault) std::rethrow_exception(std::exchange(running.fault, nullptr));
 }
 
-void start_rest() {
-  while (running.started < running.threads) {
-    if (running.idle.empty()) {
-      running.fibers.push_back(std::make_unique<Fiber>(running.fibers.size()));
-      running.idle.push_back(running.fibers.back().get());
-    }
-    Fiber* const fiber = running.idle.back();
-    running.idle.pop_back();
-    fiber->prepare(fiber_main);
-    enter(fiber);
+void start_one() {
+  if (running.idle.empty()) {
+    running.fibers.push_back(std::make_unique<Fiber>(running.fibers.size()));
+    running.idle.push_back(running.fibers.back().get());
   }
+  Fiber* const fiber = running.idle.back();
+  running.idle.pop_back();
+  fiber->prepare(fiber_main);
+  enter(fiber);
 }
 
 void wait_here() {
@@ -201,12 +208,19 @@ void run_block() {
   running.started = 0;
   for (unsigned t = 0; t < running.threads; ++t) running.thread[t].state = State::kNew;
   for (unsigned w = 0; w * kWarp < running.threads; ++w) running.warp[w].arrived = 0;
-  start_rest();
+  while (running.started < running.threads) {
+    running.limit = running.warp_end(running.started);
+    while (running.started < running.limit) {
+      start_one();
+      running.limit = running.warp_end(running.started - 1);
+    }
+    const unsigned first = running.thread_at(running.started - 1) / kWarp * kWarp;
+    run_warp(first, std::min(first + kWarp, running.threads));
+  }
   if (running.idle.size() == running.fibers.size()) return;  // nobody waits
-  do {
+  while (release_barrier())
     for (unsigned first = 0; first < running.threads; first += kWarp)
       run_warp(first, std::min(first + kWarp, running.threads));
-  } while (release_barrier());
 }
 
 }  // namespace
@@ -229,6 +243,8 @@ void run_grid(const Kernel& kernel, dim3 grid, dim3 block) {
   complained_of_early_returns = false;
   blockDim = block;
   gridDim = grid;
+  for (unsigned t = 0; t < running.threads; ++t)
+    running.place[t] = {t % block.x, t / block.x % block.y, t / block.x / block.y};
   try {
     for (unsigned z = 0; z < grid.z; ++z)
       for (unsigned y = 0; y < grid.y; ++y)
