@@ -1,0 +1,17 @@
+// CUDA graphs.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/device.h"
+#include "base/function_ref.h"
+#include "nn/ops/recording.h"
+
+namespace lockstep::nn::cuda {
+
+/// Backend::record(): captures what `work` gives to `stream`, and to streams that wait for it and come back to it, as a
+/// graph. The capture is this thread's alone: what others do meanwhile neither joins nor breaks it.
+std::unique_ptr<Recording> record_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not);
+
+}  // namespace lockstep::nn::cuda
