@@ -16,7 +16,6 @@
 #include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
 #include "trainer/step.h"
-#include "trainer/train.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -124,29 +123,6 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
 
 INSTANTIATE_TEST_SUITE_P(Models, TrainerSteadyState, ::testing::Values("mlp", "cnn"),
                          [](const auto& test) { return test.param; });
-
-// The trainer's own loop, seen from outside: twenty steps more of an epoch cost not twenty allocations more anywhere. A
-// few may differ: numbers in messages are longer or shorter.
-TEST(TrainerItself, AllocatesNothingMoreInLongerRuns) {
-  if (group().size() > 1) GTEST_SKIP() << "a process joins its world only once";
-  std::map<std::string, long> seen[2];
-  for (const int steps : {0, 20, 40}) {  // the first for what is made once in a process
-    TrainConfig config;
-    config.model.name = "mlp";
-    config.model.hidden = {64};
-    config.data = "random:1x8x8,4096";
-    config.steps = std::max(1, steps);
-    config.quiet = true;
-    config.log_level = "warn";
-    AllocationCounter counter;
-    ASSERT_EQ(train(config), 0);
-    if (steps > 0) seen[steps / 20 - 1] = without(counter.by_caller(), {"libdnnl.", "libgomp."});
-  }
-  std::map<std::string, long> more;
-  for (const auto& [caller, times] : seen[1])
-    if (times >= seen[0][caller] + 5) more[caller] = times - seen[0][caller];
-  EXPECT_TRUE(more.empty()) << listed(more);
-}
 
 // The counter itself: one that counts nothing would always pass.
 TEST(AllocationCounter, SeesEveryWayToAllocate) {
