@@ -24,7 +24,7 @@ Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const std::vect
 }
 
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {
-  if (activations == inputs.x.dtype()) return inputs;
+  if (!inputs.x.defined() || activations == inputs.x.dtype()) return inputs;
   nn::Tensor rounded = backend.empty(inputs.x.shape(), activations);
   backend.pointwise().cast(inputs.x, rounded);
   inputs.x = std::move(rounded);

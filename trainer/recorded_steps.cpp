@@ -1,6 +1,7 @@
 #include "trainer/recorded_steps.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 
@@ -34,12 +35,14 @@ bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
   if (!backend_.records() || !refusal_.empty() || !replica_.settled()) return false;
   Entry& entry = entry_of(key);
   if (++entry.seen <= kWarmUp) return false;
-  const bool rehearsal = !entry.inputs.x.defined();
-  if (rehearsal)
-    entry.inputs = {.x = backend_.empty(inputs.x.shape(), activations_),
-                    .labels = backend_.empty(inputs.labels.shape(), inputs.labels.dtype())};
-  backend_.pointwise().cast(inputs.x, entry.inputs.x);
-  backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
+  const bool rehearsal = !std::exchange(entry.rehearsed, true);
+  if (inputs.x.defined()) {
+    if (rehearsal)
+      entry.inputs = {.x = backend_.empty(inputs.x.shape(), activations_),
+                      .labels = backend_.empty(inputs.labels.shape(), inputs.labels.dtype())};
+    backend_.pointwise().cast(inputs.x, entry.inputs.x);
+    backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
+  }
   if (rehearsal) {
     const nn::RecordedMemory memory(backend_.allocator());
     compute(entry.inputs);
@@ -59,8 +62,10 @@ void RecordedSteps::record(Entry& entry, FunctionRef<void(const Inputs&)> comput
   replica_.begin_capture();
   entry.recording = backend_.record([&] { compute(entry.inputs); }, why_not);
   entry.operations = replica_.end_capture();
-  if (entry.recording != nullptr) return;
-  refusal_ = why_not;
+  const bool mine = entry.recording != nullptr;
+  if (replica_.on_all(mine)) return;
+  entry.recording.reset();
+  refusal_ = mine ? "another rank could not record them" : why_not;
   replica_.abandon_step();
   log_info("steps are not recorded, each kernel is started by itself: {}", refusal_);
 }

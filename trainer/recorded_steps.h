@@ -18,8 +18,12 @@ namespace lockstep::trainer {
 /// given to the device with one call: forward, backward, collectives and update. All that changes lies in device
 /// memory: the batch is copied to where the recording reads it, learning rate and bias corrections are in the
 /// optimizer's control tensor, losses go out through the reducer's tail. A recording holds for one number of samples,
-/// on this rank and of all ranks, for both are constants of its kernels. Other steps run as they are: the last one of
-/// an epoch, steps without samples here, and the first ones, which allocate memory and build plans.
+/// which is a constant of its kernels. Other steps run as they are: the last one of an epoch, until it has come often
+/// enough to be recorded too, and the first ones, which allocate memory and build plans.
+///
+/// NCCL wants an operation to be recorded on all ranks or on none. So what decides is the number of samples of all
+/// ranks together, which all of them know, and they agree on whether recording has worked. A rank without samples
+/// records that it contributes nothing.
 ///
 /// Backend and replica must outlive it. One thread uses it.
 class RecordedSteps {
@@ -28,15 +32,14 @@ class RecordedSteps {
 
   /// What a recording is for, beside the memory of model and optimizer.
   struct Key {
-    std::int64_t local_count = 0;
-    std::uint64_t global_count = 0;
-    int variant = 0;  // of a caller that changes what collectives do
+    std::uint64_t global_count = 0;  // samples of the step, of all ranks together
+    int variant = 0;                 // of a caller that changes what collectives do
     friend bool operator==(const Key&, const Key&) = default;
   };
 
-  /// Runs step `step` on `inputs`, from a recording, which it makes with `compute` if it is time to, or in preparation
-  /// of one: true. False: the caller runs the step itself. `compute` is the whole step, from Replica::begin_step() to
-  /// the update.
+  /// Collective. Runs step `step` on `inputs` (undefined where this rank has no samples), from a recording, which it
+  /// makes with `compute` if it is time to, or in preparation of one: true. False: the caller runs the step itself.
+  /// `compute` is the whole step, from Replica::begin_step() to the update.
   bool run(std::int64_t step, const Key& key, const Inputs& inputs, FunctionRef<void(const Inputs&)> compute);
 
   /// Why a step that came again was not recorded; empty where none was refused.
@@ -47,8 +50,9 @@ class RecordedSteps {
  private:
   struct Entry {
     Key key;
-    Inputs inputs;  // where the recording reads
-    int seen = 0;   // steps of this key that have run as they are
+    Inputs inputs;  // where the recording reads; undefined: there is nothing to read
+    bool rehearsed = false;
+    int seen = 0;  // steps of this key that have run as they are
     std::unique_ptr<nn::Recording> recording;
     std::uint64_t operations = 0;  // collectives of it
   };

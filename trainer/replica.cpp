@@ -1,5 +1,6 @@
 #include "trainer/replica.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -87,6 +88,11 @@ void Replica::contribute_nothing() { reducer_.contribute_nothing(); }
 void Replica::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   reducer_.finish(backend_.stream(), on_bucket);
   order_known_ = true;
+}
+
+bool Replica::on_all(bool mine) {
+  const auto all = group_.all_gather_numbers(mine ? 1 : 0);
+  return std::ranges::find(all, 0) == all.end();
 }
 
 void Replica::replayed(std::int64_t step, std::uint64_t operations) {

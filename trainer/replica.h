@@ -57,6 +57,8 @@ class Replica {
   std::uint64_t end_capture() { return group_.end_capture(); }
   /// Step `step` was given to the device as a recording with that many collectives, in place of begin_step … finish.
   void replayed(std::int64_t step, std::uint64_t operations);
+  /// Collective: whether `mine` is true on every rank.
+  bool on_all(bool mine);
   /// A step that was only recorded, and not to its end, is forgotten: begin_step() follows.
   void abandon_step() { reducer_.abandon_step(); }
 

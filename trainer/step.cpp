@@ -36,13 +36,7 @@ void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   optimizer_->begin_step(lr);
   Clock::duration waited{};
   if (!run_recorded(step, batch)) {
-    if (batch.empty()) {
-      replica_.begin_step(step);
-      replica_.contribute_nothing();
-      update();
-    } else {
-      compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
-    }
+    compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
     waited = replica_.reducer().waited();
     if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
   }
@@ -71,20 +65,21 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
 }
 
 bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
-  if (batch.empty()) return false;
-  inputs_ = inputs_of(backend_, batch, sample_dims_);
+  if (!batch.empty()) inputs_ = inputs_of(backend_, batch, sample_dims_);
   if (!options_.record || options_.trace != nullptr) return false;
-  const RecordedSteps::Key key = {.local_count = static_cast<std::int64_t>(batch.plan.local_count),
-                                  .global_count = batch.plan.global_count,
-                                  .variant = variant_};
-  return recorded_.run(step, key, inputs_, [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
+  return recorded_.run(step, {.global_count = batch.plan.global_count, .variant = variant_}, inputs_,
+                       [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
 }
 
 void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
   tape_.reset();  // a recording that was refused has left something there
   replica_.begin_step(step);
-  const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / static_cast<float>(plan.global_count));
-  replica_.backward(tape_, loss, static_cast<std::int64_t>(plan.local_count));
+  if (inputs.x.defined()) {
+    const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / static_cast<float>(plan.global_count));
+    replica_.backward(tape_, loss, static_cast<std::int64_t>(plan.local_count));
+  } else {
+    replica_.contribute_nothing();
+  }
   update();
   tape_.reset();
 }
