@@ -80,8 +80,16 @@ function(lockstep_test name)
   endforeach()
 endfunction()
 
-# lockstep_cuda_test(NAME SOURCES files… …) is the same files twice: NAME_test in software, NAME_gpu_test on a GPU.
+# lockstep_cuda_test(NAME SOURCES files… …) is the same files three times: NAME_test in software, NAME_test.lazy with
+# streams that run as late as they may, NAME_gpu_test on a GPU.
 function(lockstep_cuda_test name)
   lockstep_test(${name}_test ${ARGN} SOFT_CUDA)
   lockstep_test(${name}_gpu_test ${ARGN} GPU)
+  if(LOCKSTEP_HAVE_CUDA)
+    get_test_property(${name}_test TIMEOUT timeout)
+    get_test_property(${name}_test LABELS labels)
+    add_test(NAME ${name}_test.lazy COMMAND ${name}_test)
+    set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${timeout} LABELS "${labels}"
+                                                      ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
+  endif()
 endfunction()

@@ -104,6 +104,7 @@ void drop_range(std::map<const std::byte*, Range>::iterator at) {
 }
 
 cudaError_t allocate(void** out, std::size_t bytes, cudaMemPool_t pool) {
+  use_device();
   const Guard guard(machine_mutex());
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
@@ -176,9 +177,9 @@ cudaError_t copy_in(cudaStream_t stream, void* to, const void* from, std::size_t
     if (is_capturing(stream)) return noted(cudaErrorStreamCaptureUnsupported);
   if (way == Way::kUpload && !from_pinned) {  // pageable memory is taken before the call returns
     const auto kept = std::make_shared<std::vector<std::byte>>(bytes_of(from), bytes_of(from) + bytes);
-    return submit(stream, [=] { copy_now(to, kept->data(), bytes, true, false); });
+    return submit_copy(stream, [=] { copy_now(to, kept->data(), bytes, true, false); });
   }
-  const cudaError_t status = submit(stream, [=] { copy_now(to, from, bytes, to_pinned, from_pinned); });
+  const cudaError_t status = submit_copy(stream, [=] { copy_now(to, from, bytes, to_pinned, from_pinned); });
   if (status == cudaSuccess && (way == Way::kDownload || way == Way::kOnHost) && !to_pinned) return finish(stream);
   return status;
 }
@@ -250,7 +251,7 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
     const auto at = ranges.find(bytes_of(data));
     if (at == ranges.end() || at->second.kind != Kind::kDevice) return noted(cudaErrorInvalidValue);
   }
-  return submit(stream, [=] { free_now(data); });
+  return submit_copy(stream, [=] { free_now(data); });
 }
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
@@ -309,6 +310,7 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc*, s
 }
 
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  use_device();
   const Guard guard(machine_mutex());
   const auto device = static_cast<std::size_t>(current_device());
   const std::size_t used = device < used_bytes.size() ? used_bytes[device] : 0;
@@ -318,6 +320,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  use_device();
   const Guard guard(machine_mutex());
   *data = bytes == 0 ? nullptr : make_range(Kind::kPinned, bytes, nullptr);
   return bytes > 0 && *data == nullptr ? noted(cudaErrorMemoryAllocation) : cudaSuccess;

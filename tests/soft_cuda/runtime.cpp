@@ -1,8 +1,10 @@
 // The machine: its driver, its devices, and what calls have failed with.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "streams.h"
@@ -13,6 +15,7 @@ namespace {
 Machine the_machine;
 thread_local int device_of_thread = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+std::set<int> used_devices;
 
 cudaError_t startup_status() {
   if (the_machine.driver_version < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
@@ -27,6 +30,11 @@ cudaError_t check_device(int device) {
 
 }  // namespace
 
+Streams streams_by_default() {
+  const char* const given = std::getenv("LOCKSTEP_SOFT_STREAMS");
+  return given != nullptr && std::strcmp(given, "lazy") == 0 ? Streams::kLazy : Streams::kEager;
+}
+
 const Machine& machine() { return the_machine; }
 
 void set_machine(const Machine& machine) {
@@ -35,6 +43,7 @@ void set_machine(const Machine& machine) {
     throw std::logic_error("the soft machine is still in use");
   const std::lock_guard lock(machine_mutex());
   the_machine = machine;
+  used_devices.clear();
   device_of_thread = 0;
 }
 
@@ -53,7 +62,14 @@ Counts counts() {
   Counts counts;
   count_streams(counts);
   count_memory(counts);
+  const std::lock_guard lock(machine_mutex());
+  counts.contexts = used_devices.size();
   return counts;
+}
+
+void use_device() {
+  const std::lock_guard lock(machine_mutex());
+  used_devices.insert(device_of_thread);
 }
 
 int current_device() { return device_of_thread; }
@@ -87,6 +103,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) {
   if (const cudaError_t status = check_device(device); status != cudaSuccess) return status;
   device_of_thread = device;
+  use_device();
   return cudaSuccess;
 }
 
@@ -119,7 +136,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlock = 48 << 10;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
-  properties->major = 9;
+  properties->major = machine().compute_major;
   properties->multiProcessorCount = 132;
   properties->maxThreadsPerMultiProcessor = 2048;
   properties->l2CacheSize = 50 << 20;
@@ -136,7 +153,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
     case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = machine().compute_major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
     case cudaDevAttrMemoryPoolsSupported: *value = 1; break;

@@ -28,12 +28,16 @@ enum class Streams {
   kLazy,   // as late as allowed, when somebody waits for it: who forgets to wait finds old or poisoned bytes
 };
 
+/// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs each test of lockstep_cuda_test() both ways.
+Streams streams_by_default();
+
 struct Machine {
   int devices = 2;
   std::size_t memory_bytes = std::size_t{16} << 30;  // of each
   int driver_version = 13000;                        // 0: no driver is loaded
   bool sees_devices = true;                          // false: a driver, but no GPU is visible
-  Streams streams = Streams::kEager;
+  int compute_major = 9;                             // of the compute capability
+  Streams streams = streams_by_default();
 };
 
 /// Another machine from now on: all allocations, streams and events of the old one must be gone. probe_cuda() asks only
@@ -48,6 +52,7 @@ struct Counts {
   std::uint64_t copies = 0;
   std::uint64_t allocations = 0;  // of device memory that are not freed
   std::uint64_t pinned = 0;       // allocations of pinned memory that are not freed
+  std::uint64_t contexts = 0;     // devices that this process has used, by calls that make a context of CUDA's
   std::uint64_t live_streams = 0, live_events = 0;
   std::uint64_t host_waits = 0;     // of the host for a stream, an event or a device
   std::uint64_t early_returns = 0;  // threads that had returned when the others of their block met at a barrier

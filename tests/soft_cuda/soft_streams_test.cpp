@@ -180,6 +180,9 @@ TEST_F(SoftMachine, DevicesHaveTheirOwnMemoryAndStreams) {
   EXPECT_EQ(cudaMemcpyPeer(there, 0, here, 1, 4), cudaErrorInvalidValue) << "the wrong way round";
   EXPECT_EQ(cudaMemcpyPeer(there, 1, here, 0, 4), cudaSuccess);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  const CudaEvent event;
+  EXPECT_EQ(cudaEventRecord(event.get(), stream.get()), cudaErrorInvalidResourceHandle) << "an event of another GPU";
+  EXPECT_EQ(counts().contexts, 2u);
   cudaFree(here);
   cudaFree(there);
 }

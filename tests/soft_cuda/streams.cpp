@@ -36,6 +36,7 @@ struct Stream {
 
 struct Event {
   bool timing = false;
+  int device = 0;
   std::shared_ptr<Stream> stream;  // of the last record
   std::uint64_t position = 0;      // done when the stream has done as many
   std::shared_ptr<Graph> capture;  // recorded while this was captured
@@ -110,6 +111,7 @@ void append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work) {
 }
 
 cudaError_t make_stream(cudaStream_t* out, int priority) {
+  use_device();
   const std::lock_guard lock(mutex);
   auto made = std::make_shared<Stream>();
   made->device = current_device();
@@ -120,9 +122,11 @@ cudaError_t make_stream(cudaStream_t* out, int priority) {
 }
 
 cudaError_t make_event(cudaEvent_t* out, unsigned flags) {
+  use_device();
   const std::lock_guard lock(mutex);
   auto made = std::make_unique<Event>();
   made->timing = (flags & cudaEventDisableTiming) == 0;
+  made->device = current_device();
   *out = reinterpret_cast<cudaEvent_t>(made.get());
   events.emplace(*out, std::move(made));
   return cudaSuccess;
@@ -136,6 +140,14 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
+  append(lock, found, std::move(work));
+  return cudaSuccess;
+}
+
+cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   append(lock, found, std::move(work));
   return cudaSuccess;
 }
@@ -283,7 +295,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Lock lock(mutex);
   const auto found = find(stream);
   Event* const mark = find(event);
-  if (found == nullptr || mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (found == nullptr || mark == nullptr || found->device != mark->device)
+    return noted(cudaErrorInvalidResourceHandle);
   mark->capture = found->capture;
   mark->stream = found;
   if (found->capture != nullptr) return cudaSuccess;

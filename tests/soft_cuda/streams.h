@@ -14,6 +14,10 @@ namespace lockstep::soft_cuda {
 const Machine& machine();
 /// Guards everything but the work itself, which runs without it.
 std::recursive_mutex& machine_mutex();
+/// submit() of a copy, which may also go to a stream of another device than the current one.
+cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work);
+/// Notes that the current device has been used: it has a context from now on.
+void use_device();
 /// Runs what is left of a device's streams.
 void finish_device(int device);
 /// Runs what is left of `stream`.

@@ -1,0 +1,109 @@
+#include "nn/ops/cuda/backend.h"
+
+#include <utility>
+
+#include "base/cuda/probe.h"
+#include "nn/ops/cuda/readback.h"
+#include "nn/ops/cuda/write.h"
+
+namespace lockstep::nn {
+namespace cuda {
+namespace {
+
+static_assert(kMostWritten == Backend::kMostWritten);
+
+std::unique_ptr<DeviceMemory> make_memory(DeviceMemory*& kept, int device, cudaStream_t stream) {
+  auto made = std::make_unique<DeviceMemory>(device, stream);
+  kept = made.get();
+  return made;
+}
+
+std::string describe_gpu(const CudaOptions& options) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, options.device), "asking for a GPU's name");
+  const CudaProbe& probe = probe_cuda();
+  return fmt::format("cuda:{}, {}, CUDA {}, driver for CUDA {}{}", options.device, properties.name,
+                     cuda_version_text(probe.runtime_version), cuda_version_text(probe.driver_version),
+                     options.tf32 ? ", tf32" : "");
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const CudaOptions& options)
+    : allocator_(make_memory(memory_, options.device, stream_.get())),
+      context_{.device = options.device, .stream = stream_.view(), .allocator = allocator_, .tf32 = options.tf32},
+      description_(describe_gpu(options)),
+      feed_(context_),
+      pointwise_(make_pointwise_kernels(context_)),
+      linear_(make_linear_kernels(context_)),
+      conv_(make_conv_kernels(context_)),
+      pool_(make_pool_kernels(context_)),
+      norm_(make_norm_kernels(context_)),
+      loss_(make_loss_kernels(context_)),
+      optim_(make_optim_kernels(context_)) {}
+
+CudaBackend::~CudaBackend() {
+  cudaSetDevice(context_.device);
+  cudaStreamSynchronize(stream_.get());
+}
+
+Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype) {
+  make_current(context_.device);
+  return feed_.take(data, shape, dtype);
+}
+
+void CudaBackend::finish_inputs() {
+  make_current(context_.device);
+  feed_.finish();
+}
+
+std::shared_ptr<MemorySource> CudaBackend::staging_memory() { return std::make_shared<PinnedSource>(context_.device); }
+
+void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {
+  LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
+  if (from.empty()) return;
+  make_current(context_.device);
+  check_cuda(cudaMemcpyAsync(to.raw(), from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()), "uploading");
+  stream_.synchronize();
+}
+
+void CudaBackend::download(const Tensor& from, std::span<std::byte> to) {
+  LOCKSTEP_ASSERT(to.size() <= from.bytes(), "{} bytes of {}", to.size(), from.bytes());
+  if (to.empty()) return;
+  make_current(context_.device);
+  check_cuda(cudaMemcpyAsync(to.data(), from.raw(), to.size(), cudaMemcpyDeviceToHost, stream_.get()), "downloading");
+  stream_.synchronize();
+}
+
+void CudaBackend::write(std::span<const std::byte> from, const Tensor& to) {
+  LOCKSTEP_ASSERT(from.size() <= kMostWritten && from.size() <= to.bytes(), "{} bytes into {}", from.size(),
+                  to.bytes());
+  make_current(context_.device);
+  write_bytes(from, to.raw(), context_.stream);
+}
+
+std::unique_ptr<Readback> CudaBackend::make_readback(std::size_t bytes) {
+  make_current(context_.device);
+  return std::make_unique<CudaReadback>(context_.stream, bytes);
+}
+
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  const CudaProbe& probe = probe_cuda();
+  if (probe.devices == 0) throw DeviceError(probe.problem, probe.remedy);
+  if (options.device < 0 || options.device >= probe.devices)
+    throw DeviceError(fmt::format("there is no cuda:{}: this process sees {} GPU{}", options.device, probe.devices,
+                                  probe.devices == 1 ? "" : "s"),
+                      "choose among those that `lockstep devices` shows; CUDA_VISIBLE_DEVICES may hide some");
+  check_cuda(cudaSetDevice(options.device), "choosing a GPU");
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device),
+             "asking for a GPU's age");
+  if (major < 8)
+    throw DeviceError(current_gpu_text() + " is too old for this program",
+                      "use a GPU of compute capability 8.0 (A100) or later, or --device cpu");
+  return std::make_unique<cuda::CudaBackend>(options);
+}
+
+}  // namespace lockstep::nn

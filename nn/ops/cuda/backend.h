@@ -1,0 +1,74 @@
+// One GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/backend.h"
+#include "nn/ops/cuda/context.h"
+#include "nn/ops/cuda/feed.h"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/memory.h"
+
+namespace lockstep::nn::cuda {
+
+/// Each call makes its GPU the calling thread's, so that a thread may have several backends.
+class CudaBackend final : public Backend {
+ public:
+  /// The GPU exists, and is this thread's.
+  explicit CudaBackend(const CudaOptions& options);
+  ~CudaBackend() override;
+
+  Device device() const override { return {DeviceKind::kCuda, context_.device}; }
+  std::string describe() const override { return description_; }
+  CachingAllocator& allocator() override { return allocator_; }
+  /// Caches of a GPU do not hold what a kernel leaves for the next: everything is one piece.
+  std::size_t piece_bytes() const override { return std::size_t{1} << 40; }
+
+  LinearKernels& linear() override { return *on_gpu(linear_); }
+  ConvKernels& conv() override { return *on_gpu(conv_); }
+  PoolKernels& pool() override { return *on_gpu(pool_); }
+  NormKernels& norm() override { return *on_gpu(norm_); }
+  PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
+  LossKernels& loss() override { return *on_gpu(loss_); }
+  OptimKernels& optim() override { return *on_gpu(optim_); }
+  std::uint64_t primitives_created() const override { return context_.primitives_created; }
+
+  StreamView stream() override { return context_.stream; }
+  int steps_ahead() const override { return 1; }
+  bool computes_in_bf16() const override { return true; }
+
+  Tensor from_host(void* data, const Shape& shape, DType dtype) override;
+  void finish_inputs() override;
+  std::shared_ptr<MemorySource> staging_memory() override;
+  void upload(std::span<const std::byte> from, const Tensor& to) override;
+  void download(const Tensor& from, std::span<std::byte> to) override;
+  void write(std::span<const std::byte> from, const Tensor& to) override;
+  std::unique_ptr<Readback> make_readback(std::size_t bytes) override;
+
+  DeviceMemory& memory() { return *memory_; }
+
+ private:
+  template <class Kernels>
+  Kernels* on_gpu(const std::unique_ptr<Kernels>& kernels) {
+    make_current(context_.device);
+    return kernels.get();
+  }
+
+  CudaStream stream_;
+  DeviceMemory* memory_;  // the allocator's
+  CachingAllocator allocator_;
+  Context context_;
+  std::string description_;
+  Feed feed_;
+  std::unique_ptr<PointwiseKernels> pointwise_;
+  std::unique_ptr<LinearKernels> linear_;
+  std::unique_ptr<ConvKernels> conv_;
+  std::unique_ptr<PoolKernels> pool_;
+  std::unique_ptr<NormKernels> norm_;
+  std::unique_ptr<LossKernels> loss_;
+  std::unique_ptr<OptimKernels> optim_;
+};
+
+}  // namespace lockstep::nn::cuda

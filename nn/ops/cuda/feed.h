@@ -1,0 +1,53 @@
+// Batches on their way from the host to a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/cuda/context.h"
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cuda {
+
+/// Copies batches on a stream of its own, beside the kernels of the batches before. `context` must outlive it.
+class Feed {
+ public:
+  explicit Feed(Context& context) : context_(context) {}
+
+  /// Backend::from_host().
+  Tensor take(const void* data, const Shape& shape, DType dtype);
+  /// Waits until all that was taken has been read.
+  void finish();
+
+ private:
+  // Note [Three buffers]
+  // A tensor may be used until the second following call for its shape and type. So when call n comes, the kernels that
+  // read tensor n − 2 have all been started, and an event behind them says when its buffer may be overwritten. That
+  // happens in call n + 1: by then the event is a whole call old, and copying for one step does not wait for the
+  // kernels of the step before. With two buffers it would be overwritten in call n and have to wait for all that was
+  // started until then, or trust that nobody reads a tensor after the first following call.
+  static constexpr std::uint64_t kBuffers = 3;
+  struct Buffer {
+    Tensor memory;
+    CudaEvent last_use;
+    CudaEvent copied;
+  };
+  struct Ring {
+    Shape shape;
+    DType dtype = DType::kF32;
+    std::uint64_t calls = 0;
+    std::array<Buffer, kBuffers> buffers;
+  };
+
+  Ring& ring_of(const Shape& shape, DType dtype);
+
+  Context& context_;
+  CudaStream copies_;
+  CudaEvent all_read_;
+  bool reading_ = false;
+  std::vector<Ring> rings_;  // one for each shape and type
+};
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,85 @@
+#include "nn/ops/cuda/memory.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "base/text.h"
+
+namespace lockstep::nn::cuda {
+
+void make_current(int device) {
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "asking for the current GPU");
+  if (current != device) check_cuda(cudaSetDevice(device), "choosing a GPU");
+}
+
+DeviceMemory::DeviceMemory(int device, cudaStream_t stream) : device_(device), stream_(stream) {
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;  // the only type that there is
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  check_cuda(cudaMemPoolCreate(&pool_, &properties), "making a memory pool");
+  std::uint64_t threshold = std::numeric_limits<std::uint64_t>::max();
+  check_cuda(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold), "setting up a memory pool");
+}
+
+DeviceMemory::~DeviceMemory() { cudaMemPoolDestroy(pool_); }
+
+std::byte* DeviceMemory::allocate(std::size_t bytes) {
+  make_current(device_);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream_, &capture), "looking whether a step is being recorded");
+  LOCKSTEP_ASSERT(capture == cudaStreamCaptureStatusNone, "{} bytes asked for while a step is being recorded", bytes);
+  void* data = nullptr;
+  const cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    std::size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+    const auto text = [](std::size_t n) { return human_bytes(static_cast<double>(n)); };
+    throw CudaError(fmt::format("{} is out of memory: {} more were asked for; this process holds {}, {} of {} are free",
+                                current_gpu_text(), text(bytes), text(held_), text(free), text(total)),
+                    "use a smaller batch or model, or see with nvidia-smi who else uses that GPU");
+  }
+  check_cuda(status, "allocating memory");
+  held_ += bytes;
+  return static_cast<std::byte*>(data);
+}
+
+void DeviceMemory::free(std::byte* data, std::size_t bytes) noexcept {
+  cudaFreeAsync(data, stream_);
+  held_ -= bytes;
+}
+
+void DeviceMemory::share_with(int other) {
+  const std::lock_guard lock(mutex_);
+  if (other == device_ || std::ranges::find(asked_, other) != asked_.end()) return;
+  asked_.push_back(other);
+  int can = 0;
+  check_cuda(cudaDeviceCanAccessPeer(&can, other, device_), "asking whether two GPUs reach each other");
+  if (can == 0) return;
+  cudaMemAccessDesc access{};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = other;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  // Where it cannot be, copies go by way of the host.
+  if (cudaMemPoolSetAccess(pool_, &access, 1) != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
+std::byte* PinnedSource::allocate(std::size_t bytes) {
+  make_current(device_);  // it would make a context on the GPU that this thread happens to have
+  PinnedMemory memory(bytes);
+  std::byte* const data = memory.data();
+  const std::lock_guard lock(mutex_);
+  given_.emplace(data, std::move(memory));
+  return data;
+}
+
+void PinnedSource::free(std::byte* data, std::size_t) noexcept {
+  const std::lock_guard lock(mutex_);
+  given_.erase(data);
+}
+
+}  // namespace lockstep::nn::cuda

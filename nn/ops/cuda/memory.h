@@ -1,0 +1,60 @@
+// Memory of one GPU, and the host memory that it copies from.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+#include "base/memory_source.h"
+
+namespace lockstep::nn::cuda {
+
+/// Makes `device` the calling thread's. The device it had before is not put back: CUDA would make a context there.
+void make_current(int device);
+
+/// Device memory from a pool of its own that gives nothing back to the system while it lives. A piece may be used in
+/// `stream` at once, in another stream after an event that `stream` has recorded since; it is freed in the order of
+/// `stream`, which must outlive this.
+class DeviceMemory final : public MemorySource {
+ public:
+  DeviceMemory(int device, cudaStream_t stream);
+  ~DeviceMemory() override;
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  /// Throws CudaError with the GPU and what was asked, held and free there.
+  std::byte* allocate(std::size_t bytes) override;
+  void free(std::byte* data, std::size_t bytes) noexcept override;
+
+  /// Lets GPU `other`, which has a context in this process, copy from here without the host, where the two can.
+  void share_with(int other);
+
+ private:
+  int device_;
+  cudaStream_t stream_;
+  cudaMemPool_t pool_ = nullptr;
+  std::atomic<std::size_t> held_{0};
+  std::mutex mutex_;
+  std::vector<int> asked_;  // share_with() has been called for these
+};
+
+/// Pinned host memory, for any thread; may outlive the backend.
+class PinnedSource final : public MemorySource {
+ public:
+  explicit PinnedSource(int device) : device_(device) {}
+  std::byte* allocate(std::size_t bytes) override;
+  void free(std::byte* data, std::size_t bytes) noexcept override;
+
+ private:
+  int device_;
+  std::mutex mutex_;
+  std::unordered_map<std::byte*, PinnedMemory> given_;
+};
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,16 @@
+#include "nn/ops/cuda/readback.h"
+
+namespace lockstep::nn::cuda {
+
+CudaReadback::~CudaReadback() { cudaEventSynchronize(arrived_.get()); }
+
+void CudaReadback::begin(const Tensor& from) {
+  LOCKSTEP_ASSERT(from.bytes() <= memory_.bytes(), "{} bytes for {}", from.bytes(), memory_.bytes());
+  used_ = from.bytes();
+  if (used_ > 0)
+    check_cuda(cudaMemcpyAsync(memory_.data(), from.raw(), used_, cudaMemcpyDeviceToHost, native(stream_)),
+               "reading a result");
+  arrived_.record(native(stream_));
+}
+
+}  // namespace lockstep::nn::cuda

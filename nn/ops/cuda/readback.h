@@ -1,0 +1,29 @@
+// Small results on their way from a GPU to the host.
+#pragma once
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/readback.h"
+
+namespace lockstep::nn::cuda {
+
+/// Of the GPU that is current when it is made. Its stream must outlive it.
+class CudaReadback final : public Readback {
+ public:
+  CudaReadback(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
+  /// Waits for what is under way.
+  ~CudaReadback() override;
+  CudaReadback(const CudaReadback&) = delete;
+  CudaReadback& operator=(const CudaReadback&) = delete;
+
+  void begin(const Tensor& from) override;
+  bool ready() override { return arrived_.done(); }
+  std::span<const std::byte> bytes() const override { return {memory_.data(), used_}; }
+
+ private:
+  StreamView stream_;
+  PinnedMemory memory_;
+  CudaEvent arrived_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace lockstep::nn::cuda

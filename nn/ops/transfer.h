@@ -1,0 +1,14 @@
+// Tensors from one device to another.
+#pragma once
+
+#include "nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+/// `tensor`, made on `source`, as a tensor of `target` with the same shape, type and bits: a copy, or `tensor` itself
+/// where the two are one backend. Between GPUs directly where they reach each other, else by way of the host. It comes
+/// after all work that `source` was given, and what is given to either from now on comes after it; the host waits where
+/// one of them is the CPU.
+Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,167 @@
+// What only a GPU in software can show of the backend: who waits for whom, and machines that lack something.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/backend.h"
+#include "nn/ops/cuda/memory.h"
+#include "tests/soft_cuda/soft_cuda.h"
+
+namespace lockstep::nn {
+namespace {
+
+using soft_cuda::Streams;
+using ::testing::HasSubstr;
+
+class SoftBackend : public ::testing::Test {
+ protected:
+  SoftBackend() { soft_cuda::set_machine({.streams = Streams::kLazy}); }
+  ~SoftBackend() override { soft_cuda::set_machine({}); }
+};
+
+TEST_F(SoftBackend, CopiesABatchBesideTheStepBefore) {
+  const auto backend = make_cuda_backend({});
+  std::vector<int> done(6, 0);
+  std::vector<float> x(100, 0.0f);
+  for (std::size_t step = 0; step < done.size(); ++step) {
+    backend->from_host(x.data(), {100}, DType::kF32);
+    backend->finish_inputs();
+    if (step >= 3) {  // the first three get new buffers
+      EXPECT_EQ(done[step - 1], 0) << "copying for step " << step << " waited for the step before";
+      EXPECT_EQ(done[step - 3], 1) << "the buffer of step " << step - 3 << " was overwritten too early";
+    }
+    soft_cuda::submit(native(backend->stream()), [&done, step] { done[step] = 1; });
+  }
+}
+
+TEST_F(SoftBackend, KernelsWaitForTheirBatch) {
+  const auto backend = make_cuda_backend({});
+  const PinnedMemory pinned(sizeof(float));
+  auto* const value = reinterpret_cast<float*>(pinned.data());
+  *value = 5;
+  const Tensor x = backend->from_host(value, {1}, DType::kF32);
+  float got = 0;
+  soft_cuda::submit(native(backend->stream()), [&] { got = *x.f32(); });
+  check_cuda(cudaStreamSynchronize(native(backend->stream())), "waiting");
+  EXPECT_EQ(got, 5.0f);
+}
+
+TEST_F(SoftBackend, FreshBuffersWaitForWhoHadTheirMemoryBefore) {
+  const auto backend = make_cuda_backend({});
+  float seen = 0;
+  {
+    const Tensor before = backend->empty({100});
+    const float one = 1;
+    backend->write(std::as_bytes(std::span(&one, 1)), before);
+    soft_cuda::submit(native(backend->stream()), [&, data = before.f32()] { seen = *data; });
+  }
+  const PinnedMemory pinned(400);
+  backend->from_host(pinned.data(), {100}, DType::kF32);  // takes the same memory
+  backend->finish_inputs();
+  EXPECT_EQ(seen, 1.0f);
+}
+
+TEST_F(SoftBackend, NothingButFinishInputsWaits) {
+  const auto backend = make_cuda_backend({});
+  const auto readback = backend->make_readback(4);
+  const Tensor x = backend->empty({1});
+  std::vector<float> batch(10, 1.0f);
+  backend->from_host(batch.data(), {10}, DType::kF32);
+  const std::uint64_t before = soft_cuda::counts().host_waits;
+  for (int step = 0; step < 5; ++step) {
+    backend->from_host(batch.data(), {10}, DType::kF32);
+    const float one = 1;
+    backend->write(std::as_bytes(std::span(&one, 1)), x);
+    readback->begin(x);
+    readback->ready();
+  }
+  EXPECT_EQ(soft_cuda::counts().host_waits, before);
+  backend->finish_inputs();
+  EXPECT_EQ(soft_cuda::counts().host_waits, before + 1);
+  backend->finish_inputs();
+  EXPECT_EQ(soft_cuda::counts().host_waits, before + 1) << "there was nothing to wait for";
+}
+
+TEST_F(SoftBackend, OneContextOnItsOwnGpu) {
+  {
+    const auto backend = make_cuda_backend({.device = 1});
+    const auto staging = backend->staging_memory();
+    std::thread([&] { staging->free(staging->allocate(100), 100); }).join();
+    std::thread([&] { backend->empty({1000}); }).join();
+    std::vector<float> batch(10, 1.0f);
+    backend->from_host(batch.data(), {10}, DType::kF32);
+    const auto readback = backend->make_readback(4);
+    EXPECT_EQ(soft_cuda::counts().contexts, 1u);
+  }
+  EXPECT_EQ(soft_cuda::counts().contexts, 1u);
+}
+
+TEST_F(SoftBackend, GivesEverythingBack) {
+  {
+    const auto backend = make_cuda_backend({});
+    std::vector<float> batch(10, 1.0f);
+    backend->from_host(batch.data(), {10}, DType::kF32);
+    const Tensor x = backend->empty({5});
+    const auto readback = backend->make_readback(20);
+    readback->begin(x);
+  }
+  const soft_cuda::Counts left = soft_cuda::counts();
+  EXPECT_EQ(left.allocations, 0u);
+  EXPECT_EQ(left.pinned, 0u);
+  EXPECT_EQ(left.live_streams, 0u);
+  EXPECT_EQ(left.live_events, 0u);
+}
+
+TEST_F(SoftBackend, MemoryIsNotAskedForWhileAStepIsRecorded) {
+  const auto backend = make_cuda_backend({});
+  const cudaStream_t stream = native(backend->stream());
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_THROW(backend->empty({12345}), InternalError);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphDestroy(graph);
+}
+
+TEST_F(SoftBackend, SmallGpuFillsUp) {
+  soft_cuda::set_memory_bytes(1'000'000);
+  const auto backend = make_cuda_backend({});
+  const Tensor held = backend->empty({100'000});
+  try {
+    const Tensor wanted = backend->empty({200'000});
+    FAIL() << "more than there is";
+  } catch (const CudaError& error) {
+    EXPECT_STREQ(error.what(),
+                 "GPU 0 (Soft GPU, 0000:1b:00.0) is out of memory: 917.5 kB more were asked for; this process holds "
+                 "458.8 kB, 541.2 kB of 1.0 MB are free");
+  }
+}
+
+// probe_cuda() asks once in a process: each machine is met by a process of its own.
+void make_on(const soft_cuda::Machine& machine) {
+  soft_cuda::set_machine(machine);
+  try {
+    make_cuda_backend({.device = 0});
+  } catch (const DeviceError& error) {
+    std::fprintf(stderr, "%s\n", error.line().c_str());
+    std::exit(error.code());
+  }
+  std::exit(0);
+}
+
+TEST_F(SoftBackend, MachinesThatCannot) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exits_4 = ::testing::ExitedWithCode(4);
+  EXPECT_EXIT(make_on({.driver_version = 0}), exits_4, "no NVIDIA driver is loaded → install");
+  EXPECT_EXIT(make_on({.driver_version = 12080}), exits_4, "runs CUDA up to 12.8, this program needs 13");
+  EXPECT_EXIT(make_on({.sees_devices = false}), exits_4, "no GPU is visible to this process");
+  EXPECT_EXIT(make_on({.compute_major = 7}), exits_4,
+              "GPU 0 \\(Soft GPU, 0000:1b:00.0\\) is too old for this program → use a GPU of compute capability 8.0");
+  EXPECT_EXIT(make_on({}), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace lockstep::nn

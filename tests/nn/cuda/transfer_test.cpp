@@ -1,0 +1,136 @@
+#include "nn/ops/transfer.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "base/cuda/probe.h"
+#include "base/cuda/runtime.h"
+
+namespace lockstep::nn {
+namespace {
+
+std::vector<float> counted(std::size_t count) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), 0.25f);
+  return values;
+}
+
+Tensor upload(Backend& backend, const std::vector<float>& values) {
+  Tensor made = backend.empty({static_cast<std::int64_t>(values.size())});
+  backend.upload(std::as_bytes(std::span(values)), made);
+  return made;
+}
+
+std::vector<float> download(Backend& backend, const Tensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
+  backend.download(tensor, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+// Overwrites a tensor in the order of its device's work.
+void clear(Backend& backend, const Tensor& tensor) {
+  check_cuda(cudaSetDevice(backend.device().index), "choosing a GPU");
+  check_cuda(cudaMemsetAsync(tensor.raw(), 0, tensor.bytes(), native(backend.stream())), "clearing");
+}
+
+TEST(Transfer, ToItselfIsTheSameTensor) {
+  const auto gpu = make_cuda_backend({});
+  const Tensor x = upload(*gpu, counted(5));
+  EXPECT_EQ(to_device(*gpu, x, *gpu).raw(), x.raw());
+}
+
+TEST(Transfer, ToAGpuAndBackKeepsValuesShapeAndType) {
+  const auto cpu = make_cpu_backend(1);
+  const auto gpu = make_cuda_backend({});
+  const Tensor x = upload(*cpu, counted(1200)).reshaped({3, 400});
+  const Tensor there = to_device(*gpu, x, *cpu);
+  EXPECT_EQ(there.shape(), x.shape());
+  const Tensor back = to_device(*cpu, there, *gpu);
+  EXPECT_EQ(back.shape(), x.shape());
+  EXPECT_NE(back.raw(), x.raw());
+  EXPECT_EQ(download(*cpu, back), counted(1200));
+
+  const std::vector<std::int32_t> labels = {4, 5, 6};
+  Tensor y = cpu->empty({3}, DType::kI32);
+  cpu->upload(std::as_bytes(std::span(labels)), y);
+  const Tensor y_back = to_device(*cpu, to_device(*gpu, y, *cpu), *gpu);
+  EXPECT_EQ(y_back.dtype(), DType::kI32);
+  EXPECT_EQ(y_back.span<std::int32_t>()[2], 6);
+}
+
+TEST(Transfer, BetweenTwoCpuBackendsIsACopy) {
+  const auto one = make_cpu_backend(1), other = make_cpu_backend(1);
+  const Tensor x = upload(*one, counted(9));
+  const Tensor copy = to_device(*other, x, *one);
+  EXPECT_NE(copy.raw(), x.raw());
+  EXPECT_EQ(download(*other, copy), counted(9));
+}
+
+TEST(Transfer, EmptyTensors) {
+  const auto cpu = make_cpu_backend(1);
+  const auto gpu = make_cuda_backend({}), twin = make_cuda_backend({});
+  const Tensor none = cpu->empty({0, 4});
+  const Tensor there = to_device(*gpu, none, *cpu);
+  EXPECT_EQ(to_device(*twin, there, *gpu).shape(), none.shape());
+  EXPECT_EQ(to_device(*cpu, there, *gpu).shape(), none.shape());
+}
+
+void moves_in_order(Backend& source, Backend& target) {
+  auto expected = counted(5000);
+  expected[0] = -7;
+  const auto made_late = [&] {
+    Tensor x = upload(source, counted(5000));
+    source.write(std::as_bytes(std::span(expected).first(1)), x);  // without waiting
+    return x;
+  };
+  // What the source was given before is in the copy.
+  const Tensor x = made_late();
+  EXPECT_EQ(download(target, to_device(target, x, source)), expected);
+  // What it is given afterwards is not.
+  Tensor y = made_late();
+  const Tensor made = to_device(target, y, source);
+  clear(source, y);
+  y = Tensor();  // its memory may be given out again
+  const Tensor again = upload(source, std::vector<float>(5000, -1.0f));
+  EXPECT_EQ(download(target, made), expected);
+  EXPECT_EQ(download(source, again)[4999], -1.0f);
+}
+
+TEST(Transfer, BetweenTwoBackendsOfOneGpu) {
+  const auto one = make_cuda_backend({}), other = make_cuda_backend({});
+  moves_in_order(*one, *other);
+}
+
+TEST(Transfer, BetweenTwoGpus) {
+  if (probe_cuda().devices < 2) GTEST_SKIP() << "one GPU only";
+  const auto one = make_cuda_backend({.device = 0}), other = make_cuda_backend({.device = 1});
+  EXPECT_EQ(to_string(other->device()), "cuda:1");
+  moves_in_order(*one, *other);
+  moves_in_order(*other, *one);
+}
+
+// One thread, two GPUs, taking turns.
+TEST(Transfer, TwoGpusKeepApart) {
+  if (probe_cuda().devices < 2) GTEST_SKIP() << "one GPU only";
+  const auto one = make_cuda_backend({.device = 0}), other = make_cuda_backend({.device = 1});
+  const Tensor x = one->empty({4}), y = other->empty({4});
+  for (float i = 0; i < 4; ++i) {
+    const std::vector<float> a(4, i), b(4, -i);
+    one->write(std::as_bytes(std::span(a)), x);
+    other->write(std::as_bytes(std::span(b)), y);
+    const Tensor fed_one = one->from_host(const_cast<float*>(a.data()), {4}, DType::kF32);
+    const Tensor fed_other = other->from_host(const_cast<float*>(b.data()), {4}, DType::kF32);
+    one->finish_inputs();
+    other->finish_inputs();
+    EXPECT_EQ(download(*one, x), a);
+    EXPECT_EQ(download(*other, y), b);
+    EXPECT_EQ(download(*one, fed_one), a);
+    EXPECT_EQ(download(*other, fed_other), b);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::nn
