@@ -16,7 +16,7 @@ TEST(CheckCuda, NamesTheCallTheGpuAndCudasWords) {
     check_cuda(cudaErrorInvalidValue, "copying a batch");
     FAIL() << "an error that was not one";
   } catch (const CudaError& error) {
-    EXPECT_THAT(error.what(), MatchesRegex("copying a batch failed on GPU 0 \\(.+, [0-9a-fA-F]+:[0-9a-fA-F]+:00.0\\): "
+    EXPECT_THAT(error.what(), MatchesRegex("copying a batch failed on GPU 0 \\(.+, [0-9a-fA-F:]+\\.[0-9]\\): "
                                            "invalid argument \\(cudaErrorInvalidValue\\)"));
     EXPECT_THAT(error.remedy(), HasSubstr("nvidia-smi"));
     EXPECT_THAT(error.where().file_name(), HasSubstr("cuda_runtime_test"));

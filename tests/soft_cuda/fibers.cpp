@@ -10,7 +10,7 @@ namespace lockstep::soft_cuda {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kStack = std::size_t{64} << 10;
+constexpr std::size_t kStack = std::size_t{256} << 10;
 
 }  // namespace
 

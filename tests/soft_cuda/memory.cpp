@@ -218,9 +218,13 @@ void count_memory(Counts& counts) {
 
 using namespace lockstep::soft_cuda;
 
-cudaError_t cudaMalloc(void** data, std::size_t bytes) { return allocate(data, bytes, nullptr); }
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
+  return allocate(data, bytes, nullptr);
+}
 
 cudaError_t cudaFree(void* data) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   if (data == nullptr) return cudaSuccess;
   int device = -1;
   {
@@ -320,6 +324,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   use_device();
   const Guard guard(machine_mutex());
   *data = bytes == 0 ? nullptr : make_range(Kind::kPinned, bytes, nullptr);
@@ -329,6 +334,8 @@ cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return cudaHostAlloc(data, bytes, 0); }
 
 cudaError_t cudaFreeHost(void* data) {
+  use_device();
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   const Guard guard(machine_mutex());
   if (data == nullptr) return cudaSuccess;
   const auto at = ranges.find(bytes_of(data));
@@ -372,6 +379,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 // Goes through the default stream, and so does not wait for others.
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   const cudaError_t status = copy_in(nullptr, to, from, bytes, kind);
   return status == cudaSuccess ? finish(nullptr) : status;
 }
@@ -399,6 +407,7 @@ cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_d
 }
 
 cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   const cudaError_t status = set_in(nullptr, data, value, bytes);
   return status == cudaSuccess ? finish(nullptr) : status;
 }

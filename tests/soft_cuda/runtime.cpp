@@ -117,6 +117,7 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaDeviceSynchronize() {
   count_wait();
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   finish_device(current_device());
   return cudaSuccess;
 }
@@ -197,6 +198,7 @@ const char* cudaGetErrorName(cudaError_t status) {
     case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
     case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
     case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
     case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
     default: return "unrecognized error code";
   }

@@ -218,6 +218,30 @@ TEST(SoftKernels, GridsAndBlocksThatAreTooLargeAreRefused) {
   EXPECT_THROW(launch("tall", number_all, dim3(1, 65536), dim3(32), {}, nowhere), KernelFault);
 }
 
+__global__ void vectors(const float* x, float4* y) {
+  y[threadIdx.x] = *reinterpret_cast<const float4*>(x + 4 * threadIdx.x);
+}
+
+TEST(SoftKernels, VectorsAtOddAddressesAreFatal) {
+  const DeviceArray<float> x(9);
+  const DeviceArray<float4> y(2);
+  launch("vectors", vectors, dim3(1), dim3(2), {}, x.get(), y.get());
+  EXPECT_DEATH(launch("vectors", vectors, dim3(1), dim3(2), {}, x.get() + 1, y.get()), "misaligned");
+}
+
+__global__ void beyond_shared(int* out, int at) {
+  __shared__ int part[32];
+  part[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = part[at];
+}
+
+TEST(SoftKernels, IndicesOutsideOfSharedArraysAreFatal) {
+  const DeviceArray<int> out(32);
+  launch("shared", beyond_shared, dim3(1), dim3(32), {}, out.get(), 31);
+  EXPECT_DEATH(launch("shared", beyond_shared, dim3(1), dim3(32), {}, out.get(), 32), "out of bounds");
+}
+
 __global__ void round_all(const float* x, BFloat16* y, unsigned count) {
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
     y[i] = from_float<BFloat16>(x[i]);

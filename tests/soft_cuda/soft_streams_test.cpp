@@ -146,7 +146,6 @@ TEST_F(SoftMachine, GraphsRunWhatWasCapturedAgain) {
   fork.record(stream.get());
   fork.make_wait(side.get());
   submit(side.get(), [&] { ++side_runs; });
-  EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaErrorStreamCaptureUnsupported);
   join.record(side.get());
   join.make_wait(stream.get());
   ASSERT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
@@ -158,6 +157,29 @@ TEST_F(SoftMachine, GraphsRunWhatWasCapturedAgain) {
   EXPECT_EQ(runs, 2);
   EXPECT_EQ(side_runs, 2);
   cudaGraphExecDestroy(made);
+}
+
+TEST_F(SoftMachine, CallsThatCannotBeCapturedBreakTheCapture) {
+  const CudaStream stream;
+  const CudaEvent event;
+  void* memory = nullptr;
+  const auto capture_with = [&](cudaStreamCaptureMode mode, auto call) {
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream.get(), mode), cudaSuccess);
+    const cudaError_t refused = call();
+    const cudaError_t later = submit(stream.get(), [] {});
+    const cudaError_t ended = cudaStreamEndCapture(stream.get(), &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return std::vector{refused, later, ended};
+  };
+  const std::vector broken = {cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureInvalidated,
+                              cudaErrorStreamCaptureInvalidated};
+  const auto strict = cudaStreamCaptureModeThreadLocal;
+  EXPECT_EQ(capture_with(strict, [&] { return cudaStreamSynchronize(stream.get()); }), broken);
+  EXPECT_EQ(capture_with(strict, [&] { return cudaEventQuery(event.get()); }), broken);
+  EXPECT_EQ(capture_with(strict, [&] { return cudaMalloc(&memory, 8); }), broken);
+  EXPECT_EQ(capture_with(cudaStreamCaptureModeRelaxed, [&] { return cudaEventQuery(event.get()); }),
+            std::vector(3, cudaSuccess));
 }
 
 TEST_F(SoftMachine, CaptureWithAStreamThatDoesNotComeBackFails) {

@@ -22,7 +22,11 @@ using Work = std::function<void()>;
 struct Graph {
   std::vector<Work> work;
   int streams_apart = 0;
+  bool broken = false;  // by a call that cannot be captured
 };
+
+// What this thread captures, unless it has asked for leave to call anything meanwhile.
+thread_local std::shared_ptr<Graph> strict_capture;
 
 struct Stream {
   int device = 0;
@@ -54,6 +58,7 @@ Counts counted;
 using Lock = std::unique_lock<std::recursive_mutex>;
 
 std::shared_ptr<Stream> find(cudaStream_t stream) {
+  use_device();
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
     auto& made = default_streams[current_device()];
     if (made == nullptr) {
@@ -67,6 +72,7 @@ std::shared_ptr<Stream> find(cudaStream_t stream) {
 }
 
 Event* find(cudaEvent_t event) {
+  use_device();
   const auto at = events.find(event);
   return at == events.end() ? nullptr : at->second.get();
 }
@@ -100,14 +106,21 @@ void run_until(Lock& lock, const std::shared_ptr<Stream>& stream, std::uint64_t 
   }
 }
 
-void append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work) {
+cudaError_t broken(const std::shared_ptr<Graph>& capture) {
+  capture->broken = true;
+  return noted(cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work) {
   if (stream->capture != nullptr) {
+    if (stream->capture->broken) return noted(cudaErrorStreamCaptureInvalidated);
     stream->capture->work.push_back(std::move(work));
-    return;
+    return cudaSuccess;
   }
   stream->queue.push_back(std::move(work));
   ++stream->submitted;
   if (machine().streams == Streams::kEager) run_until(lock, stream, stream->submitted);
+  return cudaSuccess;
 }
 
 cudaError_t make_stream(cudaStream_t* out, int priority) {
@@ -140,23 +153,21 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
-  append(lock, found, std::move(work));
-  return cudaSuccess;
+  return append(lock, found, std::move(work));
 }
 
 cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
-  append(lock, found, std::move(work));
-  return cudaSuccess;
+  return append(lock, found, std::move(work));
 }
 
 cudaError_t finish(cudaStream_t stream) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
-  if (found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
+  if (found->capture != nullptr) return broken(found->capture);
   run_until(lock, found, found->submitted);
   return cudaSuccess;
 }
@@ -168,6 +179,12 @@ void finish_device(int device) {
     if (stream->device == device) all.push_back(stream);
   if (const auto at = default_streams.find(device); at != default_streams.end()) all.push_back(at->second);
   for (const auto& stream : all) run_until(lock, stream, stream->submitted);
+}
+
+cudaError_t refuse_while_capturing() {
+  if (strict_capture == nullptr) return cudaSuccess;
+  const std::lock_guard lock(mutex);
+  return broken(strict_capture);
 }
 
 int device_of(cudaStream_t stream) {
@@ -226,15 +243,17 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   count_wait();
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   return finish(stream);
 }
 
 // Each question lets a lazy stream get on by one piece of work.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
-  if (found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
+  if (found->capture != nullptr) return broken(found->capture);
   if (found->done == found->submitted) return cudaSuccess;
   if (!found->runs) run_until(lock, found, found->done + 1);
   return cudaErrorNotReady;
@@ -257,11 +276,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   }
   if (found->capture != nullptr) return noted(cudaErrorStreamCaptureIsolation);
   if (mark->stream == nullptr) return cudaSuccess;
-  append(lock, found, [from = mark->stream, position = mark->position] {
+  return append(lock, found, [from = mark->stream, position = mark->position] {
     Lock inner(mutex);
     run_until(inner, from, position);
   });
-  return cudaSuccess;
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
@@ -301,11 +319,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   mark->stream = found;
   if (found->capture != nullptr) return cudaSuccess;
   mark->position = found->submitted + 1;
-  append(lock, found, [ms = mark->ms] { *ms = now_ms(); });
-  return cudaSuccess;
+  return append(lock, found, [ms = mark->ms] { *ms = now_ms(); });
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   Lock lock(mutex);
   const Event* const mark = find(event);
   if (mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
@@ -318,6 +336,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   count_wait();
+  if (const cudaError_t status = refuse_while_capturing(); status != cudaSuccess) return status;
   Lock lock(mutex);
   const Event* const mark = find(event);
   if (mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
@@ -338,13 +357,14 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) 
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   const std::lock_guard lock(mutex);
   const auto found = find(stream);
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (stream == nullptr || found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
   found->capture = std::make_shared<Graph>();
   found->began_capture = true;
+  if (mode != cudaStreamCaptureModeRelaxed) strict_capture = found->capture;
   return cudaSuccess;
 }
 
@@ -355,12 +375,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!found->began_capture) return noted(cudaErrorStreamCaptureUnmatched);
   const auto made = std::exchange(found->capture, nullptr);
   found->began_capture = false;
+  if (strict_capture == made) strict_capture = nullptr;
   *graph = nullptr;
-  if (made->streams_apart > 0) {
-    for (const auto& [handle, other] : streams)
-      if (other->capture == made) other->capture = nullptr;
-    return noted(cudaErrorStreamCaptureUnjoined);
-  }
+  for (const auto& [handle, other] : streams)
+    if (other->capture == made) other->capture = nullptr;
+  if (made->broken) return noted(cudaErrorStreamCaptureInvalidated);
+  if (made->streams_apart > 0) return noted(cudaErrorStreamCaptureUnjoined);
   *graph = reinterpret_cast<cudaGraph_t>(made.get());
   graphs.emplace(*graph, made);
   return cudaSuccess;

@@ -24,6 +24,8 @@ void finish_device(int device);
 cudaError_t finish(cudaStream_t stream);
 /// The device of a stream, -1 for none that lives.
 int device_of(cudaStream_t stream);
+/// For calls that may not be made while this thread captures: success, or an error, and the capture is broken.
+cudaError_t refuse_while_capturing();
 bool is_capturing(cudaStream_t stream);
 int current_device();
 

@@ -4,6 +4,7 @@
 
 #include "base/cuda/probe.h"
 #include "nn/ops/cuda/readback.h"
+#include "nn/ops/cuda/recording.h"
 #include "nn/ops/cuda/write.h"
 
 namespace lockstep::nn {
@@ -85,6 +86,11 @@ void CudaBackend::write(std::span<const std::byte> from, const Tensor& to) {
 std::unique_ptr<Readback> CudaBackend::make_readback(std::size_t bytes) {
   make_current(context_.device);
   return std::make_unique<CudaReadback>(context_.stream, bytes);
+}
+
+std::unique_ptr<Recording> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
+  make_current(context_.device);
+  return record_graph(context_.stream, work, why_not);
 }
 
 }  // namespace cuda

@@ -47,6 +47,9 @@ class CudaBackend final : public Backend {
   void write(std::span<const std::byte> from, const Tensor& to) override;
   std::unique_ptr<Readback> make_readback(std::size_t bytes) override;
 
+  bool records() const override { return true; }
+  std::unique_ptr<Recording> record(FunctionRef<void()> work, std::string& why_not) override;
+
   DeviceMemory& memory() { return *memory_; }
 
  private:

@@ -30,8 +30,11 @@ DeviceMemory::~DeviceMemory() { cudaMemPoolDestroy(pool_); }
 std::byte* DeviceMemory::allocate(std::size_t bytes) {
   make_current(device_);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream_, &capture), "looking whether a step is being recorded");
-  LOCKSTEP_ASSERT(capture == cudaStreamCaptureStatusNone, "{} bytes asked for while a step is being recorded", bytes);
+  check_cuda(cudaStreamIsCapturing(stream_, &capture), "asking whether work is being recorded");
+  if (capture != cudaStreamCaptureStatusNone)  // it would belong to the recording
+    throw CudaError(fmt::format("{} of new memory were asked for while work is being recorded",
+                                human_bytes(static_cast<double>(bytes))),
+                    "run the work once before it is recorded");
   void* data = nullptr;
   const cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
   if (status == cudaErrorMemoryAllocation) {
@@ -49,6 +52,7 @@ std::byte* DeviceMemory::allocate(std::size_t bytes) {
 }
 
 void DeviceMemory::free(std::byte* data, std::size_t bytes) noexcept {
+  cudaSetDevice(device_);
   cudaFreeAsync(data, stream_);
   held_ -= bytes;
 }
@@ -69,7 +73,7 @@ void DeviceMemory::share_with(int other) {
 }
 
 std::byte* PinnedSource::allocate(std::size_t bytes) {
-  make_current(device_);  // it would make a context on the GPU that this thread happens to have
+  make_current(device_);
   PinnedMemory memory(bytes);
   std::byte* const data = memory.data();
   const std::lock_guard lock(mutex_);
@@ -78,6 +82,7 @@ std::byte* PinnedSource::allocate(std::size_t bytes) {
 }
 
 void PinnedSource::free(std::byte* data, std::size_t) noexcept {
+  cudaSetDevice(device_);
   const std::lock_guard lock(mutex_);
   given_.erase(data);
 }

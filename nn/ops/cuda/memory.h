@@ -15,7 +15,8 @@
 
 namespace lockstep::nn::cuda {
 
-/// Makes `device` the calling thread's. The device it had before is not put back: CUDA would make a context there.
+/// Makes `device` the calling thread's: calls of CUDA's make a context on the device that their thread has, a new
+/// thread's being 0. What it had before is not put back, which would make one there.
 void make_current(int device);
 
 /// Device memory from a pool of its own that gives nothing back to the system while it lives. A piece may be used in
@@ -28,7 +29,7 @@ class DeviceMemory final : public MemorySource {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// Throws CudaError with the GPU and what was asked, held and free there.
+  /// Throws CudaError with the GPU and what was asked, held and free there; also while `stream`'s work is recorded.
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
 

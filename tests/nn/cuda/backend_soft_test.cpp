@@ -90,7 +90,9 @@ TEST_F(SoftBackend, OneContextOnItsOwnGpu) {
   {
     const auto backend = make_cuda_backend({.device = 1});
     const auto staging = backend->staging_memory();
-    std::thread([&] { staging->free(staging->allocate(100), 100); }).join();
+    std::byte* memory = nullptr;
+    std::thread([&] { memory = staging->allocate(100); }).join();
+    std::thread([&] { staging->free(memory, 100); }).join();
     std::thread([&] { backend->empty({1000}); }).join();
     std::vector<float> batch(10, 1.0f);
     backend->from_host(batch.data(), {10}, DType::kF32);
@@ -114,16 +116,6 @@ TEST_F(SoftBackend, GivesEverythingBack) {
   EXPECT_EQ(left.pinned, 0u);
   EXPECT_EQ(left.live_streams, 0u);
   EXPECT_EQ(left.live_events, 0u);
-}
-
-TEST_F(SoftBackend, MemoryIsNotAskedForWhileAStepIsRecorded) {
-  const auto backend = make_cuda_backend({});
-  const cudaStream_t stream = native(backend->stream());
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_THROW(backend->empty({12345}), InternalError);
-  cudaGraph_t graph = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphDestroy(graph);
 }
 
 TEST_F(SoftBackend, SmallGpuFillsUp) {
