@@ -1,9 +1,9 @@
 // A GPU in software, for tests: what can be set about it and what it has counted.
 //
 // CUDA's runtime over host memory (runtime.cpp, memory.cpp, streams.cpp), and kernels that run on the CPU as fibers
-// (block.cpp). It proves indices, arithmetic, barriers and the order of streams. It does not prove what only a GPU
-// has: the memory model between threads of a block (they take turns), alignment of vector accesses, registers and
-// shared memory that suffice, and speed.
+// (block.cpp). It proves indices, alignment, arithmetic, barriers and the order of streams. It does not prove what only
+// a GPU has: the memory model between threads of a block (they take turns), registers and shared memory that suffice,
+// rounding of its own functions and fused products, and speed.
 #pragma once
 
 #include <cuda_runtime_api.h>
