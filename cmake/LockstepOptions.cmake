@@ -24,8 +24,9 @@ target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>
 if(LOCKSTEP_WARNINGS_AS_ERRORS)
   target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
+# fmt 9 takes nvcc for a compiler without constexpr, and its checks of format strings then do not compile.
 target_compile_options(lockstep_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra>)
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra -DFMT_USE_CONSTEXPR=1>)
 if(LOCKSTEP_WARNINGS_AS_ERRORS)
   target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
 endif()

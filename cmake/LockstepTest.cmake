@@ -1,13 +1,19 @@
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp] [ALONE Suite.Test…]
-#               [TIMEOUT s] [LABELS …])
+#               [SOFT_CUDA | GPU] [TIMEOUT s] [LABELS …])
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
 # for each world size, started by tests/support/run_ranks (under mpirun, or for tcp by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
 # GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE
 # names tests that leave their group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
+#
+# SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
+# where there is none, the test reports itself skipped and why. Both are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
+  cmake_parse_arguments(T "SOFT_CUDA;GPU" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
+  if((T_SOFT_CUDA OR T_GPU) AND NOT LOCKSTEP_HAVE_CUDA)
+    return()
+  endif()
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 60)
   endif()
@@ -15,13 +21,25 @@ function(lockstep_test name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TEST_TARGETS ${name})
   target_link_libraries(${name} PRIVATE ${T_LINKS} GTest::gtest GTest::gmock)
+  if(T_SOFT_CUDA)
+    set_target_properties(${name} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
+    target_include_directories(${name} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
+  endif()
   if(NOT T_RANKS)
-    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    if(T_GPU)
+      target_link_libraries(${name} PRIVATE lockstep_gpu_main)
+      list(APPEND T_LABELS gpu)
+    else()
+      target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    endif()
     if(NOT T_LABELS)
       set(T_LABELS unit)
     endif()
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+    if(T_GPU)
+      set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
+    endif()
     return()
   endif()
   if(NOT T_LABELS)
@@ -60,4 +78,10 @@ function(lockstep_test name)
       endforeach()
     endforeach()
   endforeach()
+endfunction()
+
+# lockstep_cuda_test(NAME SOURCES files… …) is the same files twice: NAME_test in software, NAME_gpu_test on a GPU.
+function(lockstep_cuda_test name)
+  lockstep_test(${name}_test ${ARGN} SOFT_CUDA)
+  lockstep_test(${name}_gpu_test ${ARGN} GPU)
 endfunction()

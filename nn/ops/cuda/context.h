@@ -1,0 +1,22 @@
+// What all kernels of one GPU share.
+#pragma once
+
+#include <cstdint>
+
+#include "base/device.h"
+#include "nn/tensor/allocator.h"
+
+namespace lockstep::nn::cuda {
+
+/// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.
+struct Context {
+  int device = 0;     // CUDA's index, among those that this process may see
+  StreamView stream;  // all kernels of the backend run in it, in the order of their calls
+  /// Blocks of `device`'s memory. One that is freed may be handed out again at once: what was started before in
+  /// `stream` is done before what is started then.
+  CachingAllocator& allocator;
+  bool tf32 = false;                     // f32 products on matrix units, with 10 bits of mantissa
+  std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
+};
+
+}  // namespace lockstep::nn::cuda

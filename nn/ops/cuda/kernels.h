@@ -1,0 +1,27 @@
+// The kernels of a CUDA device; backend.cpp puts them together. `context` must outlive what is made.
+#pragma once
+
+#include <memory>
+
+#include "nn/ops/conv.h"
+#include "nn/ops/cuda/context.h"
+#include "nn/ops/linear.h"
+#include "nn/ops/loss.h"
+#include "nn/ops/norm.h"
+#include "nn/ops/optim.h"
+#include "nn/ops/pointwise.h"
+#include "nn/ops/pool.h"
+
+namespace lockstep::nn::cuda {
+
+std::unique_ptr<PointwiseKernels> make_pointwise_kernels(Context& context);
+std::unique_ptr<PoolKernels> make_pool_kernels(Context& context);
+std::unique_ptr<NormKernels> make_norm_kernels(Context& context);
+std::unique_ptr<LossKernels> make_loss_kernels(Context& context);
+std::unique_ptr<OptimKernels> make_optim_kernels(Context& context);
+/// Opens cuBLASLt. Throws CudaError where there is none.
+std::unique_ptr<LinearKernels> make_linear_kernels(Context& context);
+/// Opens cuDNN at the first convolution.
+std::unique_ptr<ConvKernels> make_conv_kernels(Context& context);
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,27 @@
+#include "nn/ops/cuda/write.h"
+
+#include "base/cuda/device.cuh"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+struct Payload {
+  unsigned char bytes[kMostWritten];
+};
+
+__global__ void write_kernel(Payload payload, unsigned count, unsigned char* to) {
+  if (threadIdx.x < count) to[threadIdx.x] = payload.bytes[threadIdx.x];
+}
+
+}  // namespace
+
+void write_bytes(std::span<const std::byte> from, void* to, StreamView stream) {
+  if (from.empty()) return;
+  LOCKSTEP_ASSERT(from.size() <= kMostWritten, "{} bytes", from.size());
+  Payload payload{};
+  for (std::size_t i = 0; i < from.size(); ++i) payload.bytes[i] = static_cast<unsigned char>(from[i]);
+  launch("write", write_kernel, dim3(1), dim3(kMostWritten), stream, payload, static_cast<unsigned>(from.size()),
+         static_cast<unsigned char*>(to));
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,200 @@
+// The machine: its driver, its devices, and what calls have failed with.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "streams.h"
+
+namespace lockstep::soft_cuda {
+namespace {
+
+Machine the_machine;
+thread_local int device_of_thread = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t startup_status() {
+  if (the_machine.driver_version < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
+  if (!the_machine.sees_devices || the_machine.devices == 0) return cudaErrorNoDevice;
+  return cudaSuccess;
+}
+
+cudaError_t check_device(int device) {
+  if (const cudaError_t status = startup_status(); status != cudaSuccess) return noted(status);
+  return device >= 0 && device < the_machine.devices ? cudaSuccess : noted(cudaErrorInvalidDevice);
+}
+
+}  // namespace
+
+const Machine& machine() { return the_machine; }
+
+void set_machine(const Machine& machine) {
+  const Counts left = counts();
+  if (left.allocations + left.pinned + left.live_streams + left.live_events > 0)
+    throw std::logic_error("the soft machine is still in use");
+  const std::lock_guard lock(machine_mutex());
+  the_machine = machine;
+  device_of_thread = 0;
+}
+
+void set_memory_bytes(std::size_t bytes) {
+  const std::lock_guard lock(machine_mutex());
+  the_machine.memory_bytes = bytes;
+}
+
+void set_streams(Streams streams) {
+  for (int device = 0; device < the_machine.devices; ++device) finish_device(device);
+  const std::lock_guard lock(machine_mutex());
+  the_machine.streams = streams;
+}
+
+Counts counts() {
+  Counts counts;
+  count_streams(counts);
+  count_memory(counts);
+  return counts;
+}
+
+int current_device() { return device_of_thread; }
+
+cudaError_t noted(cudaError_t status) {
+  last_error = status;
+  return status;
+}
+
+}  // namespace lockstep::soft_cuda
+
+using namespace lockstep::soft_cuda;
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = machine().driver_version;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 0;
+  if (const cudaError_t status = startup_status(); status != cudaSuccess) return noted(status);
+  *count = machine().devices;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (const cudaError_t status = check_device(device); status != cudaSuccess) return status;
+  device_of_thread = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return check_device(device); }
+
+cudaError_t cudaGetDevice(int* device) {
+  if (const cudaError_t status = startup_status(); status != cudaSuccess) return noted(status);
+  *device = device_of_thread;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  count_wait();
+  finish_device(current_device());
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  if (const cudaError_t status = check_device(device); status != cudaSuccess) return status;
+  return std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", 0x1b + device) < length
+             ? cudaSuccess
+             : noted(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (const cudaError_t status = check_device(device); status != cudaSuccess) return status;
+  *properties = {};
+  std::strcpy(properties->name, "Soft GPU");
+  properties->totalGlobalMem = machine().memory_bytes;
+  properties->sharedMemPerBlock = 48 << 10;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->major = 9;
+  properties->multiProcessorCount = 132;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->l2CacheSize = 50 << 20;
+  properties->memoryPoolsSupported = 1;
+  properties->pciBusID = 0x1b + device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (const cudaError_t status = check_device(device); status != cudaSuccess) return status;
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
+    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+    case cudaDevAttrPciBusId: *value = 0x1b + device; break;
+    default: return noted(cudaErrorNotSupported);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = 0;
+  *highest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (const cudaError_t status = check_device(std::max(device, peer)); status != cudaSuccess) return status;
+  *can = device != peer ? 1 : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) { return check_device(peer); }
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+const char* cudaGetErrorName(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    case cudaErrorHostMemoryAlreadyRegistered: return "cudaErrorHostMemoryAlreadyRegistered";
+    case cudaErrorHostMemoryNotRegistered: return "cudaErrorHostMemoryNotRegistered";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    default: return "unrecognized error code";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    default: return cudaGetErrorName(status);
+  }
+}

@@ -1,0 +1,60 @@
+// A GPU in software, for tests: what can be set about it and what it has counted.
+//
+// CUDA's runtime over host memory (runtime.cpp, memory.cpp, streams.cpp), and kernels that run on the CPU as fibers
+// (block.cpp). It proves indices, arithmetic, barriers and the order of streams. It does not prove what only a GPU
+// has: the memory model between threads of a block (they take turns), alignment of vector accesses, registers and
+// shared memory that suffice, and speed.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+
+namespace lockstep::soft_cuda {
+
+/// What a GPU would answer with a hang or garbage: a barrier that not all threads reach, a shuffle without a lane that
+/// it names, a grid or block that is too large. Names kernel, block and thread.
+class KernelFault : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// When work given to streams is done.
+enum class Streams {
+  kEager,  // at once: no order between streams can be wrong
+  kLazy,   // as late as allowed, when somebody waits for it: who forgets to wait finds old or poisoned bytes
+};
+
+struct Machine {
+  int devices = 2;
+  std::size_t memory_bytes = std::size_t{16} << 30;  // of each
+  int driver_version = 13000;                        // 0: no driver is loaded
+  bool sees_devices = true;                          // false: a driver, but no GPU is visible
+  Streams streams = Streams::kEager;
+};
+
+/// Another machine from now on: all allocations, streams and events of the old one must be gone. probe_cuda() asks only
+/// once in a process.
+void set_machine(const Machine& machine);
+/// In the middle of a test.
+void set_memory_bytes(std::size_t bytes);
+void set_streams(Streams streams);
+
+struct Counts {
+  std::uint64_t launches = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t allocations = 0;  // of device memory that are not freed
+  std::uint64_t pinned = 0;       // allocations of pinned memory that are not freed
+  std::uint64_t live_streams = 0, live_events = 0;
+  std::uint64_t host_waits = 0;     // of the host for a stream, an event or a device
+  std::uint64_t early_returns = 0;  // threads that had returned when the others of their block met at a barrier
+};
+Counts counts();
+
+/// Gives a stream anything: `work` runs in its order, on the thread that makes it run.
+cudaError_t submit(cudaStream_t stream, std::function<void()> work);
+
+}  // namespace lockstep::soft_cuda

@@ -1,0 +1,408 @@
+#include "streams.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// Every stream is a queue of closures. Eager streams are run at each call; lazy ones when somebody waits for them: the
+// host, or another stream that gets to a mark of theirs.
+
+namespace lockstep::soft_cuda {
+namespace {
+
+using Work = std::function<void()>;
+
+struct Graph {
+  std::vector<Work> work;
+  int streams_apart = 0;
+};
+
+struct Stream {
+  int device = 0;
+  int priority = 0;
+  std::deque<Work> queue;
+  std::uint64_t submitted = 0, done = 0;
+  bool runs = false;  // on some thread
+  std::shared_ptr<Graph> capture;
+  bool began_capture = false;
+};
+
+struct Event {
+  bool timing = false;
+  std::shared_ptr<Stream> stream;  // of the last record
+  std::uint64_t position = 0;      // done when the stream has done as many
+  std::shared_ptr<Graph> capture;  // recorded while this was captured
+  std::shared_ptr<double> ms = std::make_shared<double>(0.0);
+};
+
+std::recursive_mutex mutex;
+std::condition_variable_any changed;
+std::unordered_map<const void*, std::shared_ptr<Stream>> streams;
+std::unordered_map<const void*, std::unique_ptr<Event>> events;
+std::unordered_map<const void*, std::shared_ptr<Graph>> graphs;
+std::map<int, std::shared_ptr<Stream>> default_streams;
+Counts counted;
+
+using Lock = std::unique_lock<std::recursive_mutex>;
+
+std::shared_ptr<Stream> find(cudaStream_t stream) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
+    auto& made = default_streams[current_device()];
+    if (made == nullptr) {
+      made = std::make_shared<Stream>();
+      made->device = current_device();
+    }
+    return made;
+  }
+  const auto at = streams.find(stream);
+  return at == streams.end() ? nullptr : at->second;
+}
+
+Event* find(cudaEvent_t event) {
+  const auto at = events.find(event);
+  return at == events.end() ? nullptr : at->second.get();
+}
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Runs the queue until `position` of it is done; without the lock while a piece of work runs.
+void run_until(Lock& lock, const std::shared_ptr<Stream>& stream, std::uint64_t position) {
+  while (stream->done < position) {
+    if (stream->runs) {  // on another thread
+      changed.wait(lock);
+      continue;
+    }
+    const Work work = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->runs = true;
+    std::exception_ptr fault;
+    lock.unlock();
+    try {
+      work();
+    } catch (...) {
+      fault = std::current_exception();
+    }
+    lock.lock();
+    stream->runs = false;
+    ++stream->done;
+    changed.notify_all();
+    if (fault) std::rethrow_exception(fault);
+  }
+}
+
+void append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work) {
+  if (stream->capture != nullptr) {
+    stream->capture->work.push_back(std::move(work));
+    return;
+  }
+  stream->queue.push_back(std::move(work));
+  ++stream->submitted;
+  if (machine().streams == Streams::kEager) run_until(lock, stream, stream->submitted);
+}
+
+cudaError_t make_stream(cudaStream_t* out, int priority) {
+  const std::lock_guard lock(mutex);
+  auto made = std::make_shared<Stream>();
+  made->device = current_device();
+  made->priority = priority;
+  *out = reinterpret_cast<cudaStream_t>(made.get());
+  streams.emplace(*out, std::move(made));
+  return cudaSuccess;
+}
+
+cudaError_t make_event(cudaEvent_t* out, unsigned flags) {
+  const std::lock_guard lock(mutex);
+  auto made = std::make_unique<Event>();
+  made->timing = (flags & cudaEventDisableTiming) == 0;
+  *out = reinterpret_cast<cudaEvent_t>(made.get());
+  events.emplace(*out, std::move(made));
+  return cudaSuccess;
+}
+
+}  // namespace
+
+std::recursive_mutex& machine_mutex() { return mutex; }
+
+cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
+  append(lock, found, std::move(work));
+  return cudaSuccess;
+}
+
+cudaError_t finish(cudaStream_t stream) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
+  run_until(lock, found, found->submitted);
+  return cudaSuccess;
+}
+
+void finish_device(int device) {
+  Lock lock(mutex);
+  std::vector<std::shared_ptr<Stream>> all;
+  for (const auto& [handle, stream] : streams)
+    if (stream->device == device) all.push_back(stream);
+  if (const auto at = default_streams.find(device); at != default_streams.end()) all.push_back(at->second);
+  for (const auto& stream : all) run_until(lock, stream, stream->submitted);
+}
+
+int device_of(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  const auto found = find(stream);
+  return found == nullptr ? -1 : found->device;
+}
+
+bool is_capturing(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  const auto found = find(stream);
+  return found != nullptr && found->capture != nullptr;
+}
+
+void count_grid(std::uint64_t early_returns) {
+  const std::lock_guard lock(mutex);
+  ++counted.launches;
+  counted.early_returns += early_returns;
+}
+
+void count_copy() {
+  const std::lock_guard lock(mutex);
+  ++counted.copies;
+}
+
+void count_wait() {
+  const std::lock_guard lock(mutex);
+  ++counted.host_waits;
+}
+
+void count_streams(Counts& counts) {
+  const std::lock_guard lock(mutex);
+  counts = counted;
+  counts.live_streams = streams.size();
+  counts.live_events = events.size();
+}
+
+}  // namespace lockstep::soft_cuda
+
+using namespace lockstep::soft_cuda;
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return make_stream(stream, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return make_stream(stream, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  return make_stream(stream, priority);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Lock lock(mutex);
+  const auto found = stream == nullptr ? nullptr : find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  streams.erase(stream);
+  run_until(lock, found, found->submitted);  // a GPU too does what was given before
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  count_wait();
+  return finish(stream);
+}
+
+// Each question lets a lazy stream get on by one piece of work.
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
+  if (found->done == found->submitted) return cudaSuccess;
+  if (!found->runs) run_until(lock, found, found->done + 1);
+  return cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  Event* const mark = find(event);
+  if (found == nullptr || mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (mark->capture != nullptr) {
+    if (found->capture == nullptr) {  // this stream joins what is captured
+      found->capture = mark->capture;
+      ++found->capture->streams_apart;
+    } else if (found->began_capture && mark->stream != found && mark->stream->capture == found->capture) {
+      mark->stream->capture = nullptr;  // and that one leaves it
+      --found->capture->streams_apart;
+    }
+    return cudaSuccess;
+  }
+  if (found->capture != nullptr) return noted(cudaErrorStreamCaptureIsolation);
+  if (mark->stream == nullptr) return cudaSuccess;
+  append(lock, found, [from = mark->stream, position = mark->position] {
+    Lock inner(mutex);
+    run_until(inner, from, position);
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  const std::lock_guard lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  *priority = found->priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  const int of = device_of(stream);
+  if (of < 0) return noted(cudaErrorInvalidResourceHandle);
+  *device = of;
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return submit(stream, [=] { function(data); });
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return make_event(event, cudaEventDefault); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) { return make_event(event, flags); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::lock_guard lock(mutex);
+  return events.erase(event) == 1 ? cudaSuccess : noted(cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  Event* const mark = find(event);
+  if (found == nullptr || mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  mark->capture = found->capture;
+  mark->stream = found;
+  if (found->capture != nullptr) return cudaSuccess;
+  mark->position = found->submitted + 1;
+  append(lock, found, [ms = mark->ms] { *ms = now_ms(); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Lock lock(mutex);
+  const Event* const mark = find(event);
+  if (mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (mark->capture != nullptr) return noted(cudaErrorCapturedEvent);
+  const auto stream = mark->stream;
+  if (stream == nullptr || stream->done >= mark->position) return cudaSuccess;
+  if (!stream->runs) run_until(lock, stream, stream->done + 1);
+  return cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  count_wait();
+  Lock lock(mutex);
+  const Event* const mark = find(event);
+  if (mark == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (mark->capture != nullptr) return noted(cudaErrorCapturedEvent);
+  if (mark->stream != nullptr) run_until(lock, mark->stream, mark->position);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  const std::lock_guard lock(mutex);
+  const Event* const from = find(begin);
+  const Event* const to = find(end);
+  if (from == nullptr || to == nullptr || !from->timing || !to->timing || from->stream == nullptr ||
+      to->stream == nullptr)
+    return noted(cudaErrorInvalidResourceHandle);
+  if (from->stream->done < from->position || to->stream->done < to->position) return cudaErrorNotReady;
+  *ms = static_cast<float>(*to->ms - *from->ms);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
+  if (stream == nullptr || found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
+  found->capture = std::make_shared<Graph>();
+  found->began_capture = true;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr || found->capture == nullptr) return noted(cudaErrorInvalidValue);
+  if (!found->began_capture) return noted(cudaErrorStreamCaptureUnmatched);
+  const auto made = std::exchange(found->capture, nullptr);
+  found->began_capture = false;
+  *graph = nullptr;
+  if (made->streams_apart > 0) {
+    for (const auto& [handle, other] : streams)
+      if (other->capture == made) other->capture = nullptr;
+    return noted(cudaErrorStreamCaptureUnjoined);
+  }
+  *graph = reinterpret_cast<cudaGraph_t>(made.get());
+  graphs.emplace(*graph, made);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = is_capturing(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
+  std::swap(current, *mode);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  const std::lock_guard lock(mutex);
+  const auto at = graphs.find(graph);
+  if (at == graphs.end()) return noted(cudaErrorInvalidValue);
+  const auto copy = std::make_shared<Graph>(*at->second);
+  *made = reinterpret_cast<cudaGraphExec_t>(copy.get());
+  graphs.emplace(*made, copy);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  std::shared_ptr<Graph> found;
+  {
+    const std::lock_guard lock(mutex);
+    const auto at = graphs.find(graph);
+    if (at == graphs.end()) return noted(cudaErrorInvalidValue);
+    found = at->second;
+  }
+  return submit(stream, [found] {
+    for (const Work& work : found->work) work();
+  });
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  const std::lock_guard lock(mutex);
+  return graphs.erase(graph) == 1 ? cudaSuccess : noted(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  const std::lock_guard lock(mutex);
+  return graphs.erase(graph) == 1 ? cudaSuccess : noted(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
+  const std::lock_guard lock(mutex);
+  const auto at = graphs.find(graph);
+  if (at == graphs.end() || nodes != nullptr) return noted(cudaErrorInvalidValue);
+  *count = at->second->work.size();
+  return cudaSuccess;
+}
