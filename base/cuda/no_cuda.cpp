@@ -15,6 +15,8 @@ const CudaProbe& probe_cuda() {
   return probe;
 }
 
+std::string current_cuda_bus_id() { return {}; }
+
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 }  // namespace lockstep

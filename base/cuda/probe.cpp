@@ -3,8 +3,24 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+
 namespace lockstep {
 namespace {
+
+/// CUDA writes "0000:1B:00.0".
+std::string bus_id_of(int device) {
+  std::array<char, 32> text{};
+  if (cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return {};
+  }
+  std::string id(text.data());
+  std::ranges::transform(id, id.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return id;
+}
 
 CudaProbe ask() {
   CudaProbe probe;
@@ -12,7 +28,10 @@ CudaProbe ask() {
   cudaRuntimeGetVersion(&probe.runtime_version);
   if (cudaDriverGetVersion(&probe.driver_version) != cudaSuccess) probe.driver_version = 0;
   const cudaError_t status = cudaGetDeviceCount(&probe.devices);
-  if (status == cudaSuccess && probe.devices > 0) return probe;
+  if (status == cudaSuccess && probe.devices > 0) {
+    for (int device = 0; device < probe.devices; ++device) probe.bus_ids.push_back(bus_id_of(device));
+    return probe;
+  }
   probe.devices = 0;
   static_cast<void>(cudaGetLastError());  // it has been heard
   if (probe.driver_version == 0) {
@@ -37,6 +56,13 @@ CudaProbe ask() {
 const CudaProbe& probe_cuda() {
   static const CudaProbe probe = ask();
   return probe;
+}
+
+std::string current_cuda_bus_id() {
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) return bus_id_of(device);
+  static_cast<void>(cudaGetLastError());
+  return {};
 }
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }

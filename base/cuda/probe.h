@@ -2,20 +2,28 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
 struct CudaProbe {
-  bool built = false;   // this build can use GPUs at all
-  int devices = 0;      // that this process may see
+  bool built = false;  // this build can use GPUs at all
+  int devices = 0;     // that this process may see
+  /// Where each of them is: "0000:1b:00.0", as in /sys/bus/pci/devices; empty where the driver does not tell.
+  std::vector<std::string> bus_ids;
   std::string problem;  // why there are none: "no NVIDIA driver is loaded"; empty where there are
   std::string remedy;
   int runtime_version = 0;  // 13000 is CUDA 13.0; 0 where none was built in
   int driver_version = 0;   // the newest CUDA that the driver can run; 0: no driver
 };
 
-/// Asks the driver, once in a process. Makes no context, and never throws.
+/// Asks the driver, once in a process. Makes no context, and never throws. What the environment says about devices
+/// (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER) counts as it is at that moment.
 const CudaProbe& probe_cuda();
+
+/// Where the GPU is that this thread has made its own, as in CudaProbe::bus_ids; empty where CUDA does not tell. Makes
+/// no context.
+std::string current_cuda_bus_id();
 
 /// "13.0" for 13000.
 std::string cuda_version_text(int version);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "tests/soft_cuda/soft_cuda.h"
 
@@ -23,6 +24,27 @@ const auto kOk = ::testing::ExitedWithCode(0);
 
 TEST(ProbeTest, CountsDevices) {
   EXPECT_EXIT(tell({.devices = 3}), kOk, "3 devices, runtime 13[0-9]+, driver 13000: <> <>");
+}
+
+TEST(ProbeTest, KnowsWhereTheyAre) {
+  const auto tell_places = [] {
+    soft_cuda::set_machine({.devices = 2});
+    std::string text;
+    for (const auto& id : probe_cuda().bus_ids) text += id + " ";
+    cudaSetDevice(1);
+    std::fprintf(stderr, "%sand of these %s\n", text.c_str(), current_cuda_bus_id().c_str());
+    std::exit(0);
+  };
+  EXPECT_EXIT(tell_places(), kOk, "^0000:1b:00.0 0000:1c:00.0 and of these 0000:1c:00.0");
+}
+
+TEST(ProbeTest, NoPlaceWithoutADriver) {
+  const auto tell_place = [] {
+    soft_cuda::set_machine({.driver_version = 0});
+    std::fprintf(stderr, "%zu <%s>\n", probe_cuda().bus_ids.size(), current_cuda_bus_id().c_str());
+    std::exit(0);
+  };
+  EXPECT_EXIT(tell_place(), kOk, "0 <>");
 }
 
 TEST(ProbeTest, NoDriver) {
