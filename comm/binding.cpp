@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 
 #include "base/error.h"
 #include "base/host.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace lockstep::comm {
@@ -54,20 +56,6 @@ std::vector<Core> processors_as_cores(const CpuMask& allowed) {
   return cores;
 }
 
-/// "0-3,8".
-std::string ranges_text(const CpuMask& cpus) {
-  std::string text;
-  for (std::size_t first = 0; first < cpus.size(); ++first) {
-    if (!cpus[first]) continue;
-    std::size_t last = first;
-    while (last + 1 < cpus.size() && cpus[last + 1]) ++last;
-    if (!text.empty()) text += ',';
-    text += first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
-    first = last;
-  }
-  return text;
-}
-
 CpuMask union_of(const std::vector<Core>& cores) {
   CpuMask all;
   for (const Core& core : cores) all |= core.cpus;
@@ -112,6 +100,18 @@ std::vector<Core> socket_share(const std::vector<Core>& cores, int index, int co
   return share;
 }
 
+std::vector<Core> near_share(const std::vector<Core>& cores, std::span<const CpuMask> near, int index) {
+  const auto mine = static_cast<std::size_t>(index);
+  LOCKSTEP_ASSERT(index >= 0 && mine < near.size(), "process {} of {}", index, near.size());
+  std::vector<Core> close;
+  std::ranges::copy_if(cores, std::back_inserter(close),
+                       [&](const Core& core) { return (core.cpus & near[mine]).any(); });
+  if (close.empty()) return core_share(cores, index, static_cast<int>(near.size()));
+  const auto neighbours_before = std::count(near.begin(), near.begin() + index, near[mine]);
+  const auto neighbours = std::ranges::count(near, near[mine]);
+  return core_share(close, static_cast<int>(neighbours_before), static_cast<int>(neighbours));
+}
+
 std::vector<Core> discover_cores(const CpuMask& allowed) {
   const Topology topology = load_topology();
   if (topology == nullptr) return processors_as_cores(allowed);
@@ -134,33 +134,45 @@ std::vector<Core> discover_cores(const CpuMask& allowed) {
   return seen == allowed ? cores : processors_as_cores(allowed);
 }
 
-Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup) {
+Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const Locality& device) {
   const Policy policy = policy_from(lookup);
   const CpuMask allowed = allowed_cpus();
 
-  const std::string mine = fmt::format("{} {}", host_name(), ranges_text(allowed));
-  const auto all = group.all_gather_text(mine);
-  const auto alike_before = [&](int rank) {
-    return static_cast<int>(std::count(all.begin(), all.begin() + rank, mine));
-  };
-  const int index = alike_before(group.rank());
-  const int count = alike_before(group.size());
+  const std::string alike = fmt::format("{} {}|", host_name(), ranges_text(allowed));
+  const auto all = group.all_gather_text(alike + ranges_text(device.cpus));
+  // Of the processes with this one's host and affinity: which processors are close to the device of each.
+  std::vector<CpuMask> near;
+  int index = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::string& text = all[static_cast<std::size_t>(rank)];
+    if (!text.starts_with(alike)) continue;
+    if (rank < group.rank()) ++index;
+    near.push_back(parse_ranges(std::string_view(text).substr(alike.size())));
+  }
+  const auto count = static_cast<int>(near.size());
 
   const std::vector<Core> cores = discover_cores(allowed);
+  const bool close = std::ranges::any_of(cores, [&](const Core& core) { return (core.cpus & device.cpus).any(); });
+  if (device.cpus.any() && !close)
+    log_debug("none of the processors that this rank may use ({}) is close to its GPU ({}): it takes its share of all",
+              ranges_text(allowed), ranges_text(device.cpus));
   // By sockets, those who share one divide its cores as far as the number of threads is concerned.
-  const std::vector<Core> threads_on = core_share(cores, index, count);
+  const std::vector<Core> threads_on = near_share(cores, near, index);
   Binding binding;
   binding.cores = static_cast<int>(threads_on.size());
   binding.spare_core = binding.cores > 1;
   binding.oversubscribed = cores.size() < static_cast<std::size_t>(count);
   CpuMask chosen = allowed;
   if (policy == Policy::kCore) chosen = union_of(threads_on);
-  if (policy == Policy::kSocket) chosen = union_of(socket_share(cores, index, count));
+  if (policy == Policy::kSocket)
+    chosen = close ? union_of(cores) & device.cpus : union_of(socket_share(cores, index, count));
   if (chosen != allowed) set_allowed_cpus(chosen);
+  if (policy != Policy::kNone && close) prefer_memory_of(device.node);
   binding.text =
       fmt::format("{} core{} (processors {}), {}", binding.cores, binding.cores == 1 ? "" : "s", ranges_text(chosen),
                   policy == Policy::kNone ? "not bound"
                   : chosen == allowed     ? "as started"
+                  : close                 ? "bound, close to the GPU"
                                           : "bound");
   return binding;
 }

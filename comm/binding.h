@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/env.h"
 #include "comm/cpus.h"
+#include "comm/locality.h"
 #include "comm/process_group.h"
 #include "comm/world.h"
 
@@ -33,14 +35,21 @@ std::vector<Core> core_share(const std::vector<Core>& cores, int index, int coun
 /// The same for whole sockets: the sockets that process `index` of `count` runs on, with all their cores.
 std::vector<Core> socket_share(const std::vector<Core>& cores, int index, int count);
 
+/// core_share for processes whose devices may be closer to some of the cores. near[i] are the processors close to the
+/// device of process i; none: it has no device, or one that is as far from all. Processes close to the same cores
+/// divide those; one that is close to none of `cores` takes its share of all of them.
+std::vector<Core> near_share(const std::vector<Core>& cores, std::span<const CpuMask> near, int index);
+
 /// The cores of this host with a processor in `allowed`, as hwloc sees them.
 std::vector<Core> discover_cores(const CpuMask& allowed);
 
 /// Binds the calling thread, and the threads that it will start, to this process's share; collective. Ranks of one
 /// host with the same affinity divide it among themselves; an affinity that a launcher has given to this rank alone
-/// is kept. LOCKSTEP_BIND in the environment: "core" (default), "socket", or "none", which binds nothing and only
-/// counts the cores of the share. Throws UsageError for another value.
-Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env);
+/// is kept. Where this process's device is close to some of them (`device`), the share is of those (near_share), and
+/// memory is taken from there as long as there is any. LOCKSTEP_BIND in the environment: "core" (default), "socket",
+/// which takes all cores of the socket, or close to the device, and "none", which binds nothing and only counts the
+/// cores of the share. Throws UsageError for another value.
+Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env, const Locality& device = {});
 
 /// A lower bound of what bind_to_share will give, known before there is a group: for GroupOptions::spare_core.
 int expected_cores(const World& world);

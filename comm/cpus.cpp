@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/host.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace lockstep::comm {
 namespace {
@@ -22,6 +23,31 @@ static_assert(std::is_trivially_copyable_v<CpuMask>);
 constexpr std::size_t kSets = CpuMask().size() / CPU_SETSIZE;
 
 }  // namespace
+
+std::string ranges_text(const CpuMask& cpus) {
+  std::string text;
+  for (std::size_t first = 0; first < cpus.size(); ++first) {
+    if (!cpus[first]) continue;
+    std::size_t last = first;
+    while (last + 1 < cpus.size() && cpus[last + 1]) ++last;
+    if (!text.empty()) text += ',';
+    text += first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
+    first = last;
+  }
+  return text;
+}
+
+CpuMask parse_ranges(std::string_view text) {
+  CpuMask cpus;
+  for (const auto& piece : split(trim(text), ',')) {
+    const auto dash = piece.find('-');
+    const auto first = parse_int(piece.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : parse_int(piece.substr(dash + 1));
+    if (!first || !last || *first < 0 || *last < *first || static_cast<std::size_t>(*last) >= cpus.size()) return {};
+    for (auto cpu = static_cast<std::size_t>(*first); cpu <= static_cast<std::size_t>(*last); ++cpu) cpus.set(cpu);
+  }
+  return cpus;
+}
 
 CpuMask allowed_cpus() {
   std::vector<cpu_set_t> sets(kSets);

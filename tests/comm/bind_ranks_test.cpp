@@ -42,5 +42,24 @@ TEST(BindRanks, EqualAffinitiesAreDivided) {
   set_allowed_cpus(all);
 }
 
+// Every rank's device is close to the first processor: they divide its core.
+TEST(BindRanks, RanksOfOneNodeDivideItsCores) {
+  const CpuMask all = allowed_cpus();
+  Locality device;
+  device.node = 0;
+  for (std::size_t cpu = 0; cpu < all.size() && device.cpus.none(); ++cpu) device.cpus[cpu] = all[cpu];
+  const Binding bound = bind_to_share(group(), bind("core"), device);
+  EXPECT_EQ(bound.cores, 1);
+  EXPECT_TRUE((allowed_cpus() & device.cpus).any());
+  EXPECT_EQ(discover_cores(allowed_cpus()).size(), 1u);
+  set_allowed_cpus(all);
+  // Those of odd ranks are nowhere in particular.
+  const bool odd = group().rank() % 2 == 1;
+  bind_to_share(group(), bind("core"), odd ? Locality{} : device);
+  EXPECT_TRUE(odd || (allowed_cpus() & device.cpus).any());
+  EXPECT_TRUE((allowed_cpus() & ~all).none());
+  set_allowed_cpus(all);
+}
+
 }  // namespace
 }  // namespace lockstep::comm
