@@ -96,6 +96,7 @@ class Benchmark {
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     const std::vector<double> startup = {1e3 * startup_s};
     result.startup_ms = slowest(group_, startup)[0];
+    result.precision = trainer::name_of(options_.train.precision);
     result.backend = group_.name();
     result.threads = threads_;
     result.steps = options_.steps;
@@ -136,17 +137,17 @@ class Benchmark {
 std::string text_of(const StepResult& r, Format format) {
   if (format == Format::kJson)
     return fmt::format(
-        R"({{"model":"{}","world_size":{},"batch":{},"precision":"f32","step_ms":{:.4f},"samples_per_s":{:.1f},"compute_ms":{:.4f},"exposed_comm_ms":{:.4f},"peak_memory_bytes":[{}],"startup_ms":{:.1f},"step_ms_p10":{:.4f},"step_ms_p90":{:.4f},"backend":"{}","threads":{},"steps":{}}})"
+        R"({{"model":"{}","world_size":{},"batch":{},"precision":"{}","step_ms":{:.4f},"samples_per_s":{:.1f},"compute_ms":{:.4f},"exposed_comm_ms":{:.4f},"peak_memory_bytes":[{}],"startup_ms":{:.1f},"step_ms_p10":{:.4f},"step_ms_p90":{:.4f},"backend":"{}","threads":{},"steps":{}}})"
         "\n",
-        r.model, r.world_size, r.batch, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
+        r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
         fmt::join(r.peak_memory_bytes, ","), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps);
   if (format == Format::kCsv)
     return fmt::format(
         "model,world_size,batch,precision,step_ms,samples_per_s,compute_ms,exposed_comm_ms,peak_memory_bytes,startup_"
         "ms,"
         "step_ms_p10,step_ms_p90,backend,threads,steps\n"
-        "{},{},{},f32,{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{}\n",
-        r.model, r.world_size, r.batch, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
+        "{},{},{},{},{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{}\n",
+        r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
         fmt::join(r.peak_memory_bytes, " "), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps);
   std::vector<std::string> memory;
   for (const auto bytes : r.peak_memory_bytes) memory.push_back(human_bytes(static_cast<double>(bytes)));
@@ -178,7 +179,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
     });
     if (session.group->rank() == 0) std::fputs(text_of(result, options.format).c_str(), stdout);
   }
-  session.group->shutdown();
+  session.shutdown();
   return 0;
 }
 

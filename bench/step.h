@@ -24,7 +24,8 @@ struct StepResult {
   std::string model;
   int world_size = 1;
   std::int64_t batch = 0;  // samples a rank
-  double step_ms = 0;      // median
+  std::string precision = "f32";
+  double step_ms = 0;  // median
   double step_ms_p10 = 0, step_ms_p90 = 0;
   double samples_per_s = 0;    // of all ranks together
   double compute_ms = 0;       // median of the same step with collectives replaced by nothing

@@ -1,9 +1,14 @@
 #include "cli/launch_command.h"
 
+#include <algorithm>
 #include <cstdio>
 
+#include "base/env.h"
 #include "base/error.h"
+#include "cli/build_config.h"
 #include "cli/values.h"
+#include "devices/read_gpus.h"
+#include "devices/visible.h"
 #include "launcher/launch.h"
 
 namespace lockstep::cli {
@@ -24,6 +29,18 @@ Setter rank_count(int& target) {
 
 }  // namespace
 
+int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup) {
+  std::string device = lookup("LOCKSTEP_DEVICE").value_or("");
+  for (std::size_t i = 0; i < program.size(); ++i) {
+    if (program[i].starts_with("--device=")) device = program[i].substr(program[i].find('=') + 1);
+    if (program[i] == "--device" && i + 1 < program.size()) device = program[i + 1];
+  }
+  if (device == "cpu") return 0;
+  const auto visible = devices::visible_gpus(gpus, lookup);
+  if (std::ranges::any_of(visible, [](const auto& gpu) { return gpu.mig.has_value(); })) return 1;
+  return static_cast<int>(std::ranges::count_if(visible, [](const auto& gpu) { return !gpu.prohibited; }));
+}
+
 OptionTable launch_options(launcher::LaunchOptions& options) {
   OptionTable table("launch",
                     "Starts PROGRAM as N ranks on this machine, watches them, and ends with the exit code of the rank "
@@ -33,7 +50,8 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.add({.name = "np",
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto",
-             .help = "ranks; auto: one for each core",
+             .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
+                     "is told --device cpu",
              .default_text = "auto",
              .set = rank_count(options.ranks)});
   table.add({.name = "bind-to",
@@ -71,6 +89,9 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
+  constexpr bool kUsesGpus = !std::string_view(kCudaToolkit).empty();
+  if (options.ranks == 0 && kUsesGpus)
+    options.ranks = ranks_for_gpus(devices::read_gpus(devices::Detail::kChoice), options.program, env);
   return launcher::launch(options);
 }
 

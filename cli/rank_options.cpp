@@ -188,11 +188,36 @@ void add_timeout_option(OptionTable& table, double& seconds) {
 void add_rank_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
-             .placeholder = "auto|cpu",
-             .help = "what to compute on",
+             .placeholder = "auto|cpu|cuda|cuda:0,3|cuda:free",
+             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
+                     "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
+                     "each where there is one for every rank, else the CPU",
              .default_text = config.device,
              .set = text(config.device)});
-  add_backend_option(table, config.backend);
+  table.add({.name = "share-devices",
+             .kind = OptionKind::kFlag,
+             .help = "several ranks may compute on one GPU, taking turns",
+             .set = boolean(config.share_devices)});
+  using Backend = comm::GroupOptions::Backend;
+  table.add(
+      {.name = "backend",
+       .placeholder = "auto|nccl|mpi|shm",
+       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory that the ranks of a host share, or "
+               "messages",
+       .default_text = "auto",
+       .set = choice(
+           config.backend,
+           {{"auto", Backend::kAuto}, {"nccl", Backend::kNccl}, {"mpi", Backend::kMpi}, {"shm", Backend::kShm}})});
+  table.add(
+      {.name = "precision",
+       .placeholder = "f32|bf16",
+       .help = "what GPUs compute in; parameters, gradients and sums stay f32",
+       .default_text = name_of(config.precision),
+       .set = choice(config.precision, {{"f32", trainer::Precision::kF32}, {"bf16", trainer::Precision::kBF16}})});
+  table.add({.name = "tf32",
+             .kind = OptionKind::kFlag,
+             .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
+             .set = boolean(config.tf32)});
   table.add({.name = "threads",
              .placeholder = "N",
              .help = "compute threads a rank",

@@ -24,6 +24,7 @@ void add_length_options(OptionTable& table, trainer::TrainConfig& config);
 void add_update_options(OptionTable& table, trainer::TrainConfig& config);
 /// The course of the learning rate.
 void add_schedule_options(OptionTable& table, trainer::TrainConfig& config);
+/// For collectives of host memory.
 void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend);
 void add_timeout_option(OptionTable& table, double& seconds);
 /// Device, backend, threads, buckets; opens a group.

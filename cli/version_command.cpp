@@ -13,10 +13,14 @@
 #include <cstdio>
 
 #include "base/cpu.h"
+#include "base/cuda/library.h"
+#include "base/cuda/probe.h"
+#include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/build_config.h"
 #include "comm/mpi/mpi_info.h"
+#include "devices/read_gpus.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::cli {
@@ -27,6 +31,67 @@ std::string line(const char* name, const std::string& value) { return fmt::forma
 std::string hwloc_text() {
   const unsigned version = hwloc_get_api_version();
   return fmt::format("{}.{}.{}", version >> 16, (version >> 8) & 0xffu, version & 0xffu);
+}
+
+std::string backends() {
+  std::vector<std::string> names = {"cpu"};
+  if (probe_cuda().built) names.emplace_back("cuda");
+  names.insert(names.end(), {"self", "shm"});
+  if (comm::mpi_available()) names.emplace_back("mpi");
+  if (probe_cuda().built) names.emplace_back("nccl");
+  return join(names, ", ");
+}
+
+/// What `ask` says of the library that it is given, or why there is none.
+template <class Ask>
+std::string library_text(const char* what, const char* file, const Ask& ask) {
+  try {
+    const char* const names[] = {file};
+    return ask(SharedLibrary(what, names, ""));
+  } catch (const CudaError& error) {
+    return error.what();
+  }
+}
+
+/// Major, minor and patch of 92800: two digits each but the first.
+std::string version_of(std::size_t number) {
+  return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+}
+
+/// The libraries have C interfaces that have been the same for years: no header of theirs is needed here.
+template <class Number>
+std::string reported_version(const SharedLibrary& library, const char* function) {
+  Number (*get)() = nullptr;
+  library.bind(get, function);
+  return version_of(static_cast<std::size_t>(get()));
+}
+
+std::string nccl_version(const SharedLibrary& library) {
+  int (*get)(int*) = nullptr;
+  library.bind(get, "ncclGetVersion");
+  int number = 0;
+  return get(&number) == 0 ? version_of(static_cast<std::size_t>(number)) : "does not tell its version";
+}
+
+std::string driver_text(const CudaProbe& probe) {
+  if (probe.driver_version == 0) return probe.problem;
+  const auto installed = devices::read_gpus(devices::Detail::kChoice).driver_version;
+  const std::string driver = fmt::format("driver {}", installed.value_or("of unknown version"));
+  return fmt::format("{} for CUDA up to {}{}{}", driver, cuda_version_text(probe.driver_version),
+                     probe.problem.empty() ? "" : ", ", probe.problem);
+}
+
+std::string cuda_lines(const CudaProbe& probe) {
+  std::string text = line("CUDA", fmt::format("{} (toolkit {}); {}", cuda_version_text(probe.runtime_version),
+                                              kCudaToolkit, driver_text(probe)));
+  const std::string lt = fmt::format("libcublasLt.so.{}", probe.runtime_version / 1000);
+  text += line("cuBLASLt", library_text("cuBLASLt", lt.c_str(), [](const SharedLibrary& library) {
+                 return reported_version<std::size_t>(library, "cublasLtGetVersion");
+               }));
+  text += line("cuDNN", library_text("cuDNN", "libcudnn.so.9", [](const SharedLibrary& library) {
+                 return reported_version<std::size_t>(library, "cudnnGetVersion");
+               }));
+  return text + line("NCCL", library_text("NCCL", "libnccl.so.2", nccl_version));
 }
 
 }  // namespace
@@ -41,13 +106,12 @@ std::string version_text() {
   std::string text = line("lockstep", fmt::format("{} (git {})", version(), git_revision()));
   text += line("build", fmt::format("{}, {}", build_type(), compiler()));
   text += line("instruction set", cpu_instruction_set());
-  text += line("backends", comm::mpi_available() ? "cpu, self, shm, mpi" : "cpu, self");
+  text += line("backends", backends());
   for (const auto& lack : split(kMissing, '|')) {
     if (!lack.empty()) text += line("without", lack);
   }
   text += line("MPI", comm::mpi_library_version());
-  if (const std::string toolkit = kCudaToolkit; !toolkit.empty())
-    text += line("CUDA", fmt::format("toolkit {} found; this version computes on the CPU alone", toolkit));
+  if (probe_cuda().built) text += cuda_lines(probe_cuda());
   text += line("oneDNN", fmt::format("{} (computes with {})", nn::onednn_version(), nn::cpu_kernel_isa()));
   text += line("hwloc", hwloc_text());
   text += line("spdlog", fmt::format("{}.{}.{}", SPDLOG_VER_MAJOR, SPDLOG_VER_MINOR, SPDLOG_VER_PATCH));

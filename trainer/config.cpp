@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "trainer/device_request.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -26,7 +27,38 @@ void require_range(const char* flag, T value, T low, T high = std::numeric_limit
 
 std::string text_of(const std::optional<std::int64_t>& value) { return value ? fmt::to_string(*value) : "default"; }
 
+void validate_device(const TrainConfig& config) {
+  const DeviceRequest request = parse_device(config.device);
+  for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
+    require(config.share_devices || std::find(request.indices.begin(), at, *at) == at,
+            fmt::format("--device {} names GPU {} twice", config.device, *at),
+            "name each GPU once, or add --share-devices: ranks that share a GPU take turns");
+  if (request.kind == DeviceRequest::Kind::kAuto) return;
+  check_kind(config, request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda);
+}
+
 }  // namespace
+
+const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
+
+void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why) {
+  const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
+  if (kind == DeviceKind::kCpu) {
+    require(config.backend != Backend::kNccl,
+            fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
+            "leave --backend out, or use --device cuda");
+    require(config.precision == Precision::kF32,
+            fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
+            "use --precision f32, or --device cuda");
+    require(!config.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
+            "leave --tf32 out, or use --device cuda");
+    return;
+  }
+  require(config.backend == Backend::kAuto || config.backend == Backend::kNccl,
+          fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
+                      config.backend == Backend::kMpi ? "mpi" : "shm"),
+          "leave --backend out, or use --device cpu");
+}
 
 void validate(const TrainConfig& config) {
   require(!config.model.name.empty(), "no model was named", "name one: linear, mlp or cnn");
@@ -58,6 +90,7 @@ void validate(const TrainConfig& config) {
   constexpr double kLeastBucketMib = std::numeric_limits<double>::min();
   require_range("--bucket-mb", config.bucket_mb, kLeastBucketMib, kMostBucketMib);
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
+  validate_device(config);
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
@@ -90,6 +123,8 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"warmup", fmt::to_string(config.warmup)},
       {"clip-norm", fmt::to_string(config.clip_norm)},
       {"seed", fmt::to_string(config.seed)},
+      {"precision", name_of(config.precision)},
+      {"tf32", fmt::to_string(config.tf32)},
       {"bucket-mb", fmt::to_string(config.bucket_mb)},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"check-replicas", fmt::to_string(config.check_replicas)},

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/device.h"
 #include "comm/make_group.h"
 #include "sampler/sampler.h"
 
@@ -15,6 +16,7 @@ namespace lockstep::trainer {
 
 enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
+enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients and statistics are f32
 using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
@@ -56,8 +58,11 @@ struct TrainConfig {
   std::uint64_t seed = 1;
 
   // Processes and devices.
-  std::string device = "auto";  // auto, cpu, cuda…
+  std::string device = "auto";  // auto, cpu, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
+  bool share_devices = false;   // several ranks may compute on one GPU
   Backend backend = Backend::kAuto;
+  Precision precision = Precision::kF32;
+  bool tf32 = false;                // f32 products of GPUs on matrix units, with 10 bits of mantissa
   int threads = 0;                  // compute threads a rank; 0: its share of the cores
   double timeout_seconds = 300;     // longest wait for another rank
   double bucket_mb = 25;            // MiB of gradients in a bucket
@@ -74,9 +79,16 @@ struct TrainConfig {
   bool quiet = false;
 };
 
+/// "f32" or "bf16".
+const char* name_of(Precision precision);
+
 /// Throws UsageError for values that contradict each other or are out of range; data and model names are checked
-/// where they are opened.
+/// where they are opened, and check_kind() comes when `auto` has become a device.
 void validate(const TrainConfig& config);
+
+/// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where
+/// config.device says so.
+void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
 
 /// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
 /// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,

@@ -1,10 +1,15 @@
 #include "trainer/session.h"
 
+#include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
+#include "devices/read_gpus.h"
+#include "trainer/device_choice.h"
+#include "trainer/device_request.h"
+#include "trainer/device_view.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -16,42 +21,109 @@ void set_log_level_named(const std::string& name) {
   if (name == "error") set_log_level(LogLevel::kError);
 }
 
-void check_device(const std::string& device) {
-  if (device == "auto" || device == "cpu") return;
-  if (device == "cuda" || device.starts_with("cuda:"))
-    throw DeviceError(fmt::format("--device {}: this build computes on the CPU only", device), "use --device cpu");
-  const std::vector<std::string> known = {"auto", "cpu", "cuda"};
-  const auto near = nearest(device, known);
-  throw UsageError(fmt::format("unknown device '{}'", device),
-                   near ? fmt::format("did you mean '{}'?", *near) : "use auto or cpu");
-}
-
-}  // namespace
-
-Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
+Session meet(const comm::GroupOptions& options, const std::function<void()>& check) {
   Session session;
   session.world = comm::discover_world(env);
   set_log_identity(session.world.rank, session.world.size, host_name());
   session.group = comm::make_group(session.world, options);
   comm::agree_on(*session.group, check);
-  session.binding = comm::bind_to_share(*session.group);
+  return session;
+}
+
+void bind(Session& session, const comm::Locality& device) {
+  session.binding = comm::bind_to_share(*session.group, env, device);
   session.threads = session.binding.cores;
+}
+
+/// Note [One context]
+/// A CUDA context costs a process some 500 MB on its GPU, so it has one, on the GPU that it computes on. What decides
+/// on that GPU makes none: NVML, the number of devices, their places on the bus. The first call that makes one is the
+/// backend's, which has been told its GPU by then.
+RankView view_of(const TrainConfig& config, const Session& session) {
+  RankView view{.machine = machine_id(),
+                .host = host_name(),
+                .local_rank = session.world.local_rank,
+                .device = config.device,
+                .share = config.share_devices,
+                .sight = {}};
+  if (parse_device(config.device).kind != DeviceRequest::Kind::kCpu)
+    view.sight = see_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);
+  return view;
+}
+
+/// Collective. Every rank knows what all of them see, and comes to the same conclusions.
+DeviceChoice choose_together(const TrainConfig& config, const Session& session) {
+  comm::ProcessGroup& group = *session.group;
+  std::vector<RankView> views;
+  for (const auto& text : group.all_gather_text(encode(view_of(config, session)))) views.push_back(decode_view(text));
+  DeviceChoice choice;
+  comm::agree_on(group, [&] {
+    choice = choose_device(views, group.rank());
+    check_kind(config, choice.device.kind, choice.why_cpu);
+  });
+  comm::compare_manifests(group, {{"device", choice.device.kind == DeviceKind::kCpu ? "cpu" : "cuda"}});
+  if (choice.tell && !config.quiet && group.rank() == 0) log_info("computing on the CPU: {}", choice.why_cpu);
+  return choice;
+}
+
+/// CUDA has not been asked to compute before: should its numbering be another now, this is the last moment to find out.
+void check_place(const DeviceChoice& choice) {
+  const std::string there = plain_bus_id(current_cuda_bus_id());
+  if (choice.gpu.bus_id.empty() || there == choice.gpu.bus_id) return;
+  throw DeviceError(fmt::format("{} was chosen, and CUDA has opened the one at {}",
+                                to_string(choice.gpu, choice.device.index), there),
+                    "leave CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES alone while it runs");
+}
+
+/// This rank's GPU.
+std::unique_ptr<nn::Backend> open_gpu(const TrainConfig&, const DeviceChoice& choice) {
+  throw DeviceError(fmt::format("{} cannot be computed on yet", to_string(choice.gpu, choice.device.index)),
+                    "use --device cpu");
+}
+
+/// Collective. A device that cannot be opened must not leave the other ranks waiting for this one.
+void open_device(const TrainConfig& config, const DeviceChoice& choice, Session& session) {
+  comm::agree_on(*session.group, [&] {
+    if (choice.device.kind == DeviceKind::kCpu) {
+      session.backend = nn::make_cpu_backend(session.threads);
+      return;
+    }
+    session.backend = open_gpu(config, choice);
+    check_place(choice);
+  });
+}
+
+}  // namespace
+
+void Session::shutdown() {
+  if (gradient_group != nullptr) gradient_group->shutdown();
+  group->shutdown();
+}
+
+Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
+  Session session = meet(options, check);
+  bind(session, {});
   return session;
 }
 
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
   set_log_level_named(config.log_level);
+  // Before there are threads. NVML has this order too, so what people read in its tables holds here.
+  set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
   comm::GroupOptions options;
   options.timeout_seconds = config.timeout_seconds;
   options.backend = config.backend;
   options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
-  Session session = join_session(options, [&] {
+  Session session = meet(options, [&] {
     if (refusal) throw *refusal;
     validate(config);
-    check_device(config.device);
   });
+  const DeviceChoice choice = choose_together(config, session);
+  session.device = choice.device;
+  bind(session, comm::locality_of(choice.gpu.bus_id));
   if (config.threads > 0) session.threads = config.threads;
-  session.backend = nn::make_cpu_backend(session.threads);
+  open_device(config, choice, session);
+  log_debug("{}, {}", session.backend->describe(), session.binding.text);
   return session;
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/device.h"
 #include "base/error.h"
 #include "comm/binding.h"
 #include "comm/make_group.h"
@@ -15,21 +16,31 @@
 
 namespace lockstep::trainer {
 
-/// Destroyed in reverse: the backend's memory first, the group last. Ending in order takes group->shutdown().
+/// Destroyed in reverse: the gradients' group first, which is on the backend's stream, then the backend's memory, the
+/// group last. Ending in order takes shutdown().
 struct Session {
   comm::World world;
-  std::unique_ptr<comm::ProcessGroup> group;
+  std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
+  Device device;                              // of this rank; all ranks' are of one kind
   comm::Binding binding;
   int threads = 1;  // that compute
   std::unique_ptr<nn::Backend> backend;
+  std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`
+
+  /// What joins the memory of the ranks' devices.
+  comm::ProcessGroup& gradients() const { return gradient_group != nullptr ? *gradient_group : *group; }
+
+  /// Collective: the orderly end of both groups.
+  void shutdown();
 };
 
 /// Collective: meets the other ranks, goes on only if `check` passes on all of them (comm::agree_on), and binds this
 /// process to its share of the cores. There is no backend yet.
 Session join_session(const comm::GroupOptions& options, const std::function<void()>& check);
 
-/// Collective: join_session(), where `refusal` and `config` are what is checked, and opens the device. Throws what
-/// cannot be.
+/// Collective: meets the other ranks, where `refusal` and `config` are what is checked, chooses each one's device
+/// (choose_device), binds this process to cores close to it, and opens it. The GPU is the only one on which this
+/// process ever has a context. Sets CUDA_DEVICE_ORDER to PCI_BUS_ID unless it is set. Throws what cannot be.
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal);
 
 }  // namespace lockstep::trainer

@@ -236,7 +236,7 @@ int train(const TrainConfig& config, const std::optional<UsageError>& refusal) {
     Run run(config, session);
     run.execute();
   }
-  session.group->shutdown();
+  session.shutdown();
   return 0;
 }
 

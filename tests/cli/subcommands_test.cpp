@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
 #include "cli/launch_command.h"
@@ -13,6 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string complaint(std::vector<std::string> args) {
   try {
@@ -83,8 +85,11 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--warmup=5",
                                               "--clip-norm=1",
                                               "--seed=42",
-                                              "--device=cpu",
-                                              "--backend=mpi",
+                                              "--device=cuda:0,3",
+                                              "--share-devices",
+                                              "--backend=nccl",
+                                              "--precision=bf16",
+                                              "--tf32",
                                               "--threads=2",
                                               "--timeout-seconds=5",
                                               "--bucket-mb=0.5",
@@ -118,8 +123,11 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
   EXPECT_EQ(config.seed, 42u);
-  EXPECT_EQ(config.device, "cpu");
-  EXPECT_EQ(config.backend, trainer::Backend::kMpi);
+  EXPECT_EQ(config.device, "cuda:0,3");
+  EXPECT_TRUE(config.share_devices);
+  EXPECT_EQ(config.backend, trainer::Backend::kNccl);
+  EXPECT_EQ(config.precision, trainer::Precision::kBF16);
+  EXPECT_TRUE(config.tf32);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.bucket_mb, 0.5);
@@ -149,6 +157,57 @@ TEST(LaunchFlags, ReachTheOptions) {
   EXPECT_EQ(options.grace_seconds, 2);
   EXPECT_TRUE(options.no_prefix);
   EXPECT_THAT(parsed.program, ElementsAre("prog", "-n"));
+}
+
+/// `count` GPUs, the last one in parts.
+devices::Gpus gpus(int count, bool mig = false) {
+  devices::Gpus made;
+  for (int i = 0; i < count; ++i) made.list.emplace_back().index = i;
+  if (mig) {
+    made.list.back().mig = true;
+    made.list.back().mig_devices.resize(2);
+    made.list.back().mig_devices[1].index = 1;
+  }
+  return made;
+}
+
+EnvLookup variable(const std::string& name, const std::string& value) {
+  return [=](const std::string& asked) { return asked == name ? std::optional<std::string>(value) : std::nullopt; };
+}
+
+TEST(LaunchAuto, ARankForEachGpu) {
+  const std::vector<std::string> program = {"lockstep", "train", "cnn", "--device", "cuda"};
+  const EnvLookup nothing = variable("", "");
+  EXPECT_EQ(ranks_for_gpus(gpus(8), program, nothing), 8);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), program, variable("CUDA_VISIBLE_DEVICES", "2,5")), 2);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), program, variable("CUDA_VISIBLE_DEVICES", "")), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(0), program, nothing), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(3, /*mig=*/true), program, nothing), 1);
+  auto closed = gpus(2);
+  closed.list[0].compute_mode = devices::ComputeMode::kProhibited;
+  EXPECT_EQ(ranks_for_gpus(closed, program, nothing), 1);
+}
+
+TEST(LaunchAuto, CoresDecideForTheCpu) {
+  using Words = std::vector<std::string>;
+  const EnvLookup nothing = variable("", "");
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu"}, nothing), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device=cpu"}, nothing), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train"}, variable("LOCKSTEP_DEVICE", "cpu")), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"train", "--device", "auto"}, variable("LOCKSTEP_DEVICE", "cpu")), 8);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device"}, nothing), 8);
+}
+
+TEST(Version, NamesWhatItComputesOn) {
+  const std::string text = version_text();
+  const bool cuda = probe_cuda().built;
+  EXPECT_THAT(text, HasSubstr("\nbackends         cpu, "));
+  for (const char* name : {"cuda, self", "nccl\n", "\nCUDA  ", "\ncuBLASLt  ", "\ncuDNN  ", "\nNCCL  "}) {
+    if (cuda)
+      EXPECT_THAT(text, HasSubstr(name));
+    else
+      EXPECT_THAT(text, Not(HasSubstr(name)));
+  }
 }
 
 TEST(Version, NamesBuildAndLibraries) {

@@ -89,7 +89,7 @@ const Arrows& allowed_arrows() {
       {"devices", {"base"}},
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
-      {"trainer", {"base", "nn", "ddp", "data", "sampler", "comm"}},
+      {"trainer", {"base", "nn", "ddp", "data", "sampler", "comm", "devices"}},
       {"bench", {"base", "nn", "ddp", "data", "sampler", "comm", "trainer"}},
       {"cli", {"base", "bench", "comm", "sampler", "nn", "launcher", "data", "ddp", "devices", "trainer"}},
   };

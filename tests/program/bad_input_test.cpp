@@ -1,6 +1,7 @@
 // What the program says to bad input: one line with cause and remedy, and the documented exit code.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "tests/program/command.h"
@@ -70,8 +71,25 @@ INSTANTIATE_TEST_SUITE_P(
                  "--epochs"},
         BadInput{"lockstep train linear --data random:1,40000000 --global-batch 40000000", 2,
                  "a step of 40000000 samples"},
-        BadInput{"lockstep train cnn --data digits --device cuda", 4, "cuda"},
+        BadInput{"lockstep train cnn --data digits --device cuda", 4, "--device cuda: "},
+        BadInput{"lockstep train cnn --data digits --device cuda:9", 4, "--device cuda:9: "},
+        BadInput{"lockstep train cnn --data digits --device cuda:free", 4, "--device cuda:free"},
+        BadInput{"lockstep bench step cnn --device cuda", 4, "--device cuda: "},
+        BadInput{"LOCKSTEP_DEVICE=cuda lockstep train cnn --data digits", 4, "--device cuda: "},
         BadInput{"lockstep train cnn --data digits --device tpu", 2, "tpu"},
+        BadInput{"lockstep train cnn --data digits --device gpu", 2, "did you mean 'cuda'"},
+        BadInput{"lockstep train cnn --data digits --device cpu:0,1", 2, "unknown device 'cpu:0,1'"},
+        BadInput{"lockstep train cnn --data digits --device cuda:0,x", 2, "'x' is no number of a GPU"},
+        BadInput{"lockstep train cnn --data digits --device cuda:0,0", 2, "names GPU 0 twice"},
+        BadInput{"lockstep train cnn --data digits --device cuda --backend mpi", 2, "travel over NCCL"},
+        BadInput{"lockstep train cnn --data digits --device cpu --backend nccl", 2, "--backend nccl"},
+        BadInput{"lockstep train cnn --data digits --backend nccl", 2, "on the CPU ("},
+        BadInput{"lockstep train cnn --data digits --device cpu --precision bf16", 2,
+                 "bf16 is computed on GPUs only, in this version"},
+        BadInput{"lockstep train cnn --data digits --precision bf16", 2, "on the CPU ("},
+        BadInput{"lockstep train cnn --data digits --tf32", 2, "--tf32 is for GPUs"},
+        BadInput{"lockstep train cnn --data digits --precision fp16", 2, "did you mean bf16"},
+        BadInput{"lockstep bench allreduce --backend nccl", 2, "--backend nccl"},
         BadInput{"lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
         BadInput{"lockstep train cnn --data digits --quiet --lr 1e30 --steps 1 --save w", 7, "evaluation loss"},
         BadInput{"RANK=0 WORLD_SIZE=2 MASTER_PORT=70000 lockstep train cnn --data digits", 2, "MASTER_PORT"},
@@ -88,11 +106,40 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep launch -n 3 -- lockstep train cnn --data digits --bach 3", 2, "--batch"},
         BadInput{"lockstep launch -n 3 -- lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
-        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda", 4, "cuda"},
+        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda", 4, "--device cuda: "},
+        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda:0,9", 4,
+                 "--device cuda:0,9: "},
+        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --backend nccl", 2, "--backend nccl"},
+        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --precision bf16", 2,
+                 "bf16 is computed on GPUs only, in this version"},
+        BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda:0,0", 2, "twice"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --global-batch 3 --tail pad", 2, "pad"},
         BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr "
                  "0.\\$((OMPI_COMM_WORLD_RANK+1))\"",
                  5, "lr"}));
+
+TEST(DeviceTest, WhatOneRankAsksForInVainEndsAll) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run("lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --precision "
+          "\\$([ \\$OMPI_COMM_WORLD_RANK = 0 ] && echo f32 || echo bf16)\"",
+          directory.path());
+  EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;
+  EXPECT_EQ(error_lines(outcome.err + outcome.out).size(), 1u) << outcome.out << outcome.err;
+}
+
+// What keeps this program from using a GPU, on machines that are known to have none for it.
+TEST(DeviceTest, WhyThereIsNone) {
+  const TemporaryDirectory directory;
+  const auto outcome = run("lockstep train cnn --data digits --device cuda", directory.path());
+  const bool built = run("lockstep version", directory.path()).out.find("nccl") != std::string::npos;
+  std::vector<std::string> reasons = {"no NVIDIA driver is loaded", "no GPU is visible to this process",
+                                      "the NVIDIA driver runs CUDA up to"};
+  if (!built) reasons = {"this build computes on the CPU only"};
+  EXPECT_TRUE(std::ranges::any_of(reasons, [&](const std::string& reason) {
+    return outcome.err.find("error: --device cuda: " + reason) != std::string::npos;
+  })) << outcome.err;
+}
 
 TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
   const TemporaryDirectory directory;

@@ -21,10 +21,10 @@ std::string content_of(const std::filesystem::path& path) {
 
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds) {
   const auto bin = std::filesystem::path(LOCKSTEP_PROGRAM).parent_path();
-  const std::string shell =
-      "cd '" + directory.string() + "' && PATH='" + bin.string() +
-      "':$PATH OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout --kill-after=5 " +
-      std::to_string(seconds) + " bash -c '" + line + "' </dev/null >.out 2>.err";
+  const std::string shell = "cd '" + directory.string() + "' && PATH='" + bin.string() +
+                            "':$PATH OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CUDA_VISIBLE_DEVICES= "
+                            "timeout --kill-after=5 " +
+                            std::to_string(seconds) + " bash -c '" + line + "' </dev/null >.out 2>.err";
   const int status = std::system(shell.c_str());
   Outcome outcome;
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

@@ -13,7 +13,7 @@ struct Outcome {
 };
 
 /// Runs `line` in a shell, stdin empty, in `directory`; ends it after `seconds`. `lockstep` in the line is the program
-/// under test.
+/// under test. It sees no GPU, on machines that have some neither: CUDA_VISIBLE_DEVICES is empty.
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60);
 
 /// The lines of a text.

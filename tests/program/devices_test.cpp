@@ -10,10 +10,14 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 std::string with_gpus(const std::string& recording, const std::string& line) {
-  return "LD_LIBRARY_PATH=" FAKE_NVML_DIRECTORY " LOCKSTEP_TEST_NVML=" RECORDINGS "/" + recording + ".json " + line;
+  return "unset CUDA_VISIBLE_DEVICES; LD_LIBRARY_PATH=" FAKE_NVML_DIRECTORY " LOCKSTEP_TEST_NVML=" RECORDINGS "/" +
+         recording + ".json " + line;
 }
 
 TEST(DevicesTest, ShowsTheCardsAndTheCpu) {
@@ -44,6 +48,49 @@ TEST(DevicesTest, TroubleIsAnAnswerAndNoError) {
     EXPECT_EQ(outcome.err, "") << recording;
     EXPECT_THAT(outcome.out, HasSubstr("│  CPU │")) << recording;
   }
+}
+
+/// How many ranks a launch has started: each says a word.
+std::size_t ranks_of(const std::string& recording, const std::string& flags, const std::string& more = "") {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run(with_gpus(recording, "lockstep launch --no-prefix " + flags + " -- echo rank " + more), directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return lines_of(outcome.out).size();
+}
+
+TEST(LaunchTest, ARankForEachGpuThatIsVisible) {
+  const TemporaryDirectory directory;
+  const bool built = run("lockstep version", directory.path()).out.find("nccl") != std::string::npos;
+  const std::size_t cores = ranks_of("no_gpus", "");
+  EXPECT_GE(cores, 1u);
+  EXPECT_EQ(ranks_of("eight_gpus", ""), built ? 8u : cores);
+  EXPECT_EQ(ranks_of("eight_gpus", "-n auto"), built ? 8u : cores);
+  EXPECT_EQ(ranks_of("eight_gpus", "-n auto", "--device cpu"), cores);
+  EXPECT_EQ(ranks_of("eight_gpus", "-n 3"), 3u);
+  EXPECT_EQ(ranks_of("driver_not_loaded", ""), cores);
+}
+
+// The library in NVML's place has GPUs to tell of, and CUDA none to compute on.
+TEST(AutoTest, GpusThatCannotBeUsedAreWorthALine) {
+  if (std::filesystem::exists("/proc/driver/nvidia/version")) GTEST_SKIP() << "an NVIDIA driver is loaded";
+  const TemporaryDirectory directory;
+  const auto said = [&](const std::string& recording, const std::string& line) {
+    const auto outcome = run(with_gpus(recording, line), directory.path());
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    std::vector<std::string> lines;
+    for (const auto& one : lines_of(outcome.out + outcome.err))
+      if (one.find("computing on the CPU") != std::string::npos) lines.push_back(one);
+    return lines;
+  };
+  const std::string train = "lockstep train cnn --data digits --steps 1";
+  EXPECT_THAT(said("eight_gpus", train), ElementsAre(StartsWith("computing on the CPU: ")));
+  EXPECT_THAT(said("eight_gpus", "lockstep launch -n 2 -- " + train), ElementsAre(HasSubstr("computing on the CPU: ")));
+  EXPECT_THAT(said("eight_gpus", train + " --quiet"), IsEmpty());
+  EXPECT_THAT(said("eight_gpus", train + " --device cpu"), IsEmpty());
+  EXPECT_THAT(said("eight_gpus", "CUDA_VISIBLE_DEVICES= " + train), IsEmpty());
+  EXPECT_THAT(said("no_gpus", train), IsEmpty());
+  EXPECT_THAT(said("driver_not_loaded", train), IsEmpty());
 }
 
 TEST(DevicesTest, ALibraryThatCannotBeLoadedIsNamed) {

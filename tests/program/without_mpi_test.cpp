@@ -50,6 +50,7 @@ class Processes {
       for (const char* launcher : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
                                    "MASTER_ADDR", "PMIX_RANK", "PMI_RANK", "TORCHELASTIC_RUN_ID"})
         unset_env(launcher);
+      set_env("CUDA_VISIBLE_DEVICES", "");
       for (const auto& [name, value] : variables) set_env(name, value);
       const int fd = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       ::dup2(fd, 1);

@@ -49,6 +49,13 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.betas.second = std::numeric_limits<double>::quiet_NaN(); },
       [](auto& c) { c.bucket_mb = 1e300; },
       [](auto& c) { c.first_bucket_mb = 0; },
+      [](auto& c) { c.device = "tpu"; },
+      [](auto& c) { c.device = "cuda:1,0,1"; },
+      [](auto& c) { c.device = "cpu", c.backend = Backend::kNccl; },
+      [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
+      [](auto& c) { c.device = "cpu", c.tf32 = true; },
+      [](auto& c) { c.device = "cuda", c.backend = Backend::kMpi; },
+      [](auto& c) { c.device = "cuda:0", c.backend = Backend::kShm; },
   };
   for (std::size_t i = 0; i < faults.size(); ++i) {
     auto config = good();
@@ -60,6 +67,59 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       EXPECT_FALSE(error.remedy().empty()) << error.what();
     }
   }
+}
+
+TEST(TrainConfig, Devices) {
+  for (const char* device : {"auto", "cpu", "cuda", "cuda:0,3", "cuda:free"}) {
+    auto config = good();
+    config.device = device;
+    EXPECT_NO_THROW(validate(config)) << device;
+  }
+  auto config = good();
+  config.device = "cuda:0,0";
+  config.share_devices = true;
+  config.backend = Backend::kNccl;
+  config.precision = Precision::kBF16;
+  config.tf32 = true;
+  EXPECT_NO_THROW(validate(config));
+  // Of `auto` it turns out later what it is.
+  config.device = "auto";
+  EXPECT_NO_THROW(validate(config));
+  config.backend = Backend::kShm;
+  EXPECT_NO_THROW(validate(config));
+}
+
+std::string refusal(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
+  try {
+    check_kind(config, kind, why);
+  } catch (const UsageError& error) {
+    EXPECT_FALSE(error.remedy().empty()) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TrainConfig, WhatADeviceDoesNotDo) {
+  for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal(good(), kind), "");
+  auto config = good();
+  config.backend = Backend::kNccl;
+  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal(config, DeviceKind::kCpu, "no driver"),
+            "--backend nccl adds up what is on GPUs, and this run is on the CPU (no driver)");
+  config.backend = Backend::kMpi;
+  EXPECT_EQ(refusal(config, DeviceKind::kCpu), "");
+  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");
+  config.backend = Backend::kShm;
+  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "--backend shm on GPUs: gradients on a GPU travel over NCCL");
+  config = good();
+  config.precision = Precision::kBF16;
+  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal(config, DeviceKind::kCpu),
+            "bf16 is computed on GPUs only, in this version, and this run is on the CPU");
+  config = good();
+  config.tf32 = true;
+  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal(config, DeviceKind::kCpu), "--tf32 is for GPUs, and this run is on the CPU");
 }
 
 // What the ranks compare: a field that changes numbers and is not described would let ranks drift apart unnoticed.
@@ -89,6 +149,8 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.bucket_mb = 3; },
       [](auto& c) { c.first_bucket_mb = 3; },
       [](auto& c) { c.check_replicas = 3; },
+      [](auto& c) { c.precision = Precision::kBF16; },
+      [](auto& c) { c.tf32 = true; },
   };
   const auto before = describe(good());
   for (std::size_t i = 0; i < changes.size(); ++i) {

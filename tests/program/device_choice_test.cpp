@@ -1,0 +1,107 @@
+// Which rank gets which device, and what it is refused with: the program, where CUDA is a machine in software with two
+// GPUs. Nothing is computed on them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kTrain = "lockstep train linear --data random:5,64 --steps 2 ";
+
+/// What the launcher's account does not repeat.
+std::vector<std::string> lines_with(const Outcome& outcome, const std::string& text) {
+  std::vector<std::string> found;
+  for (const auto& line : lines_of(outcome.out + outcome.err))
+    if (line.find(text) != std::string::npos && line.find("lockstep:   |") == std::string::npos) found.push_back(line);
+  return found;
+}
+
+/// NVML as `recording` has it; the machine's own is no business of this machine.
+std::string with_nvml(const std::string& recording, const std::string& line) {
+  return "LD_LIBRARY_PATH=" FAKE_NVML_DIRECTORY " LOCKSTEP_TEST_NVML=" RECORDINGS "/" + recording + ".json " + line;
+}
+
+/// `ranks` processes whose flags are `flags`, with the rank in $R.
+std::string launched(int ranks, const std::string& flags) {
+  return "lockstep launch -n " + std::to_string(ranks) + " -- bash -c \"R=\\$OMPI_COMM_WORLD_RANK; exec " + kTrain +
+         flags + "\"";
+}
+
+struct Refusal {
+  std::string line;
+  int code;
+  std::string says, remedy;
+};
+
+class RefusedDevice : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedDevice, IsOneLine) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(GetParam().line, directory.path());
+  EXPECT_EQ(outcome.code, GetParam().code) << outcome.out << outcome.err;
+  EXPECT_THAT(lines_with(outcome, "error: "),
+              ElementsAre(AllOf(HasSubstr(GetParam().says), HasSubstr(" → "), HasSubstr(GetParam().remedy))))
+      << outcome.out << outcome.err;
+}
+
+const std::string kNobodyTells = "driver_not_loaded";
+
+INSTANTIATE_TEST_SUITE_P(
+    Alone, RefusedDevice,
+    ::testing::Values(Refusal{with_nvml(kNobodyTells, kTrain + std::string("--device cuda:9")), 4,
+                              "there is no GPU 9: this process sees 2 GPUs, cuda:0 to cuda:1", "lockstep devices"},
+                      Refusal{with_nvml(kNobodyTells, kTrain + std::string("--device cuda:free")), 4,
+                              "free memory of the GPUs is not known: the driver is not loaded", "cuda:0,1"},
+                      Refusal{with_nvml("compute_modes", kTrain + std::string("--device cuda:1")), 4,
+                              "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1c:00.0) is 'prohibited'",
+                              "nvidia-smi -i 0000:1c:00.0"},
+                      Refusal{kTrain + std::string("--backend shm"), 2, "--backend shm on GPUs", "--device cpu"},
+                      Refusal{kTrain + std::string("--backend mpi"), 2, "travel over NCCL", "--device cpu"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    OnRanks, RefusedDevice,
+    ::testing::Values(
+        Refusal{with_nvml(kNobodyTells, launched(3, "--device cuda")), 4, "--device cuda: 3 ranks on host ",
+                "start at most 2 ranks there"},
+        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:1")), 4, "1 GPU in this list", "--share-devices"},
+        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:0,5")), 4, "there is no GPU 5", "lockstep devices"},
+        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:1\\$([ \\$R = 0 ] || echo ,0)")), 4,
+                "rank 0 and rank 1 would both compute on GPU 1 (0000:1c:00.0) of host ", "--share-devices"},
+        Refusal{with_nvml("compute_modes", launched(2, "--device cuda:0 --share-devices")), 4,
+                "rank 0 and rank 1 would both compute on GPU 0 (NVIDIA H100 80GB HBM3, 0000:1b:00.0) of host ",
+                "nvidia-smi -i 0000:1b:00.0"},
+        Refusal{with_nvml("compute_modes", launched(2, "--device cuda:free")), 4, "2 ranks on host ",
+                "start at most 1 rank there"},
+        Refusal{with_nvml(kNobodyTells, launched(2, "--device c\\$([ \\$R = 0 ] && echo pu || echo uda)")), 5,
+                "has device=cuda where rank 0", "same binary and options"}));
+
+/// A run of `ranks` that finds GPUs and yet trains on the CPU, which one line explains.
+void expect_cpu(const std::string& line, const std::string& why) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(line, directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(lines_with(outcome, "computing on the CPU"), ElementsAre(HasSubstr(why)));
+  EXPECT_THAT(outcome.out, HasSubstr(", cpu, "));
+}
+
+TEST(AutoDevice, IsTheCpuWhereGpusAreTooFew) {
+  expect_cpu(with_nvml(kNobodyTells, launched(3, "")), "3 ranks on host ");
+  expect_cpu(with_nvml("compute_modes", launched(2, "--device auto")), "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1c:00.0)");
+}
+
+TEST(AutoDevice, TheCpuIsTakenInSilenceWhereItIsAskedFor) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(launched(2, "--device cpu"), directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("computing on the CPU")));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

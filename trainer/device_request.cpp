@@ -1,0 +1,50 @@
+#include "trainer/device_request.h"
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr std::string_view kCudaPrefix = "cuda:";
+constexpr std::int64_t kMostIndex = 4095;
+
+std::vector<int> parse_indices(const std::string& text, std::string_view list) {
+  std::vector<int> indices;
+  for (const auto& piece : split(list, ',')) {
+    const auto index = parse_int(piece);
+    if (!index || *index < 0 || *index > kMostIndex)
+      throw UsageError(fmt::format("--device {}: '{}' is no number of a GPU", text, piece),
+                       "write cuda, cuda:0,3 (GPU 0 for a host's first rank, GPU 3 for its second) or cuda:free");
+    indices.push_back(static_cast<int>(*index));
+  }
+  return indices;
+}
+
+std::string suggestion(const std::string& text) {
+  if (text.starts_with("gpu")) return "did you mean 'cuda'?";
+  const std::vector<std::string> known = {"auto", "cpu", "cuda", "cuda:free"};
+  const auto near = nearest(text, known);
+  return near ? fmt::format("did you mean '{}'?", *near) : "use auto, cpu, cuda, cuda:0,3 or cuda:free";
+}
+
+}  // namespace
+
+DeviceRequest parse_device(const std::string& text) {
+  using Kind = DeviceRequest::Kind;
+  DeviceRequest request;
+  if (text == "auto") return request;
+  request.kind = Kind::kCpu;
+  if (text == "cpu") return request;
+  request.kind = Kind::kCuda;
+  if (text == "cuda") return request;
+  if (text == "cuda:free") {
+    request.most_free = true;
+    return request;
+  }
+  if (!text.starts_with(kCudaPrefix)) throw UsageError(fmt::format("unknown device '{}'", text), suggestion(text));
+  request.indices = parse_indices(text, std::string_view(text).substr(kCudaPrefix.size()));
+  return request;
+}
+
+}  // namespace lockstep::trainer
