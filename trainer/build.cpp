@@ -69,6 +69,10 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   return manifest;
 }
 
+DType activations_of(const TrainConfig& config) {
+  return config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
   return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
 }

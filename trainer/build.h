@@ -25,6 +25,9 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters);
 
+/// What activations are computed in.
+DType activations_of(const TrainConfig& config);
+
 /// Samples of a step, of all ranks together.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 

@@ -55,12 +55,14 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    replica_.emplace(group_, backend_, *model_, bucket_limits(config_));
+    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
                   splits_.train->sample_dims(),
-                  TrainingStep::Options{
-                      .clip_norm = config_.clip_norm, .want_norm = static_cast<bool>(metrics_), .trace = trace()});
+                  TrainingStep::Options{.clip_norm = config_.clip_norm,
+                                        .want_norm = static_cast<bool>(metrics_),
+                                        .trace = trace(),
+                                        .activations = activations_of(config_)});
     rate_.emplace(config_, total_steps_);
   }
 
@@ -82,7 +84,7 @@ class Run {
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch, backend_.describe()));
     Evaluator evaluator(group_, backend_, splits_.test,
                         static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
-                        config_.workers);
+                        config_.workers, activations_of(config_));
     EvalReport evaluation;
     for (std::int64_t step = 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
