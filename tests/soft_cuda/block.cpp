@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -25,12 +26,15 @@ dim3 blockDim{};
 dim3 gridDim{};
 
 namespace lockstep::soft_cuda {
+
+int current_lane = 0;
+
 namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMostThreads = 1024;
 
-enum class State : std::uint8_t { kNew, kReady, kRunning, kAtBarrier, kInWarp, kDone };
+enum class State : std::uint8_t { kNew, kRunning, kAtBarrier, kInWarp, kDone };
 
 struct Thread {
   State state = State::kNew;
@@ -41,7 +45,9 @@ struct Thread {
 };
 
 struct Warp {
-  unsigned arrived = 0;
+  unsigned arrived = 0;  // lanes that wait for others
+  unsigned ready = 0;    // lanes that wait no longer
+  bool mixed = false;    // not all that have arrived came with the same call and mask
   std::array<std::uint64_t, kWarp> brought{};
   std::array<std::uint64_t, kWarp> result{};
 };
@@ -70,6 +76,9 @@ struct Running {
     return backwards ? threads - first : std::min(first + kWarp, threads);
   }
   bool nobody_waits() const { return idle.size() + 1 == fibers.size(); }  // one runs
+  unsigned next_of(unsigned lanes) const {                                // in the order; one at least
+    return static_cast<unsigned>(backwards ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
+  }
 };
 Running running;
 std::mutex grids_mutex;
@@ -87,12 +96,35 @@ uint3 place_of(unsigned t) { return running.place[t]; }
 
 void set_current(unsigned t) {
   running.current = t;
+  current_lane = static_cast<int>(t % kWarp);
   threadIdx = running.place[t];
 }
 
 [[noreturn]] void fail(const std::string& what) {
   throw KernelFault(fmt::format("kernel \"{}\", block {} of {} threads: {}", running.kernel->what, text(blockIdx),
                                 running.threads, what));
+}
+
+void fiber_main();
+
+Fiber* fresh_fiber() {
+  if (running.idle.empty()) {
+    running.fibers.push_back(std::make_unique<Fiber>(running.fibers.size()));
+    running.idle.push_back(running.fibers.back().get());
+  }
+  Fiber* const fiber = running.idle.back();
+  running.idle.pop_back();
+  fiber->prepare(fiber_main);
+  return fiber;
+}
+
+// The fiber of a lane that waits no longer, which becomes the current one.
+Fiber* resume_one(Warp& warp, unsigned first) {
+  const unsigned lane = running.next_of(warp.ready);
+  warp.ready &= ~(1u << lane);
+  running.thread[first + lane].state = State::kRunning;
+  set_current(first + lane);
+  return running.thread[first + lane].fiber;
 }
 
 // Runs threads that have not begun, one after the other on the same stack, until one has to wait.
@@ -109,8 +141,16 @@ void fiber_main() {
     } catch (...) {
       running.fault = std::current_exception();
     }
-    running.idle.push_back(running.fiber);
-    running.fiber->leave();
+    Fiber* const self = running.fiber;
+    running.idle.push_back(self);
+    const unsigned first = running.current / kWarp * kWarp;
+    Warp& warp = running.warp[first / kWarp];
+    if (warp.ready == 0 || running.fault) {
+      self->leave();
+    } else {
+      running.fiber = resume_one(warp, first);
+      self->go_to(*running.fiber);
+    }
   }
 }
 
@@ -120,22 +160,22 @@ void enter(Fiber* fiber) {
   if (running.fault) std::rethrow_exception(std::exchange(running.fault, nullptr));
 }
 
-void start_one() {
-  if (running.idle.empty()) {
-    running.fibers.push_back(std::make_unique<Fiber>(running.fibers.size()));
-    running.idle.push_back(running.fibers.back().get());
-  }
-  Fiber* const fiber = running.idle.back();
-  running.idle.pop_back();
-  fiber->prepare(fiber_main);
-  enter(fiber);
-}
-
+// Goes on with the warp's other lanes, and when none of them can, leaves.
 void wait_here() {
-  Thread& self = running.thread[running.current];
-  self.fiber = running.fiber;
-  running.fiber->leave();
-  // set_current() was called by whoever entered
+  Fiber* const self = running.fiber;
+  const unsigned first = running.current / kWarp * kWarp;
+  Warp& warp = running.warp[first / kWarp];
+  running.thread[running.current].fiber = self;
+  running.limit = running.warp_end(running.started - 1);
+  if (running.started < running.limit) {
+    running.fiber = fresh_fiber();
+    self->go_to(*running.fiber);
+  } else if (warp.ready != 0) {
+    running.fiber = resume_one(warp, first);
+    self->go_to(*running.fiber);
+  } else {
+    self->leave();
+  }
 }
 
 std::string whereabouts(unsigned t) {
@@ -149,19 +189,10 @@ std::string whereabouts(unsigned t) {
 }
 
 // Runs a warp's lanes until each is done or at a barrier.
-void run_warp(unsigned first, unsigned last) {
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (unsigned i = first; i < last; ++i) {
-      const unsigned t = running.backwards ? last - 1 - (i - first) : i;
-      Thread& thread = running.thread[t];
-      if (thread.state != State::kReady) continue;
-      thread.state = State::kRunning;
-      set_current(t);
-      enter(thread.fiber);
-      moved = true;
-    }
-  }
+void run_warp(unsigned first) {
+  const unsigned last = std::min(first + kWarp, running.threads);
+  Warp& warp = running.warp[first / kWarp];
+  while (warp.ready != 0) enter(resume_one(warp, first));
   for (unsigned t = first; t < last; ++t) {
     const Thread& waiting = running.thread[t];
     if (waiting.state != State::kInWarp) continue;
@@ -200,27 +231,25 @@ bool release_barrier() {
                    running.kernel->what, returned, text(first->where).c_str());
   }
   for (unsigned t = 0; t < running.threads; ++t)
-    if (running.thread[t].state == State::kAtBarrier) running.thread[t].state = State::kReady;
+    if (running.thread[t].state == State::kAtBarrier) running.warp[t / kWarp].ready |= 1u << (t % kWarp);
   return true;
 }
 
 void run_block() {
   running.started = 0;
   for (unsigned t = 0; t < running.threads; ++t) running.thread[t].state = State::kNew;
-  for (unsigned w = 0; w * kWarp < running.threads; ++w) running.warp[w].arrived = 0;
+  for (unsigned w = 0; w * kWarp < running.threads; ++w) {
+    running.warp[w].arrived = running.warp[w].ready = 0;
+    running.warp[w].mixed = false;
+  }
   while (running.started < running.threads) {
     running.limit = running.warp_end(running.started);
-    while (running.started < running.limit) {
-      start_one();
-      running.limit = running.warp_end(running.started - 1);
-    }
-    const unsigned first = running.thread_at(running.started - 1) / kWarp * kWarp;
-    run_warp(first, std::min(first + kWarp, running.threads));
+    enter(fresh_fiber());
+    run_warp(running.thread_at(running.started - 1) / kWarp * kWarp);
   }
   if (running.idle.size() == running.fibers.size()) return;  // nobody waits
   while (release_barrier())
-    for (unsigned first = 0; first < running.threads; first += kWarp)
-      run_warp(first, std::min(first + kWarp, running.threads));
+    for (unsigned first = 0; first < running.threads; first += kWarp) run_warp(first);
 }
 
 }  // namespace
@@ -261,8 +290,6 @@ void run_grid(const Kernel& kernel, dim3 grid, dim3 block) {
   count_grid(running.early_returns);
 }
 
-int lane() { return static_cast<int>(running.current % kWarp); }
-
 void fail_thread(const char* what, std::source_location where) {
   fail(fmt::format("thread {}: {} ({})", text(threadIdx), what, text(where)));
 }
@@ -289,6 +316,8 @@ const std::uint64_t* meet_warp(const char* what, unsigned mask, std::uint64_t br
   self.where = where;
   self.mask = mask;
   warp.brought[self_lane] = brought;
+  const Thread& before = warp.arrived == 0 ? self : running.thread[first + running.next_of(warp.arrived)];
+  warp.mixed = warp.mixed || before.mask != mask || before.what != what || before.where.line() != where.line();
   warp.arrived |= 1u << self_lane;
   if ((warp.arrived & mask) != mask) {
     wait_here();
@@ -296,17 +325,18 @@ const std::uint64_t* meet_warp(const char* what, unsigned mask, std::uint64_t br
   }
   for (unsigned i = 0; i < kWarp; ++i) {
     if ((mask >> i & 1u) == 0) continue;
-    Thread& other = running.thread[first + i];
-    if (other.mask != mask || other.what != what || other.where.line() != where.line())
+    const Thread& other = running.thread[first + i];
+    if (warp.mixed && (other.mask != mask || other.what != what || other.where.line() != where.line()))
       fail_thread(fmt::format("it is in {} with mask {:08x}, but lane {} is in {} ({}) with mask {:08x}", what, mask, i,
                               other.what, text(other.where), other.mask)
                       .c_str(),
                   where);
-    other.state = State::kReady;
     warp.result[i] = warp.brought[i];
   }
-  self.state = State::kRunning;
   warp.arrived &= ~mask;
+  if (warp.arrived == 0) warp.mixed = false;
+  warp.ready |= mask & ~(1u << self_lane);
+  self.state = State::kRunning;
   return warp.result.data();
 }
 

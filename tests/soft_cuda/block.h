@@ -26,7 +26,8 @@ void check_grid(const char* what, dim3 grid, dim3 block);
 void meet_block(const char* what, std::source_location where);
 /// Meets the lanes in `mask`. Returns what each lane has brought, valid until the next meeting of these lanes.
 const std::uint64_t* meet_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where);
-int lane();
+extern int current_lane;
+inline int lane() { return current_lane; }
 /// Throws KernelFault with the names of kernel, block and thread.
 [[noreturn]] void fail_thread(const char* what, std::source_location where);
 

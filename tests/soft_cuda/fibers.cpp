@@ -1,9 +1,7 @@
 #include "fibers.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
-#include <cstdint>
 #include <new>
 
 namespace lockstep::soft_cuda {
@@ -13,6 +11,8 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kStack = std::size_t{256} << 10;
 
 }  // namespace
+
+Fiber::Context Fiber::outside_;
 
 #if defined(__x86_64__) && !defined(LOCKSTEP_SOFT_CUDA_UCONTEXT)
 
@@ -41,41 +41,27 @@ lockstep_soft_cuda_switch:
 .size lockstep_soft_cuda_switch, .-lockstep_soft_cuda_switch
 )");
 
-struct Fiber::State {
-  void* top;
-  void* inside;
-  void* outside;
+void Fiber::switch_to(Context& from, Context& to) { lockstep_soft_cuda_switch(&from, to); }
 
-  explicit State(void* stack_top) : top(stack_top), inside(nullptr), outside(nullptr) {}
-  void prepare(void (*entry)()) {
-    auto** const at = static_cast<void**>(top);
-    at[-1] = nullptr;  // where entry would return to
-    at[-2] = reinterpret_cast<void*>(entry);
-    for (int i = 3; i <= 8; ++i) at[-i] = nullptr;
-    inside = at - 8;
-  }
-  void enter() { lockstep_soft_cuda_switch(&outside, inside); }
-  void leave() { lockstep_soft_cuda_switch(&inside, outside); }
-};
+void Fiber::prepare(void (*entry)()) {
+  auto** const at = reinterpret_cast<void**>(top_);
+  at[-1] = nullptr;  // where entry would return to
+  at[-2] = reinterpret_cast<void*>(entry);
+  for (int i = 3; i <= 8; ++i) at[-i] = nullptr;
+  inside_ = at - 8;
+}
 
 #else
 
-struct Fiber::State {
-  std::byte* bottom;
-  std::size_t bytes;
-  ucontext_t inside, outside;
+void Fiber::switch_to(Context& from, Context& to) { swapcontext(&from, &to); }
 
-  explicit State(void* stack_top) : bottom(static_cast<std::byte*>(stack_top) - kStack / 2), bytes(kStack / 2) {}
-  void prepare(void (*entry)()) {
-    getcontext(&inside);
-    inside.uc_stack.ss_sp = bottom;
-    inside.uc_stack.ss_size = bytes;
-    inside.uc_link = nullptr;
-    makecontext(&inside, entry, 0);
-  }
-  void enter() { swapcontext(&outside, &inside); }
-  void leave() { swapcontext(&inside, &outside); }
-};
+void Fiber::prepare(void (*entry)()) {
+  getcontext(&inside_);
+  inside_.uc_stack.ss_sp = memory_ + kPage;
+  inside_.uc_stack.ss_size = static_cast<std::size_t>(top_ - memory_) - kPage;
+  inside_.uc_link = nullptr;
+  makecontext(&inside_, entry, 0);
+}
 
 #endif
 
@@ -85,14 +71,13 @@ Fiber::Fiber(std::size_t number) {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = static_cast<std::byte*>(memory);
   ::mprotect(memory_, kPage, PROT_NONE);
-  std::byte* const end = memory_ + kPage + kStack - (number % 16) * 256;
-  state_ = new (end - sizeof(State) / 64 * 64 - 64) State(end - sizeof(State) / 64 * 64 - 64);
+  top_ = memory_ + kPage + kStack - number % 16 * 256;
 }
 
 Fiber::~Fiber() { ::munmap(memory_, kPage + kStack); }
 
-void Fiber::prepare(void (*entry)()) { state_->prepare(entry); }
-void Fiber::enter() { state_->enter(); }
-void Fiber::leave() { state_->leave(); }
+void Fiber::enter() { switch_to(outside_, inside_); }
+void Fiber::go_to(Fiber& next) { switch_to(inside_, next.inside_); }
+void Fiber::leave() { switch_to(inside_, outside_); }
 
 }  // namespace lockstep::soft_cuda

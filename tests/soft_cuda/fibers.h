@@ -1,5 +1,7 @@
-// Stacks to switch between, all on one thread.
+// Stacks to switch between, all on one thread at a time.
 #pragma once
+
+#include <ucontext.h>
 
 #include <cstddef>
 
@@ -14,17 +16,27 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// The next enter() starts `entry`, which must never return; what the fiber was at is forgotten.
+  /// Whoever gets here next begins `entry`, which must never return; what the fiber was at is forgotten.
   void prepare(void (*entry)());
-  /// Goes on in this fiber, until it calls leave().
+  /// From outside of all fibers: goes on in this one. Returns when one of them leaves.
   void enter();
-  /// From within: goes on behind enter().
+  /// From within this fiber: goes on in `next`.
+  void go_to(Fiber& next);
+  /// From within this fiber: goes on behind enter().
   void leave();
 
  private:
-  struct State;
+#if defined(__x86_64__) && !defined(LOCKSTEP_SOFT_CUDA_UCONTEXT)
+  using Context = void*;  // the stack's pointer; all else lies on the stack
+#else
+  using Context = ucontext_t;
+#endif
+  static void switch_to(Context& from, Context& to);
+  static Context outside_;
+
   std::byte* memory_ = nullptr;
-  State* state_ = nullptr;
+  std::byte* top_ = nullptr;
+  Context inside_{};
 };
 
 }  // namespace lockstep::soft_cuda
