@@ -14,7 +14,7 @@ namespace {
 // columns and a chunk of the rows and leaves its part in `parts`; the second goes over the chunks. How rows are cut
 // depends on the shape alone, and everything is added in a fixed order: the same input gives the same bits.
 
-constexpr int kPartBlocks = 1024;    // of the first stage: several for each multiprocessor
+constexpr int kPartBlocks = 512;     // of the first stage: several for each multiprocessor, all of them at once
 constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leaves nothing to add up
 constexpr int kMomentRows = 4;       // that a thread reads at once
 constexpr int kSumRows = 2;

@@ -151,6 +151,37 @@ TEST_P(CudaNorm, Backward) {
     }
 }
 
+// So wide that a block's threads go over their rows in several rounds, the last of them without all rows. The columns
+// repeat themselves.
+TEST_P(CudaNorm, Wide) {
+  const std::int64_t rows = 35, columns = GetParam().offset > 0 ? 16384 : 65536, period = 8;
+  const auto repeated = [&](const Tensor& few) {
+    const std::int64_t lines = few.count() / period;
+    const Tensor many = cpu->empty({lines, columns});
+    for (std::int64_t i = 0; i < many.count(); ++i) many.f32()[i] = few.f32()[i / columns * period + i % period];
+    return many;
+  };
+  const Tensor x_few = random({rows, period}, 1), dy_few = random({rows, period}, 2);
+  const Tensor gamma_few = statistics(period, 3, 0.5f), beta_few = random_tensor(*cpu, {period}, 4);
+  const Exact forward = forward_exactly(cpu->allocator(), x_few, gamma_few, beta_few);
+  const Exact backward =
+      backward_exactly(cpu->allocator(), x_few, dy_few, gamma_few, forward.first, forward.second, false);
+  const Tensor x = activation(repeated(x_few)), dy = activation(repeated(dy_few)), g = plain(repeated(gamma_few));
+  const Tensor b = plain(repeated(beta_few)), m = plain(repeated(forward.first)), v = plain(repeated(forward.second));
+  const Shape shape = {rows, columns};
+  const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
+                               [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+  expect_close(repeated(forward.first), trained[1], {});
+  expect_close(repeated(forward.second), trained[2], {});
+  expect_close(repeated(forward.spread), trained[0], {type(), 8.0, 4.0});
+  const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+    norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
+  });
+  expect_close(repeated(backward.first), got[1], {DType::kF32, 8.0, 8.0});
+  expect_close(repeated(backward.second), got[2], {DType::kF32, 8.0, 8.0});
+  expect_close(repeated(backward.spread), got[0], {type(), 8.0, 8.0});
+}
+
 // Means that are thousands of deviations away from 0, where Σx² − (Σx)²/M would be noise.
 TEST_P(CudaNorm, FarFromZero) {
   const std::int64_t rows = 3000, columns = 5;
