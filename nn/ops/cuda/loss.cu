@@ -1,0 +1,242 @@
+#include "nn/ops/loss.h"
+
+#include <limits>
+
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/reduce.cuh"
+#include "nn/ops/cuda/vector.cuh"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+constexpr int kSmallRow = 1024;  // classes: one warp
+constexpr int kLargeRow = 16384;
+constexpr int kLargeTeam = 1024;  // threads; and the fewer rows at once, the more of them stay in the second cache
+constexpr int kSumBlock = 1024;
+constexpr int kMostParts = 4096;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The largest logit so far and the sum of exp(logit − largest). NaN is never the largest, but makes the sum NaN.
+struct Softmax {
+  float largest;
+  int at;
+  float sum;
+};
+__device__ Softmax softmax_of_none() { return {-kInfinity, std::numeric_limits<int>::max(), 0.0f}; }
+
+__device__ bool comes_first(float value, int at, float other, int other_at) {
+  return value > other || (value == other && at < other_at);
+}
+
+template <int kWidth, class T>
+__device__ void take(Softmax& softmax, const Pack<T, kWidth>& logits, int at) {
+  const float before = softmax.largest;
+  for (int i = 0; i < kWidth; ++i) {
+    const float logit = to_float(logits.of[i]);
+    if (!comes_first(logit, at + i, softmax.largest, softmax.at)) continue;
+    softmax.largest = logit;
+    softmax.at = at + i;
+  }
+  if (softmax.largest > before) softmax.sum *= expf(before - softmax.largest);
+  const float base = softmax.largest == -kInfinity ? 0.0f : softmax.largest;  // −∞ − −∞ would be NaN
+  for (int i = 0; i < kWidth; ++i) softmax.sum += expf(to_float(logits.of[i]) - base);
+}
+
+// Of a warp's lanes: the same in all of them.
+__device__ void join_lanes(Softmax& softmax) {
+  const float own = softmax.largest;
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, softmax.largest, step);
+    const int other_at = __shfl_xor_sync(kAllLanes, softmax.at, step);
+    if (!comes_first(other, other_at, softmax.largest, softmax.at)) continue;
+    softmax.largest = other;
+    softmax.at = other_at;
+  }
+  if (own < softmax.largest) softmax.sum *= expf(own - softmax.largest);
+  softmax.sum = warp_sum(softmax.sum);
+}
+
+// Calls visit(width, index) for the packs and single elements of a row that are this thread's.
+template <int kTeam, int kWidth, class F>
+__device__ void for_own(const Stretch& row, int thread, F&& visit) {
+  if constexpr (kWidth > 1)
+    if (thread < row.head) visit(std::integral_constant<int, 1>{}, thread);
+  for (std::int64_t pack = thread; pack < row.packs; pack += kTeam)
+    visit(std::integral_constant<int, kWidth>{}, row.head + static_cast<int>(pack) * kWidth);
+  if constexpr (kWidth > 1)
+    if (thread < row.tail)
+      visit(std::integral_constant<int, 1>{}, row.head + static_cast<int>(row.packs) * kWidth + thread);
+}
+
+// kTeam threads a row. `parts` (blocks, 2) receives loss and correct predictions of each block's rows. Where a label is
+// no class, the row's loss and gradient are NaN. dlogits may be nullptr, and may be the logits.
+template <int kTeam, int kWidth, class T>
+__global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
+    softmax_rows(std::int64_t rows, int classes, const T* logits, const std::int32_t* labels, float scale,
+                 double* parts, T* dlogits) {
+  constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
+  constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
+  __shared__ float losses[kRows], correct[kRows];
+  const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kRows + team;
+  const bool inside = i < rows;
+  const T* const from = logits + i * classes;
+  const int label = inside ? labels[i] : 0;
+  const bool known = label >= 0 && label < classes;
+  const auto ahead = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kWidth);
+  const Stretch row = stretch_of(ahead, inside ? classes : 0, kWidth);
+  const float wanted = inside && known ? to_float(from[label]) : std::numeric_limits<float>::quiet_NaN();
+
+  Softmax softmax = softmax_of_none();
+  for_own<kTeam, kWidth>(row, thread,
+                         [&](auto width, int at) { take(softmax, load_pack<decltype(width)::value>(from + at), at); });
+  join_lanes(softmax);
+  if constexpr (kWarps > 1) {
+    __shared__ Softmax of_warps[kWarps];
+    if (thread % kWarp == 0) of_warps[thread / kWarp] = softmax;
+    __syncthreads();
+    softmax = thread % kWarp < kWarps ? of_warps[thread % kWarp] : softmax_of_none();
+    join_lanes(softmax);
+  }
+
+  if (inside && dlogits != nullptr) {
+    T* const to = dlogits + i * classes;
+    const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
+    for_own<kTeam, kWidth>(row, thread, [&](auto width, int at) {
+      constexpr int kCount = decltype(width)::value;
+      auto values = load_pack<kCount>(from + at);
+      for (int k = 0; k < kCount; ++k) {
+        const float share = expf(to_float(values.of[k]) - softmax.largest) * factor;
+        values.of[k] = from_float<T>(at + k == label ? share - scale : share);
+      }
+      store_pack(to + at, values);
+    });
+  }
+
+  if (thread == 0) {
+    losses[team] = inside ? logf(softmax.sum) - (wanted - softmax.largest) : 0.0f;
+    correct[team] = inside && softmax.at == label ? 1.0f : 0.0f;
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  double loss = 0.0, right = 0.0;
+  for (int r = 0; r < kRows; ++r) {
+    loss += static_cast<double>(losses[r]);
+    right += static_cast<double>(correct[r]);
+  }
+  parts[2 * std::int64_t{blockIdx.x}] = loss;
+  parts[2 * std::int64_t{blockIdx.x} + 1] = right;
+}
+
+// totals (2) = the sums of parts (n, 2), or of parts (n) and 0.
+template <bool kPairs>
+__global__ void __launch_bounds__(kSumBlock) add_parts(std::int64_t n, const double* parts, float* totals) {
+  double first = 0.0, second = 0.0;
+  for (std::int64_t i = threadIdx.x; i < n; i += kSumBlock) {
+    first += parts[kPairs ? 2 * i : i];
+    if constexpr (kPairs) second += parts[2 * i + 1];
+  }
+  first = block_sum<kSumBlock>(first);
+  if constexpr (kPairs) second = block_sum<kSumBlock>(second);
+  if (threadIdx.x > 0) return;
+  totals[0] = static_cast<float>(first);
+  totals[1] = static_cast<float>(second);
+}
+
+// parts (chunks) = Σ (x − target)² of each chunk; dx = (x − target) · factor, unless it is nullptr.
+template <int kWidth>
+__global__ void __launch_bounds__(kBlock)
+    squares_of_chunks(SumPlan plan, std::int64_t count, const float* x, const float* target, float factor,
+                      double* parts, float* dx) {
+  double sum = 0.0;
+  const std::int64_t begin = blockIdx.x * plan.chunk, end = at_most(begin + plan.chunk, count);
+  const auto visit = [&](auto width, std::int64_t at) {
+    constexpr int kCount = decltype(width)::value;
+    auto values = load_pack<kCount>(x + at);
+    const auto targets = load_pack<kCount>(target + at);
+    for (int k = 0; k < kCount; ++k) {
+      const double apart = static_cast<double>(values.of[k]) - static_cast<double>(targets.of[k]);
+      sum += apart * apart;
+      values.of[k] = (values.of[k] - targets.of[k]) * factor;
+    }
+    if (dx != nullptr) store_pack(dx + at, values);
+  };
+  const std::int64_t packs = (end - begin) / kWidth;
+  for (std::int64_t pack = threadIdx.x; pack < packs; pack += kBlock)
+    visit(std::integral_constant<int, kWidth>{}, begin + pack * kWidth);
+  if constexpr (kWidth > 1)
+    if (const std::int64_t left = begin + packs * kWidth + threadIdx.x; left < end)
+      visit(std::integral_constant<int, 1>{}, left);
+  sum = block_sum<kBlock>(sum);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+class CudaLoss final : public LossKernels {
+ public:
+  explicit CudaLoss(Context& context) : context_(context) {}
+
+  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
+                     const Tensor& dlogits) override {
+    const std::int64_t classes = logits.size(1);
+    LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
+    with_float_type(logits.dtype(), [&]<class T>(T) {
+      if (classes <= kSmallRow)
+        start<kWarp, T>(logits, labels, scale, totals, dlogits);
+      else if (classes <= kLargeRow)
+        start<kBlock, T>(logits, labels, scale, totals, dlogits);
+      else
+        start<kLargeTeam, T>(logits, labels, scale, totals, dlogits);
+    });
+  }
+
+  void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
+                     const Tensor& dx) override {
+    const std::int64_t count = x.count();
+    LOCKSTEP_ASSERT(target.count() == count && (!dx.defined() || dx.count() == count));
+    const SumPlan plan = plan_sum(count, kBlock * kPacksPerThread * kVector<float>, kMostParts);
+    const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks}, DType::kF64);
+    float* const to = dx.defined() ? dx.f32() : nullptr;
+    constexpr int kWide = kVector<float>;
+    with_width<kWide>(fits_packs(x.f32(), kWide) && fits_packs(target.f32(), kWide) && fits_packs(to, kWide),
+                      [&](auto width) {
+                        launch("squared error", squares_of_chunks<decltype(width)::value>,
+                               dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan, count,
+                               x.f32(), target.f32(), 2.0f * scale, parts.data<double>(), to);
+                      });
+    launch("squared error", add_parts<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks,
+           parts.data<double>(), totals.f32());
+  }
+
+ private:
+  static constexpr std::int64_t kMostClasses = std::int64_t{1} << 30;
+
+  template <int kTeam, class T>
+  void start(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals, const Tensor& dlogits) {
+    const std::int64_t rows = logits.size(0), classes = logits.size(1);
+    LOCKSTEP_ASSERT(labels.count() == rows && (!dlogits.defined() || dlogits.count() == logits.count()));
+    constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
+    const std::int64_t blocks = ceil_div(rows, kThreads / kTeam);
+    LOCKSTEP_ASSERT(blocks <= kMostBlocks, "cross entropy of {} rows", rows);
+    const Tensor parts = Tensor::empty(context_.allocator, {blocks, 2}, DType::kF64);
+    T* const to = dlogits.defined() ? dlogits.data<T>() : nullptr;
+    // Rows begin anywhere, but those of both at the same distance from a boundary.
+    const bool in_phase =
+        to == nullptr ||
+        (reinterpret_cast<std::uintptr_t>(logits.data<T>()) - reinterpret_cast<std::uintptr_t>(to)) % kVectorBytes == 0;
+    with_width<kVector<T>>(in_phase, [&](auto width) {
+      launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
+             dim3(kThreads), context_.stream, rows, classes, logits.data<T>(), labels.data<std::int32_t>(), scale,
+             parts.data<double>(), to);
+    });
+    launch("cross entropy", add_parts<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
+           totals.f32());
+  }
+
+  Context& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<LossKernels> make_loss_kernels(Context& context) { return std::make_unique<CudaLoss>(context); }
+
+}  // namespace lockstep::nn::cuda

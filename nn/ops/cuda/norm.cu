@@ -1,0 +1,378 @@
+#include "nn/ops/norm.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/vector.cuh"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+// Note [Two stages]
+// A column's mean and variance, and the sums of backward, are made in two stages: each block of the first has some
+// columns and a chunk of the rows and leaves its part in `parts`; the second goes over the chunks. How rows are cut
+// depends on the shape alone, and everything is added in a fixed order: the same input gives the same bits.
+
+constexpr int kPartBlocks = 1024;    // of the first stage: several for each multiprocessor
+constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leaves nothing to add up
+constexpr int kMomentRows = 4;       // that a thread reads at once
+constexpr int kSumRows = 2;
+constexpr int kJoinColumns = 8;  // of a block of the second stage: a sector of f32
+// Columns of a thread, of f32 and bf16 alike: what is known of each takes registers, and with more of them fewer
+// threads have something on its way.
+constexpr int kWide = 4;
+
+// What is known of some numbers. `squares` is the sum of their squared distances from their mean.
+struct Moments {
+  float count, mean, squares;
+};
+// Chan, Golub and LeVeque: no large numbers are subtracted from each other, whatever the mean is.
+__device__ Moments joined(Moments a, Moments b) {
+  const float count = a.count + b.count;
+  const float share = count > 0.0f ? b.count / count : 0.0f;
+  const float apart = b.mean - a.mean;
+  return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * (a.count * share)};
+}
+
+// Where a thread of the first stage is.
+struct Place {
+  int line;               // of the block
+  std::int64_t pack;      // of the row
+  std::int64_t row, end;  // its first one, and behind the block's last
+};
+__device__ Place place_in(const ColumnPlan& plan) {
+  const int lane = static_cast<int>(threadIdx.x) % plan.tile, line = static_cast<int>(threadIdx.x) / plan.tile;
+  const std::int64_t begin = blockIdx.y * plan.chunk;
+  return {line, std::int64_t{blockIdx.x} * plan.tile + lane, begin + line, at_most(begin + plan.chunk, plan.rows)};
+}
+
+// parts (chunks, 2, C): mean and squares of each chunk.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock) moments_of_chunks(ColumnPlan plan, const T* x, float* parts) {
+  __shared__ float means[kWidth][kBlock], squares[kWidth][kBlock], counts[kBlock];
+  const Place at = place_in(plan);
+  const std::int64_t columns = plan.packs * kWidth;
+  Moments mine[kWidth] = {};
+  if (at.pack < plan.packs) {
+    for (std::int64_t row = at.row; row < at.end; row += kMomentRows * plan.lines) {
+      Pack<T, kWidth> values[kMomentRows];
+      bool there[kMomentRows];
+      float count = 0.0f;
+      for (int i = 0; i < kMomentRows; ++i) {
+        there[i] = row + i * plan.lines < at.end;
+        count += there[i] ? 1.0f : 0.0f;
+        values[i] = Pack<T, kWidth>{};
+        if (there[i]) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + at.pack * kWidth);
+      }
+      const float one_of = 1.0f / count, share = count / (mine[0].count + count);
+      const float weight = mine[0].count * share;
+      for (int k = 0; k < kWidth; ++k) {
+        float sum = 0.0f, from_mean = 0.0f;
+        for (int i = 0; i < kMomentRows; ++i) sum += to_float(values[i].of[k]);
+        const float mean = sum * one_of;
+        for (int i = 0; i < kMomentRows; ++i) {
+          const float apart = there[i] ? to_float(values[i].of[k]) - mean : 0.0f;
+          from_mean += apart * apart;
+        }
+        const float apart = mean - mine[k].mean;  // joined(), with what all columns share taken out
+        mine[k].mean += apart * share;
+        mine[k].squares += from_mean + apart * apart * weight;
+        mine[k].count += count;
+      }
+    }
+  }
+  const int t = static_cast<int>(threadIdx.x);
+  const auto leave = [&] {
+    counts[t] = mine[0].count;
+    for (int k = 0; k < kWidth; ++k) {
+      means[k][t] = mine[k].mean;
+      squares[k][t] = mine[k].squares;
+    }
+  };
+  leave();
+  for (int step = plan.lines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (at.line < step) {
+      const int other = t + step * plan.tile;
+      for (int k = 0; k < kWidth; ++k) mine[k] = joined(mine[k], {counts[other], means[k][other], squares[k][other]});
+      leave();
+    }
+  }
+  if (at.line > 0 || at.pack >= plan.packs) return;
+  float* const to = parts + blockIdx.y * 2 * columns + at.pack * kWidth;
+  for (int k = 0; k < kWidth; ++k) {
+    to[k] = mine[k].mean;
+    to[columns + k] = mine[k].squares;
+  }
+}
+
+// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each.
+__global__ void __launch_bounds__(kBlock)
+    join_moments(ColumnPlan plan, std::int64_t columns, const float* parts, float* mean, float* variance) {
+  constexpr int kLines = kBlock / kJoinColumns;
+  __shared__ Moments held[kBlock];
+  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
+  Moments mine = {};
+  if (column < columns) {
+    for (std::int64_t chunk = line; chunk < plan.chunks; chunk += kLines) {
+      const float* const from = parts + chunk * 2 * columns + column;
+      const auto count = static_cast<float>(at_most(plan.rows - chunk * plan.chunk, plan.chunk));
+      mine = joined(mine, {count, from[0], from[columns]});
+    }
+  }
+  held[t] = mine;
+  for (int step = kLines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (line < step) {
+      mine = joined(mine, held[t + step * kJoinColumns]);
+      held[t] = mine;
+    }
+  }
+  if (line > 0 || column >= columns) return;
+  mean[column] = mine.mean;
+  variance[column] = mine.squares / static_cast<float>(plan.rows);
+}
+
+// y = (x − mean) / sqrt(variance + eps) · gamma + beta
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta,
+                                                    const float* mean, const float* variance, float eps, T* y) {
+  const Place at = place_in(plan);
+  if (at.pack >= plan.packs) return;
+  const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
+  float scale[kWidth], shift[kWidth], middle[kWidth];
+  for (int k = 0; k < kWidth; ++k) {
+    scale[k] = gamma[column + k] / sqrtf(variance[column + k] + eps);
+    shift[k] = beta[column + k];
+    middle[k] = mean[column + k];
+  }
+  for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
+    Pack<T, kWidth> values[kSumRows];
+    for (int i = 0; i < kSumRows; ++i)
+      if (row + i * plan.lines < at.end) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+    for (int i = 0; i < kSumRows; ++i) {
+      if (row + i * plan.lines >= at.end) continue;
+      Pack<T, kWidth> made;
+      for (int k = 0; k < kWidth; ++k)
+        made.of[k] = from_float<T>((to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k]);
+      store_pack(y + (row + i * plan.lines) * columns + column, made);
+    }
+  }
+}
+
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* mean, float* parts) {
+  __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
+  const Place at = place_in(plan);
+  const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
+  float product[kWidth] = {}, sum[kWidth] = {};
+  if (at.pack < plan.packs) {
+    float middle[kWidth];
+    for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
+    for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
+      Pack<T, kWidth> values[kSumRows], gradients[kSumRows];
+      for (int i = 0; i < kSumRows; ++i) {
+        if (row + i * plan.lines >= at.end) continue;
+        values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+        gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
+      }
+      for (int i = 0; i < kSumRows; ++i) {
+        if (row + i * plan.lines >= at.end) continue;
+        for (int k = 0; k < kWidth; ++k) {
+          const float gradient = to_float(gradients[i].of[k]);
+          product[k] += gradient * (to_float(values[i].of[k]) - middle[k]);
+          sum[k] += gradient;
+        }
+      }
+    }
+  }
+  const int t = static_cast<int>(threadIdx.x);
+  for (int k = 0; k < kWidth; ++k) {
+    products[k][t] = product[k];
+    sums[k][t] = sum[k];
+  }
+  for (int step = plan.lines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (at.line < step)
+      for (int k = 0; k < kWidth; ++k) {
+        products[k][t] += products[k][t + step * plan.tile];
+        sums[k][t] += sums[k][t + step * plan.tile];
+      }
+  }
+  if (at.line > 0 || at.pack >= plan.packs) return;
+  float* const to = parts + blockIdx.y * 2 * columns + column;
+  for (int k = 0; k < kWidth; ++k) {
+    to[k] = products[k][t];
+    to[columns + k] = sums[k][t];
+  }
+}
+
+// As join_moments(): dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
+__global__ void __launch_bounds__(kBlock) join_sums(ColumnPlan plan, std::int64_t columns, const float* parts,
+                                                    const float* variance, float eps, float* dgamma, float* dbeta) {
+  constexpr int kLines = kBlock / kJoinColumns;
+  __shared__ float products[kBlock], sums[kBlock];
+  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
+  float product = 0.0f, sum = 0.0f;
+  if (column < columns) {
+    for (std::int64_t chunk = line; chunk < plan.chunks; chunk += kLines) {
+      product += parts[chunk * 2 * columns + column];
+      sum += parts[chunk * 2 * columns + columns + column];
+    }
+  }
+  products[t] = product;
+  sums[t] = sum;
+  for (int step = kLines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (line < step) {
+      products[t] += products[t + step * kJoinColumns];
+      sums[t] += sums[t + step * kJoinColumns];
+    }
+  }
+  if (line > 0 || column >= columns) return;
+  dgamma[column] = products[t] / sqrtf(variance[column] + eps);
+  dbeta[column] = sums[t];
+}
+
+// With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
+// where the statistics were given and so do not depend on x.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* mean, const float* variance,
+                const float* dgamma, const float* dbeta, float eps, bool given_statistics, T* dx) {
+  const Place at = place_in(plan);
+  if (at.pack >= plan.packs) return;
+  const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
+  const float one_of_rows = 1.0f / static_cast<float>(plan.rows);
+  float scale[kWidth], middle[kWidth], offset[kWidth], slope[kWidth];
+  for (int k = 0; k < kWidth; ++k) {
+    const float one_of_deviation = 1.0f / sqrtf(variance[column + k] + eps);
+    scale[k] = gamma[column + k] * one_of_deviation;
+    middle[k] = mean[column + k];
+    offset[k] = dbeta[column + k] * one_of_rows;
+    slope[k] = dgamma[column + k] * one_of_rows * one_of_deviation;
+  }
+  for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
+    Pack<T, kWidth> values[kSumRows], gradients[kSumRows];
+    for (int i = 0; i < kSumRows; ++i) {
+      if (row + i * plan.lines >= at.end) continue;
+      if (!given_statistics) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+      gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
+    }
+    for (int i = 0; i < kSumRows; ++i) {
+      if (row + i * plan.lines >= at.end) continue;
+      Pack<T, kWidth> made;
+      for (int k = 0; k < kWidth; ++k) {
+        float gradient = to_float(gradients[i].of[k]);
+        if (!given_statistics) gradient -= offset[k] + (to_float(values[i].of[k]) - middle[k]) * slope[k];
+        made.of[k] = from_float<T>(scale[k] * gradient);
+      }
+      store_pack(dx + (row + i * plan.lines) * columns + column, made);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kBlock)
+    move_running(std::int64_t columns, const float* mean, const float* variance, float keep, float momentum,
+                 float unbias, float* running_mean, float* running_variance) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (c >= columns) return;
+  running_mean[c] = keep * running_mean[c] + momentum * mean[c];
+  running_variance[c] = keep * running_variance[c] + momentum * unbias * variance[c];
+}
+
+class CudaNorm final : public NormKernels {
+ public:
+  explicit CudaNorm(Context& context) : context_(context) {}
+
+  void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
+                     const Tensor& mean, const Tensor& variance) override {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), parts.f32());
+        launch("batch statistics", join_moments, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
+               parts.f32(), mean.f32(), variance.f32());
+      });
+    });
+    forward_infer(x, gamma, beta, mean, variance, eps, y);
+  }
+
+  void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                     const Tensor& variance, double eps, const Tensor& y) override {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
+        launch("batch normalisation", normalise<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
+               y.data<T>());
+      });
+    });
+  }
+
+  void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
+                bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                const Tensor& dbeta) override {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const std::int64_t rows = x.count() / columns, packs = columns / kWidth;
+        const ColumnPlan plan = plan_columns(rows, packs, kPartBlocks, kSumRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch normalisation's backward", sums_of_chunks<kWidth, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
+        // Without rows, too: zeros.
+        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
+               columns, parts.f32(), variance.f32(), eps, dgamma.f32(), dbeta.f32());
+        const ColumnPlan spread = plan_columns(rows, packs, kSpreadBlocks, kSumRows);
+        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(spread), dim3(kBlock), context_.stream,
+               spread, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma.f32(), dbeta.f32(),
+               eps, given_statistics, dx.data<T>());
+      });
+    });
+  }
+
+  void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
+                      const Tensor& running_mean, const Tensor& running_variance) override {
+    const double unbias = rows > 1 ? static_cast<double>(rows) / static_cast<double>(rows - 1) : 1.0;
+    const std::int64_t columns = mean.count();
+    launch("running statistics", move_running, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
+           context_.stream, columns, mean.f32(), variance.f32(), 1.0 - momentum, momentum, unbias, running_mean.f32(),
+           running_variance.f32());
+  }
+
+ private:
+  static dim3 grid_of(const ColumnPlan& plan) {
+    LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "batch normalisation of {} packs", plan.packs);
+    return dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks));
+  }
+  static dim3 joiners(std::int64_t columns) { return dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))); }
+
+  template <class T>
+  static bool takes_packs(std::int64_t columns, std::initializer_list<const Tensor*> tensors) {
+    return columns % kWide == 0 &&
+           std::ranges::all_of(tensors, [](const Tensor* tensor) { return fits_packs(tensor->data<T>(), kWide); });
+  }
+
+  Context& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<NormKernels> make_norm_kernels(Context& context) { return std::make_unique<CudaNorm>(context); }
+
+}  // namespace lockstep::nn::cuda

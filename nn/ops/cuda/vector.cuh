@@ -1,0 +1,60 @@
+// Several elements of memory at once, and the types that kernels are made for.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/cuda/device.cuh"
+#include "nn/ops/cuda/grid.h"
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cuda {
+
+/// `kWidth` elements that are read or written in one access, where that is at most 16 bytes. They lie at a multiple of
+/// their size.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T of[kWidth];
+};
+
+/// The most elements that one access of each of these types can have.
+template <class... T>
+constexpr int kVector = kVectorBytes / static_cast<int>(std::max({sizeof(T)...}));
+
+/// Whether packs of `width` elements may lie at `data`. Nothing (nullptr) lies well.
+template <class T>
+bool fits_packs(const T* data, int width) {
+  return reinterpret_cast<std::uintptr_t>(data) % (sizeof(T) * static_cast<std::size_t>(width)) == 0;
+}
+
+/// Calls run() with kWide, or with 1, as a constant.
+template <int kWide, class F>
+void with_width(bool wide, F&& run) {
+  if (wide)
+    run(std::integral_constant<int, kWide>{});
+  else
+    run(std::integral_constant<int, 1>{});
+}
+
+template <int kWidth, class T>
+__device__ Pack<T, kWidth> load_pack(const T* at) {
+  return *reinterpret_cast<const Pack<T, kWidth>*>(at);
+}
+template <int kWidth, class T>
+__device__ void store_pack(T* at, const Pack<T, kWidth>& pack) {
+  *reinterpret_cast<Pack<T, kWidth>*>(at) = pack;
+}
+
+/// Calls run(float{}) or run(BFloat16{}), as `dtype` says.
+template <class F>
+void with_float_type(DType dtype, F&& run) {
+  if (dtype == DType::kBF16) {
+    run(BFloat16{});
+  } else {
+    LOCKSTEP_ASSERT(dtype == DType::kF32, "a CUDA kernel for {}", name_of(dtype));
+    run(float{});
+  }
+}
+
+}  // namespace lockstep::nn::cuda
