@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x,
     middle[k] = mean[column + k];
   }
   for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows];
+    Pack<T, kWidth> values[kSumRows] = {};
     for (int i = 0; i < kSumRows; ++i)
       if (row + i * plan.lines < at.end) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
     for (int i = 0; i < kSumRows; ++i) {
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kBlock)
     float middle[kWidth];
     for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
     for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-      Pack<T, kWidth> values[kSumRows], gradients[kSumRows];
+      Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
       for (int i = 0; i < kSumRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kBlock)
     slope[k] = dgamma[column + k] * one_of_rows * one_of_deviation;
   }
   for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows], gradients[kSumRows];
+    Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
     for (int i = 0; i < kSumRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       if (!given_statistics) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);

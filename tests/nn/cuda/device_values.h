@@ -1,0 +1,184 @@
+// A GPU's kernels by themselves, without a backend: its memory, values that go there and back, and how closely results
+// must agree with the CPU's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/backend.h"
+#include "nn/ops/cuda/kernels.h"
+#include "tests/nn/values.h"
+
+namespace lockstep::nn::testing {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class DeviceMemory final : public MemorySource {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+    return static_cast<std::byte*>(data);
+  }
+  void free(std::byte* data, std::size_t) noexcept override { cudaFree(data); }
+};
+
+/// The type of activations, and how many elements behind an aligned address they begin.
+struct DeviceCase {
+  DType dtype = DType::kF32;
+  int offset = 0;
+};
+inline std::string name_of_case(const ::testing::TestParamInfo<DeviceCase>& info) {
+  return std::string(name_of(info.param.dtype)) + (info.param.offset > 0 ? "_misaligned" : "");
+}
+inline const auto kDeviceCases = ::testing::Values(DeviceCase{DType::kF32, 0}, DeviceCase{DType::kF32, 1},
+                                                   DeviceCase{DType::kBF16, 0}, DeviceCase{DType::kBF16, 1});
+
+/// What a kernel writes: from poison on, or from the values of `initial` (on the host; f32 for bf16, too).
+struct Output {
+  Shape shape;
+  DType dtype = DType::kF32;
+  Tensor initial = {};
+};
+
+class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
+ protected:
+  DType type() const { return GetParam().dtype; }
+
+  /// Activations: f32 values on the host, of which bf16 has exact copies where that is the type.
+  Tensor random(const Shape& shape, std::uint64_t seed) { return rounded(random_tensor(*cpu, shape, seed)); }
+  Tensor rounded(const Tensor& host) {
+    if (type() == DType::kBF16)
+      for (float& v : host.span<float>()) v = BFloat16::from_float(v).to_float();
+    return host;
+  }
+  Tensor activation(const Tensor& host) { return on_device(host, type(), GetParam().offset); }
+  Output activation_like(const Shape& shape, const Tensor& initial = {}) { return {shape, type(), initial}; }
+  /// Statistics, parameters, labels…: always aligned, as the host has them.
+  Tensor plain(const Tensor& host) { return on_device(host, host.dtype(), 0); }
+
+  Tensor on_device(const Tensor& host, DType dtype, int offset) {
+    const std::int64_t count = host.count();
+    const Tensor made =
+        Tensor::empty(allocator, {count + offset}, dtype).slice(offset, count + offset).reshaped(host.shape());
+    upload(host, made);
+    return made;
+  }
+
+  /// Runs `call` with these outputs, which lie between guards that must stay as they are, and once more: it must leave
+  /// the same bits. They come back on the host, bf16 as f32. Those of the activations' type lie where the case says.
+  std::vector<Tensor> results(const std::vector<Output>& outputs,
+                              const std::function<void(const std::vector<Tensor>&)>& call) {
+    std::vector<std::vector<std::byte>> first, second;
+    run(outputs, call, first);
+    run(outputs, call, second);
+    std::vector<Tensor> made;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      EXPECT_TRUE(first[i] == second[i]) << "output " << i << " has other bits the second time";
+      made.push_back(on_host(first[i], outputs[i]));
+    }
+    return made;
+  }
+
+  void upload(const Tensor& host, const Tensor& device) {
+    std::vector<std::byte> bytes(device.bytes());
+    if (bytes.empty()) return;
+    if (host.dtype() == device.dtype())
+      std::copy_n(static_cast<const std::byte*>(host.raw()), bytes.size(), bytes.begin());
+    else
+      std::transform(host.f32(), host.f32() + host.count(), reinterpret_cast<BFloat16*>(bytes.data()),
+                     BFloat16::from_float);
+    check_cuda(cudaMemcpyAsync(device.raw(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
+               "upload");
+    stream.synchronize();
+  }
+  std::vector<std::byte> download(const Tensor& device) {
+    std::vector<std::byte> bytes(device.bytes());
+    if (bytes.empty()) return bytes;
+    check_cuda(cudaMemcpyAsync(bytes.data(), device.raw(), bytes.size(), cudaMemcpyDeviceToHost, stream.get()),
+               "download");
+    stream.synchronize();
+    return bytes;
+  }
+
+  std::unique_ptr<Backend> cpu = make_cpu_backend(1);
+  CudaStream stream;
+  CachingAllocator allocator{std::make_unique<DeviceMemory>()};
+  cuda::Context context{.device = 0, .stream = stream.view(), .allocator = allocator};
+
+ private:
+  static constexpr std::int64_t kGuard = 64;  // elements; a multiple of 16 bytes of all types
+
+  void run(const std::vector<Output>& outputs, const std::function<void(const std::vector<Tensor>&)>& call,
+           std::vector<std::vector<std::byte>>& contents) {
+    std::vector<Tensor> whole, inner;
+    for (const Output& output : outputs) {
+      const std::int64_t begin = kGuard + (output.dtype == type() ? GetParam().offset : 0);
+      const std::int64_t end = begin + output.shape.count();
+      whole.push_back(Tensor::empty(allocator, {end + kGuard}, output.dtype));
+      check_cuda(cudaMemsetAsync(whole.back().raw(), 0xff, whole.back().bytes(), stream.get()), "poison");
+      inner.push_back(whole.back().slice(begin, end).reshaped(output.shape));
+      if (output.initial.defined()) upload(output.initial, inner.back());
+    }
+    call(inner);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const auto bytes = download(whole[i]);
+      const auto begin =
+          bytes.begin() + (static_cast<std::byte*>(inner[i].raw()) - static_cast<std::byte*>(whole[i].raw()));
+      const auto end = begin + static_cast<std::ptrdiff_t>(inner[i].bytes());
+      const auto untouched = [](std::byte value) { return value == std::byte{0xff}; };
+      EXPECT_TRUE(std::all_of(bytes.begin(), begin, untouched)) << "written in front of output " << i;
+      EXPECT_TRUE(std::all_of(end, bytes.end(), untouched)) << "written behind output " << i;
+      contents.emplace_back(begin, end);
+    }
+  }
+
+  Tensor on_host(const std::vector<std::byte>& bytes, const Output& output) {
+    const bool widen = output.dtype == DType::kBF16;
+    const Tensor made = cpu->empty(output.shape, widen ? DType::kF32 : output.dtype);
+    if (widen) {
+      const auto* const from = reinterpret_cast<const BFloat16*>(bytes.data());
+      for (std::int64_t i = 0; i < made.count(); ++i) made.f32()[i] = from[i].to_float();
+    } else {
+      std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(made.raw()));
+    }
+    return made;
+  }
+};
+
+/// `ulps` units in the last place of f32 of `scale`, which is about the largest term that went into a result, or of the
+/// result where that is larger; and where it is rounded to bf16, 2⁻⁸ of it on top.
+struct Tolerance {
+  DType dtype = DType::kF32;
+  double ulps = 4.0;
+  double scale = 1.0;
+};
+
+/// NaN where NaN is expected, infinity where infinity is.
+inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance) {
+  ASSERT_EQ(expected.count(), actual.count());
+  const double relative = tolerance.dtype == DType::kBF16 ? 0x1p-8 : 0.0;
+  for (std::int64_t i = 0; i < expected.count(); ++i) {
+    const auto e = static_cast<double>(expected.f32()[i]), a = static_cast<double>(actual.f32()[i]);
+    if ((std::isnan(e) && std::isnan(a)) || (std::isinf(e) && a == e)) continue;
+    const double most = relative * std::abs(e) + tolerance.ulps * 0x1p-23 * std::max(tolerance.scale, std::abs(e));
+    ASSERT_TRUE(std::isfinite(e) && std::abs(e - a) <= most)
+        << "element " << i << " is " << a << ", expected " << e << " ± " << most;
+  }
+}
+
+/// The same numbers; of NaN any.
+inline void expect_same(const Tensor& expected, const Tensor& actual) { expect_close(expected, actual, {.ulps = 0.0}); }
+
+}  // namespace lockstep::nn::testing

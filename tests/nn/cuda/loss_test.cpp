@@ -1,0 +1,181 @@
+// CUDA's losses against the CPU's.
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+class CudaLoss : public DeviceTest {
+ protected:
+  Tensor labels_of(const std::vector<std::int32_t>& labels) {
+    const Tensor made = cpu->empty({static_cast<std::int64_t>(labels.size())}, DType::kI32);
+    std::copy(labels.begin(), labels.end(), made.data<std::int32_t>());
+    return made;
+  }
+  Tensor logits(const Shape& shape, std::uint64_t seed) {
+    const Tensor made = random_tensor(*cpu, shape, seed);
+    for (float& v : made.span<float>()) v *= 8.0f;
+    return rounded(made);
+  }
+
+  std::unique_ptr<LossKernels> loss = cuda::make_loss_kernels(context);
+};
+
+TEST_P(CudaLoss, CrossEntropy) {
+  const Shape shapes[] = {{1, 1},    {5, 1},    {1, 3},    {7, 10},   {33, 10},  {64, 10},   {3, 31},    {9, 64},
+                          {300, 17}, {5, 1000}, {2, 1024}, {3, 1025}, {2, 5003}, {1, 16384}, {2, 16391}, {3, 50257}};
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t rows = shape[0], classes = shape[1];
+    const Tensor host = logits(shape, 1);
+    std::vector<std::int32_t> labels;
+    for (std::int64_t i = 0; i < rows; ++i) labels.push_back(static_cast<std::int32_t>(i * 7919 % classes));
+    if (rows > 1) labels.back() = static_cast<std::int32_t>(classes - 1);
+    for (std::int64_t i = 0; i < rows; i += 3) host.f32()[i * classes + labels[static_cast<std::size_t>(i)]] = 9.0f;
+    const Tensor host_labels = labels_of(labels), totals = cpu->empty({2}), dlogits = cpu->empty(shape);
+    const float scale = 0.3f;
+    cpu->loss().cross_entropy(host, host_labels, scale, totals, dlogits);
+
+    const Tensor x = activation(host), to = plain(host_labels);
+    const auto both = results({{{2}}, activation_like(shape)},
+                              [&](const auto& out) { loss->cross_entropy(x, to, scale, out[0], out[1]); });
+    // The CPU adds up exp() of a row one after the other in f32, the GPU in many short sums.
+    const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
+    expect_close(totals, both[0], {DType::kF32, ulps});
+    EXPECT_EQ(totals.f32()[1], both[0].f32()[1]);
+    expect_close(dlogits, both[1], {type(), ulps, static_cast<double>(scale)});
+    const auto alone = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, scale, out[0], Tensor()); });
+    expect_same(both[0], alone[0]);
+    // Over the logits themselves.
+    const auto over = results({{{2}}, activation_like(shape, host)},
+                              [&](const auto& out) { loss->cross_entropy(out[1], to, scale, out[0], out[1]); });
+    expect_same(both[1], over[1]);
+    // Logits and gradient at different distances from an aligned address.
+    const Tensor shifted = on_device(host, type(), 1 + GetParam().offset);
+    const auto apart = results({{{2}}, activation_like(shape)},
+                               [&](const auto& out) { loss->cross_entropy(shifted, to, scale, out[0], out[1]); });
+    expect_close(totals, apart[0], {DType::kF32, ulps});
+    expect_close(dlogits, apart[1], {type(), ulps, static_cast<double>(scale)});
+  }
+}
+
+TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
+  const std::int64_t classes = 2000;
+  const Tensor host = cpu->empty({1, classes});
+  for (std::int64_t i = 0; i < classes; ++i) host.f32()[i] = -0.03125f * static_cast<float>(i);
+  rounded(host);
+  const Tensor labels = labels_of({3}), totals = cpu->empty({2}), dlogits = cpu->empty({1, classes});
+  cpu->loss().cross_entropy(host, labels, 1.0f, totals, dlogits);
+  const Tensor x = activation(host), to = plain(labels);
+  const auto got = results({{{2}}, activation_like({1, classes})},
+                           [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+  expect_close(dlogits, got[1], {type(), 64.0, 0.0});
+}
+
+TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {
+  for (const std::int64_t classes : {2, 8, 40, 1000, 3000, 20000}) {
+    const Tensor host = cpu->zeros({4, classes});
+    const auto last = static_cast<std::int32_t>(classes - 1);
+    host.f32()[2 * classes + last] = 1.0f;
+    host.f32()[3 * classes + last] = host.f32()[3 * classes + last / 2] = 2.0f;
+    const Tensor x = activation(host), totals = cpu->empty({2});
+    for (const auto& labels :
+         std::vector<std::vector<std::int32_t>>{{0, last, last, last / 2}, {last, last, 0, last}, {0, 0, last, last}}) {
+      const Tensor host_labels = labels_of(labels), to = plain(host_labels);
+      cpu->loss().cross_entropy(host, host_labels, 1.0f, totals, Tensor());
+      const auto got = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], Tensor()); });
+      EXPECT_EQ(totals.f32()[1], got[0].f32()[1]) << classes;
+    }
+  }
+}
+
+// As masks make them. A row without any other logit has no softmax.
+TEST_P(CudaLoss, MinusInfinityIsNoProbability) {
+  for (const std::int64_t classes : {5, 600, 4000, 20000}) {
+    SCOPED_TRACE(classes);
+    const Tensor host = logits({3, classes}, 1);
+    for (std::int64_t i = 0; i < 2 * classes; ++i)
+      if (i % classes % 5 != 3) host.f32()[i] = -kInfinity;
+    const Tensor labels = labels_of({3, 3, 1}), totals = cpu->empty({2}), dlogits = cpu->empty({3, classes});
+    cpu->loss().cross_entropy(host, labels, 0.5f, totals, dlogits);
+    const Tensor x = activation(host), to = plain(labels);
+    const auto call = [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, out[0], out[1]); };
+    const auto got = results({{{2}}, activation_like({3, classes})}, call);
+    ASSERT_TRUE(std::isfinite(totals.f32()[0]));
+    expect_close(totals, got[0], {DType::kF32, 64.0});
+    expect_close(dlogits, got[1], {type(), 64.0, 0.5});
+
+    for (float& v : host.span<float>()) v = -kInfinity;
+    upload(host, x);
+    const auto none = results({{{2}}, activation_like({3, classes})}, call);
+    EXPECT_TRUE(std::isnan(none[0].f32()[0]));
+    for (const float v : none[1].span<float>()) ASSERT_TRUE(std::isnan(v));
+  }
+}
+
+TEST_P(CudaLoss, WhatIsNoNumberSpoilsItsRow) {
+  for (const std::int64_t classes : {3, 500, 3000, 20000})
+    for (const float odd : {kNaN, kInfinity})
+      for (const std::int64_t place : {std::int64_t{0}, classes / 2, classes - 1}) {
+        SCOPED_TRACE(fmt::format("{} of {} is {}", place, classes, odd));
+        const Tensor host = logits({3, classes}, 1);
+        host.f32()[classes + place] = odd;
+        const Tensor x = activation(host), to = plain(labels_of({0, 1, 2}));
+        const auto got = results({{{2}}, activation_like({3, classes})},
+                                 [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+        EXPECT_TRUE(std::isnan(got[0].f32()[0]));
+        for (std::int64_t i = 0; i < 3 * classes; ++i) ASSERT_EQ(std::isnan(got[1].f32()[i]), i / classes == 1) << i;
+      }
+}
+
+TEST_P(CudaLoss, ALabelThatIsNoClassMakesNaN) {
+  for (const std::int32_t label :
+       {-1, 10, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()}) {
+    const Tensor x = activation(logits({20, 10}, 1));
+    std::vector<std::int32_t> labels(20, 4);
+    labels[13] = label;
+    const Tensor to = plain(labels_of(labels));
+    const auto got = results({{{2}}, activation_like({20, 10})},
+                             [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+    EXPECT_TRUE(std::isnan(got[0].f32()[0]));
+    EXPECT_TRUE(std::isfinite(got[0].f32()[1]));
+    for (std::int64_t i = 0; i < 200; ++i) ASSERT_EQ(std::isnan(got[1].f32()[i]), i / 10 == 13) << i;
+  }
+}
+
+TEST_P(CudaLoss, NoSamples) {
+  const Tensor x = activation(cpu->empty({0, 10})), to = plain(cpu->empty({0}, DType::kI32));
+  const auto got = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], x); });
+  expect_same(cpu->zeros({2}), got[0]);
+  const Tensor none = on_device(cpu->empty({0}), DType::kF32, 0);
+  const auto error = results({{{2}}}, [&](const auto& out) { loss->squared_error(none, none, 1.0f, out[0], none); });
+  expect_same(cpu->zeros({2}), error[0]);
+}
+
+TEST_P(CudaLoss, SquaredError) {
+  if (type() != DType::kF32) return;  // it has no other
+  for (const std::int64_t n : {1, 3, 4, 5, 1023, 4096, 4099, 20000}) {
+    const Tensor x_host = random({n}, 1), target_host = random({n}, 2), totals = cpu->empty({2}), dx = cpu->empty({n});
+    cpu->loss().squared_error(x_host, target_host, 0.3f, totals, dx);
+    const Tensor x = activation(x_host), target = activation(target_host);
+    const auto both = results({{{2}}, activation_like({n})},
+                              [&](const auto& out) { loss->squared_error(x, target, 0.3f, out[0], out[1]); });
+    expect_close(totals, both[0], {DType::kF32, 1.0, 0.0});
+    expect_close(dx, both[1], {DType::kF32, 2.0});
+    const auto alone = results({{{2}}}, [&](const auto& out) { loss->squared_error(x, target, 0.3f, out[0], {}); });
+    expect_same(both[0], alone[0]);
+  }
+  const Tensor host = random({5000}, 1);
+  host.f32()[4321] = kNaN;
+  const Tensor x = activation(host), target = activation(random({5000}, 2));
+  const auto got = results({{{2}}, activation_like({5000})},
+                           [&](const auto& out) { loss->squared_error(x, target, 1.0f, out[0], out[1]); });
+  EXPECT_TRUE(std::isnan(got[0].f32()[0]));
+  for (std::int64_t i = 0; i < 5000; ++i) ASSERT_EQ(std::isnan(got[1].f32()[i]), i == 4321);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaLoss, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

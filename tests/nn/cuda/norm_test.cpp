@@ -1,0 +1,240 @@
+// CUDA's batch normalisation against the CPU's, and against f64 where f32 sums could go wrong.
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+constexpr double kEps = 1e-5;
+
+const Shape kShapes[] = {{1, 1},   {2, 1},   {1, 3},    {5, 3},     {3, 2, 2, 64}, {7, 64},     {33, 1000}, {1, 1000},
+                         {777, 1}, {65, 12}, {2500, 4}, {1031, 33}, {600, 64},     {3000, 128}, {9, 2056}};
+
+std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
+
+// In f64, whose sums can be taken for exact.
+struct Exact {
+  Exact(CachingAllocator& allocator, const Shape& shape)
+      : spread(Tensor::empty(allocator, shape)),
+        first(Tensor::empty(allocator, {columns_of(shape)})),
+        second(Tensor::empty(allocator, {columns_of(shape)})) {}
+
+  Tensor spread;         // y, dx
+  Tensor first, second;  // mean and variance, dgamma and dbeta
+};
+
+Exact forward_exactly(CachingAllocator& allocator, const Tensor& x, const Tensor& gamma, const Tensor& beta) {
+  Exact made(allocator, x.shape());
+  const std::int64_t columns = gamma.count(), rows = x.count() / columns;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    double mean = 0, variance = 0;
+    for (std::int64_t r = 0; r < rows; ++r) mean += static_cast<double>(x.f32()[r * columns + c]);
+    mean /= static_cast<double>(rows);
+    for (std::int64_t r = 0; r < rows; ++r)
+      variance += std::pow(static_cast<double>(x.f32()[r * columns + c]) - mean, 2);
+    variance /= static_cast<double>(rows);
+    const double scale = static_cast<double>(gamma.f32()[c]) / std::sqrt(variance + kEps);
+    for (std::int64_t i = c; i < x.count(); i += columns)
+      made.spread.f32()[i] =
+          static_cast<float>((static_cast<double>(x.f32()[i]) - mean) * scale + static_cast<double>(beta.f32()[c]));
+    made.first.f32()[c] = static_cast<float>(mean);
+    made.second.f32()[c] = static_cast<float>(variance);
+  }
+  return made;
+}
+
+Exact backward_exactly(CachingAllocator& allocator, const Tensor& x, const Tensor& dy, const Tensor& gamma,
+                       const Tensor& mean, const Tensor& variance, bool given) {
+  Exact made(allocator, x.shape());
+  const std::int64_t columns = gamma.count(), rows = x.count() / columns;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const double one_of_deviation = 1.0 / std::sqrt(static_cast<double>(variance.f32()[c]) + kEps);
+    const auto hat = [&](std::int64_t i) {
+      return (static_cast<double>(x.f32()[i]) - static_cast<double>(mean.f32()[c])) * one_of_deviation;
+    };
+    double dgamma = 0, dbeta = 0;
+    for (std::int64_t i = c; i < x.count(); i += columns) {
+      dgamma += static_cast<double>(dy.f32()[i]) * hat(i);
+      dbeta += static_cast<double>(dy.f32()[i]);
+    }
+    const double share = given ? 0.0 : 1.0 / static_cast<double>(rows);
+    for (std::int64_t i = c; i < x.count(); i += columns)
+      made.spread.f32()[i] = static_cast<float>(static_cast<double>(gamma.f32()[c]) * one_of_deviation *
+                                                (static_cast<double>(dy.f32()[i]) - share * (dbeta + hat(i) * dgamma)));
+    made.first.f32()[c] = static_cast<float>(dgamma);
+    made.second.f32()[c] = static_cast<float>(dbeta);
+  }
+  return made;
+}
+
+// What an error of a mean or of a difference is multiplied with.
+double steepest(const Tensor& variance) {
+  double smallest = 1.0;
+  for (const float v : variance.span<float>()) smallest = std::min(smallest, static_cast<double>(v));
+  return 1.0 / std::sqrt(smallest + kEps);
+}
+
+class CudaNorm : public DeviceTest {
+ protected:
+  // Uniform in [from, from + 1).
+  Tensor statistics(std::int64_t columns, std::uint64_t seed, float from) {
+    const Tensor made = random_tensor(*cpu, {columns}, seed);
+    for (float& v : made.span<float>()) v = from + 0.5f * (v + 1.0f);
+    return made;
+  }
+
+  std::unique_ptr<NormKernels> norm = cuda::make_norm_kernels(context);
+};
+
+TEST_P(CudaNorm, Forward) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+    const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f);
+    const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
+    const Exact exact = forward_exactly(cpu->allocator(), x_host, gamma, beta);
+    const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
+                                 [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+    const double steep = steepest(exact.second);
+    expect_close(exact.first, trained[1], {});
+    expect_close(exact.second, trained[2], {});
+    expect_close(exact.spread, trained[0], {type(), 8.0, 2.0 * steep});
+
+    // The CPU adds up the rows of a column one by one.
+    const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
+    const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
+    cpu->norm().forward_train(x_host, gamma, beta, kEps, y, mean, variance);
+    expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
+    expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
+    expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
+
+    const Tensor given_mean = random_tensor(*cpu, {columns}, 4), given_variance = statistics(columns, 5, 0.3f);
+    const Tensor m = plain(given_mean), v = plain(given_variance);
+    cpu->norm().forward_infer(x_host, gamma, beta, given_mean, given_variance, kEps, y);
+    const auto inferred =
+        results({activation_like(shape)}, [&](const auto& out) { norm->forward_infer(x, g, b, m, v, kEps, out[0]); });
+    expect_close(y, inferred[0], {type(), 8.0, 4.0});
+  }
+}
+
+TEST_P(CudaNorm, Backward) {
+  for (const Shape& shape : kShapes)
+    for (const bool given : {false, true}) {
+      SCOPED_TRACE(to_string(shape) + (given ? " given" : ""));
+      const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+      const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = statistics(columns, 3, 0.5f);
+      Tensor mean = random_tensor(*cpu, {columns}, 5), variance = statistics(columns, 6, 0.3f);
+      if (!given) {
+        const Exact forward = forward_exactly(cpu->allocator(), x_host, gamma, mean);
+        mean = forward.first;
+        variance = forward.second;
+      }
+      const Exact exact = backward_exactly(cpu->allocator(), x_host, dy_host, gamma, mean, variance, given);
+      const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(mean);
+      const Tensor v = plain(variance);
+      const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+        norm->backward(x, dy, g, m, v, given, kEps, out[0], out[1], out[2]);
+      });
+      const double steep = steepest(variance), sum = std::sqrt(static_cast<double>(rows));  // as a random walk's
+      expect_close(exact.first, got[1], {DType::kF32, 8.0, 2.0 * steep * sum});
+      expect_close(exact.second, got[2], {DType::kF32, 8.0, sum});
+      // A sample alone, or two: dy − dbeta / M − … is the difference of equal numbers, made larger by `steep` twice.
+      expect_close(exact.spread, got[0], {type(), 8.0, 4.0 * steep * (rows < 3 ? steep : 1.0)});
+
+      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
+      const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
+      cpu->norm().backward(x_host, dy_host, gamma, mean, variance, given, kEps, dx, dgamma, dbeta);
+      expect_close(dgamma, got[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
+      expect_close(dbeta, got[2], {DType::kF32, cpu_ulps, sum});
+      expect_close(dx, got[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
+    }
+}
+
+// Means that are thousands of deviations away from 0, where Σx² − (Σx)²/M would be noise.
+TEST_P(CudaNorm, FarFromZero) {
+  const std::int64_t rows = 3000, columns = 5;
+  const Tensor host = random_tensor(*cpu, {rows, columns}, 1);
+  for (std::int64_t i = 0; i < host.count(); ++i)
+    host.f32()[i] = host.f32()[i] + 4000.0f * static_cast<float>(i % columns);
+  rounded(host);
+  const Tensor x = activation(host), mean = cpu->empty({columns}), variance = cpu->empty({columns});
+  const Tensor ones = cpu->empty({columns}), zeros = cpu->zeros({columns});
+  cpu->pointwise().fill(ones, 1.0f);
+  for (std::int64_t c = 0; c < columns; ++c) {
+    double sum = 0, squares = 0;
+    for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(host.f32()[r * columns + c]);
+    sum /= static_cast<double>(rows);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const double apart = static_cast<double>(host.f32()[r * columns + c]) - sum;
+      squares += apart * apart;
+    }
+    mean.f32()[c] = static_cast<float>(sum);
+    variance.f32()[c] = static_cast<float>(squares / static_cast<double>(rows));
+  }
+  const Tensor g = plain(ones), b = plain(zeros);
+  const auto got = results({activation_like({rows, columns}), {{columns}}, {{columns}}},
+                           [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+  expect_close(mean, got[1], {});
+  // The means between which squares are taken are rounded to an ulp of 16000.
+  expect_close(variance, got[2], {DType::kF32, 4000.0});
+}
+
+TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
+  for (const std::int64_t columns : {3, 64}) {
+    const Shape shape = {100, columns};
+    const Tensor host = random(shape, 1), dy_host = random(shape, 2);
+    host.f32()[50 * columns + 1] = kNaN;
+    dy_host.f32()[70 * columns + 2] = kInfinity;
+    const Tensor x = activation(host), dy = activation(dy_host), g = plain(statistics(columns, 3, 0.5f));
+    const Tensor b = plain(random_tensor(*cpu, {columns}, 4));
+    const auto forward = results({activation_like(shape), {{columns}}, {{columns}}},
+                                 [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+    const Tensor m = plain(forward[1]), v = plain(forward[2]);
+    const auto backward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+      norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
+    });
+    for (std::int64_t c = 0; c < columns; ++c) {
+      EXPECT_EQ(std::isfinite(forward[1].f32()[c]), c != 1);
+      EXPECT_EQ(std::isfinite(forward[2].f32()[c]), c != 1);
+      EXPECT_EQ(std::isfinite(backward[1].f32()[c]), c != 1 && c != 2);
+      EXPECT_EQ(std::isfinite(backward[2].f32()[c]), c != 2);
+      for (std::int64_t r = 0; r < 100; ++r) {
+        EXPECT_EQ(std::isfinite(forward[0].f32()[r * columns + c]), c != 1);
+        EXPECT_EQ(std::isfinite(backward[0].f32()[r * columns + c]), c != 1 && c != 2);
+      }
+    }
+  }
+}
+
+TEST_P(CudaNorm, NoRows) {
+  const Tensor none = activation(cpu->empty({0, 5})), ones = plain(statistics(5, 1, 0.5f));
+  const auto got = results({{{5}}, {{5}}}, [&](const auto& out) {
+    norm->forward_infer(none, ones, ones, ones, ones, kEps, none);
+    norm->backward(none, none, ones, ones, ones, true, kEps, none, out[0], out[1]);
+  });
+  expect_same(cpu->zeros({5}), got[0]);
+  expect_same(cpu->zeros({5}), got[1]);
+}
+
+TEST_P(CudaNorm, UpdateRunning) {
+  for (const std::int64_t columns : {1, 64, 1000})
+    for (const std::int64_t rows : {1, 2, 100}) {
+      const Tensor mean = random_tensor(*cpu, {columns}, 1), variance = statistics(columns, 2, 0.1f);
+      const Tensor running_mean = random_tensor(*cpu, {columns}, 3), running_variance = statistics(columns, 4, 0.1f);
+      const Tensor m = plain(mean), v = plain(variance), moved_mean = cpu->empty({columns});
+      const Tensor moved_variance = cpu->empty({columns});
+      cpu->pointwise().copy(running_mean, moved_mean);
+      cpu->pointwise().copy(running_variance, moved_variance);
+      cpu->norm().update_running(mean, variance, rows, 0.1, moved_mean, moved_variance);
+      const auto got = results({{{columns}, DType::kF32, running_mean}, {{columns}, DType::kF32, running_variance}},
+                               [&](const auto& out) { norm->update_running(m, v, rows, 0.1, out[0], out[1]); });
+      expect_close(moved_mean, got[0], {});
+      expect_close(moved_variance, got[1], {});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaNorm, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,204 @@
+// CUDA's optimizer kernels against the CPU's, over many arrays at once.
+#include "nn/ops/cuda/update_chunk.h"
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+// Around the width of an access and what a block does (2048), and more of them than one launch takes.
+std::vector<std::int64_t> many_counts() {
+  std::vector<std::int64_t> counts = {1, 3, 4, 5, 0, 64, 1000, 2047, 2048, 2049, 8192, 8193, 20003};
+  for (std::int64_t i = 0; i < 70; ++i) counts.push_back(1 + i * 13 % 200);
+  return counts;
+}
+
+// Arrays of these counts one behind the other, each `offset` elements behind an aligned address.
+class Layout {
+ public:
+  Layout(std::vector<std::int64_t> counts, int offset) : counts_(std::move(counts)) {
+    for (const std::int64_t count : counts_) {
+      begins_.push_back(total_ + offset);
+      total_ += (count + offset + 15) / 16 * 16;
+    }
+  }
+  std::int64_t total() const { return std::max<std::int64_t>(total_, 1); }
+
+  // Of tensors of total() elements; those that are not defined are not there.
+  std::vector<UpdateArrays> arrays(const Tensor& g, const Tensor& p, const Tensor& first, const Tensor& second,
+                                   const Tensor& copy) const {
+    std::vector<UpdateArrays> made;
+    for (std::size_t i = 0; i < counts_.size(); ++i)
+      made.push_back({.count = counts_[i],
+                      .gradient = g.f32() + begins_[i],
+                      .parameter = p.defined() ? p.f32() + begins_[i] : nullptr,
+                      .first = first.defined() ? first.f32() + begins_[i] : nullptr,
+                      .second = second.defined() ? second.f32() + begins_[i] : nullptr,
+                      .copy = copy.defined() ? copy.data<BFloat16>() + begins_[i] : nullptr});
+    return made;
+  }
+
+ private:
+  std::vector<std::int64_t> counts_, begins_;
+  std::int64_t total_ = 0;
+};
+
+class CudaOptim : public DeviceTest {
+ protected:
+  CudaOptim() : layout(many_counts(), GetParam().offset), shape({layout.total()}) {}
+
+  Tensor copy_of(const Tensor& host) {
+    const Tensor made = cpu->empty(host.shape());
+    cpu->pointwise().copy(host, made);
+    return made;
+  }
+  Tensor positive(std::uint64_t seed) {
+    const Tensor made = random_tensor(*cpu, shape, seed);
+    for (float& v : made.span<float>()) v = std::abs(v);
+    return made;
+  }
+  Tensor control_of(float rate, float decay, float second_scale, float gradient_scale, float go) {
+    return tensor_of(*cpu, {StepControl::kSize}, {rate, decay, second_scale, gradient_scale, go});
+  }
+  Output in_and_out(const Tensor& initial) { return {initial.shape(), initial.dtype(), initial}; }
+
+  // The copies are as the parameters that lie beside them, rounded; where there is no parameter, they are as before.
+  void expect_copies(const Tensor& p, const Tensor& copies) {
+    const Tensor expected = copy_of(p);
+    std::vector<bool> written(static_cast<std::size_t>(layout.total()));
+    for (const UpdateArrays& a : layout.arrays(expected, {}, {}, {}, {}))
+      for (std::int64_t i = 0; i < a.count; ++i) {
+        const std::int64_t at = a.gradient - expected.f32() + i;
+        expected.f32()[at] = BFloat16::from_float(expected.f32()[at]).to_float();
+        written[static_cast<std::size_t>(at)] = true;
+      }
+    for (std::int64_t i = 0; i < layout.total(); ++i)
+      if (!written[static_cast<std::size_t>(i)]) expected.f32()[i] = kNaN;
+    expect_same(expected, copies);
+  }
+
+  std::unique_ptr<OptimKernels> optim = cuda::make_optim_kernels(context);
+  Layout layout;
+  Shape shape;
+};
+
+TEST_P(CudaOptim, Sgd) {
+  for (const bool has_momentum : {false, true})
+    for (const bool nesterov : {false, true})
+      for (const bool wants_copy : {false, true}) {
+        if (nesterov && !has_momentum) continue;
+        const SgdConstants constants{has_momentum ? 0.9f : 0.0f, 0.01f, nesterov};
+        const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
+        const Tensor m = random_tensor(*cpu, shape, 3), control = control_of(0.1f, 7.0f, 7.0f, 0.5f, 1.0f);
+        const Tensor expected_p = copy_of(p), expected_m = copy_of(m);
+        cpu->optim().sgd(constants, control,
+                         layout.arrays(g, expected_p, has_momentum ? expected_m : Tensor(), {}, {}));
+        const Tensor gradient = plain(g), c = plain(control);
+        const auto got =
+            results({in_and_out(p), in_and_out(m), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
+              optim->sgd(constants, c,
+                         layout.arrays(gradient, out[0], has_momentum ? out[1] : Tensor(), {},
+                                       wants_copy ? out[2] : Tensor()));
+            });
+        expect_close(expected_p, got[0], {});
+        expect_close(expected_m, got[1], {});
+        if (wants_copy) expect_copies(got[0], got[2]);
+      }
+}
+
+TEST_P(CudaOptim, AdamW) {
+  const AdamWConstants constants{0.9, 0.999, 1e-8};
+  for (const bool wants_copy : {false, true}) {
+    const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
+    const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
+    const Tensor control = control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f);
+    const Tensor expected_p = copy_of(p), expected_m = copy_of(m), expected_v = copy_of(v);
+    cpu->optim().adamw(constants, control, layout.arrays(g, expected_p, expected_m, expected_v, {}));
+    const Tensor gradient = plain(g), c = plain(control);
+    const auto got = results(
+        {in_and_out(p), in_and_out(m), in_and_out(v), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
+          optim->adamw(constants, c, layout.arrays(gradient, out[0], out[1], out[2], wants_copy ? out[3] : Tensor()));
+        });
+    expect_close(expected_p, got[0], {});
+    expect_close(expected_m, got[1], {});
+    expect_close(expected_v, got[2], {});
+    if (wants_copy) expect_copies(got[0], got[3]);
+  }
+}
+
+TEST_P(CudaOptim, NothingMovesWithoutGo) {
+  const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2), v = positive(3);
+  const Tensor gradient = plain(g), c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 0.0f));
+  const auto got = results({in_and_out(p), in_and_out(v), in_and_out(v)}, [&](const std::vector<Tensor>& out) {
+    optim->sgd({0.9f, 0.01f, false}, c, layout.arrays(gradient, out[0], out[1], {}, {}));
+    optim->adamw({}, c, layout.arrays(gradient, out[0], out[1], out[2], {}));
+  });
+  expect_same(p, got[0]);
+  expect_same(v, got[1]);
+  expect_same(v, got[2]);
+}
+
+TEST_P(CudaOptim, NoArrays) {
+  const Tensor c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 1.0f)), start = cpu->empty({1}, DType::kF64);
+  *start.data<double>() = 3.0;
+  const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
+    optim->sgd({}, c, {});
+    optim->adamw({}, c, {});
+    optim->add_squares({}, out[0]);
+    const UpdateArrays empty;
+    optim->add_squares({&empty, 1}, out[0]);
+    optim->sgd({}, c, {&empty, 1});
+  });
+  EXPECT_EQ(*got[0].data<double>(), 3.0);
+}
+
+TEST_P(CudaOptim, SumsOfSquares) {
+  const Tensor g = random_tensor(*cpu, shape, 1), squares = cpu->empty({1}, DType::kF64);
+  *squares.data<double>() = 2.0;
+  cpu->optim().add_squares(layout.arrays(g, {}, {}, {}, {}), squares);
+  const Tensor start = cpu->empty({1}, DType::kF64), gradient = plain(g);
+  *start.data<double>() = 2.0;
+  const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
+    optim->add_squares(layout.arrays(gradient, {}, {}, {}, {}), out[0]);
+  });
+  const double expected = *squares.data<double>();
+  EXPECT_NEAR(*got[0].data<double>(), expected, 1e-13 * expected);
+}
+
+// The order of additions depends on the sizes, not on where the gradients lie.
+TEST_P(CudaOptim, SumsOfSquaresDoNotDependOnAlignment) {
+  std::vector<double> sums;
+  for (const int offset : {0, 1, 2, 3, 4}) {
+    const Tensor g = on_device(random_tensor(*cpu, {20003}, 1), DType::kF32, offset);
+    const UpdateArrays arrays{.count = 20003, .gradient = g.f32()};
+    const Tensor start = cpu->empty({1}, DType::kF64);
+    *start.data<double>() = 0.0;
+    const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
+      optim->add_squares({&arrays, 1}, out[0]);
+    });
+    sums.push_back(*got[0].data<double>());
+  }
+  for (const double sum : sums) EXPECT_EQ(sum, sums[0]);
+}
+
+TEST_P(CudaOptim, Decide) {
+  const Tensor before = control_of(0.1f, 0.2f, 0.3f, -1.0f, -1.0f);
+  for (const float value : {1.5f, kNaN, kInfinity, -kInfinity})
+    for (const double clip : {0.0, 1.0, 100.0})
+      for (const double norm : {0.0, 2.0, 50.0, static_cast<double>(kInfinity), static_cast<double>(kNaN)}) {
+        SCOPED_TRACE(fmt::format("loss {}, clip {}, norm {}", value, clip, norm));
+        const Tensor loss = tensor_of(*cpu, {2}, {value, 3.0f}), squares = cpu->empty({1}, DType::kF64);
+        *squares.data<double>() = norm * norm;
+        const Tensor expected = copy_of(before), l = plain(loss), s = clip > 0 ? plain(squares) : Tensor();
+        cpu->optim().decide(loss, squares, clip, expected);
+        const auto got =
+            results({in_and_out(before)}, [&](const std::vector<Tensor>& out) { optim->decide(l, s, clip, out[0]); });
+        expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaOptim, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,142 @@
+// CUDA's pointwise kernels against the CPU's. What rounds only once must be the same.
+#include <bit>
+
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+// Around the width of an access, and of what a block does: 4096 f32 or 8192 bf16.
+constexpr std::int64_t kCounts[] = {0, 1, 3, 4, 5, 7, 8, 9, 255, 1025, 4095, 4096, 4097, 8191, 8193, 20005};
+
+class CudaPointwise : public DeviceTest {
+ protected:
+  // With signed zeros, infinities and NaN in the places of which there are enough.
+  Tensor with_odd_ones(const Tensor& host) {
+    const float odd[] = {kNaN, kInfinity, -kInfinity, 0.0f, -0.0f};
+    for (std::int64_t i = 0; i < 5 && 3 * i + 1 < host.count(); ++i) host.f32()[3 * i + 1] = odd[i];
+    return host;
+  }
+
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+};
+
+TEST_P(CudaPointwise, Fill) {
+  for (const std::int64_t n : kCounts)
+    for (const float value : {0.0f, -0.75f, kNaN}) {
+      const Tensor expected = cpu->empty({n});
+      cpu->pointwise().fill(expected, value);
+      const auto got = results({activation_like({n})}, [&](const auto& out) { pointwise->fill(out[0], value); });
+      expect_same(expected, got[0]);
+    }
+}
+
+TEST_P(CudaPointwise, Copy) {
+  for (const std::int64_t n : kCounts) {
+    const Tensor host = with_odd_ones(random({n}, 1)), x = activation(host);
+    const auto got = results({activation_like({n})}, [&](const auto& out) { pointwise->copy(x, out[0]); });
+    expect_same(host, got[0]);
+  }
+  const Tensor bytes = cpu->empty({5}, DType::kU8);
+  for (int i = 0; i < 5; ++i) bytes.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(250 + i);
+  const Tensor x = plain(bytes);
+  const auto got = results({{{5}, DType::kU8}}, [&](const auto& out) { pointwise->copy(x, out[0]); });
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(got[0].data<std::uint8_t>()[i], 250 + i);
+}
+
+TEST_P(CudaPointwise, Cast) {
+  const int offset = GetParam().offset;
+  for (const std::int64_t n : kCounts) {
+    const Tensor host = with_odd_ones(random_tensor(*cpu, {n}, 1));
+    for (std::int64_t i = 20; i < n; i += 7)  // halfway between two of bf16
+      host.f32()[i] = std::bit_cast<float>((std::bit_cast<std::uint32_t>(host.f32()[i]) & 0xffff0000u) | 0x8000u);
+    const Tensor narrow = cpu->empty({n}, DType::kBF16), wide = cpu->empty({n});
+    cpu->pointwise().cast(host, narrow);
+    cpu->pointwise().cast(narrow, wide);
+    const Tensor x = on_device(host, DType::kF32, offset), x_narrow = on_device(narrow, DType::kBF16, offset);
+    const auto down = results({{{n}, DType::kBF16}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
+    expect_same(wide, down[0]);
+    const auto up = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x_narrow, out[0]); });
+    expect_same(wide, up[0]);
+    const auto same = results({{{n}, DType::kF32}}, [&](const auto& out) { pointwise->cast(x, out[0]); });
+    expect_same(host, same[0]);
+  }
+}
+
+TEST_P(CudaPointwise, Increment) {
+  const Tensor counter = cpu->empty({}, DType::kI64);
+  *counter.data<std::int64_t>() = (std::int64_t{1} << 32) - 1;
+  const auto got = results({{{}, DType::kI64, counter}}, [&](const auto& out) { pointwise->increment(out[0]); });
+  EXPECT_EQ(*got[0].data<std::int64_t>(), std::int64_t{1} << 32);
+}
+
+TEST_P(CudaPointwise, AddTo) {
+  for (const std::int64_t n : kCounts) {
+    const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = random({n}, 2), expected = cpu->empty({n});
+    const Tensor x = activation(x_host);
+    cpu->pointwise().copy(y_host, expected);
+    cpu->pointwise().add_to(x_host, -0.3f, expected);
+    const auto call = [&](const auto& out) { pointwise->add_to(x, -0.3f, out[0]); };
+    expect_close(expected, results({activation_like({n}, y_host)}, call)[0], {type(), 1.0});
+    expect_close(expected, results({{{n}, DType::kF32, y_host}}, call)[0], {DType::kF32, 1.0});
+  }
+}
+
+TEST_P(CudaPointwise, Add) {
+  for (const std::int64_t n : kCounts) {
+    const Tensor x_host = with_odd_ones(random({n}, 1)), y_host = random({n}, 2), expected = cpu->empty({n});
+    const Tensor x = activation(x_host), y = activation(y_host);
+    cpu->pointwise().add(x_host, y_host, expected);
+    const auto got = results({activation_like({n})}, [&](const auto& out) { pointwise->add(x, y, out[0]); });
+    expect_same(rounded(expected), got[0]);
+  }
+}
+
+TEST_P(CudaPointwise, Relu) {
+  for (const std::int64_t n : kCounts) {
+    const Tensor host = with_odd_ones(random({n}, 1)), x = activation(host), expected = cpu->empty({n});
+    cpu->pointwise().relu(host, expected);
+    const auto apart = results({activation_like({n})}, [&](const auto& out) { pointwise->relu(x, out[0]); });
+    expect_same(expected, apart[0]);
+    const auto in_place =
+        results({activation_like({n}, host)}, [&](const auto& out) { pointwise->relu(out[0], out[0]); });
+    expect_same(expected, in_place[0]);
+  }
+}
+
+TEST_P(CudaPointwise, ReluBackward) {
+  for (const std::int64_t n : kCounts) {
+    const Tensor y_host = with_odd_ones(random({n}, 1)), dy_host = with_odd_ones(random({n}, 2));
+    const Tensor y = activation(y_host), dy = activation(dy_host), expected = cpu->empty({n});
+    cpu->pointwise().relu_backward(y_host, dy_host, expected);
+    const auto apart =
+        results({activation_like({n})}, [&](const auto& out) { pointwise->relu_backward(y, dy, out[0]); });
+    expect_same(expected, apart[0]);
+    const auto in_place =
+        results({activation_like({n}, dy_host)}, [&](const auto& out) { pointwise->relu_backward(y, out[0], out[0]); });
+    expect_same(expected, in_place[0]);
+  }
+}
+
+TEST_P(CudaPointwise, SwapLastAxes) {
+  for (const Shape& shape :
+       {Shape{1, 1, 1}, Shape{0, 4, 5}, Shape{3, 1, 17}, Shape{2, 19, 1}, Shape{3, 17, 33}, Shape{2, 5, 7},
+        Shape{1, 2, 5000}, Shape{1, 5000, 2}, Shape{2, 3, 1400}, Shape{2, 1400, 3}, Shape{1, 63, 65}, Shape{1, 65, 63},
+        Shape{2, 64, 64}, Shape{1, 129, 130}, Shape{2, 49, 64}, Shape{1, 100, 16}}) {
+    SCOPED_TRACE(to_string(shape));
+    const Tensor host = random(shape, 1), x = activation(host);
+    const Shape swapped = {shape[0], shape[2], shape[1]};
+    const Tensor expected = cpu->empty(swapped);
+    cpu->pointwise().swap_last_axes(host, expected);
+    const auto got =
+        results({activation_like(swapped)}, [&](const auto& out) { pointwise->swap_last_axes(x, out[0]); });
+    expect_same(expected, got[0]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaPointwise, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn
