@@ -56,16 +56,24 @@ __device__ void join_lanes(Softmax& softmax) {
   softmax.sum = warp_sum(softmax.sum);
 }
 
-// Calls visit(width, index) for the packs and single elements of a row that are this thread's.
-template <int kTeam, int kWidth, class F>
-__device__ void for_own(const Stretch& row, int thread, F&& visit) {
+// Calls visit(pack, index) for the packs and single elements of a row that are this thread's. Several are on their way
+// before the first is looked at: a large row has a multiprocessor for itself.
+template <int kTeam, int kWidth, class T, class F>
+__device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit) {
+  constexpr int kAtOnce = kWidth > 4 ? 2 : 4;
   if constexpr (kWidth > 1)
-    if (thread < row.head) visit(std::integral_constant<int, 1>{}, thread);
-  for (std::int64_t pack = thread; pack < row.packs; pack += kTeam)
-    visit(std::integral_constant<int, kWidth>{}, row.head + static_cast<int>(pack) * kWidth);
-  if constexpr (kWidth > 1)
-    if (thread < row.tail)
-      visit(std::integral_constant<int, 1>{}, row.head + static_cast<int>(row.packs) * kWidth + thread);
+    if (thread < row.head) visit(load_pack<1>(from + thread), thread);
+  for (std::int64_t pack = thread; pack < row.packs; pack += kAtOnce * kTeam) {
+    Pack<T, kWidth> held[kAtOnce] = {};
+    for (int i = 0; i < kAtOnce; ++i)
+      if (pack + i * kTeam < row.packs) held[i] = load_pack<kWidth>(from + row.head + (pack + i * kTeam) * kWidth);
+    for (int i = 0; i < kAtOnce; ++i)
+      if (pack + i * kTeam < row.packs) visit(held[i], row.head + static_cast<int>(pack + i * kTeam) * kWidth);
+  }
+  if constexpr (kWidth > 1) {
+    const int left = row.head + static_cast<int>(row.packs) * kWidth + thread;
+    if (thread < row.tail) visit(load_pack<1>(from + left), left);
+  }
 }
 
 // kTeam threads a row. `parts` (blocks, 2) receives loss and correct predictions of each block's rows. Where a label is
@@ -88,8 +96,7 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
   const float wanted = inside && known ? to_float(from[label]) : std::numeric_limits<float>::quiet_NaN();
 
   Softmax softmax = softmax_of_none();
-  for_own<kTeam, kWidth>(row, thread,
-                         [&](auto width, int at) { take(softmax, load_pack<decltype(width)::value>(from + at), at); });
+  for_own<kTeam, kWidth>(row, thread, from, [&](const auto& pack, int at) { take(softmax, pack, at); });
   join_lanes(softmax);
   if constexpr (kWarps > 1) {
     __shared__ Softmax of_warps[kWarps];
@@ -102,14 +109,12 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
   if (inside && dlogits != nullptr) {
     T* const to = dlogits + i * classes;
     const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
-    for_own<kTeam, kWidth>(row, thread, [&](auto width, int at) {
-      constexpr int kCount = decltype(width)::value;
-      auto values = load_pack<kCount>(from + at);
-      for (int k = 0; k < kCount; ++k) {
-        const float share = expf(to_float(values.of[k]) - softmax.largest) * factor;
-        values.of[k] = from_float<T>(at + k == label ? share - scale : share);
+    for_own<kTeam, kWidth>(row, thread, from, [&](auto pack, int at) {
+      for (auto& value : pack.of) {
+        const float share = expf(to_float(value) - softmax.largest) * factor;
+        value = from_float<T>(at + (&value - pack.of) == label ? share - scale : share);
       }
-      store_pack(to + at, values);
+      store_pack(to + at, pack);
     });
   }
 
