@@ -23,6 +23,8 @@ class SharedLibrary {
   void bind(Function*& pointer, const char* name) const {
     pointer = reinterpret_cast<Function*>(symbol(name));
   }
+  /// What dlopen() returned: for code that calls dlsym() itself.
+  void* native() const { return handle_.get(); }
 
  private:
   struct Close {

@@ -1,4 +1,5 @@
-// The kernels of a CUDA device; backend.cpp puts them together. `context` must outlive what is made.
+// The kernels of a CUDA device; backend.cpp puts them together. They keep references to what they are given, which must
+// outlive them.
 #pragma once
 
 #include <memory>
@@ -20,8 +21,8 @@ std::unique_ptr<NormKernels> make_norm_kernels(Context& context);
 std::unique_ptr<LossKernels> make_loss_kernels(Context& context);
 std::unique_ptr<OptimKernels> make_optim_kernels(Context& context);
 /// Opens cuBLASLt. Throws CudaError where there is none.
-std::unique_ptr<LinearKernels> make_linear_kernels(Context& context);
+std::unique_ptr<LinearKernels> make_linear_kernels(Context& context, PointwiseKernels& pointwise);
 /// Opens cuDNN at the first convolution.
-std::unique_ptr<ConvKernels> make_conv_kernels(Context& context);
+std::unique_ptr<ConvKernels> make_conv_kernels(Context& context, PointwiseKernels& pointwise, LinearKernels& linear);
 
 }  // namespace lockstep::nn::cuda

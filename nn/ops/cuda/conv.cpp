@@ -1,0 +1,165 @@
+#include "nn/ops/conv.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "nn/ops/cuda/bias.h"
+#include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/product.h"
+#include "nn/ops/cuda/relu_probe.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+using What = ConvProblem::What;
+
+class CudaConv final : public ConvKernels {
+ public:
+  CudaConv(Context& context, PointwiseKernels& pointwise, LinearKernels& linear)
+      : context_(context), pointwise_(pointwise), linear_(linear) {}
+
+  void forward(const Tensor& x, const Tensor& w, std::uint64_t, const Tensor& b, const Window& window,
+               Epilogue epilogue, const Tensor& y) override {
+    if (y.count() == 0) return;
+    ConvProblem problem = problem_of(What::kForward, x, w, y, window);
+    problem.relu = epilogue == Epilogue::kRelu;
+    if (b.defined()) {
+      LOCKSTEP_ASSERT(b.dtype() == x.dtype(), "{} and {}", name_of(b.dtype()), name_of(x.dtype()));
+      problem.bias = true;
+      align_to(problem, b);
+    }
+    const ConvArrays arrays = {x.raw(), w.raw(), y.raw(), b.raw()};
+    const Held& held = find(problem, [&] { return make_forward(problem, y, arrays); });
+    run(held.plan, arrays);
+    if (held.bias_apart) add_to_rows(context_, b, y);
+    if (held.relu_apart) pointwise_.relu(y, y);
+  }
+
+  void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t, const Window& window,
+                      const Tensor& dx) override {
+    if (dx.count() == 0) return;
+    const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
+    run(find(problem, [&] { return Held{plan(problem)}; }).plan, {dx.raw(), w.raw(), dy.raw()});
+  }
+
+  // Note [Weight gradients of cuDNN]
+  // They overwrite, and have the type of the activations: so those of bf16 go to a piece of memory first and are added
+  // up, or copied, from there, and those of f32 where they are to be added to something.
+  void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
+                       bool accumulate_b, const Tensor& db) override {
+    if (dy.count() == 0) {
+      if (!accumulate_w) pointwise_.fill(dw, 0.0f);
+      if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);
+      return;
+    }
+    const bool in_place = !accumulate_w && dw.dtype() == x.dtype();
+    const Tensor made = in_place ? dw : Tensor::empty(context_.allocator, dw.shape(), x.dtype());
+    const ConvProblem problem = problem_of(What::kBackwardWeight, x, made, dy, window);
+    run(find(problem, [&] { return Held{plan(problem)}; }).plan, {x.raw(), made.raw(), dy.raw()});
+    if (accumulate_w)
+      pointwise_.add_to(made, 1.0f, dw);
+    else if (!in_place)
+      pointwise_.cast(made, dw);
+    if (!db.defined()) return;
+    const std::int64_t channels = dy.size(3);
+    linear_.backward_bias(dy.reshaped({dy.count() / channels, channels}), accumulate_b, db);
+  }
+
+ private:
+  struct Held {
+    ConvPlan plan;
+    bool bias_apart = false, relu_apart = false;  // in kernels of ours behind it
+  };
+
+  static void align_to(ConvProblem& problem, const Tensor& tensor) {
+    problem.alignment = std::min<std::int64_t>(problem.alignment, alignment_of(tensor.raw()));
+  }
+
+  ConvProblem problem_of(What what, const Tensor& x, const Tensor& w, const Tensor& y, const Window& window) const {
+    LOCKSTEP_ASSERT(x.dtype() == y.dtype() && w.dtype() == y.dtype(), "{}, {} and {}", name_of(x.dtype()),
+                    name_of(w.dtype()), name_of(y.dtype()));
+    LOCKSTEP_ASSERT(x.size(3) == w.size(3) && y.size(3) == w.size(0), "input {}, weight {}, output {}",
+                    to_string(x.shape()), to_string(w.shape()), to_string(y.shape()));
+    ConvProblem problem;
+    problem.what = what;
+    problem.dtype = x.dtype();
+    problem.x = x.shape();
+    problem.w = w.shape();
+    problem.y = y.shape();
+    problem.window = window;
+    problem.tf32 = context_.tf32;
+    for (const Tensor* const tensor : {&x, &w, &y}) align_to(problem, *tensor);
+    return problem;
+  }
+
+  template <class Make>
+  const Held& find(const ConvProblem& problem, const Make& make_it) {
+    const PlanKey key = problem.key();
+    const auto at = plans_.find(key);
+    if (at != plans_.end()) return at->second;
+    return plans_.emplace(key, make_it()).first->second;
+  }
+
+  ConvPlan plan(const ConvProblem& problem) {
+    if (!cudnn_) {
+      cudnn_.emplace(context_.stream);
+      ++context_.primitives_created;
+    }
+    ConvPlan made = cudnn_->plan(problem);
+    ++context_.primitives_created;
+    return made;
+  }
+
+  Held make_forward(ConvProblem problem, const Tensor& y, ConvArrays arrays) {
+    const bool bias = problem.bias, relu = problem.relu;
+    problem.relu = false;
+    if (relu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
+      ConvProblem fused = problem;
+      fused.relu = true;
+      auto made = try_to_plan(fused);
+      if (made && keeps_non_finite(*made, y, arrays)) return {std::move(*made)};
+    }
+    if (bias)
+      if (auto made = try_to_plan(problem)) return {std::move(*made), false, relu};
+    problem.bias = false;
+    return {plan(problem), bias, relu};
+  }
+
+  // What is fused may be more than cuDNN has a kernel for.
+  std::optional<ConvPlan> try_to_plan(const ConvProblem& problem) {
+    try {
+      return plan(problem);
+    } catch (const CudaError&) {
+      return std::nullopt;
+    }
+  }
+
+  bool keeps_non_finite(const ConvPlan& made, const Tensor& y, ConvArrays arrays) {
+    return relu_keeps_non_finite(context_, pointwise_, y.size(3), y, [&](const Tensor& bias) {
+      arrays.b = bias.raw();
+      run(made, arrays);
+    });
+  }
+
+  void run(const ConvPlan& made, const ConvArrays& arrays) {
+    const std::size_t bytes = made.workspace_bytes();
+    const Tensor workspace =
+        bytes > 0 ? Tensor::empty(context_.allocator, {static_cast<std::int64_t>(bytes)}, DType::kU8) : Tensor();
+    made.run(*cudnn_, arrays, workspace.raw());
+  }
+
+  Context& context_;
+  PointwiseKernels& pointwise_;
+  LinearKernels& linear_;
+  std::optional<Cudnn> cudnn_;
+  PlanMap<Held> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<ConvKernels> make_conv_kernels(Context& context, PointwiseKernels& pointwise, LinearKernels& linear) {
+  return std::make_unique<CudaConv>(context, pointwise, linear);
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,89 @@
+// cuBLASLt: those of its functions that are called, and its products as plans.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <type_traits>
+
+#include "base/device.h"
+#include "base/dtype.h"
+#include "nn/ops/cuda/product.h"
+
+namespace lockstep::nn::cuda {
+
+struct CublasLt {
+  decltype(&::cublasLtGetStatusString) status_text = nullptr;
+  decltype(&::cublasLtCreate) create = nullptr;
+  decltype(&::cublasLtDestroy) destroy = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) desc_create = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) desc_destroy = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) desc_set = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) preference_create = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&::cublasLtMatmul) matmul = nullptr;
+};
+
+/// Of the library, which is opened at the first call and stays open. Throws CudaError where there is none.
+const CublasLt& cublaslt();
+
+/// Throws CudaError naming `what`, this thread's GPU and cuBLASLt's own words, unless `status` is success.
+void check_cublaslt(cublasStatus_t status, const char* what,
+                    std::source_location where = std::source_location::current());
+
+/// Owns one of cuBLASLt's handles or descriptors.
+template <class Pointer>
+using CublasLtOwner = std::unique_ptr<std::remove_pointer_t<Pointer>, cublasStatus_t (*)(Pointer)>;
+/// For this thread's GPU.
+CublasLtOwner<cublasLtHandle_t> make_cublaslt_handle();
+
+/// Where a product finds its numbers. Those that it does not have are nullptr.
+struct ProductArrays {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  const void* bias = nullptr;  // a number for each row of d, of d's type
+  void* mask = nullptr;        // a bit for each element of d
+};
+
+struct ProductOptions {
+  DType input = DType::kF32;   // of a and b
+  DType output = DType::kF32;  // of d
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool accumulate = false;  // d += …
+  bool tf32 = false;
+  std::int64_t mask_pitch = 0;  // bits from one column's mask to the next one's: a multiple of 128
+};
+
+/// A product that cuBLASLt has chosen a kernel for, one that gives the same bits each time and sums in f32. Running it
+/// asks the library nothing and allocates nothing.
+class ProductPlan {
+ public:
+  /// For arrays that are aligned as these are; no other use is made of them. Nothing where cuBLASLt has no kernel for
+  /// it. Throws CudaError.
+  static std::optional<ProductPlan> make(cublasLtHandle_t handle, const Product& product, const ProductOptions& options,
+                                         const ProductArrays& arrays, std::size_t most_workspace_bytes);
+
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  void run(cublasLtHandle_t handle, const ProductArrays& arrays, void* workspace, StreamView stream);
+
+  /// What is said to the library about a product, without asking it for a kernel: no GPU is needed.
+  ProductPlan(const Product& product, const ProductOptions& options);
+
+ private:
+  void point_at(const ProductArrays& arrays);
+
+  bool accumulate_, has_bias_, has_mask_;
+  CublasLtOwner<cublasLtMatmulDesc_t> desc_;
+  CublasLtOwner<cublasLtMatrixLayout_t> a_, b_, d_;
+  cublasLtMatmulAlgo_t algorithm_ = {};
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace lockstep::nn::cuda

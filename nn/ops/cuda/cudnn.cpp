@@ -1,0 +1,261 @@
+#include "nn/ops/cuda/cudnn.h"
+
+// cuDNN is opened when it is first used, not linked; nothing is kept as JSON.
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#include <cudnn_frontend.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <vector>
+
+#include "base/cuda/library.h"
+#include "base/cuda/runtime.h"
+#include "base/text.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // where its functions look for cuDNN's
+}
+
+namespace lockstep::nn::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using What = ConvProblem::What;
+
+// Never closed: cudnn-frontend keeps the addresses of functions that it has called.
+void open_cudnn() {
+  static const SharedLibrary& library =
+      *new SharedLibrary("cuDNN", std::array<const char*, 1>{"libcudnn.so.9"},
+                         "install cuDNN 9 for CUDA 13 (cudnn9-cuda-13), or name its directory in LD_LIBRARY_PATH");
+  fe::cudnn_dlhandle = library.native();
+}
+
+// The first line of what cudnn-frontend says; what follows are all the kernels that did not suit.
+std::string reason(const std::string& message) { return message.substr(0, message.find('\n')); }
+
+void check(fe::error_t error, const std::string& what, std::source_location where = std::source_location::current()) {
+  if (error.is_good()) [[likely]]
+    return;
+  throw CudaError(fmt::format("{} failed in cuDNN {}: {}", what, Cudnn::version(), reason(error.get_message())),
+                  "set CUDNN_LOGLEVEL_DBG=2 and CUDNN_LOGDEST_DBG=stderr to see what cuDNN has against it", where);
+}
+
+void check(cudnnStatus_t status, const char* what, std::source_location where = std::source_location::current()) {
+  if (status == CUDNN_STATUS_SUCCESS) [[likely]]
+    return;
+  throw CudaError(fmt::format("{} failed on {}: {}; {}", what, current_gpu_text(), fe::detail::get_error_string(status),
+                              reason(fe::detail::get_last_error_string_())),
+                  "look at nvidia-smi and the kernel's log (dmesg) for that GPU", where);
+}
+
+// cudnn-frontend throws where cuDNN lacks a function, and little else.
+template <class F>
+auto guarded(const F& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CudaError(fmt::format("cuDNN failed: {}", reason(error.what())), "install a newer cuDNN 9");
+  }
+}
+
+// What a plan's arrays are called.
+enum Uid : std::int64_t { kX = 1, kW, kY, kB };
+
+// Graphs that are built, and their plans, which the base class does not show.
+class Graph : public fe::graph::Graph {
+ public:
+  fe::graph::Execution_plan_list& kernels() { return plans; }
+};
+
+// Channels last, as cuDNN names it: (N, C, H, W) whatever the layout. The same for (O, Kh, Kw, C).
+fe::graph::Tensor_attributes channels_last(Uid uid, const Shape& shape, const ConvProblem& problem) {
+  const std::int64_t h = shape[1], w = shape[2], c = shape[3];
+  return fe::graph::Tensor_attributes()
+      .set_uid(uid)
+      .set_dim({shape[0], c, h, w})
+      .set_stride({h * w * c, 1, w * c, c})
+      .set_alignment(problem.alignment);
+}
+
+using SharedTensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+void set_output(const SharedTensor& tensor, Uid uid, const Shape& shape, const ConvProblem& problem) {
+  const auto wanted = channels_last(uid, shape, problem);
+  tensor->set_output(true)
+      .set_uid(uid)
+      .set_dim(wanted.get_dim())
+      .set_stride(wanted.get_stride())
+      .set_alignment(problem.alignment);
+  tensor->set_data_type(problem.dtype == DType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT);
+}
+
+template <class Attributes>
+Attributes in_window(const Window& window) {
+  return Attributes()
+      .set_padding({window.padding[0], window.padding[1]})
+      .set_stride({window.stride[0], window.stride[1]})
+      .set_dilation({1, 1});
+}
+
+void describe_to(Graph& graph, const ConvProblem& problem) {
+  graph.set_io_data_type(problem.dtype == DType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT)
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  const auto given = [&](Uid uid, const Shape& shape) { return graph.tensor(channels_last(uid, shape, problem)); };
+  const auto pointwise = [](fe::PointwiseMode_t mode) { return fe::graph::Pointwise_attributes().set_mode(mode); };
+  switch (problem.what) {
+    case What::kForward: {
+      SharedTensor y = graph.conv_fprop(given(kX, problem.x), given(kW, problem.w),
+                                        in_window<fe::graph::Conv_fprop_attributes>(problem.window));
+      if (problem.bias) y = graph.pointwise(y, given(kB, {1, 1, 1, problem.y[3]}), pointwise(fe::PointwiseMode_t::ADD));
+      if (problem.relu) y = graph.pointwise(y, pointwise(fe::PointwiseMode_t::RELU_FWD));
+      return set_output(y, kY, problem.y, problem);
+    }
+    case What::kBackwardInput:
+      return set_output(graph.conv_dgrad(given(kY, problem.y), given(kW, problem.w),
+                                         in_window<fe::graph::Conv_dgrad_attributes>(problem.window)),
+                        kX, problem.x, problem);
+    case What::kBackwardWeight:
+      return set_output(graph.conv_wgrad(given(kY, problem.y), given(kX, problem.x),
+                                         in_window<fe::graph::Conv_wgrad_attributes>(problem.window)),
+                        kW, problem.w, problem);
+  }
+}
+
+// Same bits each time, sums in f32; and where the problem is f32, its numbers as they are.
+void allow_only_exact(Graph& graph, const ConvProblem& problem) {
+  std::vector<fe::NumericalNote_t> unwanted = {fe::NumericalNote_t::NONDETERMINISTIC,
+                                               fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION,
+                                               fe::NumericalNote_t::DOWN_CONVERT_INPUTS};
+  // On matrix units f32 is rounded to TF32: nothing else says so of a kernel.
+  if (problem.dtype == DType::kF32 && !problem.tf32) unwanted.push_back(fe::NumericalNote_t::TENSOR_CORE);
+  graph.deselect_numeric_notes(unwanted);
+}
+
+const char* name_of(What what) {
+  switch (what) {
+    case What::kForward: return "the result";
+    case What::kBackwardInput: return "the input's gradient";
+    case What::kBackwardWeight: return "the weight's gradient";
+  }
+  return "?";
+}
+
+const char* name_of(fe::NumericalNote_t note) {
+  switch (note) {
+    case fe::NumericalNote_t::TENSOR_CORE: return " tensor core";
+    case fe::NumericalNote_t::DOWN_CONVERT_INPUTS: return " down-converted inputs";
+    case fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION: return " reduced-precision sums";
+    case fe::NumericalNote_t::NONDETERMINISTIC: return " nondeterministic";
+    case fe::NumericalNote_t::STRICT_NAN_PROP: return " strict NaN";
+    case fe::NumericalNote_t::NOT_SET: return "";
+    default: return " transformed";  // FFT, Winograd
+  }
+}
+
+}  // namespace
+
+PlanKey ConvProblem::key() const {
+  PlanKey key{};
+  std::size_t at = 0;
+  for (const Shape* const shape : {&x, &w, &y})
+    for (int i = 0; i < 4; ++i) key[at++] = (*shape)[i];
+  for (const auto d : window.stride) key[at++] = d;
+  for (const auto d : window.padding) key[at++] = d;
+  for (const bool b : {bias, relu, tf32}) key[at++] = b ? 1 : 0;
+  key[at++] = static_cast<std::int64_t>(what);
+  key[at++] = static_cast<std::int64_t>(dtype);
+  key[at++] = alignment;
+  return key;
+}
+
+std::string ConvProblem::describe() const {
+  return fmt::format("{} of a {}x{} convolution (stride {}x{}, padding {}x{}) of {} to {}, {}", cuda::name_of(what),
+                     window.kernel[0], window.kernel[1], window.stride[0], window.stride[1], window.padding[0],
+                     window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
+}
+
+struct ConvPlan::Chosen {
+  std::shared_ptr<fe::ExecutionPlan> plan;
+  std::string name;
+  std::vector<std::int64_t> uids;
+
+  // `graph` knows its operations; heuristics and fallbacks are asked for kernels, and the first that suits is built.
+  Chosen(Graph& graph, const ConvProblem& problem) {
+    check(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), problem.describe());
+    allow_only_exact(graph, problem);
+    graph.set_cuda_graph_retention(fe::CudaGraphRetention_t::NONE);
+    // Graph::check_support() would only ask the GPU, by way of a second CUDA runtime, what build_plans() knows.
+    check(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), problem.describe());
+    auto& kernels = graph.kernels();
+    const auto at = static_cast<std::size_t>(kernels.candidate);
+    plan = kernels.execution_plans[at];
+    check(kernels.get_name_at_index(kernels.candidate, name), problem.describe());
+    for (const fe::NumericalNote_t note : kernels.numeric_notes[at]) name += cuda::name_of(note);
+    uids = {kX, kW, kY};
+    if (problem.bias) uids.push_back(kB);
+  }
+};
+
+ConvPlan::ConvPlan(std::unique_ptr<Chosen> chosen) : chosen_(std::move(chosen)) {}
+ConvPlan::ConvPlan(ConvPlan&&) noexcept = default;
+ConvPlan& ConvPlan::operator=(ConvPlan&&) noexcept = default;
+ConvPlan::~ConvPlan() = default;
+
+std::size_t ConvPlan::workspace_bytes() const { return static_cast<std::size_t>(chosen_->plan->getWorkspaceSize()); }
+
+std::string ConvPlan::describe() const { return chosen_->name; }
+
+void ConvPlan::run(const Cudnn& cudnn, const ConvArrays& arrays, void* workspace) const {
+  const std::array<void*, 4> places = {arrays.x, arrays.w, arrays.y, arrays.b};
+  check(fe::detail::execute(static_cast<cudnnHandle_t>(cudnn.handle_), chosen_->plan.get(), places.data(),
+                            chosen_->uids, workspace),
+        "a convolution");
+}
+
+Cudnn::Cudnn(StreamView stream) {
+  open_cudnn();
+  cudnnHandle_t handle = nullptr;
+  check(fe::detail::create_handle(&handle), "starting cuDNN");
+  handle_ = handle;
+  const cudnnStatus_t status = fe::detail::set_stream(handle, native(stream));
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  fe::detail::destroy_handle(handle);
+  check(status, "starting cuDNN");
+}
+
+Cudnn::~Cudnn() { fe::detail::destroy_handle(static_cast<cudnnHandle_t>(handle_)); }
+
+ConvPlan Cudnn::plan(const ConvProblem& problem) const {
+  return guarded([&] {
+    Graph graph;
+    describe_to(graph, problem);
+    check(graph.validate(), problem.describe());
+    check(graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
+    return ConvPlan(std::make_unique<ConvPlan::Chosen>(graph, problem));
+  });
+}
+
+ConvPlan Cudnn::plan_for(const std::string& device_properties, const ConvProblem& problem) {
+  open_cudnn();
+  return guarded([&] {
+    const auto device = std::make_shared<fe::DeviceProperties>();
+    check(device->deserialize({device_properties.begin(), device_properties.end()}), "reading a GPU's properties");
+    Graph graph;
+    describe_to(graph, problem);
+    graph.set_device_properties(device);
+    check(graph.validate(), problem.describe());
+    check(graph.build_operation_graph(), problem.describe());
+    return ConvPlan(std::make_unique<ConvPlan::Chosen>(graph, problem));
+  });
+}
+
+std::string Cudnn::version() {
+  open_cudnn();
+  return fe::detail::get_backend_version_string();
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,90 @@
+// cuDNN's convolutions as plans. All that knows cuDNN's headers is in cudnn.cpp.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "base/device.h"
+#include "base/dtype.h"
+#include "nn/ops/conv.h"
+#include "nn/ops/cuda/plan_map.h"
+
+namespace lockstep::nn::cuda {
+
+/// A convolution as cuDNN is asked for it. x is (N, H, W, C), w (O, Kh, Kw, C), y (N, H', W', O), b (O), as in conv.h,
+/// none of them empty; all are of one type, also w's gradient.
+struct ConvProblem {
+  enum class What : std::uint8_t {
+    kForward,        // y = x * w, + b where `bias`, and then ReLU where `relu`
+    kBackwardInput,  // x is the gradient that is computed, y the one that is given
+    kBackwardWeight  // the same of w and y
+  };
+  What what = What::kForward;
+  DType dtype = DType::kF32;
+  Shape x, w, y;
+  Window window;
+  bool bias = false, relu = false;
+  bool tf32 = false;            // f32 products may be rounded to 10 bits of mantissa
+  std::int64_t alignment = 16;  // of every array, in bytes
+
+  PlanKey key() const;
+  /// "the input's gradient of a 3x3 convolution of [64, 28, 28, 32] to [64, 28, 28, 64], bf16"
+  std::string describe() const;
+};
+
+/// Where a convolution finds its numbers.
+struct ConvArrays {
+  void* x = nullptr;
+  void* w = nullptr;
+  void* y = nullptr;
+  void* b = nullptr;  // nullptr: none
+};
+
+class Cudnn;
+
+/// A kernel that cuDNN has chosen: it gives the same bits each time, sums in f32, and rounds nothing more than the
+/// problem allows. CUDA graphs of it need it to live on.
+class ConvPlan {
+ public:
+  ConvPlan(ConvPlan&&) noexcept;
+  ConvPlan& operator=(ConvPlan&&) noexcept;
+  ~ConvPlan();
+
+  std::size_t workspace_bytes() const;
+  /// Which kernel of cuDNN's, with its parameters, and what cuDNN notes about its arithmetic: "eng40_k2=16 tensor
+  /// core".
+  std::string describe() const;
+  /// In the order of `cudnn`'s stream. `workspace` is 256-byte aligned. Throws CudaError.
+  void run(const Cudnn& cudnn, const ConvArrays& arrays, void* workspace) const;
+
+ private:
+  friend class Cudnn;
+  struct Chosen;
+  explicit ConvPlan(std::unique_ptr<Chosen> chosen);
+  std::unique_ptr<Chosen> chosen_;
+};
+
+/// The library, which is opened at the first use and stays open, on this thread's GPU. Throws CudaError where there is
+/// none.
+class Cudnn {
+ public:
+  explicit Cudnn(StreamView stream);
+  ~Cudnn();
+  Cudnn(const Cudnn&) = delete;
+  Cudnn& operator=(const Cudnn&) = delete;
+
+  /// Throws CudaError where cuDNN has no kernel for it.
+  ConvPlan plan(const ConvProblem& problem) const;
+  /// For a GPU that need not be there, described as cuDNN does it (JSON, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION). It
+  /// cannot be run.
+  static ConvPlan plan_for(const std::string& device_properties, const ConvProblem& problem);
+  /// "9.19.0"
+  static std::string version();
+
+ private:
+  friend class ConvPlan;
+  void* handle_ = nullptr;
+};
+
+}  // namespace lockstep::nn::cuda

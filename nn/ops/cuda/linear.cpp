@@ -1,0 +1,166 @@
+#include "nn/ops/linear.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "nn/ops/cuda/bias.h"
+#include "nn/ops/cuda/cublaslt.h"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/relu_probe.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+// What NVIDIA recommends for Hopper; older kernels need less.
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+class CudaLinear final : public LinearKernels {
+ public:
+  CudaLinear(Context& context, PointwiseKernels& pointwise)
+      : context_(context), pointwise_(pointwise), handle_(make_cublaslt_handle()) {
+    ++context_.primitives_created;
+  }
+
+  void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
+    if (y.count() == 0) return;
+    check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), nullptr};
+    const bool relu = epilogue == Epilogue::kRelu;
+    Forward& held = find(forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), relu, arrays), [&] {
+      return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), relu, y, arrays);
+    });
+    run(held.plan, arrays);
+    if (held.bias_apart) add_to_rows(context_, b, y);
+    if (held.relu_apart) pointwise_.relu(y, y);
+  }
+
+  void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
+    if (dx.count() == 0) return;
+    check_types({&dy, &w, &dx});
+    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, nullptr};
+    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
+    run(find(backward_inputs_, key_of(n, in, out, dy.dtype(), 0, arrays),
+             [&] {
+               return make(backward_input_product(n, in, out), {.input = dy.dtype(), .output = dx.dtype()}, arrays);
+             }),
+        arrays);
+  }
+
+  void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
+    if (dy.count() == 0) {
+      if (!accumulate) pointwise_.fill(dw, 0.0f);
+      return;
+    }
+    check_types({&x, &dy});
+    const ProductArrays arrays = {x.raw(), dy.raw(), dw.f32(), nullptr, nullptr};
+    const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1);
+    run(find(backward_weights_, key_of(n, in, out, x.dtype(), accumulate, arrays),
+             [&] {
+               return make(backward_weight_product(n, in, out), {.input = x.dtype(), .accumulate = accumulate}, arrays);
+             }),
+        arrays);
+  }
+
+  // Not by the library, beside the weight's gradient (CUBLASLT_EPILOGUE_BGRADB): that cannot add to what db holds.
+  void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
+    sum_columns(context_, dy, accumulate, db);
+  }
+
+ private:
+  struct Forward {
+    ProductPlan plan;
+    bool bias_apart = false, relu_apart = false;  // in kernels of ours behind it
+  };
+
+  static void check_types(std::initializer_list<const Tensor*> tensors, const Tensor* bias = nullptr) {
+    const DType dtype = (*tensors.begin())->dtype();
+    for (const Tensor* const tensor : tensors)
+      LOCKSTEP_ASSERT(tensor->dtype() == dtype, "{} and {}", name_of(dtype), name_of(tensor->dtype()));
+    LOCKSTEP_ASSERT(bias == nullptr || bias->dtype() == dtype, "{} and {}", name_of(dtype), name_of(bias->dtype()));
+  }
+
+  // `option` is what plans of one kind differ in beside sizes, types and alignments.
+  static PlanKey key_of(std::int64_t n, std::int64_t in, std::int64_t out, DType dtype, std::int64_t option,
+                        const ProductArrays& arrays) {
+    return {n,
+            in,
+            out,
+            static_cast<std::int64_t>(dtype),
+            option,
+            arrays.bias != nullptr ? 1 : 0,
+            alignment_of(arrays.a),
+            alignment_of(arrays.b),
+            alignment_of(arrays.d),
+            alignment_of(arrays.bias)};
+  }
+
+  template <class Plan, class Make>
+  Plan& find(PlanMap<Plan>& plans, const PlanKey& key, const Make& make_it) {
+    const auto at = plans.find(key);
+    if (at != plans.end()) return at->second;
+    return plans.emplace(key, make_it()).first->second;
+  }
+
+  std::optional<ProductPlan> try_to_make(const Product& product, ProductOptions options, const ProductArrays& arrays) {
+    options.tf32 = context_.tf32 && options.input == DType::kF32;
+    auto plan = ProductPlan::make(handle_.get(), product, options, arrays, kWorkspaceBytes);
+    if (!plan) return plan;
+    ++context_.primitives_created;
+    if (plan->workspace_bytes() > 0 && !workspace_.defined())
+      workspace_ = Tensor::empty(context_.allocator, {static_cast<std::int64_t>(kWorkspaceBytes)}, DType::kU8);
+    return plan;
+  }
+
+  ProductPlan make(const Product& product, const ProductOptions& options, const ProductArrays& arrays) {
+    auto plan = try_to_make(product, options, arrays);
+    if (!plan)
+      throw CudaError(
+          fmt::format("cuBLASLt has no kernel for a {} by {} result of {} products of {}", product.d.rows,
+                      product.d.columns, product.turn_a ? product.a.rows : product.a.columns, name_of(options.input)),
+          "compute in f32, or use another size");
+    return std::move(*plan);
+  }
+
+  Forward make_forward(const Product& product, DType dtype, bool relu, const Tensor& y, const ProductArrays& arrays) {
+    ProductOptions options = {.input = dtype, .output = dtype};
+    const bool bias = arrays.bias != nullptr;
+    if (relu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
+      options.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
+      if (auto plan = try_to_make(product, options, arrays); plan && keeps_non_finite(*plan, y, arrays))
+        return {std::move(*plan)};
+    }
+    if (bias) {
+      options.epilogue = CUBLASLT_EPILOGUE_BIAS;
+      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan), false, relu};
+    }
+    options.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    return {make(product, options, arrays), bias, relu};
+  }
+
+  bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
+    return relu_keeps_non_finite(context_, pointwise_, y.size(1), y, [&](const Tensor& bias) {
+      arrays.bias = bias.raw();
+      run(plan, arrays);
+    });
+  }
+
+  void run(ProductPlan& plan, const ProductArrays& arrays) {
+    plan.run(handle_.get(), arrays, plan.workspace_bytes() > 0 ? workspace_.raw() : nullptr, context_.stream);
+  }
+
+  Context& context_;
+  PointwiseKernels& pointwise_;
+  CublasLtOwner<cublasLtHandle_t> handle_;
+  Tensor workspace_;  // of all plans: they run one after the other
+  PlanMap<Forward> forwards_;
+  PlanMap<ProductPlan> backward_inputs_, backward_weights_;
+};
+
+}  // namespace
+
+std::unique_ptr<LinearKernels> make_linear_kernels(Context& context, PointwiseKernels& pointwise) {
+  return std::make_unique<CudaLinear>(context, pointwise);
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,149 @@
+// Convolutions on CUDA against the CPU's. In software they are plain loops (tests/soft_cuda/conv.cpp), which this holds
+// against the same expectations.
+#include "tests/nn/cuda/sums.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+struct Layer {
+  Shape x;
+  std::int64_t out;
+  Window window;
+
+  Shape w() const { return {out, window.kernel[0], window.kernel[1], x[3]}; }
+  Shape y() const { return {x[0], window.output_extent(0, x[1]), window.output_extent(1, x[2]), out}; }
+};
+
+// Odd channels, windows that are not square, strides that leave a rest, nothing but padding, no samples.
+const Layer kLayers[] = {
+    {{2, 7, 7, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}},      {{1, 17, 17, 1}, 33, {{3, 3}, {2, 2}, {1, 1}}},
+    {{3, 7, 3, 17}, 7, {{3, 3}, {1, 1}, {0, 0}}},     {{1, 33, 7, 3}, 17, {{5, 5}, {2, 3}, {2, 2}}},
+    {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}},    {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
+    {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},      {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
+    {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}},    {{1, 7, 17, 5}, 1, {{1, 7}, {1, 1}, {0, 3}}},
+    {{2, 16, 16, 64}, 128, {{1, 1}, {2, 2}, {0, 0}}}, {{2, 32, 32, 3}, 64, {{7, 7}, {2, 2}, {3, 3}}},
+    {{16, 28, 28, 1}, 32, {{3, 3}, {1, 1}, {1, 1}}},  {{0, 8, 8, 3}, 4, {{3, 3}, {1, 1}, {1, 1}}},
+};
+
+class CudaConv : public DeviceTest {
+ protected:
+  // cuDNN's gradients of weights have the activations' type before they are added to what is there: they are off by its
+  // rounding, however small the sum.
+  Tolerance of_weights(std::int64_t terms, const Tensor& gradient) const {
+    Tolerance tolerance = tolerance_of_sum(terms, type());
+    if (type() == DType::kF32) return tolerance;
+    for (const float v : gradient.span<float>())
+      tolerance.scale = std::max(tolerance.scale, static_cast<double>(std::abs(v)));
+    tolerance.ulps += 0x1p15;  // 2⁻⁸
+    return tolerance;
+  }
+
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+  std::unique_ptr<LinearKernels> linear = cuda::make_linear_kernels(context, *pointwise);
+  std::unique_ptr<ConvKernels> conv = cuda::make_conv_kernels(context, *pointwise, *linear);
+};
+
+TEST_P(CudaConv, Forward) {
+  for (const Layer& layer : kLayers) {
+    SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
+    const Tensor x_host = random(layer.x, 1), w_host = random(layer.w(), 2), b_host = random({layer.out}, 3);
+    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+      for (const bool bias : {false, true}) {
+        const Tensor expected = cpu->empty(layer.y());
+        cpu->conv().forward(x_host, w_host, 0, bias ? b_host : Tensor(), layer.window, epilogue, expected);
+        const auto got = results({activation_like(layer.y())}, [&](const auto& made) {
+          conv->forward(x, w, 0, bias ? b : Tensor(), layer.window, epilogue, made[0]);
+        });
+        expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.out, type()));
+      }
+  }
+}
+
+TEST_P(CudaConv, BackwardInput) {
+  for (const Layer& layer : kLayers) {
+    SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
+    const Tensor dy_host = random(layer.y(), 1), w_host = random(layer.w(), 2), expected = cpu->empty(layer.x);
+    const Tensor dy = activation(dy_host), w = activation(w_host);
+    cpu->conv().backward_input(dy_host, w_host, 0, layer.window, expected);
+    const auto got = results({activation_like(layer.x)},
+                             [&](const auto& made) { conv->backward_input(dy, w, 0, layer.window, made[0]); });
+    expect_close(expected, got[0], tolerance_of_sum(layer.w().count() / layer.x[3], type()));
+  }
+}
+
+TEST_P(CudaConv, BackwardWeight) {
+  for (const Layer& layer : kLayers)
+    for (const auto& [accumulate_w, accumulate_b, bias] : {std::array{false, false, true},
+                                                           {true, true, true},
+                                                           {true, false, true},
+                                                           {false, true, true},
+                                                           {false, false, false},
+                                                           {true, false, false}}) {
+      SCOPED_TRACE(fmt::format("{} to {}, accumulate {} {}, bias {}", to_string(layer.x), to_string(layer.y()),
+                               accumulate_w, accumulate_b, bias));
+      const Tensor x_host = random(layer.x, 1), dy_host = random(layer.y(), 2);
+      const Tensor dw_before = random_tensor(*cpu, layer.w(), 3), db_before = random_tensor(*cpu, {layer.out}, 4);
+      const Tensor dw = cpu->empty(layer.w()), db = cpu->empty({layer.out}), added = cpu->empty(layer.w());
+      cpu->conv().backward_weight(x_host, dy_host, layer.window, false, added, false, Tensor());
+      cpu->pointwise().copy(dw_before, dw);
+      cpu->pointwise().copy(db_before, db);
+      cpu->conv().backward_weight(x_host, dy_host, layer.window, accumulate_w, dw, accumulate_b, bias ? db : Tensor());
+      const Tensor x = activation(x_host), dy = activation(dy_host);
+      const auto got =
+          results({{layer.w(), DType::kF32, dw_before}, {{layer.out}, DType::kF32, db_before}}, [&](const auto& made) {
+            conv->backward_weight(x, dy, layer.window, accumulate_w, made[0], accumulate_b, bias ? made[1] : Tensor());
+          });
+      const std::int64_t terms = layer.y().count() / layer.out;
+      expect_close(dw, got[0], of_weights(terms, added));
+      expect_close(db, got[1], tolerance_of_sum(terms, DType::kF32));
+    }
+}
+
+TEST_P(CudaConv, ReluLeavesNanAndInfinity) {
+  for (const Layer& layer :
+       {Layer{{2, 9, 9, 3}, 5, {{3, 3}, {1, 1}, {1, 1}}}, Layer{{4, 16, 16, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}},
+        Layer{{2, 8, 8, 32}, 128, {{1, 1}, {1, 1}, {0, 0}}}}) {
+    SCOPED_TRACE(to_string(layer.x) + " to " + to_string(layer.y()));
+    const Tensor x_host = random(layer.x, 1), w_host = random(layer.w(), 2), b_host = random({layer.out}, 3);
+    const Tensor w = activation(w_host), b = activation(b_host);
+    const auto forward = [&] {
+      const Tensor x = activation(x_host);
+      return results({activation_like(layer.y())},
+                     [&](const auto& made) { conv->forward(x, w, 0, b, layer.window, Epilogue::kRelu, made[0]); })[0];
+    };
+    forward();
+    x_host.f32()[0] = kNaN;
+    x_host.f32()[x_host.count() - 1] = kInfinity;
+    const Tensor expected = cpu->empty(layer.y());
+    cpu->conv().forward(x_host, w_host, 0, b_host, layer.window, Epilogue::kRelu, expected);
+    ASSERT_TRUE(std::isnan(expected.f32()[0]) && std::isnan(expected.f32()[layer.out - 1]));
+    expect_close(expected, forward(), tolerance_of_sum(layer.w().count() / layer.out, type()));
+  }
+}
+
+TEST_P(CudaConv, SteadyStateBuildsNothing) {
+  const Layer& layer = kLayers[8];
+  const Tensor x = activation(random(layer.x, 1)), w = activation(random(layer.w(), 2)),
+               b = activation(random({64}, 3));
+  const Tensor y = activation(random(layer.y(), 4)), dx = activation(random(layer.x, 5));
+  const Tensor dw = plain(random_tensor(*cpu, layer.w(), 6)), db = plain(random_tensor(*cpu, {64}, 7));
+  const auto step = [&] {
+    conv->forward(x, w, 0, b, layer.window, Epilogue::kRelu, y);
+    conv->backward_input(y, w, 0, layer.window, dx);
+    conv->backward_weight(x, y, layer.window, false, dw, false, db);
+    conv->backward_weight(x, y, layer.window, true, dw, true, db);
+  };
+  step();
+  const std::uint64_t plans = context.primitives_created, pieces = allocator.stats().system_allocations;
+  step();
+  EXPECT_EQ(context.primitives_created, plans);
+  EXPECT_EQ(allocator.stats().system_allocations, pieces);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaConv, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,162 @@
+// cuDNN's plans for an H100 that need not be there: built from a description of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "nn/ops/cuda/cudnn.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using What = ConvProblem::What;
+
+// As cuDNN describes an NVIDIA H100 80GB HBM3 (SXM).
+constexpr const char* kH100 = R"({
+  "deviceName": "NVIDIA H100 80GB HBM3", "cudaDeviceId": 0, "pciDeviceId": 0, "deviceVer": 900, "driverVer": 13000,
+  "multiProcessorCount": 132, "smClockRateKHz": 1980000, "memClockRateKHz": 2619000, "l2CacheSize": 52428800,
+  "totalGlobalMem": 85029158912, "warpSize": 32, "maxGridSize": [2147483647, 65535, 65535],
+  "maxBlockSize": [1024, 1024, 64], "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "maxCtasPerSM": 32,
+  "regsPerBlock": 65536, "maxRegistersPerSM": 65536, "maxSharedMemoryPerBlock": 49152,
+  "maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "isTccDriver": 0,
+  "supportCoopLaunch": 1
+})";
+
+struct Layer {
+  std::int64_t in, extent, out;
+  Window window;
+};
+
+// cnn's two on 28x28, then ResNet's: the first, inside a block, between stages, and its shortcut.
+const Layer kLayers[] = {
+    {1, 28, 32, {{3, 3}, {1, 1}, {1, 1}}},    {32, 28, 64, {{3, 3}, {1, 1}, {1, 1}}},
+    {3, 224, 64, {{7, 7}, {2, 2}, {3, 3}}},   {64, 56, 64, {{3, 3}, {1, 1}, {1, 1}}},
+    {64, 56, 128, {{3, 3}, {2, 2}, {1, 1}}},  {64, 56, 256, {{1, 1}, {1, 1}, {0, 0}}},
+    {256, 56, 512, {{1, 1}, {2, 2}, {0, 0}}}, {3, 17, 5, {{5, 3}, {2, 1}, {2, 0}}},
+};
+
+ConvProblem problem_of(What what, const Layer& layer, DType dtype) {
+  ConvProblem problem;
+  problem.what = what;
+  problem.dtype = dtype;
+  problem.x = {64, layer.extent, layer.extent, layer.in};
+  problem.w = {layer.out, layer.window.kernel[0], layer.window.kernel[1], layer.in};
+  problem.y = {64, layer.window.output_extent(0, layer.extent), layer.window.output_extent(1, layer.extent), layer.out};
+  problem.window = layer.window;
+  return problem;
+}
+
+std::vector<ConvProblem> problems(DType dtype) {
+  std::vector<ConvProblem> all;
+  for (const Layer& layer : kLayers) {
+    for (const What what : {What::kForward, What::kBackwardInput, What::kBackwardWeight})
+      all.push_back(problem_of(what, layer, dtype));
+    ConvProblem fused = problem_of(What::kForward, layer, dtype);
+    fused.bias = true;
+    all.push_back(fused);
+    fused.relu = true;
+    all.push_back(fused);
+  }
+  return all;
+}
+
+constexpr const char* kInexact[] = {"nondeterministic", "reduced-precision", "down-converted"};
+
+class CudnnPlans : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    try {
+      Cudnn::version();
+    } catch (const CudaError& error) {
+      missing_ = error.what();
+    }
+  }
+  void SetUp() override {
+    if (!missing_.empty()) GTEST_SKIP() << missing_;
+  }
+  static std::string missing_;
+};
+std::string CudnnPlans::missing_;
+
+TEST_F(CudnnPlans, ThereIsADeterministicOneForEveryConvolutionInBf16) {
+  for (const ConvProblem& problem : problems(DType::kBF16)) {
+    SCOPED_TRACE(problem.describe());
+    const ConvPlan plan = Cudnn::plan_for(kH100, problem);
+    for (const char* const note : kInexact) EXPECT_THAT(plan.describe(), Not(HasSubstr(note)));
+    EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
+  }
+}
+
+TEST_F(CudnnPlans, InF32TheyUseNoMatrixUnitsUnlessToldTo) {
+  bool uses_matrix_units = false;
+  for (ConvProblem problem : problems(DType::kF32)) {
+    SCOPED_TRACE(problem.describe());
+    const ConvPlan plan = Cudnn::plan_for(kH100, problem);
+    for (const char* const note : kInexact) EXPECT_THAT(plan.describe(), Not(HasSubstr(note)));
+    EXPECT_THAT(plan.describe(), AllOf(Not(HasSubstr("tensor core")), Not(HasSubstr("transformed"))));
+    EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
+
+    problem.tf32 = true;
+    const ConvPlan faster = Cudnn::plan_for(kH100, problem);
+    for (const char* const note : kInexact) EXPECT_THAT(faster.describe(), Not(HasSubstr(note)));
+    uses_matrix_units |= faster.describe().find("tensor core") != std::string::npos;
+  }
+  EXPECT_TRUE(uses_matrix_units);
+}
+
+TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (ConvProblem problem : problems(dtype)) {
+      problem.alignment = static_cast<std::int64_t>(size_of(dtype));
+      SCOPED_TRACE(problem.describe());
+      EXPECT_NO_THROW(Cudnn::plan_for(kH100, problem));
+    }
+}
+
+TEST_F(CudnnPlans, WhatIsNoConvolutionIsAnError) {
+  ConvProblem problem = problem_of(What::kForward, kLayers[1], DType::kF32);
+  problem.y[3] = 63;
+  try {
+    Cudnn::plan_for(kH100, problem);
+    FAIL() << "a plan for what is no convolution";
+  } catch (const CudaError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("the result of a 3x3 convolution"), HasSubstr("[64, 28, 28, 63], f32"),
+                                    HasSubstr("cuDNN 9."), Not(HasSubstr("\n"))));
+  }
+  EXPECT_THROW(Cudnn::plan_for("{}", problem_of(What::kForward, kLayers[1], DType::kF32)), CudaError);
+}
+
+// It would bring its own device, streams and errors; which one is found is anybody's guess.
+TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
+  Cudnn::plan_for(kH100, problem_of(What::kForward, kLayers[0], DType::kBF16));
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) EXPECT_THAT(line, Not(HasSubstr("libcudart")));
+}
+
+TEST(ConvProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
+  const ConvProblem first = problem_of(What::kForward, kLayers[1], DType::kF32);
+  std::vector<ConvProblem> others(12, first);
+  others[0].what = What::kBackwardInput;
+  others[1].dtype = DType::kBF16;
+  others[2].x[0] = 63;
+  others[3].x[3] = 33;
+  others[4].w[1] = 5;
+  others[5].y[2] = 27;
+  others[6].window.stride[1] = 2;
+  others[7].window.padding[0] = 2;
+  others[8].bias = true;
+  others[9].relu = true;
+  others[10].tf32 = true;
+  others[11].alignment = 4;
+  std::set<PlanKey> keys = {first.key()};
+  for (const ConvProblem& other : others) keys.insert(other.key());
+  EXPECT_EQ(keys.size(), others.size() + 1);
+  EXPECT_EQ(ConvProblem(first).key(), first.key());
+}
+
+}  // namespace
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,141 @@
+// What products do when cuBLASLt has no kernel, or one with a ReLU that loses NaN: against a cuBLASLt in software.
+#include <gmock/gmock.h>
+
+#include "tests/nn/cuda/device_values.h"
+#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/soft_cuda.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+using soft_cuda::CublasLtSettings;
+using ::testing::HasSubstr;
+
+class SoftLinear : public DeviceTest {
+ protected:
+  static constexpr std::int64_t kN = 6, kIn = 9, kOut = 5;
+
+  ~SoftLinear() override { soft_cuda::set_cublaslt({}); }
+
+  Tensor forward(Epilogue epilogue) {
+    return results({activation_like({kN, kOut})},
+                   [&](const auto& made) { linear->forward(x, w, b, epilogue, made[0]); })[0];
+  }
+  Tensor expected_forward(Epilogue epilogue) {
+    const Tensor expected = cpu->empty({kN, kOut});
+    cpu->linear().forward(x_host, w_host, b_host, epilogue, expected);
+    return expected;
+  }
+  // Where the bias comes in a kernel of its own the result is rounded to bf16 before, too.
+  Tolerance tolerance() const { return {.dtype = type(), .ulps = type() == DType::kBF16 ? 0x1p16 : 8.0}; }
+
+  Tensor x_host = random({kN, kIn}, 1), w_host = random({kOut, kIn}, 2), b_host = random({kOut}, 3);
+  Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+  std::unique_ptr<LinearKernels> linear = cuda::make_linear_kernels(context, *pointwise);
+};
+
+TEST_P(SoftLinear, SoundReluIsFused) {
+  const auto before = soft_cuda::cublaslt_counts().products;
+  expect_close(expected_forward(Epilogue::kRelu), forward(Epilogue::kRelu), tolerance());
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_RELU_BIAS);
+  // Two runs, and two that tried it once.
+  EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 4);
+}
+
+TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
+  std::vector<CublasLtSettings> all = {{.relu_loses_nan = true}};
+  // To bf16 the largest number of f32 is infinite.
+  if (type() == DType::kF32) all.push_back({.relu_loses_infinity = true});
+  for (const CublasLtSettings& settings : all) {
+    soft_cuda::set_cublaslt(settings);
+    linear = cuda::make_linear_kernels(context, *pointwise);
+    expect_close(expected_forward(Epilogue::kRelu), forward(Epilogue::kRelu), tolerance());
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_BIAS);
+    x_host.f32()[0] = settings.relu_loses_nan ? kNaN : kInfinity;
+    x = activation(x_host);
+    expect_close(expected_forward(Epilogue::kRelu), forward(Epilogue::kRelu), tolerance());
+  }
+}
+
+TEST_P(SoftLinear, WhatIsNotFusedIsDoneBehindTheProduct) {
+  for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+    for (const auto& [refused, used] : {std::pair{CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_BIAS},
+                                        std::pair{CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT}}) {
+      soft_cuda::set_cublaslt({.refused_epilogues = static_cast<std::uint32_t>(refused)});
+      linear = cuda::make_linear_kernels(context, *pointwise);
+      expect_close(expected_forward(epilogue), forward(epilogue), tolerance());
+      EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, used);
+    }
+}
+
+TEST_P(SoftLinear, NoKernelAtAllIsAnErrorThatTellsTheSizes) {
+  soft_cuda::set_cublaslt({.refused_epilogues = ~0u});
+  try {
+    linear->forward(x, w, b, Epilogue::kNone, activation(cpu->empty({kN, kOut})));
+    FAIL() << "a product without a kernel";
+  } catch (const CudaError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cuBLASLt has no kernel for a 5 by 6 result of 9 products of"));
+  }
+}
+
+TEST_P(SoftLinear, KernelsAreChosenOnceForEachShapeAndEpilogue) {
+  const Tensor dx = activation(cpu->empty({kN, kIn})), dw = plain(cpu->empty({kOut, kIn}));
+  const auto step = [&] {
+    const Tensor y = activation(cpu->empty({kN, kOut}));
+    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu}) linear->forward(x, w, b, epilogue, y);
+    linear->backward_input(y, w, dx);
+    for (const bool accumulate : {false, true}) linear->backward_weight(x, y, accumulate, dw);
+  };
+  const auto before = soft_cuda::cublaslt_counts();
+  const std::uint64_t built = context.primitives_created;
+  step();
+  const auto first = soft_cuda::cublaslt_counts();
+  EXPECT_EQ(first.heuristics, before.heuristics + 5);
+  EXPECT_EQ(context.primitives_created, built + 5);
+  step();
+  const auto second = soft_cuda::cublaslt_counts();
+  EXPECT_EQ(second.heuristics, first.heuristics);
+  EXPECT_EQ(second.live, first.live);
+  linear.reset();
+  EXPECT_EQ(soft_cuda::cublaslt_counts().live, before.live - 1);  // its handle was there before
+}
+
+TEST_P(SoftLinear, WorkspaceIsSharedAndAskedForOnce) {
+  soft_cuda::set_cublaslt({.workspace_bytes = std::uint64_t{32} << 20});
+  const std::size_t before = allocator.stats().bytes_in_use;
+  for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+    expect_close(expected_forward(epilogue), forward(epilogue), tolerance());
+  EXPECT_EQ(allocator.stats().bytes_in_use, before + (std::size_t{32} << 20));
+}
+
+TEST_P(SoftLinear, Tf32IsUsedWhereAskedForAndOnlyInF32) {
+  forward(Epilogue::kNone);
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_compute, CUBLAS_COMPUTE_32F);
+  context.tf32 = true;
+  linear = cuda::make_linear_kernels(context, *pointwise);
+  forward(Epilogue::kNone);
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_compute,
+            type() == DType::kF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
+}
+
+TEST_P(SoftLinear, ProductsKeepTheOrderOfTheirStream) {
+  soft_cuda::set_streams(soft_cuda::Streams::kLazy);
+  const Tensor w2_host = random({kIn, kOut}, 4), w2 = activation(w2_host);
+  const Tensor y = cpu->empty({kN, kOut}), expected = cpu->empty({kN, kIn});
+  cpu->linear().forward(x_host, w_host, b_host, Epilogue::kRelu, y);
+  cpu->linear().forward(rounded(y), w2_host, Tensor(), Epilogue::kNone, expected);
+  const auto got = results({activation_like({kN, kIn})}, [&](const auto& made) {
+    const Tensor between = Tensor::empty(allocator, {kN, kOut}, type());
+    linear->forward(x, w, b, Epilogue::kRelu, between);
+    linear->forward(between, w2, Tensor(), Epilogue::kNone, made[0]);
+  });
+  expect_close(expected, got[0], tolerance());
+  soft_cuda::set_streams(soft_cuda::Streams::kEager);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SoftLinear, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,133 @@
+// Fully connected layers on CUDA against the CPU's.
+#include "tests/nn/cuda/sums.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+class CudaLinear : public DeviceTest {
+ protected:
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+  std::unique_ptr<LinearKernels> linear = cuda::make_linear_kernels(context, *pointwise);
+};
+
+struct Sizes {
+  std::int64_t n, in, out;
+};
+// Every combination of one, odd and even; what the models have; and nothing.
+std::vector<Sizes> all_sizes() {
+  std::vector<Sizes> all = {{64, 784, 128}, {64, 128, 10}, {33, 3136, 65}, {200, 48, 130}, {0, 7, 5}};
+  for (const std::int64_t n : {1, 3, 16})
+    for (const std::int64_t in : {1, 5, 17, 32})
+      for (const std::int64_t out : {1, 3, 24}) all.push_back({n, in, out});
+  return all;
+}
+
+TEST_P(CudaLinear, Forward) {
+  for (const auto& [n, in, out] : all_sizes()) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
+    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+    for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+      for (const bool bias : {false, true}) {
+        const Tensor expected = cpu->empty({n, out});
+        cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), epilogue, expected);
+        const auto got = results({activation_like({n, out})}, [&](const auto& made) {
+          linear->forward(x, w, bias ? b : Tensor(), epilogue, made[0]);
+        });
+        expect_close(expected, got[0], tolerance_of_sum(in, type()));
+      }
+  }
+}
+
+TEST_P(CudaLinear, BackwardInput) {
+  for (const auto& [n, in, out] : all_sizes()) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const Tensor dy_host = random({n, out}, 1), w_host = random({out, in}, 2), expected = cpu->empty({n, in});
+    const Tensor dy = activation(dy_host), w = activation(w_host);
+    cpu->linear().backward_input(dy_host, w_host, expected);
+    const auto got =
+        results({activation_like({n, in})}, [&](const auto& made) { linear->backward_input(dy, w, made[0]); });
+    expect_close(expected, got[0], tolerance_of_sum(out, type()));
+  }
+}
+
+TEST_P(CudaLinear, BackwardWeight) {
+  for (const auto& [n, in, out] : all_sizes())
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(fmt::format("n {} in {} out {} accumulate {}", n, in, out, accumulate));
+      const Tensor x_host = random({n, in}, 1), dy_host = random({n, out}, 2);
+      const Tensor before = random_tensor(*cpu, {out, in}, 3), expected = cpu->empty({out, in});
+      const Tensor x = activation(x_host), dy = activation(dy_host);
+      cpu->pointwise().copy(before, expected);
+      cpu->linear().backward_weight(x_host, dy_host, accumulate, expected);
+      const auto got = results({{{out, in}, DType::kF32, before}},
+                               [&](const auto& made) { linear->backward_weight(x, dy, accumulate, made[0]); });
+      expect_close(expected, got[0], tolerance_of_sum(n, DType::kF32));
+    }
+}
+
+TEST_P(CudaLinear, BackwardBias) {
+  for (const auto& [n, in, out] : all_sizes())
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(fmt::format("n {} out {} accumulate {}", n, out, accumulate));
+      const Tensor dy_host = random({n, out}, 1), before = random_tensor(*cpu, {out}, 2), expected = cpu->empty({out});
+      const Tensor dy = activation(dy_host);
+      cpu->pointwise().copy(before, expected);
+      cpu->linear().backward_bias(dy_host, accumulate, expected);
+      const auto got = results({{{out}, DType::kF32, before}},
+                               [&](const auto& made) { linear->backward_bias(dy, accumulate, made[0]); });
+      expect_close(expected, got[0], tolerance_of_sum(n, DType::kF32));
+    }
+}
+
+// Also where the kernel was chosen, and tried, for sound numbers before. See Note [ReLU apart].
+TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
+  for (const auto& [n, in, out] : {Sizes{3, 5, 7}, Sizes{64, 128, 256}, Sizes{130, 64, 65}}) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
+    const Tensor w = activation(w_host), b = activation(b_host);
+    const auto forward = [&] {
+      const Tensor x = activation(x_host);
+      return results({activation_like({n, out})},
+                     [&](const auto& made) { linear->forward(x, w, b, Epilogue::kRelu, made[0]); })[0];
+    };
+    forward();
+    x_host.f32()[0] = kNaN;
+    x_host.f32()[(n - 1) * in] = kInfinity;
+    const Tensor expected = cpu->empty({n, out});
+    cpu->linear().forward(x_host, w_host, b_host, Epilogue::kRelu, expected);
+    const Tensor got = forward();
+    ASSERT_TRUE(std::isnan(expected.f32()[0]) && std::isnan(expected.f32()[out - 1]));
+    expect_close(expected, got, tolerance_of_sum(in, type()));
+  }
+}
+
+// A plan for each shape, type and epilogue; then nothing is built, and no memory is asked for.
+TEST_P(CudaLinear, SteadyStateBuildsNothing) {
+  const Tensor x = activation(random({16, 32}, 1)), w = activation(random({24, 32}, 2)),
+               b = activation(random({24}, 3));
+  const Tensor y = activation(random({16, 24}, 4)), dx = activation(random({16, 32}, 5));
+  const Tensor dw = plain(random_tensor(*cpu, {24, 32}, 6)), db = plain(random_tensor(*cpu, {24}, 7));
+  const auto step = [&] {
+    linear->forward(x, w, b, Epilogue::kRelu, y);
+    linear->forward(x, w, b, Epilogue::kNone, y);
+    linear->backward_input(y, w, dx);
+    linear->backward_weight(x, y, false, dw);
+    linear->backward_weight(x, y, true, dw);
+    linear->backward_bias(y, true, db);
+  };
+  const std::uint64_t none = context.primitives_created;
+  step();
+  const std::uint64_t plans = context.primitives_created, pieces = allocator.stats().system_allocations;
+  EXPECT_GE(plans, none + 5);
+  step();
+  EXPECT_EQ(context.primitives_created, plans);
+  EXPECT_EQ(allocator.stats().system_allocations, pieces);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaLinear, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,296 @@
+// In place of nn/ops/cuda/cublaslt_library.cpp.
+#include "tests/soft_cuda/cublaslt.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "base/dtype.h"
+#include "nn/ops/cuda/cublaslt.h"
+#include "tests/soft_cuda/soft_cuda.h"
+
+namespace lockstep::soft_cuda {
+namespace {
+
+std::mutex mutex;
+CublasLtSettings settings;
+CublasLtCounts counted;
+
+struct Layout {
+  cudaDataType_t type;
+  std::uint64_t rows, columns;
+  std::int64_t pitch;
+};
+
+struct Desc {
+  cublasComputeType_t compute;
+  std::int32_t turn_a = CUBLAS_OP_N, turn_b = CUBLAS_OP_N;
+  std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* mask = nullptr;
+  std::int64_t mask_pitch = 0;
+
+  bool has(std::uint32_t bits) const { return (epilogue & bits) == bits; }
+};
+
+struct Preference {
+  std::uint64_t workspace = 0;
+  std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+  std::uint32_t align_a = 256, align_b = 256, align_c = 256, align_d = 256;
+};
+
+// What a kernel was chosen for: it fits nothing else.
+struct Choice {
+  std::uint64_t problem = 0;
+  std::uint32_t align_a = 0, align_b = 0, align_d = 0;
+  std::uint32_t align_bias = 0, align_mask = 0;  // as they lay then
+  std::uint64_t workspace = 0;
+};
+static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
+
+template <class Handle, class T, class... Arguments>
+cublasStatus_t create(Handle* to, Arguments... arguments) {
+  *to = reinterpret_cast<Handle>(new T{arguments...});
+  const std::lock_guard lock(mutex);
+  ++counted.live;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T, class Handle>
+cublasStatus_t destroy(Handle handle) {
+  delete reinterpret_cast<T*>(handle);
+  const std::lock_guard lock(mutex);
+  --counted.live;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T>
+cublasStatus_t take(T& to, const void* from, std::size_t bytes) {
+  if (from == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&to, from, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t set_desc(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t attribute, const void* from,
+                        std::size_t bytes) {
+  auto& desc = *reinterpret_cast<Desc*>(handle);
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return take(desc.turn_a, from, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return take(desc.turn_b, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(desc.epilogue, from, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(desc.bias, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(desc.mask, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(desc.mask_pitch, from, bytes);
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+  }
+}
+
+cublasStatus_t set_preference(cublasLtMatmulPreference_t handle, cublasLtMatmulPreferenceAttributes_t attribute,
+                              const void* from, std::size_t bytes) {
+  auto& preference = *reinterpret_cast<Preference*>(handle);
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return take(preference.workspace, from, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return take(preference.reductions, from, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return take(preference.align_a, from, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return take(preference.align_b, from, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return take(preference.align_c, from, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return take(preference.align_d, from, bytes);
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+  }
+}
+
+cublasStatus_t create_layout(cublasLtMatrixLayout_t* to, cudaDataType type, std::uint64_t rows, std::uint64_t columns,
+                             std::int64_t pitch) {
+  return create<cublasLtMatrixLayout_t, Layout>(to, type, rows, columns, pitch);
+}
+
+const Layout& layout(cublasLtMatrixLayout_t handle) { return *reinterpret_cast<const Layout*>(handle); }
+
+// One product as it was described.
+struct Problem {
+  Desc desc;
+  Layout a, b, d;
+
+  std::uint64_t inner() const { return desc.turn_a == CUBLAS_OP_T ? a.rows : a.columns; }
+
+  // What the documentation asks for; of types, what is used here.
+  bool is_sound() const {
+    for (const Layout& matrix : {a, b, d})
+      if (matrix.rows == 0 || matrix.columns == 0 || matrix.pitch < static_cast<std::int64_t>(matrix.rows))
+        return false;
+    const std::uint64_t m = desc.turn_a == CUBLAS_OP_T ? a.columns : a.rows;
+    const std::uint64_t n = desc.turn_b == CUBLAS_OP_T ? b.rows : b.columns;
+    const std::uint64_t inner_b = desc.turn_b == CUBLAS_OP_T ? b.columns : b.rows;
+    const bool f32 = a.type == CUDA_R_32F && b.type == CUDA_R_32F && d.type == CUDA_R_32F;
+    const bool bf16 = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+    if (m != d.rows || n != d.columns || inner() != inner_b || !(f32 || bf16)) return false;
+    if (desc.compute != CUBLAS_COMPUTE_32F && !(f32 && desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32)) return false;
+    if (desc.has(CUBLASLT_EPILOGUE_BIAS) && desc.bias == nullptr) return false;
+    if ((desc.epilogue & 128) != 0 &&
+        (desc.mask == nullptr || reinterpret_cast<std::uintptr_t>(desc.mask) % 16 != 0 || desc.mask_pitch % 128 != 0 ||
+         desc.mask_pitch < static_cast<std::int64_t>(d.rows)))
+      return false;
+    for (const std::uint32_t known : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
+                                      CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU})
+      if (desc.epilogue == known) return true;
+    return false;
+  }
+
+  std::uint64_t hash() const {
+    std::uint64_t all = 0x9e3779b97f4a7c15ull;
+    const auto add = [&](std::uint64_t part) { all = (std::rotl(all, 13) ^ part) * 0xff51afd7ed558ccdull; };
+    for (const Layout& matrix : {a, b, d}) {
+      add(static_cast<std::uint64_t>(matrix.type));
+      add(matrix.rows);
+      add(matrix.columns);
+    }
+    add(static_cast<std::uint64_t>(desc.compute));
+    add(desc.epilogue);
+    add(static_cast<std::uint64_t>(desc.turn_a * 4 + desc.turn_b));
+    add(static_cast<std::uint64_t>(desc.mask_pitch));
+    return all;
+  }
+};
+
+float load(const void* from, cudaDataType_t type, std::uint64_t at) {
+  return type == CUDA_R_32F ? static_cast<const float*>(from)[at] : static_cast<const BFloat16*>(from)[at].to_float();
+}
+void store(void* to, cudaDataType_t type, std::uint64_t at, float value) {
+  if (type == CUDA_R_32F)
+    static_cast<float*>(to)[at] = value;
+  else
+    static_cast<BFloat16*>(to)[at] = BFloat16::from_float(value);
+}
+
+float relu(float value, const CublasLtSettings& how) {
+  if (std::isnan(value)) return how.relu_loses_nan ? 0.0f : value;
+  if (value < 0) return 0.0f;
+  return how.relu_loses_infinity ? std::min(value, std::numeric_limits<float>::max()) : value;
+}
+
+void multiply(const Problem& problem, const CublasLtSettings& how, const void* a, const void* b, float beta, void* d) {
+  const auto& [desc, of_a, of_b, of_d] = problem;
+  const auto place = [](const Layout& matrix, std::uint64_t row, std::uint64_t column, bool turned) {
+    if (turned) std::swap(row, column);
+    return row + column * static_cast<std::uint64_t>(matrix.pitch);
+  };
+  for (std::uint64_t column = 0; column < of_d.columns; ++column)
+    for (std::uint64_t row = 0; row < of_d.rows; ++row) {
+      float sum = 0;
+      for (std::uint64_t k = 0; k < problem.inner(); ++k)
+        sum += load(a, of_a.type, place(of_a, row, k, desc.turn_a == CUBLAS_OP_T)) *
+               load(b, of_b.type, place(of_b, k, column, desc.turn_b == CUBLAS_OP_T));
+      const std::uint64_t at = place(of_d, row, column, false);
+      if (beta != 0) sum += beta * load(d, of_d.type, at);
+      if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
+      auto* const bits = static_cast<std::uint8_t*>(desc.mask);
+      const std::uint64_t bit = row + column * static_cast<std::uint64_t>(desc.mask_pitch);
+      if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
+        const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
+        bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
+      }
+      if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
+      if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
+      store(d, of_d.type, at, sum);
+    }
+}
+
+cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                         cublasLtMatmulPreference_t preference_handle, int wanted,
+                         cublasLtMatmulHeuristicResult_t* results, int* found) {
+  const std::lock_guard lock(mutex);
+  ++counted.heuristics;
+  *found = 0;
+  const Problem problem = {*reinterpret_cast<const Desc*>(desc), layout(a), layout(b), layout(d)};
+  const auto& preference = *reinterpret_cast<const Preference*>(preference_handle);
+  if (handle == nullptr || wanted < 1 || c != d || !problem.is_sound()) return CUBLAS_STATUS_INVALID_VALUE;
+  // Not asked for: sums put together in bf16, or in the result.
+  if ((preference.reductions & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE}) != 0)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (preference.align_c != preference.align_d) return CUBLAS_STATUS_INVALID_VALUE;
+  if ((problem.desc.epilogue & settings.refused_epilogues) != 0 || settings.workspace_bytes > preference.workspace)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  const Choice choice = {problem.hash(),
+                         preference.align_a,
+                         preference.align_b,
+                         preference.align_d,
+                         nn::cuda::alignment_of(problem.desc.bias),
+                         nn::cuda::alignment_of(problem.desc.mask),
+                         settings.workspace_bytes};
+  results[0] = {};
+  std::memcpy(&results[0].algo, &choice, sizeof(choice));
+  results[0].workspaceSize = settings.workspace_bytes;
+  results[0].state = CUBLAS_STATUS_SUCCESS;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                      cublasLtMatrixLayout_t of_a, const void* b, cublasLtMatrixLayout_t of_b, const void* beta,
+                      const void* c, cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t of_d,
+                      const cublasLtMatmulAlgo_t* algorithm, void* workspace, std::size_t workspace_bytes,
+                      cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  const Problem problem = {*reinterpret_cast<const Desc*>(desc), layout(of_a), layout(of_b), layout(of_d)};
+  if (handle == nullptr || algorithm == nullptr || c != d || *static_cast<const float*>(alpha) != 1.0f ||
+      !problem.is_sound())
+    return CUBLAS_STATUS_INVALID_VALUE;
+  Choice choice;
+  std::memcpy(static_cast<void*>(&choice), algorithm, sizeof(choice));
+  const auto fits = [](const void* data, std::uint32_t alignment) {
+    return reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
+  };
+  if (choice.problem != problem.hash() || !fits(a, choice.align_a) || !fits(b, choice.align_b) ||
+      !fits(d, choice.align_d) || !fits(problem.desc.bias, choice.align_bias) ||
+      !fits(problem.desc.mask, choice.align_mask) || workspace_bytes < choice.workspace)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
+  ++counted.products;
+  counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
+  counted.last_compute = problem.desc.compute;
+  const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {
+    if (choice.workspace > 0) std::memset(workspace, 0x7f, choice.workspace);
+    multiply(problem, how, a, b, factor, d);
+  });
+  return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+constexpr nn::cuda::CublasLt kFunctions = {
+    .status_text = [](cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS ? "success" : "refused"; },
+    .create = create<cublasLtHandle_t, int>,
+    .destroy = destroy<int, cublasLtHandle_t>,
+    .desc_create =
+        [](cublasLtMatmulDesc_t* to, cublasComputeType_t compute, cudaDataType_t scale) {
+          return scale == CUDA_R_32F ? create<cublasLtMatmulDesc_t, Desc>(to, compute) : CUBLAS_STATUS_INVALID_VALUE;
+        },
+    .desc_destroy = destroy<Desc, cublasLtMatmulDesc_t>,
+    .desc_set = set_desc,
+    .layout_create = create_layout,
+    .layout_destroy = destroy<Layout, cublasLtMatrixLayout_t>,
+    .preference_create = create<cublasLtMatmulPreference_t, Preference>,
+    .preference_destroy = destroy<Preference, cublasLtMatmulPreference_t>,
+    .preference_set = set_preference,
+    .heuristic = heuristic,
+    .matmul = matmul,
+};
+
+}  // namespace
+
+void set_cublaslt(const CublasLtSettings& wanted) {
+  const std::lock_guard lock(mutex);
+  settings = wanted;
+}
+
+CublasLtCounts cublaslt_counts() {
+  const std::lock_guard lock(mutex);
+  return counted;
+}
+
+}  // namespace lockstep::soft_cuda
+
+namespace lockstep::nn::cuda {
+const CublasLt& cublaslt() { return soft_cuda::kFunctions; }
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,29 @@
+// A cuBLASLt in software for the soft device: plain loops in f32, and errors where it is used otherwise than
+// documented.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstdint>
+
+namespace lockstep::soft_cuda {
+
+/// Fails what the real one may fail: layouts that do not fit together, arrays that are aligned worse than was said when
+/// the kernel was chosen, kernels chosen for something else, unknown attributes.
+struct CublasLtSettings {
+  bool relu_loses_nan = false;          // what is below the ReLU's zero, and what cannot be compared, becomes 0
+  bool relu_loses_infinity = false;     // the largest finite number instead
+  std::uint32_t refused_epilogues = 0;  // bits of cublasLtEpilogue_t: there is no kernel for what has one of them
+  std::uint64_t workspace_bytes = 0;    // that every kernel wants, and then fills with garbage
+};
+void set_cublaslt(const CublasLtSettings& settings);
+
+struct CublasLtCounts {
+  std::uint64_t heuristics = 0, products = 0;
+  std::uint64_t live = 0;  // handles and descriptors that are not destroyed
+  cublasLtEpilogue_t last_epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
+};
+CublasLtCounts cublaslt_counts();
+
+}  // namespace lockstep::soft_cuda
