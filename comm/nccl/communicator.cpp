@@ -18,7 +18,7 @@ namespace {
 // A call that starts work takes a thread of NCCL some tens of microseconds.
 constexpr int kYields = 200;
 constexpr auto kNap = std::chrono::microseconds(50);
-// For which the destructor waits for abort()'s thread: what ends of itself does so in less.
+// For which end() waits for abort()'s thread: what ends of itself does so in less.
 constexpr auto kAbortPatience = std::chrono::seconds(10);
 
 }  // namespace
@@ -41,12 +41,6 @@ struct Communicator::Ending {
 
 Communicator::Communicator(const NcclApi& api, int device, int rank, int size)
     : api_(api), device_(device), rank_(rank), size_(size) {}
-
-Communicator::~Communicator() {
-  abort();
-  if (ending_ != nullptr && !ending_->wait_for(kAbortPatience))
-    log_warn("NCCL does not let go of an aborted communicator; the process ends without it");
-}
 
 void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
   LOCKSTEP_ASSERT(state_ == State::kInitialising && comm_ == nullptr, "a communicator joins twice");
@@ -106,6 +100,12 @@ void Communicator::abort() noexcept {
   } catch (const std::exception& error) {
     log_warn("NCCL's communicator could not be aborted: {}", error.what());
   }
+}
+
+void Communicator::end() noexcept {
+  abort();
+  if (ending_ != nullptr && !std::exchange(ending_, nullptr)->wait_for(kAbortPatience))
+    log_warn("NCCL does not let go of an aborted communicator: this process will end without it");
 }
 
 }  // namespace lockstep::comm

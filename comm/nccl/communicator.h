@@ -17,8 +17,8 @@ namespace lockstep::comm {
 /// It is initialising until join() has returned, then ready, and ends in one of two ways. leave() needs every rank, all
 /// operations to be complete, and no CUDA graph to exist that has captured any of them. abort() needs nobody: kernels
 /// that are under way quit. ncclCommAbort returns when everything is gone, and waits without limit for graphs that hold
-/// operations; so it runs on a thread of its own, and the destructor waits for it for a while, by when whoever fails
-/// has let go of its graphs. After abort() nothing but the destructor may be called.
+/// operations; so it runs on a thread of its own, and end() waits for it for a while, by when whoever fails has let go
+/// of its graphs. After abort() nothing but end() may be called.
 ///
 /// One thread uses it. `api` must outlive it.
 class Communicator {
@@ -26,8 +26,7 @@ class Communicator {
   enum class State { kInitialising, kReady, kAborted, kLeft };
 
   Communicator(const NcclApi& api, int device, int rank, int size);
-  /// abort() unless leave() has succeeded.
-  ~Communicator();
+  ~Communicator() { end(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -40,6 +39,8 @@ class Communicator {
   ncclResult_t async_error() const;
   void leave(FunctionRef<void()> look);
   void abort() noexcept;
+  /// abort() unless leave() has succeeded, and waits until it is over, though not for more than some seconds.
+  void end() noexcept;
 
   State state() const { return state_; }
   ncclComm_t get() const { return comm_; }

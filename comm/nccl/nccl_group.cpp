@@ -121,8 +121,8 @@ NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const Nc
       under_way_(kMostUnderWay) {}
 
 NcclGroup::~NcclGroup() {
-  communicator_->abort();
-  // Freeing it would wait for kernels that are still under way.
+  communicator_->end();
+  // Freeing it would wait for kernels that may be under way even so.
   if (communicator_->state() == Communicator::State::kAborted) static_cast<void>(word_.release());
 }
 
