@@ -70,6 +70,7 @@ class NcclGroup final : public DeviceGroup {
  private:
   template <class Action>
   auto guard(Action&& action);
+  void fail();
   void give(const Op& op);
   void note_launched(const Op& op);
   void make_room(std::uint64_t count);
@@ -131,11 +132,19 @@ auto NcclGroup::guard(Action&& action) {
   failure_.throw_if_any();
   try {
     return action();
+  } catch (const CudaError&) {
+    // Many a call is refused in a capture, NCCL's not among them: the steps can do without it.
+    if (!capturing_) fail();
+    throw;
   } catch (...) {
-    failure_.set(std::current_exception());
-    communicator_->abort();
+    fail();
     throw;
   }
+}
+
+void NcclGroup::fail() {
+  failure_.set(std::current_exception());
+  communicator_->abort();
 }
 
 // ---- Beginning and end ----
@@ -227,14 +236,13 @@ std::vector<std::vector<std::byte>> NcclGroup::all_gather_objects(std::span<cons
 // ---- Operations ----
 
 void NcclGroup::start(const Op& op) {
-  failure_.throw_if_any();
-  LOCKSTEP_ASSERT(communicator_->state() == Communicator::State::kReady, "{} after the end", describe(op));
-  if (op.kind != OpKind::kBarrier) {
-    const auto* const arena = dynamic_cast<const DeviceArena*>(op.region.arena);
-    LOCKSTEP_ASSERT(arena != nullptr && arena->communicator() == communicator_.get(), "{} on an arena of another group",
-                    describe(op));
-  }
   guard([&] {
+    LOCKSTEP_ASSERT(communicator_->state() == Communicator::State::kReady, "{} after the end", describe(op));
+    if (op.kind != OpKind::kBarrier) {
+      const auto* const arena = dynamic_cast<const DeviceArena*>(op.region.arena);
+      LOCKSTEP_ASSERT(arena != nullptr && arena->communicator() == communicator_.get(),
+                      "{} on an arena of another group", describe(op));
+    }
     if (!capturing_) make_room(1);
     give(op);
     if (capturing_) {

@@ -31,7 +31,8 @@ struct OpTime {
 /// issued, and whoever uses their results is ordered after them by Work::wait(): nothing waits on the host.
 ///
 /// Captures. A CUDA graph may hold operations. What is issued between begin_capture() and end_capture() is not done
-/// then, and does not count; each launch of the graph issues it anew, which the group has to be told:
+/// then, and does not count; each launch of the graph issues it anew, which the group has to be told. The Works of a
+/// capture are those of the next launch.
 ///   group.begin_capture();
 ///   cudaStreamBeginCapture(producer, cudaStreamCaptureModeThreadLocal);
 ///   …                                  // operations, each waited for by the producer's stream: Work::wait(producer)
@@ -39,18 +40,16 @@ struct OpTime {
 ///   const auto count = group.end_capture();
 ///   for each step: cudaGraphLaunch(…, producer); group.replayed(count);
 /// Before a capture, and before a launch, the producer's stream has waited for everything that was issued before.
-/// Captures are collective, and so are launches. Between begin_capture() and end_capture() the host may ask and wait
-/// for nothing, and reach no arena. Graphs must be gone before shutdown().
+/// Captures are collective, and so are launches. Between begin_capture() and end_capture() the host may wait for
+/// nothing, and reach no arena. A capture that CUDA ends with an error leaves the group as it was. Graphs must be gone
+/// before shutdown().
 class DeviceGroup : public ProcessGroup {
  public:
   Device device() const final { return device_; }
 
-  /// Orders the producer's stream after everything that was issued.
-  virtual void begin_capture() = 0;
-  /// How many operations were captured. Their Works are those of the next launch.
-  virtual std::uint64_t end_capture() = 0;
-  /// A graph with `count` operations, as end_capture() has counted them, was launched on the producer's stream.
-  virtual void replayed(std::uint64_t count) = 0;
+  void begin_capture() override = 0;
+  std::uint64_t end_capture() override = 0;
+  void replayed(std::uint64_t count) override = 0;
 
   /// Whether operations issued from now on are timed; turning it on forgets those before. Captured ones never are.
   virtual void time_operations(bool on) = 0;

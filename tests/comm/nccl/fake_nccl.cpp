@@ -40,14 +40,12 @@ struct Comm {
   Shared* shared = nullptr;
   std::uint64_t meetings = 0;  // of this rank
   std::atomic<bool> aborted{false};
-  std::atomic<bool> ended{false};
   std::atomic<ncclResult_t> state{ncclSuccess};
   int looks_left = 0;  // until what is in progress comes to its end
   bool hangs = false;
   ncclResult_t comes_to = ncclSuccess;
   std::function<bool()> when;  // and not before this is true
-  std::atomic<cudaStream_t> stream{nullptr};
-  std::thread gpu;
+  cudaStream_t stream = nullptr;
 };
 
 std::mutex mutex;  // of all that follows
@@ -302,13 +300,6 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
                        [](const auto& arrived) { return arrived >= 1; });
   };
   begin(*comm, the_script.init_hangs, the_script.init_ends);
-  if (the_script.own_thread)
-    comm->gpu = std::thread([comm] {
-      while (!comm->ended) {
-        if (const cudaStream_t stream = comm->stream) static_cast<void>(cudaStreamQuery(stream));
-        std::this_thread::sleep_for(20us);
-      }
-    });
   *made = reinterpret_cast<ncclComm_t>(comm);
   return comm->state;
 }
@@ -327,8 +318,6 @@ ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* result) {
 }
 
 void end(Comm* comm) {
-  comm->ended = true;
-  if (comm->gpu.joinable()) comm->gpu.join();
   ::munmap(comm->shared, sizeof(Shared));
   delete comm;
 }
@@ -362,8 +351,6 @@ ncclResult_t comm_abort(ncclComm_t handle) {
     return the_script.abort_hangs;
   };
   while (hangs()) std::this_thread::sleep_for(1ms);
-  of(handle)->ended = true;
-  if (of(handle)->gpu.joinable()) of(handle)->gpu.join();
   return ncclSuccess;
 }
 

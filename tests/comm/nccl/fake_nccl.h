@@ -38,9 +38,6 @@ struct Script {
 
   /// Operations wait in their stream until the communicator is aborted, like those whose peers do not come.
   bool stalls = false;
-  /// A thread moves the communicator's stream on, as a GPU does. Otherwise somebody has to wait for the stream: with an
-  /// eager soft device, the call itself.
-  bool own_thread = false;
   /// Called when an operation's turn has come.
   std::function<void()> on_run;
 };

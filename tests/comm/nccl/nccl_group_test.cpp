@@ -61,12 +61,6 @@ class NcclGroupTest : public ::testing::Test {
     EXPECT_EQ(counts().aborts + counts().destroys, counts().inits);
   }
 
-  /// A GPU that works by itself: nobody has to wait for its streams.
-  void work_by_itself() {
-    soft_cuda::set_streams(soft_cuda::Streams::kLazy);
-    script().own_thread = true;
-  }
-
   void make(Clock::duration timeout = 60s) {
     group_ = make_nccl_group(control_, {.producer = producer_.view(), .timeout = timeout, .api = &fake_nccl::api()});
     arena_ = group_->allocate(4096);
@@ -235,7 +229,7 @@ TEST_F(NcclGroupTest, ACallThatFailsInTheBackground) {
 }
 
 TEST_F(NcclGroupTest, AWaitFindsAnErrorThatComesByItself) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   script().stalls = true;
   const Work work = all_reduce();
@@ -246,7 +240,7 @@ TEST_F(NcclGroupTest, AWaitFindsAnErrorThatComesByItself) {
 }
 
 TEST_F(NcclGroupTest, APollFindsIt) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   script().stalls = true;
   all_reduce();
@@ -258,7 +252,7 @@ TEST_F(NcclGroupTest, APollFindsIt) {
 }
 
 TEST_F(NcclGroupTest, AnAbortLetsGoOfWhatIsUnderWay) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(1s);
   script().stalls = true;
   for (int i = 0; i < 5; ++i) all_reduce();
@@ -271,7 +265,7 @@ TEST_F(NcclGroupTest, AnAbortLetsGoOfWhatIsUnderWay) {
 // ---- Stalls ----
 
 TEST_F(NcclGroupTest, AWaitEndsAtItsDeadline) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(2s);
   all_reduce().wait_host();
   script().stalls = true;
@@ -285,7 +279,7 @@ TEST_F(NcclGroupTest, AWaitEndsAtItsDeadline) {
 }
 
 TEST_F(NcclGroupTest, PollsEndAfterTheTimeout) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(500ms);
   script().stalls = true;
   all_reduce();
@@ -363,7 +357,7 @@ TEST_F(NcclGroupTest, AnEarlyOperationIsWaitedForByALaterMark) {
 }
 
 TEST_F(NcclGroupTest, TheHostWaitsBeforeTooManyAreUnderWay) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   Work last;
   for (int i = 0; i < 3000; ++i) last = all_reduce();
@@ -393,7 +387,7 @@ TEST_F(NcclGroupTest, CopiesComeAfterEverything) {
 }
 
 TEST_F(NcclGroupTest, TimesOperations) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make();
   CudaEvent origin(CudaEvent::Timing::kOn);
   origin.record(producer_.get());
@@ -480,8 +474,9 @@ TEST_F(NcclGroupTest, WhatABrokenGroupMayStillBeAtIsNotFreed) {
 TEST_F(NcclGroupTest, NotAnothersArena) {
   make();
   const auto host = control_.allocate(64);
-  EXPECT_THROW(group_->all_reduce({host.get(), 0, 1, DType::kF32}, ReduceOp::kSum), InternalError);
-  all_reduce().wait_host();
+  const std::string what = broken_by<InternalError>(
+      [&] { group_->all_reduce({host.get(), 0, 1, DType::kF32}, ReduceOp::kSum); });
+  EXPECT_THAT(what, HasSubstr("allreduce #1 (sum of 1 f32 at byte 0) on an arena of another group"));
 }
 
 TEST_F(NcclGroupTest, ObjectsGoThroughTheControlGroup) {
@@ -574,19 +569,16 @@ TEST_F(NcclCapture, WorksOfACaptureAreThoseOfItsLaunch) {
 }
 
 TEST_F(NcclCapture, AStallInALaunchIsNamed) {
-  work_by_itself();
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(1s);
-  const auto graph = capture(3);
   script().stalls = true;
+  const auto graph = capture(3);
   group_->set_step(12);
-  // The software device runs a graph on whichever thread gets to it, as one piece of work.
   graph->launch(producer_.get());
   group_->replayed(3);
-  std::thread gpu([this] { producer_.synchronize(); });
   const std::string what = broken_by<TimeoutError>([&] {
     for (;;) group_->poll();
   });
-  gpu.join();
   EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0, step 12) timed out after 1"));
 }
 
