@@ -31,6 +31,7 @@ class MutedGroup final : public comm::ProcessGroup {
   std::uint64_t end_capture() override { return inner_.end_capture(); }
   void replayed(std::uint64_t count) override { inner_.replayed(count); }
   void poll() override;
+  void watch_peers() override { inner_.watch_peers(); }
   /// Does nothing: `inner` belongs to somebody else.
   void shutdown() override {}
 

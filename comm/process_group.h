@@ -25,7 +25,8 @@ namespace lockstep::comm {
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
 /// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 is summed
-/// in f32 and rounded once.
+/// in f32 and rounded once. NCCL alone chooses the order itself, by how the GPUs are connected: every rank receives the
+/// same bits there too, but not those of the other backends.
 ///
 /// Threads: one thread issues operations and waits for them; the backend may use others inside.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
@@ -82,6 +83,10 @@ class ProcessGroup {
 
   /// Lets a backend without its own thread go on with what is under way. Cheap; never blocks.
   virtual void poll() = 0;
+
+  /// For a rank that waits for the others by other means than this group's operations: throws DeviceError where one of
+  /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
+  virtual void watch_peers() { poll(); }
 
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;

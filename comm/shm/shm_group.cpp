@@ -79,6 +79,7 @@ class ShmGroup final : public ProcessGroup {
   std::string name() const override { return "shm"; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
   void poll() override;
+  void watch_peers() override;
   void shutdown() override;
 
  protected:
@@ -152,6 +153,23 @@ void ShmGroup::start(const Op& op) {
 void ShmGroup::poll() {
   failure_.guard([&] {
     if (!pipeline_.advance()) look_around_now_and_then();
+  });
+}
+
+void ShmGroup::watch_peers() {
+  failure_.guard([&] {
+    if (pipeline_.advance() || stop_signal() != 0) return;
+    const auto now = Clock::now();
+    if (now < next_look_) return;
+    next_look_ = now + kLookEvery;
+    if (!pipeline_.idle()) look_around();
+    for (int other = 0; other < size(); ++other) {
+      if (other == rank() || !peers_.has_ended(other)) continue;
+      std::this_thread::sleep_for(kStopStraggles);
+      throw_if_stopped("waiting for the other ranks");
+      throw DeviceError(fmt::format("{} has ended", peers_.full_name_of(other)),
+                        fmt::format("look at the log of rank {}", other));
+    }
   });
 }
 

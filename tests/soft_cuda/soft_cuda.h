@@ -24,8 +24,9 @@ class KernelFault : public std::logic_error {
 
 /// When work given to streams is done.
 enum class Streams {
-  kEager,  // at once: no order between streams can be wrong
-  kLazy,   // as late as allowed, when somebody waits for it: who forgets to wait finds old or poisoned bytes
+  kEager,    // at once: no order between streams can be wrong
+  kLazy,     // as late as allowed, when somebody waits for it: who forgets to wait finds old or poisoned bytes
+  kThreads,  // by a thread of each stream, as a GPU does it; but for the default streams, which are lazy
 };
 
 /// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs each test of lockstep_cuda_test() both ways.

@@ -12,7 +12,8 @@
 #include <vector>
 
 // Every stream is a queue of closures. Eager streams are run at each call; lazy ones when somebody waits for them: the
-// host, or another stream that gets to a mark of theirs.
+// host, or another stream that gets to a mark of theirs. Those that were given work while streams had threads keep
+// theirs.
 
 namespace lockstep::soft_cuda {
 namespace {
@@ -36,6 +37,9 @@ struct Stream {
   bool runs = false;  // on some thread
   std::shared_ptr<Graph> capture;
   bool began_capture = false;
+  std::thread worker;
+  bool ends = false;     // the worker's
+  bool is_made = false;  // not a default stream
 };
 
 struct Event {
@@ -81,28 +85,41 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Runs the queue until `position` of it is done; without the lock while a piece of work runs.
+// What is first in a queue; without the lock while it runs.
+void run_first(Lock& lock, const std::shared_ptr<Stream>& stream) {
+  const Work work = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  stream->runs = true;
+  std::exception_ptr fault;
+  lock.unlock();
+  try {
+    work();
+  } catch (...) {
+    fault = std::current_exception();
+  }
+  lock.lock();
+  stream->runs = false;
+  ++stream->done;
+  changed.notify_all();
+  if (fault) std::rethrow_exception(fault);
+}
+
+void work_by_itself(const std::shared_ptr<Stream>& stream) {
+  Lock lock(mutex);
+  for (;;) {
+    changed.wait(lock, [&] { return stream->ends || !stream->queue.empty(); });
+    if (stream->queue.empty()) return;
+    run_first(lock, stream);
+  }
+}
+
+// Runs the queue until `position` of it is done, or waits for whoever does.
 void run_until(Lock& lock, const std::shared_ptr<Stream>& stream, std::uint64_t position) {
   while (stream->done < position) {
-    if (stream->runs) {  // on another thread
+    if (stream->runs || stream->worker.joinable())
       changed.wait(lock);
-      continue;
-    }
-    const Work work = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    stream->runs = true;
-    std::exception_ptr fault;
-    lock.unlock();
-    try {
-      work();
-    } catch (...) {
-      fault = std::current_exception();
-    }
-    lock.lock();
-    stream->runs = false;
-    ++stream->done;
-    changed.notify_all();
-    if (fault) std::rethrow_exception(fault);
+    else
+      run_first(lock, stream);
   }
 }
 
@@ -119,6 +136,9 @@ cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work)
   }
   stream->queue.push_back(std::move(work));
   ++stream->submitted;
+  if (machine().streams == Streams::kThreads && !stream->worker.joinable() && stream->is_made)
+    stream->worker = std::thread([stream] { work_by_itself(stream); });
+  changed.notify_all();
   if (machine().streams == Streams::kEager) run_until(lock, stream, stream->submitted);
   return cudaSuccess;
 }
@@ -129,6 +149,7 @@ cudaError_t make_stream(cudaStream_t* out, int priority) {
   auto made = std::make_shared<Stream>();
   made->device = current_device();
   made->priority = priority;
+  made->is_made = true;
   *out = reinterpret_cast<cudaStream_t>(made.get());
   streams.emplace(*out, std::move(made));
   return cudaSuccess;
@@ -238,6 +259,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   streams.erase(stream);
   run_until(lock, found, found->submitted);  // a GPU too does what was given before
+  if (found->worker.joinable()) {
+    found->ends = true;
+    changed.notify_all();
+    lock.unlock();
+    found->worker.join();
+  }
   return cudaSuccess;
 }
 
@@ -255,7 +282,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (found->capture != nullptr) return broken(found->capture);
   if (found->done == found->submitted) return cudaSuccess;
-  if (!found->runs) run_until(lock, found, found->done + 1);
+  if (!found->runs && !found->worker.joinable()) run_until(lock, found, found->done + 1);
   return cudaErrorNotReady;
 }
 
@@ -330,7 +357,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (mark->capture != nullptr) return noted(cudaErrorCapturedEvent);
   const auto stream = mark->stream;
   if (stream == nullptr || stream->done >= mark->position) return cudaSuccess;
-  if (!stream->runs) run_until(lock, stream, stream->done + 1);
+  if (!stream->runs && !stream->worker.joinable()) run_until(lock, stream, stream->done + 1);
   return cudaErrorNotReady;
 }
 

@@ -1,6 +1,8 @@
 // What a test on several ranks sees of its world.
 #pragma once
 
+#include <memory>
+
 #include "comm/make_group.h"
 #include "comm/process_group.h"
 #include "comm/world.h"
@@ -18,6 +20,13 @@ const comm::World& world();
 /// caller or by a thread), "shm", or "tcp" (shm without MPI: run_ranks then starts
 /// no mpirun). Several ranks must set it.
 comm::GroupOptions group_options();
+
+/// For tests on a group that needs another: main() makes the latter, and group() is what `make` builds on it. Both are
+/// shut down at the end. Define it at namespace scope, in a file that is linked with the tests:
+///   const lockstep::testing::GroupLayer layer(make_over_nccl);
+struct GroupLayer {
+  explicit GroupLayer(std::unique_ptr<comm::ProcessGroup> (*make)(comm::ProcessGroup& below));
+};
 
 /// For a test that leaves the group broken, or never joins it: main() then makes no group, group() may not be called,
 /// and the ranks agree on nothing at the end (each one's exit code stands for itself). Define it at namespace scope:

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/env.h"
 #include "base/error.h"
@@ -14,7 +16,9 @@
 namespace lockstep::testing {
 namespace {
 
+std::unique_ptr<comm::ProcessGroup> g_below;  // of a layer
 std::unique_ptr<comm::ProcessGroup> g_group;
+std::unique_ptr<comm::ProcessGroup> (*g_make_layer)(comm::ProcessGroup& below) = nullptr;
 comm::World g_world;
 bool g_own_groups = false;
 
@@ -49,10 +53,8 @@ void quieten(int rank) {
 
 /// True if the tests passed on every rank.
 bool passed_everywhere(bool passed_here) {
-  auto arena = g_group->allocate(64);
-  arena->view<std::int32_t>(0, 1)[0] = passed_here ? 1 : 0;
-  g_group->all_reduce({arena.get(), 0, 1, DType::kI32}, comm::ReduceOp::kMin).wait_host();
-  return arena->view<std::int32_t>(0, 1)[0] == 1;
+  const auto passed = g_group->all_gather_numbers(passed_here ? 1 : 0);
+  return std::ranges::find(passed, 0) == passed.end();
 }
 
 int run(int argc, char** argv) {
@@ -67,9 +69,16 @@ int run(int argc, char** argv) {
   g_group = comm::make_group(g_world, options);
   const bool shared = options.backend == comm::GroupOptions::Backend::kShm;
   LOCKSTEP_ASSERT(g_world.size == 1 || (g_group->name() == "shm") == shared, "asked for another group");
+  if (g_make_layer != nullptr) {
+    g_below = std::move(g_group);
+    g_group = g_make_layer(*g_below);
+  }
   const bool passed = passed_everywhere(RUN_ALL_TESTS() == 0);
-  g_group->shutdown();
-  g_group.reset();
+  for (auto* group : {&g_group, &g_below}) {
+    if (*group == nullptr) continue;
+    (*group)->shutdown();
+    group->reset();
+  }
   return passed ? 0 : 1;
 }
 
@@ -97,6 +106,7 @@ comm::GroupOptions group_options() {
   return options;
 }
 
+GroupLayer::GroupLayer(std::unique_ptr<comm::ProcessGroup> (*make)(comm::ProcessGroup& below)) { g_make_layer = make; }
 OwnGroups::OwnGroups() { g_own_groups = true; }
 
 }  // namespace lockstep::testing

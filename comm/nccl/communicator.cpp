@@ -1,0 +1,111 @@
+#include "comm/nccl/communicator.h"
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/cuda/runtime.h"
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lockstep::comm {
+namespace {
+
+// A call that starts work takes a thread of NCCL some tens of microseconds.
+constexpr int kYields = 200;
+constexpr auto kNap = std::chrono::microseconds(50);
+// For which end() waits for abort()'s thread: what ends of itself does so in less.
+constexpr auto kAbortPatience = std::chrono::seconds(10);
+
+}  // namespace
+
+struct Communicator::Ending {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool over = false;  // guarded by mutex
+
+  void end() {
+    const std::lock_guard lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+  bool wait_for(Clock::duration patience) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, patience, [&] { return over; });
+  }
+};
+
+Communicator::Communicator(const NcclApi& api, int device, int rank, int size)
+    : api_(api), device_(device), rank_(rank), size_(size) {}
+
+void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
+  LOCKSTEP_ASSERT(state_ == State::kInitialising && comm_ == nullptr, "a communicator joins twice");
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  const ncclResult_t result = settle(api_.comm_init_rank_config(&comm_, size_, id, rank_, &config), look);
+  if (result != ncclSuccess) throw_nccl_error(api_, comm_, result, "joining the ranks by NCCL");
+  state_ = State::kReady;
+}
+
+ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look) {
+  for (int looks = 0; result == ncclInProgress; ++looks) {
+    if (looks < kYields) {
+      std::this_thread::yield();
+    } else {
+      look();
+      std::this_thread::sleep_for(kNap);
+    }
+    ncclResult_t state = ncclInProgress;
+    const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
+    result = asked == ncclSuccess ? state : asked;
+  }
+  return result;
+}
+
+ncclResult_t Communicator::async_error() const {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
+  if (asked != ncclSuccess) return asked;
+  return state == ncclInProgress ? ncclSuccess : state;
+}
+
+void Communicator::leave(FunctionRef<void()> look) {
+  LOCKSTEP_ASSERT(state_ == State::kReady, "leaving a communicator that is not ready");
+  ncclResult_t result = settle(api_.comm_finalize(comm_), look);
+  if (result != ncclSuccess) throw_nccl_error(api_, comm_, result, "leaving NCCL");
+  // From here on there is nothing that an abort could be given to.
+  state_ = State::kLeft;
+  result = api_.comm_destroy(std::exchange(comm_, nullptr));
+  if (result != ncclSuccess && result != ncclInProgress)
+    throw_nccl_error(api_, nullptr, result, "ending NCCL's communicator");
+}
+
+void Communicator::abort() noexcept {
+  if (state_ == State::kAborted || state_ == State::kLeft) return;
+  state_ = comm_ == nullptr ? State::kLeft : State::kAborted;
+  if (comm_ == nullptr) return;
+  try {
+    auto ending = std::make_shared<Ending>();
+    std::thread([&api = api_, comm = comm_, device = device_, ending] {
+      // A new thread is on the first GPU, where the call would make a context.
+      static_cast<void>(cudaSetDevice(device));
+      static_cast<void>(api.comm_abort(comm));
+      ending->end();
+    }).detach();
+    ending_ = std::move(ending);
+  } catch (const std::exception& error) {
+    log_warn("NCCL's communicator could not be aborted: {}", error.what());
+  }
+}
+
+void Communicator::end() noexcept {
+  abort();
+  if (ending_ != nullptr && !std::exchange(ending_, nullptr)->wait_for(kAbortPatience))
+    log_warn("NCCL does not let go of an aborted communicator: this process will end without it");
+}
+
+}  // namespace lockstep::comm

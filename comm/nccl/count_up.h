@@ -1,0 +1,13 @@
+// The kernel behind CompletionWord.
+#pragma once
+
+#include <cstdint>
+
+#include "base/device.h"
+
+namespace lockstep::comm {
+
+/// Adds 1 to `count` on the GPU, and shows it in `word`, host memory that the GPU can write.
+void launch_count_up(std::uint64_t* count, std::uint64_t* word, StreamView stream);
+
+}  // namespace lockstep::comm

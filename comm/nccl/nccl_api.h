@@ -1,0 +1,50 @@
+// NCCL's functions, in a library that is opened when the first group needs it.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+namespace lockstep::comm {
+
+/// The functions of NCCL that are used. Tests put others in their place.
+struct NcclApi {
+  decltype(ncclGetVersion)* get_version = nullptr;
+  decltype(ncclGetErrorString)* get_error_string = nullptr;
+  decltype(ncclGetLastError)* get_last_error = nullptr;
+  decltype(ncclGetUniqueId)* get_unique_id = nullptr;
+  decltype(ncclCommInitRankConfig)* comm_init_rank_config = nullptr;
+  decltype(ncclCommGetAsyncError)* comm_get_async_error = nullptr;
+  decltype(ncclCommFinalize)* comm_finalize = nullptr;
+  decltype(ncclCommDestroy)* comm_destroy = nullptr;
+  decltype(ncclCommAbort)* comm_abort = nullptr;
+  decltype(ncclMemAlloc)* mem_alloc = nullptr;
+  decltype(ncclMemFree)* mem_free = nullptr;
+  decltype(ncclCommRegister)* comm_register = nullptr;
+  decltype(ncclCommDeregister)* comm_deregister = nullptr;
+  decltype(ncclAllReduce)* all_reduce = nullptr;
+  decltype(ncclReduceScatter)* reduce_scatter = nullptr;
+  decltype(ncclAllGather)* all_gather = nullptr;
+  decltype(ncclBroadcast)* broadcast = nullptr;
+  decltype(ncclReduce)* reduce = nullptr;
+  decltype(ncclGroupStart)* group_start = nullptr;
+  decltype(ncclGroupEnd)* group_end = nullptr;
+};
+
+/// The machine's NCCL, which stays open until the process ends. Throws CudaError where there is none, and NcclError
+/// where it is older than what is needed.
+const NcclApi& load_nccl();
+
+/// Throws NcclError where `api` is older than 2.19, which brought memory that a communicator can register.
+void check_nccl_version(const NcclApi& api);
+
+/// "2.28.9".
+std::string nccl_version_text(const NcclApi& api);
+
+/// NCCL's words for `result`, and its last ones before it.
+std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t result);
+
+/// Throws NcclError("`doing` failed: …" → what is to be looked at).
+[[noreturn]] void throw_nccl_error(const NcclApi& api, ncclComm_t comm, ncclResult_t result, const std::string& doing);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,474 @@
+#include "comm/nccl/nccl_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/cuda/runtime.h"
+#include "base/error.h"
+#include "base/stop.h"
+#include "comm/agree.h"
+#include "comm/failure.h"
+#include "comm/nccl/calls.h"
+#include "comm/nccl/communicator.h"
+#include "comm/nccl/completion_word.h"
+#include "comm/nccl/device_arena.h"
+#include "comm/nccl/marks.h"
+#include "comm/nccl/op_timer.h"
+#include "comm/nccl/roll_call.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Looks at the word before a wait on the host sleeps between two of them.
+constexpr int kYields = 100;
+constexpr auto kNap = std::chrono::microseconds(50);
+// Between two looks at the other ranks' processes by one that waits, and at everything by one that only polls.
+constexpr auto kLookAtPeersEvery = std::chrono::milliseconds(5);
+constexpr auto kLookEvery = std::chrono::milliseconds(100);
+// Operations that may be under way before the host waits for the first of them.
+constexpr std::size_t kMostUnderWay = 1024;
+
+/// How long the ranks wait for each other when they have given up: they did not begin to wait at the same moment.
+Clock::duration patience_of(Clock::duration timeout) {
+  return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(1), std::chrono::seconds(10));
+}
+
+class NcclGroup final : public DeviceGroup {
+ public:
+  NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api);
+  ~NcclGroup() override;
+
+  /// Collective: what is left of the making, where the ranks wait for each other.
+  void join(const ncclUniqueId& id);
+
+  std::string name() const override { return "nccl"; }
+  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
+  void copy(void* to, const void* from, std::size_t bytes) override;
+  void zero(const Region& region) override;
+  std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine) override;
+  void poll() override;
+  void watch_peers() override { control_.watch_peers(); }
+  void shutdown() override;
+
+  void begin_capture() override;
+  std::uint64_t end_capture() override;
+  void replayed(std::uint64_t count) override;
+  void time_operations(bool on) override { timer_.turn(on); }
+  std::vector<OpTime> device_times(const CudaEvent& origin) override;
+
+ protected:
+  void start(const Op& op) override;
+  bool is_done(std::uint64_t sequence) override;
+  void wait_done(std::uint64_t sequence, Deadline deadline) override;
+  void make_wait(std::uint64_t sequence, StreamView stream) override;
+
+ private:
+  template <class Action>
+  auto guard(Action&& action);
+  void fail();
+  void give(const Op& op);
+  void note_launched(const Op& op);
+  void make_room(std::uint64_t count);
+  bool is_complete(std::uint64_t sequence);
+  void wait_until_complete(std::uint64_t sequence, Deadline deadline);
+  void look_around();
+  void look_at_peers();
+  [[noreturn]] void time_out(const Op& op, double waited_seconds);
+
+  /// Launched and, as far as is known, not complete.
+  bool any_under_way() const { return completed_ < launched_; }
+  Op& launched(std::uint64_t sequence) { return under_way_[sequence % under_way_.size()]; }
+  const Op& first_under_way() { return launched(completed_ + 1); }
+
+  ProcessGroup& control_;
+  const StreamView producer_;
+  std::shared_ptr<Communicator> communicator_;  // arenas use it too
+  std::optional<RollCall> roll_call_;
+  Failure failure_;
+
+  CudaStream stream_{CudaStream::Priority::kHigh};  // of all operations
+  CudaEvent ready_;
+  DeviceBytes bytes_;
+  std::unique_ptr<CompletionWord> word_;
+  Marks marks_;
+  OpTimer timer_;
+
+  std::vector<Op> under_way_;  // a ring, by sequence number
+  std::uint64_t launched_ = 0;
+  std::uint64_t completed_ = 0;
+  std::uint64_t joined_ = 0;      // the producer's stream comes after these
+  Clock::time_point progress_{};  // when completed_ last rose, or the first of those under way was launched
+  Clock::time_point next_look_{};
+  Clock::time_point next_look_at_peers_{};
+
+  bool capturing_ = false;
+  std::vector<Op> captured_;
+  Marks captured_marks_;                                // events of a capture mean nothing outside of it
+  std::map<std::uint64_t, std::vector<Op>> in_graphs_;  // the last capture of so many operations
+};
+
+NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api)
+    : DeviceGroup(control.rank(), control.size(), options.timeout, options.device),
+      control_(control),
+      producer_(options.producer),
+      communicator_(std::make_shared<Communicator>(api, options.device, control.rank(), control.size())),
+      bytes_(options.producer),
+      word_(std::make_unique<CompletionWord>()),
+      under_way_(kMostUnderWay) {}
+
+NcclGroup::~NcclGroup() {
+  communicator_->end();
+  // Freeing it would wait for kernels that may be under way even so.
+  if (communicator_->state() == Communicator::State::kAborted) static_cast<void>(word_.release());
+}
+
+template <class Action>
+auto NcclGroup::guard(Action&& action) {
+  failure_.throw_if_any();
+  try {
+    return action();
+  } catch (const CudaError&) {
+    // Many a call is refused in a capture, NCCL's not among them: the steps can do without it.
+    if (!capturing_) fail();
+    throw;
+  } catch (...) {
+    fail();
+    throw;
+  }
+}
+
+void NcclGroup::fail() {
+  failure_.set(std::current_exception());
+  communicator_->abort();
+}
+
+// ---- Beginning and end ----
+
+void NcclGroup::join(const ncclUniqueId& id) {
+  guard([&] {
+    roll_call_.emplace(control_);
+    const auto begin = Clock::now();
+    const auto deadline = Deadline::after(timeout());
+    const auto patience = patience_of(timeout());
+    std::exception_ptr failure;
+    Whereabouts mine;
+    try {
+      communicator_->join(id, [&] {
+        look_at_peers();
+        if (!deadline.expired()) return;
+        throw TimeoutError(fmt::format("joining {} ranks by NCCL timed out after {:.3g} s", size(),
+                                       seconds_between(begin, Clock::now())),
+                           "look at the network between them (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO says more");
+      });
+    } catch (const InterruptedError&) {
+      throw;
+    } catch (const Error& error) {
+      failure = std::current_exception();
+      mine.failure = error.code();
+    }
+    // Whoever has joined waits for as long as another may still try.
+    const auto answers =
+        roll_call_->ask(mine, Deadline::after(failure == nullptr ? deadline.remaining() + 2 * patience : patience));
+    if (!answers.all.empty()) {
+      agree_on(control_, [&] {
+        if (failure != nullptr) std::rethrow_exception(failure);
+      });
+      return;
+    }
+    if (failure == nullptr) std::rethrow_exception(answers.silence);
+    try {
+      std::rethrow_exception(failure);
+    } catch (const TimeoutError& error) {
+      throw TimeoutError(error.what() + waiting_text(answers, 0), error.remedy());
+    }
+  });
+}
+
+void NcclGroup::shutdown() {
+  guard([&] {
+    wait_until_complete(launched_, Deadline::after(timeout()));
+    control_.barrier().wait_host();
+    const auto deadline = Deadline::after(timeout());
+    communicator_->leave([&] {
+      look_at_peers();
+      if (deadline.expired())
+        throw TimeoutError("leaving NCCL timed out", "let go of all CUDA graphs that hold collectives before");
+    });
+  });
+}
+
+// ---- Memory and objects ----
+
+std::unique_ptr<Arena> NcclGroup::allocate(std::size_t bytes) {
+  failure_.throw_if_any();
+  LOCKSTEP_ASSERT(!capturing_ && communicator_->state() == Communicator::State::kReady,
+                  "an allocation in a capture, or after the end");
+  DeviceArena::check_size(bytes);
+  std::unique_ptr<DeviceArena> arena;
+  agree_on(control_, [&] { arena = DeviceArena::allocate(bytes, communicator_); });
+  const auto registered = control_.all_gather_numbers(arena->registered() ? 1 : 0);
+  if (std::ranges::find(registered, 0) != registered.end()) arena->deregister();
+  return arena;
+}
+
+void NcclGroup::copy(void* to, const void* from, std::size_t bytes) {
+  LOCKSTEP_ASSERT(!capturing_, "a copy by the host in a capture");
+  guard([&] {
+    wait_until_complete(launched_, Deadline::after(timeout()));
+    bytes_.copy(to, from, bytes);
+  });
+}
+
+void NcclGroup::zero(const Region& region) {
+  check_region(region, "zeroing");
+  guard([&] { bytes_.zero(region.data(), region.bytes()); });
+}
+
+std::vector<std::vector<std::byte>> NcclGroup::all_gather_objects(std::span<const std::byte> mine) {
+  return guard([&] { return control_.all_gather_objects(mine); });
+}
+
+// ---- Operations ----
+
+void NcclGroup::start(const Op& op) {
+  guard([&] {
+    LOCKSTEP_ASSERT(communicator_->state() == Communicator::State::kReady, "{} after the end", describe(op));
+    if (op.kind != OpKind::kBarrier) {
+      const auto* const arena = dynamic_cast<const DeviceArena*>(op.region.arena);
+      LOCKSTEP_ASSERT(arena != nullptr && arena->communicator() == communicator_.get(),
+                      "{} on an arena of another group", describe(op));
+    }
+    if (!capturing_) make_room(1);
+    give(op);
+    if (capturing_) {
+      captured_marks_.record(op.sequence, stream_.get());
+      captured_.push_back(op);
+    } else {
+      marks_.record(op.sequence, stream_.get());
+      note_launched(op);
+    }
+  });
+}
+
+/// Where the completion word is in the stream's order: behind the operation, before the mark; so that a capture in
+/// which the mark is waited for has no end that hangs loose.
+void NcclGroup::give(const Op& op) {
+  ready_.record(native(producer_));
+  ready_.make_wait(stream_.get());
+  if (!capturing_) timer_.begin(op, stream_.get());
+  const auto begin = Clock::now();
+  const ncclResult_t result = communicator_->settle(
+      give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(), stream_.get()),
+      [&] {
+        look_at_peers();
+        const auto now = Clock::now();
+        if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
+      });
+  if (result != ncclSuccess) throw_nccl_error(communicator_->api(), communicator_->get(), result, describe(op));
+  if (!capturing_) timer_.end(stream_.get());
+  word_->count_up(stream_.view());
+}
+
+void NcclGroup::note_launched(const Op& op) {
+  if (!any_under_way()) progress_ = Clock::now();
+  launched(op.sequence) = op;
+  launched_ = op.sequence;
+}
+
+void NcclGroup::make_room(std::uint64_t count) {
+  const std::uint64_t last = launched_ + count;
+  if (last - completed_ > under_way_.size()) wait_until_complete(last - under_way_.size(), Deadline::after(timeout()));
+}
+
+bool NcclGroup::is_complete(std::uint64_t sequence) {
+  if (const std::uint64_t completed = word_->read(); completed != completed_) {
+    completed_ = completed;
+    progress_ = Clock::now();
+  }
+  return completed_ >= sequence;
+}
+
+bool NcclGroup::is_done(std::uint64_t sequence) {
+  return guard([&] {
+    if (is_complete(sequence)) return true;
+    if (!capturing_) look_around();
+    return is_complete(sequence);
+  });
+}
+
+void NcclGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+  LOCKSTEP_ASSERT(!capturing_ && sequence <= launched_, "a wait for operation #{}, which is only captured", sequence);
+  guard([&] { wait_until_complete(sequence, deadline); });
+}
+
+void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
+  if (is_complete(sequence)) return;
+  const auto begin = Clock::now();
+  for (int looks = 0; !is_complete(sequence); ++looks) {
+    if (looks < kYields) {
+      std::this_thread::yield();
+      continue;
+    }
+    throw_if_stopped("waiting for the other ranks");
+    look_around();
+    if (is_complete(sequence)) return;
+    if (deadline.expired()) time_out(first_under_way(), seconds_between(begin, Clock::now()));
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
+  guard([&] {
+    if (capturing_) {
+      // begin_capture() has seen to what came before.
+      if (sequence > launched_) captured_marks_.make_wait(sequence, native(stream));
+    } else {
+      if (!is_complete(sequence)) marks_.make_wait(sequence, native(stream));
+      if (stream.native == producer_.native) joined_ = std::max(joined_, sequence);
+    }
+  });
+}
+
+// ---- Watching ----
+
+void NcclGroup::poll() {
+  failure_.throw_if_any();
+  if (capturing_ || is_complete(launched_)) return;
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + kLookEvery;
+  guard([&] {
+    look_around();
+    if (!is_complete(launched_) && now - progress_ > timeout())
+      time_out(first_under_way(), seconds_between(progress_, now));
+  });
+}
+
+/// Throws what has gone wrong, as far as can be known without waiting.
+void NcclGroup::look_around() {
+  const cudaError_t status = cudaStreamQuery(stream_.get());
+  if (status != cudaErrorNotReady) check_cuda(status, "a collective");
+  const ncclResult_t result = communicator_->async_error();
+  if (result != ncclSuccess)
+    throw_nccl_error(communicator_->api(), communicator_->get(), result,
+                     any_under_way() ? describe(first_under_way()) : std::string("NCCL"));
+  look_at_peers();
+}
+
+void NcclGroup::look_at_peers() {
+  const auto now = Clock::now();
+  if (now < next_look_at_peers_) return;
+  next_look_at_peers_ = now + kLookAtPeersEvery;
+  try {
+    control_.watch_peers();
+  } catch (const DeviceError& error) {
+    if (!any_under_way()) throw;
+    throw DeviceError(fmt::format("{}, and this rank waits for it in {}", error.what(), describe(first_under_way())),
+                      error.remedy());
+  }
+}
+
+void NcclGroup::time_out(const Op& op, double waited_seconds) {
+  const auto answers =
+      roll_call_->ask({.issued = last_issued(), .completed = completed_}, Deadline::after(patience_of(timeout())));
+  const int behind = first_behind(answers, op.sequence);
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
+      behind < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")
+                 : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", behind));
+}
+
+std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {
+  LOCKSTEP_ASSERT(!capturing_, "times are read in a capture");
+  return guard([&] {
+    wait_until_complete(launched_, Deadline::after(timeout()));
+    return timer_.times(origin);
+  });
+}
+
+// ---- Captures ----
+
+void NcclGroup::begin_capture() {
+  LOCKSTEP_ASSERT(!capturing_, "a capture in a capture");
+  guard([&] {
+    if (!is_complete(launched_)) marks_.make_wait(launched_, native(producer_));
+    joined_ = launched_;
+    captured_.clear();
+    captured_marks_.clear();
+    capturing_ = true;
+  });
+}
+
+std::uint64_t NcclGroup::end_capture() {
+  LOCKSTEP_ASSERT(capturing_, "the end of a capture that was not begun");
+  capturing_ = false;
+  set_last_issued(launched_);
+  const std::uint64_t count = captured_.size();
+  if (count == 0) return 0;
+  // Room for one launch that is under way and one that follows.
+  if (under_way_.size() < 2 * count) {
+    std::vector<Op> larger(2 * count);
+    for (std::uint64_t sequence = completed_ + 1; sequence <= launched_; ++sequence)
+      larger[sequence % larger.size()] = launched(sequence);
+    under_way_ = std::move(larger);
+  }
+  in_graphs_[count] = captured_;
+  return count;
+}
+
+void NcclGroup::replayed(std::uint64_t count) {
+  LOCKSTEP_ASSERT(!capturing_, "a launch in a capture");
+  if (count == 0) return;
+  const auto ops = in_graphs_.find(count);
+  LOCKSTEP_ASSERT(ops != in_graphs_.end(), "no capture had {} operations", count);
+  LOCKSTEP_ASSERT(joined_ >= launched_ || is_complete(launched_), "a launch that operation #{} may still overtake",
+                  launched_);
+  guard([&] {
+    make_room(count);
+    for (Op op : ops->second) {
+      op.sequence = launched_ + 1;
+      op.step = step();
+      note_launched(op);
+    }
+    set_last_issued(launched_);
+    marks_.record(launched_, native(producer_));
+    joined_ = launched_;
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOptions& options) {
+  const NcclApi* api = options.api;
+  std::unique_ptr<NcclGroup> group;
+  agree_on(control, [&] {
+    check_device(options.device);
+    if (api == nullptr)
+      api = &load_nccl();
+    else
+      check_nccl_version(*api);
+    check_cuda(cudaSetDevice(options.device), "choosing a GPU");
+    group = std::make_unique<NcclGroup>(control, options, *api);
+  });
+  compare_manifests(control, {{"NCCL", nccl_version_text(*api)}});
+
+  ncclUniqueId id{};
+  agree_on(control, [&] {
+    if (control.rank() > 0) return;
+    const ncclResult_t result = api->get_unique_id(&id);
+    if (result != ncclSuccess) throw_nccl_error(*api, nullptr, result, "preparing to join the ranks by NCCL");
+  });
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(&id, 1));
+  const auto ids = control.all_gather_objects(control.rank() == 0 ? bytes : bytes.first(0));
+  LOCKSTEP_ASSERT(ids[0].size() == sizeof id, "an id of {} bytes", ids[0].size());
+  std::memcpy(&id, ids[0].data(), sizeof id);
+  group->join(id);
+  return group;
+}
+
+}  // namespace lockstep::comm

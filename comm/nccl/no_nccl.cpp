@@ -1,0 +1,16 @@
+// In place of the rest where the build has no CUDA.
+#include "base/cuda/probe.h"
+#include "base/error.h"
+#include "comm/nccl/nccl_group.h"
+
+namespace lockstep::comm {
+
+std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup&, const NcclOptions&) {
+  throw DeviceError(probe_cuda().problem, probe_cuda().remedy);
+}
+
+std::unique_ptr<DeviceGroup> make_device_self_group(const NcclOptions&) {
+  throw DeviceError(probe_cuda().problem, probe_cuda().remedy);
+}
+
+}  // namespace lockstep::comm
