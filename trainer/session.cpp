@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
+#include "comm/nccl/nccl_group.h"
 #include "devices/read_gpus.h"
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
@@ -75,22 +76,23 @@ void check_place(const DeviceChoice& choice) {
                     "leave CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES alone while it runs");
 }
 
-/// This rank's GPU.
-std::unique_ptr<nn::Backend> open_gpu(const TrainConfig&, const DeviceChoice& choice) {
-  throw DeviceError(fmt::format("{} cannot be computed on yet", to_string(choice.gpu, choice.device.index)),
-                    "use --device cpu");
-}
-
 /// Collective. A device that cannot be opened must not leave the other ranks waiting for this one.
 void open_device(const TrainConfig& config, const DeviceChoice& choice, Session& session) {
-  comm::agree_on(*session.group, [&] {
-    if (choice.device.kind == DeviceKind::kCpu) {
+  comm::ProcessGroup& group = *session.group;
+  const bool gpu = choice.device.kind == DeviceKind::kCuda;
+  comm::agree_on(group, [&] {
+    if (!gpu) {
       session.backend = nn::make_cpu_backend(session.threads);
       return;
     }
-    session.backend = open_gpu(config, choice);
+    session.backend = nn::make_cuda_backend({.device = choice.device.index, .tf32 = config.tf32});
     check_place(choice);
   });
+  if (!gpu) return;
+  const comm::NcclOptions options{
+      .device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()};
+  session.gradient_group =
+      group.size() > 1 ? comm::make_nccl_group(group, options) : comm::make_device_self_group(options);
 }
 
 }  // namespace

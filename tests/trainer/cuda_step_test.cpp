@@ -1,0 +1,225 @@
+// Training on a GPU against training on the CPU: the same steps, losses and parameters. Runs on the software device, and
+// on a GPU where there is one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "comm/nccl/nccl_group.h"
+#include "comm/self_group.h"
+#include "data/open.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
+#include "trainer/evaluate.h"
+#include "trainer/step.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+struct Setting {
+  bool cuda = false;
+  std::string model = "mlp";
+  bool adam = true;
+  double clip_norm = 0;
+  DType activations = DType::kF32;
+  bool record = true;
+  std::uint64_t global_batch = 48;
+  double lr = 1e-2;
+};
+
+// A world of one on one device.
+class Training {
+ public:
+  explicit Training(const Setting& setting)
+      : setting_(setting),
+        backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
+        splits_(data::open_data("digits")),
+        module_(nn::make_model(context_, {.name = setting.model,
+                                          .sample_shape = splits_.train->sample_dims(),
+                                          .classes = splits_.train->classes(),
+                                          .hidden = {32, 24}})),
+        group_(make_group()),
+        loader_(splits_.train,
+                sampler::DistributedSampler(
+                    {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch}, 0, 1),
+                {.workers = 1, .memory = backend_->staging_memory()}),
+        replica_(*group_, *backend_, *module_, {.first_bytes = 1 << 10, .bytes = 1 << 13}),
+        step_(*backend_, *module_, replica_,
+              setting.adam ? nn::make_adamw(replica_.parameters(), {})
+                           : nn::make_sgd(replica_.parameters(), {.momentum = 0.9, .nesterov = true}),
+              splits_.train->sample_dims(),
+              {.clip_norm = setting.clip_norm,
+               .want_norm = true,
+               .activations = setting.activations,
+               .record = setting.record}) {}
+
+  std::vector<TrainingStep::Outcome> run(int steps) {
+    std::vector<TrainingStep::Outcome> outcomes;
+    for (int i = 0; i < steps; ++i) {
+      backend_->finish_inputs();
+      step_.run(++steps_, loader_.next(), setting_.lr);
+      while (step_.outcome_due()) outcomes.push_back(step_.take_outcome());
+    }
+    while (step_.outcomes_waiting() > 0) outcomes.push_back(step_.take_outcome());
+    return outcomes;
+  }
+
+  EvalReport evaluate() {
+    comm::SelfGroup control(kPatience);
+    Evaluator evaluator(control, *backend_, splits_.test, 50, 0, setting_.activations);
+    return evaluator.run(*module_, steps_);
+  }
+
+  std::vector<nn::HostTensor> state() const { return nn::state_of(*module_); }
+  std::string hash() const { return nn::parameters_sha256(*module_); }
+  nn::Module& module() { return *module_; }
+  nn::Backend& backend() { return *backend_; }
+  const RecordedSteps& recorded() const { return step_.recorded(); }
+
+ private:
+  std::unique_ptr<comm::ProcessGroup> make_group() {
+    if (!setting_.cuda) return std::make_unique<comm::SelfGroup>(kPatience);
+    return comm::make_device_self_group({.device = 0, .producer = backend_->stream(), .timeout = kPatience});
+  }
+
+  Setting setting_;
+  std::unique_ptr<nn::Backend> backend_;
+  nn::Generator generator_{1};
+  nn::Context context_{*backend_, generator_};
+  data::DataSplits splits_;
+  std::unique_ptr<nn::Module> module_;
+  std::unique_ptr<comm::ProcessGroup> group_;
+  data::Loader loader_;
+  Replica replica_;
+  TrainingStep step_;
+  std::int64_t steps_ = 0;
+};
+
+float largest_difference(const nn::HostTensor& a, const nn::HostTensor& b) {
+  float largest = 0;
+  for (std::size_t at = 0; at < a.bytes.size(); at += sizeof(float)) {
+    float x = 0, y = 0;
+    std::memcpy(&x, a.bytes.data() + at, sizeof x);
+    std::memcpy(&y, b.bytes.data() + at, sizeof y);
+    largest = std::max(largest, std::isfinite(x) && std::isfinite(y) ? std::abs(x - y) : INFINITY);
+  }
+  return largest;
+}
+
+void expect_close(const Training& a, const Training& b, float tolerance) {
+  const auto left = a.state(), right = b.state();
+  ASSERT_EQ(left.size(), right.size());
+  for (std::size_t i = 0; i < left.size(); ++i)
+    EXPECT_LE(largest_difference(left[i], right[i]), tolerance) << left[i].name;
+}
+
+class CudaStep : public ::testing::TestWithParam<std::string> {};
+
+// f32: what differs is the order of sums, which training amplifies little over a few steps.
+TEST_P(CudaStep, FollowsTheCpu) {
+  for (const bool adam : {true, false})
+    for (const double clip : {0.0, 0.5}) {
+      Setting setting = {.model = GetParam(), .adam = adam, .clip_norm = clip};
+      setting.lr = adam ? 1e-3 : 2e-2;
+      Training cpu(setting);
+      setting.cuda = true;
+      Training cuda(setting);
+      ASSERT_EQ(cpu.hash(), cuda.hash());
+      const auto wanted = cpu.run(12), got = cuda.run(12);
+      ASSERT_EQ(got.size(), wanted.size());
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i].step, wanted[i].step);
+        EXPECT_EQ(got[i].totals.count, wanted[i].totals.count);
+        EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-4 * wanted[i].totals.loss) << "step " << i + 1;
+        EXPECT_NEAR(got[i].grad_norm, wanted[i].grad_norm, 1e-3 * wanted[i].grad_norm) << "step " << i + 1;
+      }
+      expect_close(cpu, cuda, adam ? 2e-3f : 1e-4f);
+      EXPECT_NEAR(cuda.evaluate().loss, cpu.evaluate().loss, 1e-3 * cpu.evaluate().loss);
+    }
+}
+
+// 1,437 digits in steps of 240 leave 237 for the last one of an epoch.
+TEST_P(CudaStep, RecordedStepsAreTheSteps) {
+  Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .record = false, .global_batch = 240};
+  Training eager(setting);
+  setting.record = true;
+  Training recorded(setting);
+  const auto wanted = eager.run(40), got = recorded.run(40);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 25);
+  EXPECT_EQ(eager.recorded().replayed(), 0);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    ASSERT_EQ(got[i].grad_norm, wanted[i].grad_norm) << "step " << i + 1;
+  }
+  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_EQ(recorded.evaluate().loss, eager.evaluate().loss);
+  recorded.run(3);  // evaluation has left the recording's memory alone
+  eager.run(3);
+  EXPECT_EQ(recorded.hash(), eager.hash());
+}
+
+// bf16 has 8 bits of mantissa.
+TEST_P(CudaStep, LearnsInBf16AsInF32) {
+  Setting setting = {.cuda = true, .model = GetParam()};
+  Training f32(setting);
+  setting.activations = DType::kBF16;
+  Training bf16(setting);
+  const auto wanted = f32.run(30), got = bf16.run(30);
+  EXPECT_NEAR(got[0].totals.loss, wanted[0].totals.loss, 2e-2 * wanted[0].totals.loss);
+  EXPECT_LT(got.back().totals.loss, 0.7 * got.front().totals.loss);
+  EXPECT_NEAR(got.back().totals.loss, wanted.back().totals.loss, 0.15 * wanted.front().totals.loss);
+  EXPECT_NE(bf16.hash(), f32.hash());
+  EXPECT_NEAR(bf16.evaluate().accuracy, f32.evaluate().accuracy, 0.1);
+}
+
+TEST_P(CudaStep, ALossThatIsNotFiniteMovesNothing) {
+  Setting setting = {.cuda = true, .model = GetParam(), .lr = 1e30};
+  Training training(setting);
+  const auto outcomes = training.run(8);
+  const auto bad = std::ranges::find_if(outcomes, [](const auto& o) { return !std::isfinite(o.totals.loss); });
+  ASSERT_NE(bad, outcomes.end());
+  const std::string hash = training.hash();
+  training.run(2);
+  EXPECT_EQ(training.hash(), hash);
+}
+
+TEST_P(CudaStep, NothingIsAllocatedOrBuiltInTheSteadyState) {
+  for (const bool record : {false, true})
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Training training(
+          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .global_batch = 479});
+      training.run(20);  // six epochs of three steps, each the same size
+      const auto allocations = training.backend().allocator().stats().system_allocations;
+      const auto primitives = training.backend().primitives_created();
+      training.run(12);
+      EXPECT_EQ(training.backend().allocator().stats().system_allocations, allocations);
+      EXPECT_EQ(training.backend().primitives_created(), primitives);
+    }
+}
+
+TEST_P(CudaStep, WeightsMoveBetweenDevices) {
+  Setting setting = {.cuda = true, .model = GetParam()};
+  Training cuda(setting);
+  cuda.run(3);
+  setting.cuda = false;
+  Training cpu(setting);
+  EXPECT_NE(cpu.hash(), cuda.hash());
+  nn::load_state(cpu.module(), cuda.state(), "the other device");
+  EXPECT_EQ(cpu.hash(), cuda.hash());
+  cpu.run(1);
+  nn::load_state(cuda.module(), cpu.state(), "the other device");
+  EXPECT_EQ(cpu.hash(), cuda.hash());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaStep, ::testing::Values("linear", "mlp", "cnn"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace lockstep::trainer
