@@ -162,6 +162,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
     Whereabouts mine;
     try {
       communicator_->join(id, [&] {
+        throw_if_stopped("joining the other ranks");
         look_at_peers();
         if (!deadline.expired()) return;
         throw TimeoutError(fmt::format("joining {} ranks by NCCL timed out after {:.3g} s", size(),
@@ -291,6 +292,7 @@ void NcclGroup::give(const Op& op) {
   const ncclResult_t result = communicator_->settle(
       give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(), stream_.get()),
       [&] {
+        throw_if_stopped("waiting for the other ranks");
         look_at_peers();
         const auto now = Clock::now();
         if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
@@ -378,7 +380,10 @@ void NcclGroup::poll() {
 /// Throws what has gone wrong, as far as can be known without waiting.
 void NcclGroup::look_around() {
   const cudaError_t status = cudaStreamQuery(stream_.get());
-  if (status != cudaErrorNotReady) check_cuda(status, "a collective");
+  if (status == cudaErrorNotReady)
+    static_cast<void>(cudaGetLastError());  // it is noted as if it were an error
+  else
+    check_cuda(status, "a collective");
   const ncclResult_t result = communicator_->async_error();
   if (result != ncclSuccess)
     throw_nccl_error(communicator_->api(), communicator_->get(), result,

@@ -129,6 +129,7 @@ TEST_F(NcclFaults, ARankThatDies) {
   EXPECT_THAT(what, AllOf(StartsWith(fmt::format("rank {} (host ", last())),
                           HasSubstr("has ended, and this rank waits for it in"),
                           HasSubstr("allreduce #2 (sum of 1000 f32 at byte 0, step 5)")));
+  std::this_thread::sleep_for(1s);  // whoever has not looked yet is to see who was the first
 }
 
 TEST_F(NcclFaults, AnErrorOnOneRank) {

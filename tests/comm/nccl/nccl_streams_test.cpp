@@ -281,6 +281,25 @@ TEST_F(NcclCapture, AStallInALaunchIsNamed) {
   EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0, step 12) timed out after 1"));
 }
 
+// Something in a step that cannot be captured: the steps go on without a graph.
+TEST_F(NcclCapture, OneThatBreaksLeavesTheGroupWhole) {
+  make();
+  group_->begin_capture();
+  check_cuda(cudaStreamBeginCapture(producer_.get(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  all_reduce().wait(producer_.view());
+  EXPECT_NE(cudaStreamSynchronize(producer_.get()), cudaSuccess);
+  EXPECT_THROW(all_reduce(), CudaError);
+  cudaGraph_t graph = nullptr;
+  EXPECT_NE(cudaStreamEndCapture(producer_.get(), &graph), cudaSuccess);
+  static_cast<void>(cudaGetLastError());
+  group_->end_capture();
+
+  const Work work = all_reduce();
+  EXPECT_EQ(work.sequence(), 1u);
+  work.wait_host();
+  group_->shutdown();
+}
+
 TEST_F(NcclCapture, ManyOperations) {
   make();
   const auto graph = capture(1500);
