@@ -8,7 +8,7 @@
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
 #
 # SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
-# where there is none, the test reports itself skipped and why. Both are left out of builds without CUDA.
+# where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). Both are left out of builds without CUDA.
 function(lockstep_test name)
   cmake_parse_arguments(T "SOFT_CUDA;GPU" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
   if((T_SOFT_CUDA OR T_GPU) AND NOT LOCKSTEP_HAVE_CUDA)
@@ -42,7 +42,9 @@ function(lockstep_test name)
     endif()
     return()
   endif()
-  if(NOT T_LABELS)
+  if(T_GPU)
+    list(APPEND T_LABELS gpu)
+  elseif(NOT T_LABELS)
     set(T_LABELS ranks)
   endif()
   target_link_libraries(${name} PRIVATE lockstep_ranks_main)
@@ -75,6 +77,9 @@ function(lockstep_test name)
                          --gtest_filter=${filter})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL TRUE
                                                  ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
+        if(T_GPU)
+          set_tests_properties(${entry} PROPERTIES SKIP_RETURN_CODE 77)
+        endif()
       endforeach()
     endforeach()
   endforeach()

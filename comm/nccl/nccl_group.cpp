@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -68,6 +70,7 @@ class NcclGroup final : public DeviceGroup {
   void make_wait(std::uint64_t sequence, StreamView stream) override;
 
  private:
+  void check_that_all_joined(const RollCall::Answers& answers, const std::exception_ptr& own) const;
   template <class Action>
   auto guard(Action&& action);
   void fail();
@@ -159,6 +162,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
     Whereabouts mine;
     try {
       communicator_->join(id, [&] {
+        throw_if_stopped("joining the other ranks");
         look_at_peers();
         if (!deadline.expired()) return;
         throw TimeoutError(fmt::format("joining {} ranks by NCCL timed out after {:.3g} s", size(),
@@ -170,14 +174,13 @@ void NcclGroup::join(const ncclUniqueId& id) {
     } catch (const Error& error) {
       failure = std::current_exception();
       mine.failure = error.code();
+      mine.words = std::hash<std::string_view>()(error.what());
     }
     // Whoever has joined waits for as long as another may still try.
     const auto answers =
         roll_call_->ask(mine, Deadline::after(failure == nullptr ? deadline.remaining() + 2 * patience : patience));
     if (!answers.all.empty()) {
-      agree_on(control_, [&] {
-        if (failure != nullptr) std::rethrow_exception(failure);
-      });
+      check_that_all_joined(answers, failure);
       return;
     }
     if (failure == nullptr) std::rethrow_exception(answers.silence);
@@ -187,6 +190,25 @@ void NcclGroup::join(const ncclUniqueId& id) {
       throw TimeoutError(error.what() + waiting_text(answers, 0), error.remedy());
     }
   });
+}
+
+/// One rank speaks for all that say the same, and none of those that have only waited in vain says so where another
+/// knows why.
+void NcclGroup::check_that_all_joined(const RollCall::Answers& answers, const std::exception_ptr& own) const {
+  constexpr auto kTimeout = static_cast<std::int64_t>(ExitCode::kTimeout);
+  auto speaker = std::ranges::find_if(
+      answers.all, [](const auto& there) { return there.failure != 0 && there.failure != kTimeout; });
+  if (speaker == answers.all.end())
+    speaker = std::ranges::find_if(answers.all, [](const auto& there) { return there.failure != 0; });
+  if (speaker == answers.all.end()) return;
+  const auto spoken_for = [&](const Whereabouts& there) {
+    return there.failure == 0 || there.failure == kTimeout || there.words == speaker->words;
+  };
+  const auto speaking_rank = static_cast<int>(speaker - answers.all.begin());
+  const Whereabouts& here = answers.all[static_cast<std::size_t>(rank())];
+  if (rank() == speaking_rank || !spoken_for(here)) std::rethrow_exception(own);
+  throw PeerError(static_cast<int>(speaker->failure),
+                  fmt::format("rank {} could not join the others by NCCL", speaking_rank));
 }
 
 void NcclGroup::shutdown() {
@@ -210,7 +232,12 @@ std::unique_ptr<Arena> NcclGroup::allocate(std::size_t bytes) {
                   "an allocation in a capture, or after the end");
   DeviceArena::check_size(bytes);
   std::unique_ptr<DeviceArena> arena;
-  agree_on(control_, [&] { arena = DeviceArena::allocate(bytes, communicator_); });
+  try {
+    agree_on(control_, [&] { arena = DeviceArena::allocate(bytes, communicator_); });
+  } catch (...) {
+    arena.reset();  // here, and not while the exception unwinds past it
+    throw;
+  }
   const auto registered = control_.all_gather_numbers(arena->registered() ? 1 : 0);
   if (std::ranges::find(registered, 0) != registered.end()) arena->deregister();
   return arena;
@@ -265,6 +292,7 @@ void NcclGroup::give(const Op& op) {
   const ncclResult_t result = communicator_->settle(
       give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(), stream_.get()),
       [&] {
+        throw_if_stopped("waiting for the other ranks");
         look_at_peers();
         const auto now = Clock::now();
         if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
@@ -352,7 +380,10 @@ void NcclGroup::poll() {
 /// Throws what has gone wrong, as far as can be known without waiting.
 void NcclGroup::look_around() {
   const cudaError_t status = cudaStreamQuery(stream_.get());
-  if (status != cudaErrorNotReady) check_cuda(status, "a collective");
+  if (status == cudaErrorNotReady)
+    static_cast<void>(cudaGetLastError());  // it is noted as if it were an error
+  else
+    check_cuda(status, "a collective");
   const ncclResult_t result = communicator_->async_error();
   if (result != ncclSuccess)
     throw_nccl_error(communicator_->api(), communicator_->get(), result,

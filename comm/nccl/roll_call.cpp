@@ -29,6 +29,7 @@ RollCall::Answers RollCall::ask(const Whereabouts& mine, Deadline deadline) {
   own[0] = static_cast<std::int64_t>(mine.issued);
   own[1] = static_cast<std::int64_t>(mine.completed);
   own[2] = mine.failure;
+  own[3] = static_cast<std::int64_t>(mine.words);
   Answers answers;
   try {
     control_.all_gather({arena_.get(), 0, numbers.size(), DType::kI64}).wait_host(deadline);
@@ -40,7 +41,8 @@ RollCall::Answers RollCall::ask(const Whereabouts& mine, Deadline deadline) {
   }
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const auto line = line_of(rank);
-    answers.all.push_back({static_cast<std::uint64_t>(line[0]), static_cast<std::uint64_t>(line[1]), line[2]});
+    answers.all.push_back({static_cast<std::uint64_t>(line[0]), static_cast<std::uint64_t>(line[1]), line[2],
+                           static_cast<std::uint64_t>(line[3])});
   }
   return answers;
 }

@@ -16,6 +16,7 @@ struct Whereabouts {
   std::uint64_t issued = 0;     // operations
   std::uint64_t completed = 0;  // of them
   std::int64_t failure = 0;     // exit code of what it has failed with, 0 for nothing
+  std::uint64_t words = 0;      // a hash of its text
 };
 
 /// Note [Roll call]

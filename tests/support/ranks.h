@@ -35,4 +35,11 @@ struct OwnGroups {
   OwnGroups();
 };
 
+/// For tests on a GPU, `lockstep_test(… RANKS … GPU)`: where this process sees none, main() says so and ends as what
+/// ctest takes for skipped. Define it at namespace scope:
+///   const lockstep::testing::NeedsGpu needs_gpu;
+struct NeedsGpu {
+  NeedsGpu();
+};
+
 }  // namespace lockstep::testing

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/error.h"
 #include "base/host.h"
@@ -21,6 +22,9 @@ std::unique_ptr<comm::ProcessGroup> g_group;
 std::unique_ptr<comm::ProcessGroup> (*g_make_layer)(comm::ProcessGroup& below) = nullptr;
 comm::World g_world;
 bool g_own_groups = false;
+bool g_needs_gpu = false;
+
+constexpr int kSkipped = 77;  // lockstep_test() tells ctest
 
 /// Prints nothing but failures, with the rank that they belong to. While it hears of one, GoogleTest holds the lock
 /// that its current_test_info() takes.
@@ -62,6 +66,10 @@ int run(int argc, char** argv) {
   g_world = comm::discover_world(env);
   set_log_identity(g_world.rank, g_world.size, host_name());
   quieten(g_world.rank);
+  if (g_needs_gpu && probe_cuda().devices == 0) {
+    std::printf("skipped: %s\n", probe_cuda().problem.c_str());
+    return kSkipped;
+  }
   if (g_own_groups) return RUN_ALL_TESTS();
 
   comm::GroupOptions options = group_options();
@@ -107,6 +115,7 @@ comm::GroupOptions group_options() {
 }
 
 GroupLayer::GroupLayer(std::unique_ptr<comm::ProcessGroup> (*make)(comm::ProcessGroup& below)) { g_make_layer = make; }
+NeedsGpu::NeedsGpu() { g_needs_gpu = true; }
 OwnGroups::OwnGroups() { g_own_groups = true; }
 
 }  // namespace lockstep::testing

@@ -1,0 +1,232 @@
+// Ranks that do not do their part, on an NCCL in software. Every test leaves its groups broken, so each one is run in
+// processes of its own: see CMakeLists.txt.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include "base/cuda/runtime.h"
+#include "base/error.h"
+#include "base/stop.h"
+#include "comm/make_group.h"
+#include "comm/nccl/nccl_group.h"
+#include "tests/comm/nccl/fake_nccl.h"
+#include "tests/soft_cuda/soft_cuda.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using fake_nccl::counts;
+using fake_nccl::script;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using namespace std::chrono_literals;
+
+const testing::OwnGroups own_groups;
+
+class NcclFaults : public ::testing::Test {
+ protected:
+  void meet() {
+    soft_cuda::set_streams(soft_cuda::Streams::kThreads);
+    GroupOptions options = testing::group_options();
+    options.timeout_seconds = 30;
+    control_ = make_group(testing::world(), options);
+    producer_ = CudaStream();
+  }
+  void make(Clock::duration timeout, int device = 0) {
+    group_ = make_nccl_group(
+        *control_, {.device = device, .producer = producer_.view(), .timeout = timeout, .api = &fake_nccl::api()});
+    arena_ = group_->allocate(1 << 20);
+    group_->barrier().wait_host();
+  }
+  void start(Clock::duration timeout) {
+    meet();
+    make(timeout);
+  }
+
+  int rank() const { return control_->rank(); }
+  int last() const { return control_->size() - 1; }
+  bool is_last() const { return rank() == last(); }
+  Work all_reduce(std::size_t count) {
+    return group_->all_reduce({arena_.get(), 0, count, DType::kF32}, ReduceOp::kSum);
+  }
+
+  /// The error that `action` throws, which must be an E; then the group, if there is one, must be broken with it.
+  template <class E, class Action>
+  std::string broken_by(Action&& action) {
+    std::string what;
+    try {
+      action();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const E& error) {
+      what = error.what();
+      code_ = error.code();
+    }
+    if (group_ != nullptr) {
+      EXPECT_THROW(group_->poll(), E);
+    }
+    return what;
+  }
+
+  void TearDown() override {
+    arena_.reset();
+    group_.reset();
+    EXPECT_EQ(counts().aborts, counts().inits);
+    EXPECT_EQ(counts().destroys, 0);
+    // What moves MPI on must have ended before this thread calls it.
+    control_.reset();
+    int started = 0;
+    MPI_Initialized(&started);
+    if (started != 0) MPI_Finalize();
+  }
+
+  std::unique_ptr<ProcessGroup> control_;
+  CudaStream producer_;
+  std::unique_ptr<DeviceGroup> group_;
+  std::unique_ptr<Arena> arena_;
+  int code_ = 0;
+};
+
+TEST_F(NcclFaults, ARankThatNeverComes) {
+  start(1500ms);
+  if (is_last()) {
+    std::this_thread::sleep_for(4s);
+    return;
+  }
+  group_->set_step(41);
+  const auto begin = Clock::now();
+  const std::string what = broken_by<TimeoutError>([&] { all_reduce(1000).wait_host(); });
+  EXPECT_GE(Clock::now() - begin, 1500ms);
+  EXPECT_THAT(what, AllOf(StartsWith("allreduce #2 (sum of 1000 f32 at byte 0, step 41) timed out after 1.5"),
+                          HasSubstr("asked where they are"), HasSubstr(fmt::format("rank {} (host ", last()))));
+  // Ranks that wait as well are not to blame.
+  for (int other = 0; other < last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
+}
+
+// Each of them has come, and the operation does not end.
+TEST_F(NcclFaults, NobodyIsMissing) {
+  start(1500ms);
+  script().stalls = true;
+  const std::string what = broken_by<TimeoutError>([&] {
+    all_reduce(10);
+    for (;;) group_->poll();
+  });
+  EXPECT_THAT(what, HasSubstr("although every rank has issued it"));
+}
+
+TEST_F(NcclFaults, ARankThatDies) {
+  if (testing::world().mpi_joins) GTEST_SKIP() << "mpirun would end the others too";
+  start(60s);
+  if (is_last()) ::_exit(0);
+  group_->set_step(5);
+  const std::string what = broken_by<DeviceError>([&] { all_reduce(1000).wait_host(); });
+  EXPECT_THAT(what, AllOf(StartsWith(fmt::format("rank {} (host ", last())),
+                          HasSubstr("has ended, and this rank waits for it in"),
+                          HasSubstr("allreduce #2 (sum of 1000 f32 at byte 0, step 5)")));
+  std::this_thread::sleep_for(1s);  // whoever has not looked yet is to see who was the first
+}
+
+TEST_F(NcclFaults, AnErrorOnOneRank) {
+  start(1500ms);
+  if (is_last()) {
+    script().call = ncclSystemError;
+    const std::string what = broken_by<NcclError>([&] { all_reduce(10).wait_host(); });
+    EXPECT_EQ(what, "allreduce #2 (sum of 10 f32 at byte 0) failed: unhandled system error");
+    std::this_thread::sleep_for(4s);
+    return;
+  }
+  const std::string what = broken_by<TimeoutError>([&] { all_reduce(10).wait_host(); });
+  EXPECT_THAT(what, HasSubstr(fmt::format("rank {} (host ", last())));
+}
+
+TEST_F(NcclFaults, OneRankDoesNotJoin) {
+  meet();
+  if (is_last()) script().init_hangs = true;
+  if (is_last()) {
+    const std::string what = broken_by<TimeoutError>([&] { make(1500ms); });
+    EXPECT_THAT(what, StartsWith(fmt::format("joining {} ranks by NCCL timed out after 1.5", last() + 1)));
+  } else {
+    const std::string what = broken_by<PeerError>([&] { make(1500ms); });
+    EXPECT_EQ(what, fmt::format("rank {} could not join the others by NCCL", last()));
+    EXPECT_EQ(code_, 5);
+  }
+}
+
+TEST_F(NcclFaults, OneRankCannotJoin) {
+  meet();
+  if (is_last()) {
+    script().init_ends = ncclInvalidUsage;
+    broken_by<NcclError>([&] { make(1500ms); });
+    std::this_thread::sleep_for(4s);
+  } else {
+    // All of them get to the point where they would be joined, if the last one were.
+    script().init_hangs = true;
+    const auto begin = Clock::now();
+    EXPECT_THAT(broken_by<Error>([&] { make(1500ms); }), HasSubstr(fmt::format("rank {} ", last())));
+    EXPECT_LT(Clock::now() - begin, 20s) << "the other groups' timeout is longer";
+  }
+}
+
+TEST_F(NcclFaults, AnotherVersion) {
+  meet();
+  if (is_last()) script().version = NCCL_VERSION(2, 20, 3);
+  if (is_last()) {
+    const std::string what = broken_by<OutOfStepError>([&] { make(60s); });
+    EXPECT_THAT(what, AllOf(HasSubstr("has NCCL=2.20.3 where rank 0"), HasSubstr("has NCCL=2.28.")));
+  } else {
+    broken_by<PeerError>([&] { make(60s); });
+  }
+  EXPECT_EQ(counts().inits, 0);
+}
+
+TEST_F(NcclFaults, AGpuThatIsNotThere) {
+  meet();
+  if (is_last())
+    broken_by<DeviceError>([&] { make(60s, 7); });
+  else
+    EXPECT_THAT(broken_by<PeerError>([&] { make(60s); }), HasSubstr("there is no GPU 7"));
+}
+
+TEST_F(NcclFaults, AStopWhileWaiting) {
+  start(30s);
+  install_stop_handlers();
+  if (is_last()) {
+    std::this_thread::sleep_for(2s);
+    return;
+  }
+  std::thread stopper([] {
+    std::this_thread::sleep_for(300ms);
+    std::raise(SIGTERM);
+  });
+  const std::string what = broken_by<InterruptedError>([&] { all_reduce(10).wait_host(); });
+  stopper.join();
+  EXPECT_THAT(what, HasSubstr("SIGTERM"));
+}
+
+// What goes wrong on one rank without breaking anything.
+TEST_F(NcclFaults, MemoryOfOneRank) {
+  start(30s);
+  if (is_last()) soft_cuda::set_memory_bytes(4 << 20);
+  if (is_last())
+    EXPECT_THROW(group_->allocate(64 << 20), CudaError);
+  else
+    EXPECT_THROW(group_->allocate(64 << 20), PeerError);
+  EXPECT_EQ(counts().registrations, 1);
+
+  // NCCL wants all of a buffer's ranks to have it registered, or none.
+  if (is_last()) script().comm_register = ncclInvalidUsage;
+  const auto arena = group_->allocate(4096);
+  EXPECT_EQ(counts().registrations, 1);
+  group_->all_reduce({arena.get(), 0, 1024, DType::kF32}, ReduceOp::kSum).wait_host();
+  group_->barrier().wait_host();
+  control_->barrier().wait_host();
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,34 @@
+#include "tests/comm/nccl/on_gpu.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "base/cuda/probe.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+int device_of(int rank) { return rank % probe_cuda().devices; }
+
+}  // namespace
+
+const CudaStream& producer_on_gpu() {
+  static const auto* const stream = [] {
+    check_cuda(cudaSetDevice(device_of(testing::world().rank)), "choosing a GPU");
+    return new CudaStream;
+  }();
+  return *stream;
+}
+
+std::unique_ptr<DeviceGroup> make_group_on_gpu(ProcessGroup& control, Clock::duration timeout) {
+  if (control.size() > probe_cuda().devices) {
+    ::setenv("NCCL_HOSTID", fmt::format("lockstep-test-{}", control.rank()).c_str(), 1);
+    ::setenv("NCCL_IB_DISABLE", "1", 1);
+  }
+  return make_nccl_group(
+      control, {.device = device_of(control.rank()), .producer = producer_on_gpu().view(), .timeout = timeout});
+}
+
+}  // namespace lockstep::comm
