@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/error.h"
 #include "nn/ops/cuda/grid.h"
 #include "nn/ops/optim.h"
 
