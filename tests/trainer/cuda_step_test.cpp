@@ -194,11 +194,11 @@ TEST_P(CudaStep, NothingIsAllocatedOrBuiltInTheSteadyState) {
   for (const bool record : {false, true})
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       Training training(
-          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .global_batch = 90});
-      training.run(18);  // an epoch of 16 steps, of which the last is smaller, and two more
+          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .global_batch = 120});
+      training.run(26);  // two epochs of 12 steps, of which the last is smaller, and two more
       const auto allocations = training.backend().allocator().stats().system_allocations;
       const auto primitives = training.backend().primitives_created();
-      training.run(14);
+      training.run(12);
       EXPECT_EQ(training.backend().allocator().stats().system_allocations, allocations);
       EXPECT_EQ(training.backend().primitives_created(), primitives);
     }
