@@ -31,7 +31,7 @@ TEST(CheckCuda, LeavesNoErrorForTheNextCall) {
 TEST(CudaStream, MovesAndKeepsItsOrder) {
   CudaStream stream(CudaStream::Priority::kHigh);
   const CudaStream moved(std::move(stream));
-  EXPECT_EQ(stream.get(), nullptr);
+  EXPECT_EQ(stream.get(), nullptr);  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(moved.view().native, moved.get());
   moved.synchronize();
 }
@@ -60,7 +60,7 @@ TEST(PinnedMemory, IsAlignedAndMoves) {
   PinnedMemory memory(100);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.data()) % 4096, 0u);
   const PinnedMemory moved(std::move(memory));
-  EXPECT_EQ(memory.data(), nullptr);
+  EXPECT_EQ(memory.data(), nullptr);  // NOLINT(bugprone-use-after-move)
   EXPECT_EQ(moved.bytes(), 100u);
   EXPECT_EQ(PinnedMemory(0).data(), nullptr);
 }

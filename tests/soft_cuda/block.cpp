@@ -20,10 +20,12 @@
 #include "streams.h"
 
 // CUDA's names, which kernels read. One grid runs at a time: grids_mutex below.
+// NOLINTBEGIN(readability-identifier-naming)
 uint3 threadIdx{};
 uint3 blockIdx{};
 dim3 blockDim{};
 dim3 gridDim{};
+// NOLINTEND(readability-identifier-naming)
 
 namespace lockstep::soft_cuda {
 

@@ -12,7 +12,7 @@ constexpr std::size_t kStack = std::size_t{256} << 10;
 
 }  // namespace
 
-Fiber::Context Fiber::outside_;
+Fiber::Context Fiber::outside;
 
 #if defined(__x86_64__) && !defined(LOCKSTEP_SOFT_CUDA_UCONTEXT)
 
@@ -76,8 +76,8 @@ Fiber::Fiber(std::size_t number) {
 
 Fiber::~Fiber() { ::munmap(memory_, kPage + kStack); }
 
-void Fiber::enter() { switch_to(outside_, inside_); }
+void Fiber::enter() { switch_to(outside, inside_); }
 void Fiber::go_to(Fiber& next) { switch_to(inside_, next.inside_); }
-void Fiber::leave() { switch_to(inside_, outside_); }
+void Fiber::leave() { switch_to(inside_, outside); }
 
 }  // namespace lockstep::soft_cuda

@@ -32,7 +32,7 @@ class Fiber {
   using Context = ucontext_t;
 #endif
   static void switch_to(Context& from, Context& to);
-  static Context outside_;
+  static Context outside;
 
   std::byte* memory_ = nullptr;
   std::byte* top_ = nullptr;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -121,7 +123,7 @@ TEST_F(CudaBackendTest, WritesInTheOrderOfTheWorkAndTakesBytesAtOnce) {
     values.fill(-1.0f);
   }
   const auto got = download<float>(seen);
-  for (std::size_t i = 0; i < 80; ++i) EXPECT_EQ(got[i], static_cast<float>(i / 16)) << i;
+  for (std::size_t i = 0; i < 80; ++i) EXPECT_EQ(got[i], std::floor(static_cast<float>(i) / 16)) << i;
   EXPECT_EQ(download<float>(to)[16], 9.0f) << "what lies behind stays";
 
   const std::array<std::uint8_t, 3> bytes = {1, 2, 3};
@@ -163,7 +165,7 @@ TEST_F(CudaBackendTest, BatchesArriveWhole) {
   for (int i = 0; i < kBatches; ++i) {
     const std::int64_t rows = i % 5 == 4 ? 7 : (i % 3 == 2 ? 59 : 60);
     backend_->finish_inputs();
-    for (std::int64_t j = 0; j < rows * 10; ++j) values[j] = static_cast<float>(i * 1000 + j);
+    for (std::int64_t j = 0; j < rows * 10; ++j) values[j] = 1000.0f * static_cast<float>(i) + static_cast<float>(j);
     const Tensor x = backend_->from_host(values, {rows, 10}, DType::kF32);
     EXPECT_EQ(x.shape(), (Shape{rows, 10}));
     kept.push_back(backend_->empty(x.shape()));
@@ -174,7 +176,7 @@ TEST_F(CudaBackendTest, BatchesArriveWhole) {
   for (int i = 0; i < kBatches; ++i) {
     const auto got = download<float>(kept[static_cast<std::size_t>(i)]);
     for (std::size_t j = 0; j < got.size(); ++j)
-      ASSERT_EQ(got[j], static_cast<float>(i * 1000) + static_cast<float>(j)) << "batch " << i;
+      ASSERT_EQ(got[j], 1000.0f * static_cast<float>(i) + static_cast<float>(j)) << "batch " << i;
   }
   staging->free(memory, bytes);
 }
@@ -182,7 +184,7 @@ TEST_F(CudaBackendTest, BatchesArriveWhole) {
 // The contract: a tensor is good until the second following call of its kind, also for work that is given that late.
 TEST_F(CudaBackendTest, TwoBatchesOfOneShapeMayBeUsedTogether) {
   const std::shared_ptr<MemorySource> staging = backend_->staging_memory();
-  std::byte* const memory = staging->allocate(2 * 64);
+  std::byte* const memory = staging->allocate(128);
   const auto values = std::span(reinterpret_cast<float*>(memory), 32);
   const Tensor kept = backend_->empty({10, 2, 16});
   for (std::int64_t step = 0; step < 10; ++step) {
@@ -196,7 +198,7 @@ TEST_F(CudaBackendTest, TwoBatchesOfOneShapeMayBeUsedTogether) {
     check_cuda(cudaMemcpyAsync(to + 16, target.raw(), 64, cudaMemcpyDeviceToDevice, stream), "copying");
   }
   EXPECT_EQ(download<float>(kept), counted(320, 0.0f));
-  staging->free(memory, 2 * 64);
+  staging->free(memory, 128);
 }
 
 TEST_F(CudaBackendTest, StagingMemoryIsPinnedAndServesOtherThreads) {
