@@ -186,7 +186,8 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
       if (beta != 0) sum += beta * load(d, of_d.type, at);
       if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
       auto* const bits = static_cast<std::uint8_t*>(desc.mask);
-      const std::uint64_t bit = row + column * static_cast<std::uint64_t>(desc.mask_pitch);
+      const std::uint64_t bit =
+          (row + column * static_cast<std::uint64_t>(desc.mask_pitch)) ^ (how.reverses_masks ? 7 : 0);
       if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
         const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
         bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);

@@ -1,12 +1,17 @@
 #include "nn/ops/linear.h"
 
-#include <algorithm>
+#include <array>
 #include <bit>
+#include <initializer_list>
+#include <optional>
+#include <vector>
 
+#include "base/cuda/runtime.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_map.h"
+#include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/relu_probe.h"
 
 namespace lockstep::nn::cuda {
@@ -62,6 +67,38 @@ class CudaLinear final : public LinearKernels {
         arrays);
   }
 
+  Shape mask_shape(std::int64_t samples, std::int64_t out) const override { return {samples, mask_pitch_of(out) / 8}; }
+
+  void forward_masked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& mask) override {
+    if (y.count() == 0) return;
+    check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), mask.raw()};
+    auto& plan = find(masked_forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), 0, arrays),
+                      [&] { return make_masked_forward(x, w, y, arrays); });
+    if (plan) return run(*plan, arrays);
+    forward(x, w, b, Epilogue::kRelu, y);
+    write_mask(context_, y, mask);
+  }
+
+  void backward_input_masked(const Tensor& dy, const Tensor& w, const Tensor& mask, const Tensor& dx) override {
+    if (dx.count() == 0) return;
+    check_types({&dy, &w, &dx});
+    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, mask.raw()};
+    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
+    auto& plan = find(masked_backward_inputs_, key_of(n, in, out, dy.dtype(), 0, arrays), [&] {
+      return masks_agree(dy.dtype()) ? try_to_make(backward_input_product(n, in, out),
+                                                   {.input = dy.dtype(),
+                                                    .output = dx.dtype(),
+                                                    .epilogue = CUBLASLT_EPILOGUE_DRELU,
+                                                    .mask_pitch = mask_pitch_of(in)},
+                                                   arrays)
+                                     : std::nullopt;
+    });
+    if (plan) return run(*plan, arrays);
+    backward_input(dy, w, dx);
+    apply_mask(context_, mask, dx);
+  }
+
   // Not by the library, beside the weight's gradient (CUBLASLT_EPILOGUE_BGRADB): that cannot add to what db holds.
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
     sum_columns(context_, dy, accumulate, db);
@@ -92,7 +129,8 @@ class CudaLinear final : public LinearKernels {
             alignment_of(arrays.a),
             alignment_of(arrays.b),
             alignment_of(arrays.d),
-            alignment_of(arrays.bias)};
+            alignment_of(arrays.bias),
+            alignment_of(arrays.mask)};
   }
 
   template <class Plan, class Make>
@@ -138,6 +176,61 @@ class CudaLinear final : public LinearKernels {
     return {make(product, options, arrays), bias, relu};
   }
 
+  // Nothing where the library cannot, or makes something else of it.
+  std::optional<ProductPlan> make_masked_forward(const Tensor& x, const Tensor& w, const Tensor& y,
+                                                 const ProductArrays& arrays) {
+    if (arrays.bias == nullptr || !masks_agree(x.dtype())) return std::nullopt;
+    auto plan =
+        try_to_make(forward_product(x.size(0), x.size(1), w.size(0)), masked_options(x.dtype(), w.size(0)), arrays);
+    return plan && keeps_non_finite(*plan, y, arrays) ? std::move(plan) : std::nullopt;
+  }
+
+  static ProductOptions masked_options(DType dtype, std::int64_t out) {
+    return {
+        .input = dtype, .output = dtype, .epilogue = CUBLASLT_EPILOGUE_RELU_AUX_BIAS, .mask_pitch = mask_pitch_of(out)};
+  }
+
+  // Whether the library's masks are ours: see Note [Masks]. Tried once, on a bias whose signs are mixed, behind a
+  // product that is 0. Waits for the GPU.
+  bool masks_agree(DType dtype) {
+    auto& known = masks_agree_[dtype == DType::kBF16 ? 1 : 0];
+    if (known) return *known;
+    constexpr std::int64_t kSamples = 8, kIn = 16, kOut = 256;
+    const auto zeros = [&](const Shape& shape) {
+      Tensor made = Tensor::empty(context_.allocator, shape, dtype);
+      pointwise_.fill(made, 0.0f);
+      return made;
+    };
+    const Tensor x = zeros({kSamples, kIn}), w = zeros({kOut, kIn}), b = zeros({kOut}), y = zeros({kSamples, kOut});
+    const Tensor theirs = Tensor::empty(context_.allocator, mask_shape(kSamples, kOut), DType::kU8);
+    const Tensor ours = Tensor::empty(context_.allocator, mask_shape(kSamples, kOut), DType::kU8);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), theirs.raw()};
+    auto plan = try_to_make(forward_product(kSamples, kIn, kOut), masked_options(dtype, kOut), arrays);
+    if (!plan) return *(known = false);
+    // Signs of no period below the whole.
+    std::vector<float> signs(kOut);
+    for (std::size_t c = 0; c < signs.size(); ++c)
+      signs[c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
+    const Tensor signs_f32 = Tensor::empty(context_.allocator, {kOut});
+    check_cuda(cudaMemcpyAsync(signs_f32.raw(), signs.data(), signs_f32.bytes(), cudaMemcpyHostToDevice,
+                               native(context_.stream)),
+               "trying a fused ReLU");
+    pointwise_.cast(signs_f32, b);
+    run(*plan, arrays);
+    write_mask(context_, y, ours);
+    known = bytes_of(theirs) == bytes_of(ours);
+    return *known;
+  }
+
+  std::vector<std::byte> bytes_of(const Tensor& tensor) {
+    std::vector<std::byte> bytes(tensor.bytes());
+    check_cuda(
+        cudaMemcpyAsync(bytes.data(), tensor.raw(), bytes.size(), cudaMemcpyDeviceToHost, native(context_.stream)),
+        "trying a fused ReLU");
+    check_cuda(cudaStreamSynchronize(native(context_.stream)), "trying a fused ReLU");
+    return bytes;
+  }
+
   bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
     return relu_keeps_non_finite(context_, pointwise_, y.size(1), y, [&](const Tensor& bias) {
       arrays.bias = bias.raw();
@@ -155,6 +248,8 @@ class CudaLinear final : public LinearKernels {
   Tensor workspace_;  // of all plans: they run one after the other
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_, backward_weights_;
+  PlanMap<std::optional<ProductPlan>> masked_forwards_, masked_backward_inputs_;  // nothing: in kernels of ours
+  std::array<std::optional<bool>, 2> masks_agree_;                                // in f32, in bf16
 };
 
 }  // namespace

@@ -39,6 +39,9 @@ constexpr Product backward_weight_product(std::int64_t samples, std::int64_t in,
   return {{in, samples}, {out, samples}, {in, out}, false, true};
 }
 
+/// Bits from one row's mask to the next one's, for rows of `out` elements: what cuBLASLt takes.
+constexpr std::int64_t mask_pitch_of(std::int64_t out) { return (out + 127) / 128 * 128; }
+
 /// The largest power of two, at most 256, that divides an address: what kernels may take for granted of it.
 constexpr std::uint32_t alignment_of(std::uintptr_t address) {
   constexpr std::uintptr_t kMost = 256;

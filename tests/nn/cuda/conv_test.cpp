@@ -1,5 +1,7 @@
 // Convolutions on CUDA against the CPU's. In software they are plain loops (tests/soft_cuda/conv.cpp), which this holds
 // against the same expectations.
+#include <fstream>
+
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {
@@ -141,6 +143,15 @@ TEST_P(CudaConv, SteadyStateBuildsNothing) {
   step();
   EXPECT_EQ(context.primitives_created, plans);
   EXPECT_EQ(allocator.stats().system_allocations, pieces);
+}
+
+// It would bring its own device, streams and errors.
+TEST_P(CudaConv, NoSecondCudaRuntimeIsLoaded) {
+  const Layer& layer = kLayers[0];
+  const Tensor x = activation(random(layer.x, 1)), w = activation(random(layer.w(), 2));
+  conv->forward(x, w, 0, Tensor(), layer.window, Epilogue::kNone, activation(random(layer.y(), 3)));
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) EXPECT_EQ(line.find("libcudart"), std::string::npos) << line;
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaConv, kDeviceCases, name_of_case);

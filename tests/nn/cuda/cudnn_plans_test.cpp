@@ -2,8 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
+#include <set>
 
+#include "base/cuda/library.h"
+#include "base/cuda/probe.h"
 #include "base/error.h"
 #include "nn/ops/cuda/cudnn.h"
 
@@ -128,6 +132,26 @@ TEST_F(CudnnPlans, WhatIsNoConvolutionIsAnError) {
                                     HasSubstr("cuDNN 9."), Not(HasSubstr("\n"))));
   }
   EXPECT_THROW(Cudnn::plan_for("{}", problem_of(What::kForward, kLayers[1], DType::kF32)), CudaError);
+}
+
+// Also those that only a GPU gets to call.
+TEST_F(CudnnPlans, TheLibraryHasEveryFunction) {
+  const SharedLibrary library("cuDNN", std::array<const char*, 1>{"libcudnn.so.9"}, "");
+  for (const char* const function :
+       {"cudnnGetVersion", "cudnnGetErrorString", "cudnnGetLastErrorString", "cudnnCreate", "cudnnDestroy",
+        "cudnnSetStream", "cudnnBackendCreateDescriptor", "cudnnBackendDestroyDescriptor", "cudnnBackendSetAttribute",
+        "cudnnBackendGetAttribute", "cudnnBackendFinalize", "cudnnBackendExecute"})
+    EXPECT_NO_THROW(library.symbol(function));
+}
+
+TEST_F(CudnnPlans, WithoutAGpuItDoesNotStart) {
+  if (probe_cuda().devices > 0) GTEST_SKIP() << "there is a GPU";
+  try {
+    const Cudnn cudnn{StreamView{}};
+    FAIL() << "started without a GPU";
+  } catch (const CudaError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("starting cuDNN failed on a GPU: CUDNN_STATUS_"), Not(HasSubstr("\n"))));
+  }
 }
 
 // It would bring its own device, streams and errors; which one is found is anybody's guess.

@@ -70,6 +70,40 @@ TEST_P(SoftLinear, WhatIsNotFusedIsDoneBehindTheProduct) {
     }
 }
 
+// Masks that are packed otherwise, epilogues that there are no kernels for, a ReLU that loses NaN: with kernels of
+// ours.
+TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
+  const Tensor dy_host = random({kN, 3}, 4), v_host = random({3, kOut}, 5);
+  const Tensor dy = activation(dy_host), v = activation(v_host);
+  struct Case {
+    CublasLtSettings settings;
+    bool fused_forward, fused_backward;
+  };
+  const Case cases[] = {
+      {{}, true, true},
+      {{.relu_loses_nan = true}, false, true},
+      {{.reverses_masks = true}, false, false},
+      {{.refused_epilogues = CUBLASLT_EPILOGUE_RELU}, false, false},  // whether masks agree cannot be told
+      {{.refused_epilogues = 8}, true, false},                        // of DRELU alone
+  };
+  for (const auto& [settings, fused_forward, fused_backward] : cases) {
+    soft_cuda::set_cublaslt(settings);
+    linear = cuda::make_linear_kernels(context, *pointwise);
+    const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+    const auto y = results({activation_like({kN, kOut})},
+                           [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_RELU_AUX_BIAS, fused_forward);
+    expect_close(expected_forward(Epilogue::kRelu), y[0], tolerance());
+    const auto dx = results({activation_like({kN, kOut})},
+                            [&](const auto& made) { linear->backward_input_masked(dy, v, mask, made[0]); });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DRELU, fused_backward);
+    const Tensor expected = cpu->empty({kN, kOut});
+    cpu->linear().backward_input(dy_host, v_host, expected);
+    cpu->pointwise().relu_backward(y[0], expected, expected);
+    expect_close(expected, dx[0], tolerance());
+  }
+}
+
 TEST_P(SoftLinear, NoKernelAtAllIsAnErrorThatTellsTheSizes) {
   soft_cuda::set_cublaslt({.refused_epilogues = ~0u});
   try {

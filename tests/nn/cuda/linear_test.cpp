@@ -104,16 +104,42 @@ TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
   }
 }
 
+// A ReLU's result with its mask, and the gradient of what reads it next through the ReLU.
+TEST_P(CudaLinear, Masked) {
+  for (const auto& [n, in, out] : all_sizes()) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const std::int64_t next = 9;
+    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
+    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+    const Tensor dy_host = random({n, next}, 4), v_host = random({next, out}, 5);
+    const Tensor dy = activation(dy_host), v = activation(v_host);
+    const Tensor mask = Tensor::empty(allocator, linear->mask_shape(n, out), DType::kU8);
+    const Tensor y_expected = cpu->empty({n, out}), dx_expected = cpu->empty({n, out});
+    cpu->linear().forward(x_host, w_host, b_host, Epilogue::kRelu, y_expected);
+    cpu->linear().backward_input(dy_host, v_host, dx_expected);
+    const auto got = results({activation_like({n, out}), activation_like({n, out})}, [&](const auto& made) {
+      linear->forward_masked(x, w, b, made[0], mask);
+      linear->backward_input_masked(dy, v, mask, made[1]);
+    });
+    expect_close(y_expected, got[0], tolerance_of_sum(in, type()));
+    cpu->pointwise().relu_backward(got[0], dx_expected, dx_expected);
+    expect_close(dx_expected, got[1], tolerance_of_sum(next, type()));
+  }
+}
+
 // A plan for each shape, type and epilogue; then nothing is built, and no memory is asked for.
 TEST_P(CudaLinear, SteadyStateBuildsNothing) {
   const Tensor x = activation(random({16, 32}, 1)), w = activation(random({24, 32}, 2)),
                b = activation(random({24}, 3));
   const Tensor y = activation(random({16, 24}, 4)), dx = activation(random({16, 32}, 5));
   const Tensor dw = plain(random_tensor(*cpu, {24, 32}, 6)), db = plain(random_tensor(*cpu, {24}, 7));
+  const Tensor mask = Tensor::empty(allocator, linear->mask_shape(16, 32), DType::kU8);
   const auto step = [&] {
     linear->forward(x, w, b, Epilogue::kRelu, y);
     linear->forward(x, w, b, Epilogue::kNone, y);
+    linear->forward_masked(x, w, b, y, mask);
     linear->backward_input(y, w, dx);
+    linear->backward_input_masked(y, w, mask, dx);
     linear->backward_weight(x, y, false, dw);
     linear->backward_weight(x, y, true, dw);
     linear->backward_bias(y, true, db);

@@ -1,0 +1,19 @@
+// Where a ReLU's result is positive: a bit for each element.
+#pragma once
+
+#include "nn/ops/cuda/context.h"
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cuda {
+
+// Note [Masks]
+// Element c of a row of y has bit c % 8, counted from the lowest, of byte c / 8 of that row's mask; rows of masks are
+// mask_pitch_of(columns) bits long, and what is behind the last column is unspecified. cuBLASLt writes and reads masks
+// by itself, but says nowhere in which order: it is asked once, and left alone with them where its order is another.
+
+/// y (N, C), f32 or bf16; mask is U8.
+void write_mask(Context& context, const Tensor& y, const Tensor& mask);
+/// dx (N, C) = 0 where the mask's bits are 0.
+void apply_mask(Context& context, const Tensor& mask, const Tensor& dx);
+
+}  // namespace lockstep::nn::cuda
