@@ -64,7 +64,7 @@ const char* remedy_for(ncclResult_t result) {
     case ncclSystemError:
       return "look at the network between the hosts (NCCL_SOCKET_IFNAME) and at /dev/shm; NCCL_DEBUG=WARN says more";
     case ncclUnhandledCudaError: return "look at nvidia-smi and the kernel's log (dmesg); NCCL_DEBUG=WARN says more";
-    case ncclInvalidUsage: return "give every rank a GPU of its own; NCCL_DEBUG=WARN says more";
+    case ncclInvalidUsage: return "start every rank alike, on a GPU that NCCL can use; NCCL_DEBUG=WARN says more";
     default: return "run it with NCCL_DEBUG=WARN, which says more";
   }
 }

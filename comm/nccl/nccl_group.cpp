@@ -10,8 +10,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/cuda/probe.h"
 #include "base/cuda/runtime.h"
+#include "base/env.h"
 #include "base/error.h"
+#include "base/host.h"
+#include "base/log.h"
 #include "base/stop.h"
 #include "comm/agree.h"
 #include "comm/failure.h"
@@ -472,6 +476,17 @@ void NcclGroup::replayed(std::uint64_t count) {
   });
 }
 
+/// NCCL refuses two ranks on one GPU of one host. The second one is told to take itself for another host, which it then
+/// reaches as such: over sockets. Whether ranks may share GPUs at all is for others to say.
+void tell_sharing_ranks_apart(ProcessGroup& control) {
+  const std::string mine = fmt::format("{} {}", host_name(), current_cuda_bus_id());
+  const auto all = control.all_gather_text(mine);
+  const auto first = std::ranges::find(all, mine) - all.begin();
+  if (first == control.rank()) return;
+  log_debug("shares its GPU with rank {}", first);
+  set_env("NCCL_HOSTID", fmt::format("{}-rank-{}", host_name(), control.rank()), /*overwrite=*/false);
+}
+
 }  // namespace
 
 std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOptions& options) {
@@ -488,6 +503,7 @@ std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOp
   });
   compare_manifests(control, {{"NCCL", nccl_version_text(*api)}});
 
+  tell_sharing_ranks_apart(control);
   ncclUniqueId id{};
   agree_on(control, [&] {
     if (control.rank() > 0) return;

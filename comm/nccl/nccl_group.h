@@ -73,10 +73,12 @@ struct NcclOptions {
 };
 
 /// Collective over `control`, the CPU's group of the same ranks, which must outlive the group: through it the ranks
-/// agree that all of them have the same NCCL, exchange objects, and find out who is missing. Every rank needs a GPU of
-/// its own. Throws DeviceError where this build or this machine cannot use GPUs, CudaError or NcclError where NCCL is
-/// missing or fails, OutOfStepError where the ranks have different ones, TimeoutError naming the ranks that do not
-/// come; PeerError where another rank has already said what is wrong.
+/// agree that all of them have the same NCCL, exchange objects, and find out who is missing. Ranks that share a GPU
+/// take turns on it and reach each other over sockets, which is for trying things out: NCCL_HOSTID is set for them.
+///
+/// Throws DeviceError where this build or this machine cannot use GPUs, CudaError or NcclError where NCCL is missing or
+/// fails, OutOfStepError where the ranks have different ones, TimeoutError naming the ranks that do not come; PeerError
+/// where another rank has already said what is wrong.
 ///
 /// Reductions are NCCL's: every rank has the same bits, in an order of its own choice (Note [Rank order]); what min and
 /// max make of NaN is its choice too.

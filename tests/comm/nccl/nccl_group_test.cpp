@@ -95,7 +95,7 @@ TEST_F(NcclGroupTest, SaysWhatTheCommunicatorFailedWith) {
     EXPECT_STREQ(error.what(),
                  "joining the ranks by NCCL failed: invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on "
                  "CUDA device 1b000");
-    EXPECT_THAT(error.remedy(), StartsWith("give every rank a GPU of its own"));
+    EXPECT_THAT(error.remedy(), StartsWith("start every rank alike"));
   }
   EXPECT_EQ(counts().aborts, 1);
 }

@@ -1,9 +1,5 @@
 #include "tests/comm/nccl/on_gpu.h"
 
-#include <fmt/format.h>
-
-#include <cstdlib>
-
 #include "base/cuda/probe.h"
 #include "tests/support/ranks.h"
 
@@ -23,10 +19,6 @@ const CudaStream& producer_on_gpu() {
 }
 
 std::unique_ptr<DeviceGroup> make_group_on_gpu(ProcessGroup& control, Clock::duration timeout) {
-  if (control.size() > probe_cuda().devices) {
-    ::setenv("NCCL_HOSTID", fmt::format("lockstep-test-{}", control.rank()).c_str(), 1);
-    ::setenv("NCCL_IB_DISABLE", "1", 1);
-  }
   return make_nccl_group(
       control, {.device = device_of(control.rank()), .producer = producer_on_gpu().view(), .timeout = timeout});
 }

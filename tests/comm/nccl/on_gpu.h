@@ -11,8 +11,7 @@ namespace lockstep::comm {
 /// The stream that the group's operations come after; lives as long as the process.
 const CudaStream& producer_on_gpu();
 
-/// A group over `control`, each rank on the GPU of its number; where there are fewer, several are on one, and each is
-/// told to take itself for a host of its own, or NCCL would refuse them.
+/// A group over `control`, each rank on the GPU of its number; where there are fewer, several are on one.
 std::unique_ptr<DeviceGroup> make_group_on_gpu(ProcessGroup& control, Clock::duration timeout);
 
 }  // namespace lockstep::comm
