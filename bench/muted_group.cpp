@@ -11,6 +11,7 @@ MutedGroup::MutedGroup(comm::ProcessGroup& inner)
     : ProcessGroup(inner.rank(), inner.size(), inner.timeout()), inner_(inner) {}
 
 void MutedGroup::mute(bool muted) {
+  is_done(last_issued());  // nobody may have asked for those that a device has done by itself
   LOCKSTEP_ASSERT(under_way_.empty(), "muted while {} operations are under way", under_way_.size());
   muted_ = muted;
 }
@@ -37,6 +38,7 @@ comm::Work MutedGroup::forward(const Op& op) {
 }
 
 void MutedGroup::start(const Op& op) {
+  if (observer_) observer_(op);
   if (!muted_) under_way_.emplace_back(op.sequence, forward(op));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,8 @@ class MutedGroup final : public comm::ProcessGroup {
   explicit MutedGroup(comm::ProcessGroup& inner);
 
   void mute(bool muted);
+  /// Called with every operation, muted or not, right before it is issued; none if empty.
+  void set_observer(std::function<void(const comm::Op&)> observer) { observer_ = std::move(observer); }
 
   std::string name() const override { return inner_.name(); }
   Device device() const override { return inner_.device(); }
@@ -46,6 +49,7 @@ class MutedGroup final : public comm::ProcessGroup {
 
   comm::ProcessGroup& inner_;
   bool muted_ = false;
+  std::function<void(const comm::Op&)> observer_;
   std::deque<std::pair<std::uint64_t, comm::Work>> under_way_;  // by this group's sequence numbers, in their order
 };
 

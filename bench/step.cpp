@@ -1,8 +1,8 @@
 #include "bench/step.h"
 
-#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "bench/flops.h"
 #include "bench/muted_group.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
@@ -23,6 +24,14 @@
 
 namespace lockstep::bench {
 namespace {
+
+// A step is recorded after a few that run as they are, and those with and without communication are recorded apart.
+constexpr std::int64_t kLeastWarmUpOnGpu = 20;
+// Blocks of steps with communication, and as many without.
+constexpr std::int64_t kBlocks = 20;
+
+/// Kinds of steps: recordings of one are not used for another.
+enum Variant : int { kWith, kWithout, kTimeline };
 
 /// Seconds since this process was started, by the kernel's account (in hundredths).
 double process_age_s() {
@@ -44,125 +53,160 @@ std::string made_up_data(const std::string& model, std::int64_t samples) {
   return fmt::format("random:{},{}", model == "linear" ? "5" : "1x28x28", samples);
 }
 
+std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
+  if (config.precision == trainer::Precision::kBF16) return "bf16";
+  return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
+}
+
 class Benchmark {
  public:
   Benchmark(const StepOptions& options, trainer::Session& session)
-      : options_(options), group_(*session.group), muted_(group_), threads_(session.threads) {
+      : options_(options),
+        session_(session),
+        group_(*session.group),
+        muted_(session.gradients()),
+        on_gpu_(session.device.kind == DeviceKind::kCuda) {
     const auto& config = options_.train;
+    nn::Backend& backend = *session.backend;
     comm::agree_on(group_, [&] {
       splits_ = trainer::open_splits(config);
-      model_ = trainer::build_model(config, *session.backend, *splits_.train);
+      model_ = trainer::build_model(config, backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
-                      data::LoaderOptions{.workers = 0, .memory = session.backend->staging_memory()});
+                      data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
     });
     auto manifest = trainer::manifest_of(config, *model_, *splits_.train);
     manifest.emplace_back("measured steps", fmt::to_string(options_.steps));
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
+    manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     comm::compare_manifests(group_, manifest);
-    replica_.emplace(muted_, *session.backend, *model_, trainer::bucket_limits(config));
-    step_.emplace(*session.backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
-                  splits_.train->sample_dims(), trainer::TrainingStep::Options{.clip_norm = config.clip_norm});
+    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config));
+    step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
+                  splits_.train->sample_dims(),
+                  trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
+                                                 .activations = trainer::activations_of(config),
+                                                 .record = config.graphs,
+                                                 .keep_inputs = !options_.copy_batch});
   }
 
   /// Whether all losses so far were.
   bool finite() const { return finite_; }
 
   StepResult run() {
-    const data::Batch& batch = loader_->next();
-    time_ms(batch, false);
-    const double startup_s = process_age_s();
-    for (std::int64_t i = 1; i < options_.warmup_steps; ++i) time_ms(batch, i % 2 == 1);
+    batch_ = &loader_->next();
+    StepResult result;
+    time_ms(kWith, 1);
+    const std::vector<double> startup = {1e3 * process_age_s()};
+    result.startup_ms = slowest(group_, startup)[0];
+    const std::int64_t warm_up = on_gpu_ ? std::max(options_.warmup_steps, kLeastWarmUpOnGpu) : options_.warmup_steps;
+    for (std::int64_t i = 1; i < warm_up; ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
+    measure(result);
+    if (options_.timeline) result.timeline = take_timeline();
+    describe(result);
+    return result;
+  }
 
+ private:
+  void measure(StepResult& result) {
+    const std::int64_t block = on_gpu_ ? std::max<std::int64_t>(1, options_.steps / kBlocks) : 1;
+    const std::int64_t blocks = (options_.steps + block - 1) / block, replayed = step_->recorded().replayed();
     std::vector<double> with, without;
-    for (std::int64_t i = 0; i < options_.steps; ++i) {
-      with.push_back(time_ms(batch, false));
-      without.push_back(time_ms(batch, true));
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      with.push_back(time_ms(kWith, block));
+      without.push_back(time_ms(kWithout, block));
     }
     with = slowest(group_, with);
     without = slowest(group_, without);
     std::vector<double> exposed;
     for (std::size_t i = 0; i < with.size(); ++i) exposed.push_back(with[i] - without[i]);
-
-    StepResult result;
-    result.model = options_.train.model.name;
-    result.world_size = group_.size();
-    result.batch = static_cast<std::int64_t>(batch.plan.global_count) / group_.size();
     result.step_ms = median(with);
     result.step_ms_p10 = quantile(with, 0.1);
     result.step_ms_p90 = quantile(with, 0.9);
-    result.samples_per_s = 1e3 * static_cast<double>(batch.plan.global_count) / result.step_ms;
     result.compute_ms = median(without);
     result.exposed_comm_ms = median(exposed);
-    result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
-    const std::vector<double> startup = {1e3 * startup_s};
-    result.startup_ms = slowest(group_, startup)[0];
-    result.precision = trainer::name_of(options_.train.precision);
-    result.backend = group_.name();
-    result.threads = threads_;
-    result.steps = options_.steps;
-    return result;
+    result.steps = blocks * block;
+    result.steps_a_block = block;
+    result.replays_per_step =
+        static_cast<double>(step_->recorded().replayed() - replayed) / static_cast<double>(2 * result.steps);
   }
 
- private:
-  double time_ms(const data::Batch& batch, bool muted) {
+  void describe(StepResult& result) {
+    const auto& config = options_.train;
+    result.model = config.model.name;
+    result.world_size = group_.size();
+    result.batch = static_cast<std::int64_t>(batch_->plan.global_count) / group_.size();
+    result.device = session_.backend->describe();
+    result.precision = precision_of(config, session_.device.kind);
+    result.samples_per_s = 1e3 * static_cast<double>(batch_->plan.global_count) / result.step_ms;
+    result.flops_per_step =
+        flops_per_step(products_of(trainer::model_spec(config.model, *splits_.train)), result.batch);
+    result.peak_tflops = options_.peak_tflops ? options_.peak_tflops : peak_tflops(result.device, result.precision);
+    if (result.peak_tflops) result.mfu = 1e-9 * result.flops_per_step / result.step_ms / *result.peak_tflops;
+    result.graphs = result.replays_per_step > 0;
+    if (!result.graphs)
+      result.graphs_refused = !config.graphs                         ? "--graphs no"
+                              : !step_->recorded().refusal().empty() ? step_->recorded().refusal()
+                                                                     : "this device records nothing";
+    result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
+    result.backend = session_.gradients().name();
+    result.threads = session_.threads;
+  }
+
+  /// Of one of `steps` steps that are given to the device one behind the other, from its being idle to its being idle.
+  double time_ms(Variant variant, std::int64_t steps) {
     throw_if_stopped("measuring");
-    ++steps_;
-    muted_.mute(muted);
-    step_->set_variant(muted ? 1 : 0);
+    muted_.mute(variant == kWithout);
+    step_->set_variant(variant);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
-    step_->run(steps_, batch, options_.train.lr);
-    const auto outcome = step_->take_outcome();
-    const double ms = 1e3 * seconds_between(begin, Clock::now());
+    for (std::int64_t i = 0; i < steps; ++i) run_step();
+    take_outcomes();
+    return 1e3 * seconds_between(begin, Clock::now()) / static_cast<double>(steps);
+  }
+
+  void run_step() {
+    step_->run(++steps_, *batch_, options_.train.lr);
+    while (step_->outcome_due()) take_outcome();
+  }
+  void take_outcomes() {
+    while (step_->outcomes_waiting() > 0) take_outcome();
+  }
+  void take_outcome() {
     // Steps that update nothing would be too fast. Muted, each rank sees its own loss: all must leave together.
-    finite_ = finite_ && std::isfinite(outcome.totals.loss);
-    return ms;
+    const bool finite = std::isfinite(step_->take_outcome().totals.loss);
+    finite_ = finite_ && finite;
+  }
+
+  /// Of a step that runs kernel by kernel: the first ones of their kind do.
+  Timeline take_timeline() {
+    time_ms(kTimeline, 1);
+    if (!on_gpu_) return timeline_of(replica_->reducer().timeline(), Clock::now());
+    const auto timer = make_device_timer(*session_.backend, session_.gradients());
+    muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.region.bytes()); });
+    group_.barrier().wait_host();
+    timer->begin();
+    run_step();
+    timer->end();
+    take_outcomes();
+    muted_.set_observer(nullptr);
+    return timer->read();
   }
 
   const StepOptions& options_;
-  comm::ProcessGroup& group_;
-  MutedGroup muted_;
-  int threads_;
+  trainer::Session& session_;
+  comm::ProcessGroup& group_;  // in the host's memory
+  MutedGroup muted_;           // the gradients'
+  bool on_gpu_;
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::optional<data::Loader> loader_;
   std::optional<trainer::Replica> replica_;
   std::optional<trainer::TrainingStep> step_;
+  const data::Batch* batch_ = nullptr;
   std::int64_t steps_ = 0;
   bool finite_ = true;
 };
 
 }  // namespace
-
-std::string text_of(const StepResult& r, Format format) {
-  if (format == Format::kJson)
-    return fmt::format(
-        R"({{"model":"{}","world_size":{},"batch":{},"precision":"{}","step_ms":{:.4f},"samples_per_s":{:.1f},"compute_ms":{:.4f},"exposed_comm_ms":{:.4f},"peak_memory_bytes":[{}],"startup_ms":{:.1f},"step_ms_p10":{:.4f},"step_ms_p90":{:.4f},"backend":"{}","threads":{},"steps":{}}})"
-        "\n",
-        r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
-        fmt::join(r.peak_memory_bytes, ","), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps);
-  if (format == Format::kCsv)
-    return fmt::format(
-        "model,world_size,batch,precision,step_ms,samples_per_s,compute_ms,exposed_comm_ms,peak_memory_bytes,startup_"
-        "ms,"
-        "step_ms_p10,step_ms_p90,backend,threads,steps\n"
-        "{},{},{},{},{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{}\n",
-        r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
-        fmt::join(r.peak_memory_bytes, " "), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps);
-  std::vector<std::string> memory;
-  for (const auto bytes : r.peak_memory_bytes) memory.push_back(human_bytes(static_cast<double>(bytes)));
-  std::string text =
-      fmt::format("{}: {} rank{} ({}), {} thread{} and {} samples each, {} steps\n", r.model, r.world_size,
-                  r.world_size == 1 ? "" : "s", r.backend, r.threads, r.threads == 1 ? "" : "s", r.batch, r.steps);
-  text += fmt::format("  step                   {:>10.3f} ms   10 % to 90 %: {:.3f} to {:.3f}\n", r.step_ms,
-                      r.step_ms_p10, r.step_ms_p90);
-  text += fmt::format("  computation            {:>10.3f} ms   collectives replaced by nothing\n", r.compute_ms);
-  text +=
-      fmt::format("  exposed communication  {:>10.3f} ms   step minus computation, interleaved\n", r.exposed_comm_ms);
-  text += fmt::format("  throughput             {:>10.1f} samples/s\n", r.samples_per_s);
-  text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);
-  return text + fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
-}
 
 int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bench/format.h"
+#include "bench/timeline.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {
@@ -16,6 +17,9 @@ struct StepOptions {
   trainer::TrainConfig train;  // without `data`: made-up samples of the size that the model is known for
   std::int64_t steps = 50;     // measured, of each kind
   std::int64_t warmup_steps = 10;
+  bool copy_batch = false;            // to the GPU in every step, as training does; else it stays there
+  std::optional<double> peak_tflops;  // of the device, for `mfu`; default: what is known of it
+  bool timeline = false;              // of one step, too
   Format format = Format::kTable;
 };
 
@@ -23,26 +27,35 @@ struct StepOptions {
 struct StepResult {
   std::string model;
   int world_size = 1;
-  std::int64_t batch = 0;  // samples a rank
-  std::string precision = "f32";
-  double step_ms = 0;  // median
+  std::int64_t batch = 0;         // samples a rank
+  std::string device;             // rank 0's, for people
+  std::string precision = "f32";  // or "tf32", "bf16"
+  double step_ms = 0;             // median
   double step_ms_p10 = 0, step_ms_p90 = 0;
   double samples_per_s = 0;    // of all ranks together
   double compute_ms = 0;       // median of the same step with collectives replaced by nothing
   double exposed_comm_ms = 0;  // median difference between a step and such a step beside it; noise may make it negative
+  double flops_per_step = 0;   // a rank's: flops.h
+  std::optional<double> peak_tflops, mfu;       // the share of it that a rank's step reaches
+  bool graphs = false;                          // whether the steps were recorded and run again as a whole
+  std::string graphs_refused;                   // why not
+  double replays_per_step = 0;                  // recordings that were given to the device, by measured step
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   double startup_ms = 0;                        // from the start of the process to the end of its first step
   std::string backend;
   int threads = 1;
   std::int64_t steps = 0;
+  std::int64_t steps_a_block = 1;    // that were timed together
+  std::optional<Timeline> timeline;  // rank 0's
 };
 
-/// JSON, CSV with its heading, or a table of one.
+/// JSON, CSV with its heading (and without timeline), or a table of one.
 std::string text_of(const StepResult& result, Format format);
 
 /// Collective; rank 0 prints. The step is trainer::TrainingStep's, over one batch that stays: no data is loaded
 /// meanwhile. Steps with and without communication take turns, each after a barrier, so that both meet the same machine
-/// and a core that communication takes from computing counts as communication. Returns the exit code.
+/// and a core that communication takes from computing counts as communication. On a GPU, to which steps are given ahead
+/// of time, they come in blocks, which begin and end with the GPU idle. Returns the exit code.
 /// `refusal`: as for trainer::train.
 int bench_step(StepOptions options, const std::optional<UsageError>& refusal);
 

@@ -145,9 +145,24 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .help = "steps before the measured ones",
              .default_text = fmt::to_string(options.warmup_steps),
              .set = integer(options.warmup_steps, 1, kMost)});
+  table.add({.name = "copy-batch",
+             .placeholder = "yes|no",
+             .help = "copy the batch to the GPU in every step, as training does; otherwise it stays there",
+             .default_text = "no",
+             .set = boolean(options.copy_batch)});
   add_update_options(table, options.train);
   add_rank_options(table, options.train);
   add_format_options(table, options.format);
+  table.add({.name = "timeline",
+             .kind = OptionKind::kFlag,
+             .help = "tell also, of one step that is not recorded, when each bucket was ready, started and ended",
+             .set = boolean(options.timeline)});
+  table.add({.name = "peak-tflops",
+             .placeholder = "X",
+             .help = "what the device can do in this precision, in 10^12 operations a second, to tell the share of it "
+                     "that is reached",
+             .default_text = "from the data sheet, where the GPU is known",
+             .set = number(options.peak_tflops, {.low = 0, .open_low = true})});
   return table;
 }
 

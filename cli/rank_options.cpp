@@ -218,6 +218,11 @@ void add_rank_options(OptionTable& table, TrainConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
              .set = boolean(config.tf32)});
+  table.add({.name = "graphs",
+             .placeholder = "yes|no",
+             .help = "GPUs run a step that comes again as one CUDA graph",
+             .default_text = "yes",
+             .set = boolean(config.graphs)});
   table.add({.name = "threads",
              .placeholder = "N",
              .help = "compute threads a rank",

@@ -8,8 +8,14 @@ find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(ZLIB REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
+
+# By name, so that no pkg-config is needed.
+find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
+find_library(HWLOC_LIBRARY hwloc REQUIRED)
+add_library(lockstep_hwloc INTERFACE)
+add_library(lockstep::hwloc ALIAS lockstep_hwloc)
+target_include_directories(lockstep_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
+target_link_libraries(lockstep_hwloc INTERFACE ${HWLOC_LIBRARY})
 
 # oneDNN's own package file asks for OpenCL, which nothing here uses: find the library by name.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)

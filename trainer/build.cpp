@@ -7,7 +7,6 @@
 #include "base/version.h"
 #include "data/open.h"
 #include "nn/io/state.h"
-#include "nn/models/models.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
@@ -35,6 +34,12 @@ data::DataSplits open_splits(const TrainConfig& config) {
   return data::open_data(config.data, options);
 }
 
+nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset) {
+  nn::ModelSpec spec{.name = model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
+  if (!model.hidden.empty()) spec.hidden.assign(model.hidden.begin(), model.hidden.end());
+  return spec;
+}
+
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset) {
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
@@ -46,9 +51,7 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
         "leave --out out: it follows the data and --classes");
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
-  nn::ModelSpec spec{.name = config.model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
-  if (!config.model.hidden.empty()) spec.hidden.assign(config.model.hidden.begin(), config.model.hidden.end());
-  auto model = nn::make_model(context, spec);
+  auto model = nn::make_model(context, model_spec(config.model, dataset));
   if (!config.weights.empty()) nn::load_state(*model, nn::read_safetensors(config.weights), config.weights);
   return model;
 }

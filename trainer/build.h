@@ -7,7 +7,7 @@
 #include "comm/agree.h"
 #include "data/dataset.h"
 #include "ddp/bucket_plan.h"
-#include "nn/layers/module.h"
+#include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
 #include "trainer/config.h"
@@ -16,6 +16,9 @@ namespace lockstep::trainer {
 
 /// Throws UsageError for names and sizes that cannot be, IoError for files.
 data::DataSplits open_splits(const TrainConfig& config);
+
+/// With the shape of `dataset`'s samples and its classes.
+nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
 /// With the shape of `dataset`'s samples and its classes; weights are read from config.weights, if any. Throws
 /// UsageError and IoError.

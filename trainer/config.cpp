@@ -125,6 +125,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"seed", fmt::to_string(config.seed)},
       {"precision", name_of(config.precision)},
       {"tf32", fmt::to_string(config.tf32)},
+      {"graphs", fmt::to_string(config.graphs)},
       {"bucket-mb", fmt::to_string(config.bucket_mb)},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"check-replicas", fmt::to_string(config.check_replicas)},

@@ -63,6 +63,7 @@ struct TrainConfig {
   Backend backend = Backend::kAuto;
   Precision precision = Precision::kF32;
   bool tf32 = false;                // f32 products of GPUs on matrix units, with 10 bits of mantissa
+  bool graphs = true;               // steps that come again are recorded and run again as a whole, where a device can
   int threads = 0;                  // compute threads a rank; 0: its share of the cores
   double timeout_seconds = 300;     // longest wait for another rank
   double bucket_mb = 25;            // MiB of gradients in a bucket

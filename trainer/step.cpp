@@ -40,7 +40,7 @@ void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
     waited = replica_.reducer().waited();
     if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
   }
-  inputs_ = {};
+  if (!options_.keep_inputs) inputs_ = {};
   totals_.add(replica_.totals());
   if (wants_norm()) squares_of_steps_.add(squares_);
   begun_.push_back({step, waited});
@@ -65,7 +65,7 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
 }
 
 bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
-  if (!batch.empty()) inputs_ = inputs_of(backend_, batch, sample_dims_);
+  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, sample_dims_);
   if (!options_.record || options_.trace != nullptr) return false;
   return recorded_.run(step, {.global_count = batch.plan.global_count, .variant = variant_}, inputs_,
                        [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });

@@ -25,6 +25,7 @@ class TrainingStep {
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool record = true;               // steps that come again, where the device can; not with a trace
+    bool keep_inputs = false;         // the first batch's copy on the device is used in all steps: for measurements
   };
 
   /// `sample_dims`: of one sample, without N.

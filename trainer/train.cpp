@@ -62,7 +62,8 @@ class Run {
                   TrainingStep::Options{.clip_norm = config_.clip_norm,
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
-                                        .activations = activations_of(config_)});
+                                        .activations = activations_of(config_),
+                                        .record = config_.graphs});
     rate_.emplace(config_, total_steps_);
   }
 

@@ -4,7 +4,7 @@
 # says what the build wants.
 
 lockstep_packages=(
-  build-essential cmake ninja-build pkg-config ccache git
+  build-essential cmake ninja-build ccache git
   openmpi-bin libopenmpi-dev
   libdnnl-dev libhwloc-dev libssl-dev zlib1g-dev
   libcxxopts-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev

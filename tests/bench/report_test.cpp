@@ -80,5 +80,32 @@ TEST(Report, OfAStepHoldsWhatTheCommandLinePromises) {
   EXPECT_EQ(split(csv[0], ',').size(), split(csv[1], ',').size());
 }
 
+TEST(Report, OfAStepOnAGpuSaysHowItRan) {
+  StepResult result;
+  result.device = "cuda:0, NVIDIA \"H100\"";
+  result.step_ms = 0.5;
+  result.flops_per_step = 1e9;
+  result.peak_tflops = 8;
+  result.mfu = 0.25;
+  result.graphs_refused = "a kernel waits";
+  result.timeline = Timeline{.clock = "device",
+                             .buckets = {{.bytes = 64, .ready_ms = 1, .start_ms = 1, .end_ms = 3},
+                                         {.bytes = 64, .ready_ms = 2, .start_ms = 3, .end_ms = 4}},
+                             .last_ready_ms = 2,
+                             .end_ms = 5};
+  const auto json = nlohmann::json::parse(text_of(result, Format::kJson));
+  EXPECT_EQ(json["device"], result.device);
+  EXPECT_EQ(json["graphs"], false);
+  EXPECT_EQ(json["graphs_refused"], "a kernel waits");
+  EXPECT_EQ(json["tflops"], 2.0);
+  EXPECT_EQ(json["mfu"], 0.25);
+  EXPECT_EQ(json["timeline"]["communication_ms"], 3.0);
+  EXPECT_EQ(json["timeline"]["hidden_ms"], 1.0) << "what lay before the last gradient";
+  const std::string table = text_of(result, Format::kTable);
+  for (const char* words :
+       {"steps are not recorded: a kernel waits", "25.0 % of 8", "of which backward hid 1.000 ms (33 %)"})
+    EXPECT_NE(table.find(words), std::string::npos) << table;
+}
+
 }  // namespace
 }  // namespace lockstep::bench

@@ -90,6 +90,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--backend=nccl",
                                               "--precision=bf16",
                                               "--tf32",
+                                              "--graphs=no",
                                               "--threads=2",
                                               "--timeout-seconds=5",
                                               "--bucket-mb=0.5",
@@ -128,6 +129,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.backend, trainer::Backend::kNccl);
   EXPECT_EQ(config.precision, trainer::Precision::kBF16);
   EXPECT_TRUE(config.tf32);
+  EXPECT_FALSE(config.graphs);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.bucket_mb, 0.5);

@@ -1,4 +1,4 @@
-// Numerical gradient check: central differences against the tape.
+// Numerical gradient check: central differences against the tape, on any device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/autograd/functions.h"
@@ -45,23 +46,28 @@ struct Differentiated {
 using Operator = std::function<Var(Tape&, std::span<const Var>)>;
 using Objective = std::function<double(const Var&)>;
 
-inline void expect_same_gradient(const std::string& what, const Differentiated& by, const Tensor& x,
+inline void expect_same_gradient(Backend& backend, const std::string& what, const Differentiated& by, const Tensor& x,
                                  const Tensor& gradient, const std::function<double()>& objective) {
   ASSERT_TRUE(gradient.defined()) << what;
   ASSERT_EQ(gradient.shape(), x.shape()) << what;
+  const auto computed = values_of(backend, gradient);
+  auto values = values_of(backend, x);
   double largest = 1.0;
-  for (const float g : gradient.span<float>()) largest = std::max(largest, std::abs(static_cast<double>(g)));
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    float& at = x.f32()[i];
-    const float old = at;
-    at = old + static_cast<float>(by.step);
-    const double up = static_cast<double>(at), high = objective();
-    at = old - static_cast<float>(by.step);
-    const double down = static_cast<double>(at), low = objective();
-    at = old;
-    ASSERT_NEAR(static_cast<double>(gradient.f32()[i]), (high - low) / (up - down), by.tolerance * largest)
+  for (const float g : computed) largest = std::max(largest, std::abs(static_cast<double>(g)));
+  const auto objective_at = [&](std::size_t i, float value) {
+    const float old = std::exchange(values[i], value);
+    backend.upload(std::as_bytes(std::span(values)), x);
+    values[i] = old;
+    return objective();
+  };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float up = values[i] + static_cast<float>(by.step), down = values[i] - static_cast<float>(by.step);
+    const double high = objective_at(i, up), low = objective_at(i, down);
+    ASSERT_NEAR(static_cast<double>(computed[i]), (high - low) / (static_cast<double>(up) - static_cast<double>(down)),
+                by.tolerance * largest)
         << what << " element " << i << " of " << to_string(x.shape());
   }
+  backend.upload(std::as_bytes(std::span(values)), x);
 }
 
 /// `end` makes a loss (a root for backward) of what `op` returns, `objective` its value in f64.
@@ -85,14 +91,14 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
   run(true, &input_gradients);
   const auto value = [&] { return run(false, nullptr); };
   for (std::size_t i = 0; i < by.inputs.size(); ++i)
-    expect_same_gradient("input " + std::to_string(i), by, by.inputs[i], input_gradients[i], value);
+    expect_same_gradient(backend, "input " + std::to_string(i), by, by.inputs[i], input_gradients[i], value);
   for (std::size_t i = 0; i < by.parameters.size(); ++i) {
     const Parameter& parameter = *by.parameters[i];
     if (!parameter.requires_grad()) {
       EXPECT_FALSE(parameter.has_gradient()) << "parameter " << i << " is frozen";
       continue;
     }
-    expect_same_gradient("parameter " + std::to_string(i), by, parameter.value(), parameter.gradient(), value);
+    expect_same_gradient(backend, "parameter " + std::to_string(i), by, parameter.value(), parameter.gradient(), value);
   }
 }
 
@@ -106,10 +112,10 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
   expect_gradients(
       backend, by, op, [&](Tape& tape, Var y) { return project(tape, y, projection_for(y)); },
       [&](const Var& y) {
-        const Tensor& weights = projection_for(y);
+        const auto weights = values_of(backend, projection_for(y)), values = values_of(backend, y.value());
         double sum = 0;
-        for (std::int64_t i = 0; i < y.value().count(); ++i)
-          sum += static_cast<double>(weights.f32()[i]) * static_cast<double>(y.value().f32()[i]);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          sum += static_cast<double>(weights[i]) * static_cast<double>(values[i]);
         return sum;
       });
 }
@@ -118,7 +124,7 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
 inline void expect_loss_gradients(Backend& backend, const Differentiated& by, double scale, const Operator& op) {
   expect_gradients(
       backend, by, op, [](Tape&, Var loss) { return loss; },
-      [&](const Var& loss) { return scale * static_cast<double>(loss.value().f32()[0]); });
+      [&](const Var& loss) { return scale * static_cast<double>(values_of(backend, loss.value())[0]); });
 }
 
 }  // namespace lockstep::nn::testing

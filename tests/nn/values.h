@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/splitmix.h"
@@ -10,44 +11,51 @@
 
 namespace lockstep::nn::testing {
 
+/// On the backend's device.
+inline Tensor tensor_of(Backend& backend, const Shape& shape, const std::vector<float>& values) {
+  Tensor made = backend.empty(shape);
+  LOCKSTEP_ASSERT(static_cast<std::size_t>(made.count()) == values.size());
+  backend.upload(std::as_bytes(std::span(values)), made);
+  return made;
+}
+
 /// Uniform in [-1, 1).
 inline Tensor random_tensor(Backend& backend, const Shape& shape, std::uint64_t seed) {
-  Tensor made = backend.empty(shape);
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
   SplitMix64 random(seed);
-  for (float& v : made.span<float>()) v = static_cast<float>(static_cast<double>(random.next() >> 11) * 0x1p-52 - 1.0);
-  return made;
+  for (float& v : values) v = static_cast<float>(static_cast<double>(random.next() >> 11) * 0x1p-52 - 1.0);
+  return tensor_of(backend, shape, values);
 }
 
 /// Halves from -1 to 1: sums of products of two are multiples of a quarter, so an odd eighth on top stays away from 0.
 inline Tensor random_halves(Backend& backend, const Shape& shape, std::uint64_t seed, float offset = 0.0f) {
-  Tensor made = backend.empty(shape);
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
   SplitMix64 random(seed);
-  for (float& v : made.span<float>()) v = 0.5f * (static_cast<float>(random.below(5)) - 2.0f) + offset;
-  return made;
+  for (float& v : values) v = 0.5f * (static_cast<float>(random.below(5)) - 2.0f) + offset;
+  return tensor_of(backend, shape, values);
 }
 
 /// A shuffle of values that lie 0.1 apart, none of them within 0.05 of 0.
 inline Tensor shuffled_grid(Backend& backend, const Shape& shape, std::uint64_t seed) {
-  Tensor made = backend.empty(shape);
-  const auto values = made.span<float>();
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = 0.1f * (static_cast<float>(i) - static_cast<float>(values.size() / 2)) + 0.05f;
   SplitMix64 random(seed);
   for (std::size_t i = values.size(); i > 1; --i)
     std::swap(values[i - 1], values[random.below(static_cast<std::uint32_t>(i))]);
-  return made;
+  return tensor_of(backend, shape, values);
 }
 
-inline Tensor tensor_of(Backend& backend, const Shape& shape, const std::vector<float>& values) {
-  Tensor made = backend.empty(shape);
-  LOCKSTEP_ASSERT(static_cast<std::size_t>(made.count()) == values.size());
-  std::copy(values.begin(), values.end(), made.f32());
-  return made;
-}
-
+/// Of a tensor in the host's memory.
 inline std::vector<float> values_of(const Tensor& tensor) {
   const auto values = tensor.span<float>();
   return {values.begin(), values.end()};
+}
+/// Of one on any device.
+inline std::vector<float> values_of(Backend& backend, const Tensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
+  backend.download(tensor, std::as_writable_bytes(std::span(values)));
+  return values;
 }
 
 }  // namespace lockstep::nn::testing

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/cuda/runtime.h"
@@ -165,17 +167,36 @@ struct Tolerance {
   double scale = 1.0;
 };
 
+/// For reports: what the test that runs tolerates, and its largest error as a share of that.
+inline void note_error(const Tolerance& tolerance, double share) {
+  static const ::testing::TestInfo* noted = nullptr;
+  static double largest = 0.0;
+  const auto* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  if (std::exchange(noted, test) != test) largest = -1.0;
+  if (share <= largest) return;
+  largest = share;
+  const bool bf16 = tolerance.dtype == DType::kBF16;
+  ::testing::Test::RecordProperty("tolerance", tolerance.ulps == 0.0 && !bf16
+                                                   ? std::string("none")
+                                                   : fmt::format("{:.3g} ulp of {:.3g}{}", tolerance.ulps,
+                                                                 tolerance.scale, bf16 ? ", and 2⁻⁸" : ""));
+  ::testing::Test::RecordProperty("largest_error", fmt::format("{:.2g}", share));
+}
+
 /// NaN where NaN is expected, infinity where infinity is.
 inline void expect_close(const Tensor& expected, const Tensor& actual, const Tolerance& tolerance) {
   ASSERT_EQ(expected.count(), actual.count());
   const double relative = tolerance.dtype == DType::kBF16 ? 0x1p-8 : 0.0;
+  double largest = 0.0;
   for (std::int64_t i = 0; i < expected.count(); ++i) {
     const auto e = static_cast<double>(expected.f32()[i]), a = static_cast<double>(actual.f32()[i]);
     if ((std::isnan(e) && std::isnan(a)) || (std::isinf(e) && a == e)) continue;
     const double most = relative * std::abs(e) + tolerance.ulps * 0x1p-23 * std::max(tolerance.scale, std::abs(e));
     ASSERT_TRUE(std::isfinite(e) && std::abs(e - a) <= most)
         << "element " << i << " is " << a << ", expected " << e << " ± " << most;
+    if (most > 0.0) largest = std::max(largest, std::abs(e - a) / most);
   }
+  note_error(tolerance, largest);
 }
 
 /// The same numbers; of NaN any.

@@ -1,0 +1,91 @@
+"""Where the program and its tests come from: what scripts/pack-for-gpu has packed, or a build on this machine."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tarfile
+
+from gpu_check import machine, sources
+from harness.cli import say
+from harness.contestants import ROOT
+from harness.processes import Failure
+
+PLACE = ROOT / ".gpu"
+ARCHIVE = PLACE / "lockstep-gpu.tar.xz"
+
+
+def unpack() -> None:
+    """The archive, where there is one that is newer than what it was unpacked to."""
+    stamp = PLACE / "packed.json"
+    if not ARCHIVE.exists() or (stamp.exists() and stamp.stat().st_mtime >= ARCHIVE.stat().st_mtime):
+        return
+    say(f"unpacking {ARCHIVE.relative_to(ROOT)}")
+    for old in ("build", "prefix", "bin", "nvidia"):
+        shutil.rmtree(PLACE / old, ignore_errors=True)
+    with tarfile.open(ARCHIVE) as archive:
+        if hasattr(tarfile, "tar_filter"):
+            archive.extractall(PLACE, filter="tar")
+        else:
+            archive.extractall(PLACE)
+    os.utime(stamp)
+
+
+def packed() -> dict:
+    stamp = PLACE / "packed.json"
+    return json.loads(stamp.read_text()) if stamp.exists() else {}
+
+
+def choose(build, no_build: bool) -> tuple:
+    """The directory that holds the program, and in words how it came to be."""
+    unpack()
+    told = packed()
+    if build is None and told.get("programs"):
+        current = sources.digest(ROOT)
+        if told.get("sources") == current or no_build:
+            differs = "" if told.get("sources") == current else ", whose sources are not those of this checkout"
+            return PLACE / "build", f"packed by scripts/pack-for-gpu at {told.get('revision')}{differs}"
+        say("what is packed was built from other sources: building")
+    directory = build or (ROOT / "build-gpu" if told else ROOT / "build")
+    if not no_build:
+        make(directory, told)
+    if not os.access(directory / "lockstep", os.X_OK):
+        raise Failure(f"lockstep is not built: no {directory}/lockstep → leave --no-build out, or say --build DIR")
+    return directory, f"built on this machine in {directory.name}"
+
+
+def cmake_flags(told: dict) -> list:
+    """With what is packed in place of installed packages."""
+    flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+    if capability := machine.compute_capability():
+        flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real")
+    if not told:
+        return flags
+    prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / told["multiarch"]
+    places = f"{libraries},-rpath,{libraries}/openmpi/lib"
+    return [*flags, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={told['multiarch']}",
+            f"-DMPI_C_COMPILER={PLACE}/bin/mpicc", f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include",
+            f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
+            f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend",
+            f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags,-rpath,{places}"]
+
+
+def _run(argv: list, log) -> None:
+    if subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode != 0:
+        log.flush()
+        lines = pathlib.Path(log.name).read_text(errors="replace").splitlines()
+        blamed = [line for line in lines if "error" in line.lower() or "FAILED" in line]
+        raise Failure(f"`{argv[0]} {argv[1]} …` failed: {(blamed or lines or ['?'])[0]} → {log.name}")
+
+
+def make(directory: pathlib.Path, told: dict) -> None:
+    """The program, and the tests that need a GPU."""
+    for tool in ("cmake", "ninja"):
+        if not shutil.which(tool):
+            raise Failure(f"{tool} is not installed → scripts/pack-for-gpu on another machine brings a built program")
+    directory.mkdir(exist_ok=True)
+    with open(directory / "gpu-check.log", "w") as log:
+        say(f"building in {directory.name} (its log: {log.name})")
+        if not (directory / "build.ninja").exists():
+            _run(["cmake", "-S", str(ROOT), "-B", str(directory), *cmake_flags(told)], log)
+        _run(["cmake", "--build", str(directory), "--target", "lockstep", "gpu_tests"], log)

@@ -1,0 +1,132 @@
+"""The sections that say how fast it is."""
+import json
+import time
+
+from gpu_check.check import Check, Skip
+from gpu_check.peers import BATCHES, MODELS, Peers
+from harness.processes import Failure
+from harness.stats import Spread, quantile, ratio
+
+
+def _step(check: Check, model: str, batch: int, more: list, ranks: int = 1) -> dict:
+    """What `lockstep bench step` says."""
+    shared = check.ranks_share(ranks)
+    argv = [check.lockstep, "bench", "step", model, "--batch", batch, "--device", "cuda", "--json", *more]
+    if ranks == 1:
+        return check.run_json(argv)
+    argv += ["--timeout-seconds", 25, *(["--share-devices"] if shared else [])]
+    return json.loads(check.finish_ranks(check.start_ranks(ranks, argv, shared), 60)[0].out)
+
+
+def timeline(check: Check, data: dict) -> None:
+    ranks = max(2, len(check.gpus))
+    data |= {"ranks": ranks, "shared": check.ranks_share(ranks), "models": {}}
+    steps = 20 if data["shared"] else 200
+    for model, more in (("mlp", ["--first-bucket-mb", "0.1", "--bucket-mb", "1"]), ("cnn", [])):
+        result = _step(check, model, 1024, ["--precision", "bf16", "--steps", steps, "--timeline", *more], ranks)
+        data["models"][model] = result["timeline"] | {"step_ms": result["step_ms"], "batch": result["batch"]}
+        if not result["timeline"]["buckets"]:
+            check.problem(f"{model}: the timeline has no buckets")
+
+
+def communication(check: Check, data: dict) -> None:
+    if len(check.gpus) < 2:
+        raise Skip("it takes more than one GPU: on one, ranks take turns, and nothing is hidden behind anything")
+    data["runs"] = []
+    counts = sorted({2, len(check.gpus)})
+    for ranks in counts:
+        for model in MODELS:
+            for batch in BATCHES:
+                result = _step(check, model, batch, ["--precision", "bf16", "--steps", 1000], ranks)
+                share = result["exposed_comm_ms"] / result["step_ms"]
+                data["runs"].append({key: result[key] for key in ("model", "world_size", "batch", "step_ms", "compute_ms",
+                                                                  "exposed_comm_ms", "replays_per_step")}
+                                    | {"share": share})
+                if result["replays_per_step"] != 1:
+                    check.problem(f"{model} on {ranks} GPUs: {result['replays_per_step']} graph launches a step, not 1")
+
+
+_FIGURES = ("model", "batch", "precision", "step_ms", "step_ms_p10", "step_ms_p90", "samples_per_s", "flops_per_step",
+            "tflops", "mfu", "peak_tflops", "graphs", "replays_per_step", "graphs_refused", "startup_ms")
+
+
+def throughput(check: Check, data: dict) -> None:
+    """Every model alone, in every precision."""
+    data["runs"] = []
+    for model in MODELS:
+        for batch in BATCHES:
+            for precision, flags in (("f32", []), ("tf32", ["--tf32"]), ("bf16", ["--precision", "bf16"])):
+                try:
+                    result = _step(check, model, batch, [*flags, "--steps", 600])
+                except Failure as failure:
+                    check.problem(f"{model}, batch {batch}, {precision}: {failure}")
+                    continue
+                data["runs"].append({key: result.get(key) for key in _FIGURES})
+                if result["precision"] != precision:
+                    check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
+    # As training does it: the batch comes from the host in every step.
+    data["copied"] = []
+    for model in MODELS:
+        result = _step(check, model, 4096, ["--precision", "bf16", "--steps", 600, "--copy-batch", "yes"])
+        data["copied"].append({key: result.get(key) for key in _FIGURES})
+
+
+def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> None:
+    """Rounds: lockstep, then each configuration, one after the other on the same GPU; ratios within a round."""
+    if peers is None:
+        raise Skip(why_not)
+    data |= {"version": peers.version, "build_s": round(peers.seconds_to_build(), 1),
+             "configurations": list(peers.configurations), "groups": []}
+    check.note(["python3", "bench/peers/torch/gpu_step.py", "--model", "MODEL", "--batch", "BATCH", "--configuration",
+                "CONFIGURATION"])
+    groups = [(model, batch) for model in MODELS for batch in BATCHES]
+    results = {group: {} for group in groups}  # by contestant, by round: ms
+    refused = {group: {} for group in groups}
+    flops, rounds, end = {}, 0, time.monotonic() + max(20.0, check.left() - 20)
+    took = 0.0
+    while rounds < (3 if check.quick else 5) and (rounds == 0 or time.monotonic() + took < end):
+        begin = time.monotonic()
+        rounds += 1
+        for group in groups:
+            model, batch = group
+            try:
+                said = _step(check, model, batch, ["--precision", "bf16", "--steps", 400])
+                flops[group] = (said["flops_per_step"], said.get("peak_tflops"))
+                results[group].setdefault("lockstep", {})[rounds] = said["step_ms"]
+            except Failure as failure:
+                refused[group]["lockstep"] = str(failure)
+            for configuration in peers.configurations:
+                why = refused[group].get(configuration) or peers.refusal(model, batch, configuration)
+                if not why:
+                    try:
+                        answer = peers.measure(model, batch, configuration, blocks=10, seconds=0.25)
+                        results[group].setdefault(configuration, {})[rounds] = quantile(answer["step_ms"], 0.5)
+                        continue
+                    except Failure as failure:
+                        why = str(failure)
+                refused[group][configuration] = why
+        took = time.monotonic() - begin
+    data["rounds"] = rounds
+    for group in groups:
+        data["groups"].append(_group(group, results[group], refused[group], *flops.get(group, (0, None))))
+        if refused[group].get("lockstep"):
+            check.problem(f"{group[0]}, batch {group[1]}: {refused[group]['lockstep']}")
+    if not any(set(results[group]) - {"lockstep"} for group in groups):
+        check.problem(f"PyTorch measured nothing: {next(iter(refused[groups[0]].values()), 'unknown')}")
+
+
+def _group(group: tuple, results: dict, refused: dict, flops: float, peak) -> dict:
+    """Medians with ranges, and how many times lockstep's time each takes."""
+    ours = results.get("lockstep", {})
+    rows = []
+    for name, by_round in results.items():
+        spread = Spread.of(list(by_round.values()))
+        versus = ratio(by_round, ours) if name != "lockstep" and ours else None
+        tflops = 1e-9 * flops / spread.median
+        rows.append({"name": name, "median_ms": spread.median, "low_ms": spread.low, "high_ms": spread.high,
+                     "samples_per_s": 1e3 * group[1] / spread.median, "mfu": tflops / peak if peak else None,
+                     "ratio": [versus.median, versus.low, versus.high] if versus else None})
+    peers = [row for row in rows if row["ratio"]]
+    best = min(peers, key=lambda row: row["ratio"][0], default=None)
+    return {"model": group[0], "batch": group[1], "rows": rows, "best": best["name"] if best else None,
+            "refused": [{"name": name, "why": why} for name, why in refused.items()]}

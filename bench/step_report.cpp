@@ -1,0 +1,101 @@
+// What bench step prints.
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double rounded(double value, double places = 1e4) { return std::round(value * places) / places; }
+
+Json json_of(const Timeline& timeline) {
+  Json json = {{"clock", timeline.clock},
+               {"last_ready_ms", rounded(timeline.last_ready_ms)},
+               {"end_ms", rounded(timeline.end_ms)},
+               {"communication_ms", rounded(timeline.communication_ms())},
+               {"hidden_ms", rounded(timeline.hidden_ms())},
+               {"buckets", Json::array()}};
+  for (const auto& bucket : timeline.buckets)
+    json["buckets"].push_back({{"bytes", bucket.bytes},
+                               {"ready_ms", rounded(bucket.ready_ms)},
+                               {"start_ms", rounded(bucket.start_ms)},
+                               {"end_ms", rounded(bucket.end_ms)}});
+  return json;
+}
+
+Json json_of(const StepResult& r) {
+  Json json = {{"model", r.model},
+               {"world_size", r.world_size},
+               {"batch", r.batch},
+               {"device", r.device},
+               {"precision", r.precision},
+               {"step_ms", rounded(r.step_ms)},
+               {"samples_per_s", rounded(r.samples_per_s, 10)},
+               {"compute_ms", rounded(r.compute_ms)},
+               {"exposed_comm_ms", rounded(r.exposed_comm_ms)},
+               {"flops_per_step", r.flops_per_step},
+               {"tflops", rounded(1e-9 * r.flops_per_step / r.step_ms)},
+               {"graphs", r.graphs},
+               {"replays_per_step", rounded(r.replays_per_step)},
+               {"peak_memory_bytes", r.peak_memory_bytes},
+               {"startup_ms", rounded(r.startup_ms, 10)},
+               {"step_ms_p10", rounded(r.step_ms_p10)},
+               {"step_ms_p90", rounded(r.step_ms_p90)},
+               {"backend", r.backend},
+               {"threads", r.threads},
+               {"steps", r.steps},
+               {"steps_a_block", r.steps_a_block}};
+  if (r.peak_tflops) json["peak_tflops"] = *r.peak_tflops;
+  if (r.mfu) json["mfu"] = rounded(*r.mfu);
+  if (!r.graphs_refused.empty()) json["graphs_refused"] = r.graphs_refused;
+  if (r.timeline) json["timeline"] = json_of(*r.timeline);
+  return json;
+}
+
+std::string csv_of(const StepResult& r) {
+  return fmt::format(
+      "model,world_size,batch,precision,step_ms,samples_per_s,compute_ms,exposed_comm_ms,peak_memory_bytes,startup_ms,"
+      "step_ms_p10,step_ms_p90,backend,threads,steps,flops_per_step,mfu,graphs\n"
+      "{},{},{},{},{:.4f},{:.1f},{:.4f},{:.4f},{},{:.1f},{:.4f},{:.4f},{},{},{},{:.0f},{},{}\n",
+      r.model, r.world_size, r.batch, r.precision, r.step_ms, r.samples_per_s, r.compute_ms, r.exposed_comm_ms,
+      fmt::join(r.peak_memory_bytes, " "), r.startup_ms, r.step_ms_p10, r.step_ms_p90, r.backend, r.threads, r.steps,
+      r.flops_per_step, r.mfu ? fmt::format("{:.4f}", *r.mfu) : std::string(), r.graphs);
+}
+
+std::string table_of(const StepResult& r) {
+  std::vector<std::string> memory;
+  for (const auto bytes : r.peak_memory_bytes) memory.push_back(human_bytes(static_cast<double>(bytes)));
+  std::string text =
+      fmt::format("{}: {} rank{} ({}), {} thread{} and {} samples each, {} steps\n", r.model, r.world_size,
+                  r.world_size == 1 ? "" : "s", r.backend, r.threads, r.threads == 1 ? "" : "s", r.batch, r.steps);
+  text += fmt::format("  on {}, {}{}\n", r.device, r.precision,
+                      r.graphs                        ? ", each step as one recording"
+                      : !r.device.starts_with("cuda") ? ""
+                                                      : ", steps are not recorded: " + r.graphs_refused);
+  text += fmt::format("  step                   {:>10.3f} ms   10 % to 90 %: {:.3f} to {:.3f}\n", r.step_ms,
+                      r.step_ms_p10, r.step_ms_p90);
+  text += fmt::format("  computation            {:>10.3f} ms   collectives replaced by nothing\n", r.compute_ms);
+  text +=
+      fmt::format("  exposed communication  {:>10.3f} ms   step minus computation, interleaved\n", r.exposed_comm_ms);
+  text += fmt::format("  throughput             {:>10.1f} samples/s\n", r.samples_per_s);
+  text += fmt::format("  arithmetic             {:>10.3f} TFLOP/s a rank{}\n", 1e-9 * r.flops_per_step / r.step_ms,
+                      r.mfu ? fmt::format("   {:.1f} % of {:g}", 100 * *r.mfu, *r.peak_tflops) : std::string());
+  text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);
+  text += fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
+  return r.timeline ? text + describe(*r.timeline) : text;
+}
+
+}  // namespace
+
+std::string text_of(const StepResult& result, Format format) {
+  if (format == Format::kJson) return json_of(result).dump() + "\n";
+  return format == Format::kCsv ? csv_of(result) : table_of(result);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,90 @@
+// bench step on a GPU: that its figures are there and say what was done; not what they are.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+nlohmann::json measured(const StepOptions& options) {
+  ::testing::internal::CaptureStdout();
+  const int code = bench_step(options, std::nullopt);
+  const std::string text = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(code, 0);
+  return nlohmann::json::parse(text);
+}
+
+StepOptions small(const std::string& model) {
+  StepOptions options;
+  options.train.model = {.name = model, .in = {}, .out = {}, .hidden = {}};
+  if (model == "mlp") options.train.model.hidden = {24};
+  options.train.data = "random:1x8x8,64";
+  options.train.batch = 8;
+  options.train.device = "cuda:0";
+  options.train.bucket_mb = options.train.first_bucket_mb = 1.0 / 1024;
+  options.train.quiet = true;
+  options.steps = 40;
+  options.format = Format::kJson;
+  return options;
+}
+
+class BenchStepOnGpu : public ::testing::TestWithParam<bool> {};
+
+TEST_P(BenchStepOnGpu, ReplaysEveryMeasuredStep) {
+  for (const char* model : {"mlp", "cnn"}) {
+    auto options = small(model);
+    options.copy_batch = GetParam();
+    options.timeline = true;
+    options.peak_tflops = 2;
+    const auto result = measured(options);
+    EXPECT_EQ(result["device"].get<std::string>().rfind("cuda:0", 0), 0u) << result["device"];
+    EXPECT_EQ(result["precision"], "f32");
+    EXPECT_EQ(result["graphs"], true) << result.value("graphs_refused", "");
+    EXPECT_EQ(result["replays_per_step"], 1.0);
+    EXPECT_EQ(result["steps"], 40);
+    EXPECT_EQ(result["steps_a_block"], 2);
+    EXPECT_GT(result["step_ms"], 0.0);
+    EXPECT_GT(result["compute_ms"], 0.0);
+    // f/t is what `tflops` says, and its share of 2.
+    const double tflops = 1e-9 * result["flops_per_step"].get<double>() / result["step_ms"].get<double>();
+    EXPECT_NEAR(result["tflops"], tflops, 1e-4 + 0.01 * tflops);
+    EXPECT_NEAR(result["mfu"], tflops / 2, 1e-4 + 0.01 * tflops);
+
+    const auto& timeline = result["timeline"];
+    EXPECT_EQ(timeline["clock"], "device");
+    ASSERT_GE(timeline["buckets"].size(), 2u);
+    double last = 0;
+    for (const auto& bucket : timeline["buckets"]) {
+      EXPECT_GE(bucket["ready_ms"].get<double>(), last);
+      last = bucket["ready_ms"];
+      EXPECT_EQ(bucket["start_ms"], bucket["ready_ms"]) << "one rank has no allreduce";
+    }
+    EXPECT_EQ(timeline["last_ready_ms"], last);
+    EXPECT_GE(timeline["end_ms"].get<double>(), last);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Batch, BenchStepOnGpu, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "Copied" : "Stays"; });
+
+TEST(BenchStep, StartsKernelByKernelWhenTold) {
+  auto options = small("mlp");
+  options.train.graphs = false;
+  options.train.precision = trainer::Precision::kBF16;
+  const auto result = measured(options);
+  EXPECT_EQ(result["precision"], "bf16");
+  EXPECT_EQ(result["graphs"], false);
+  EXPECT_EQ(result["graphs_refused"], "--graphs no");
+  EXPECT_EQ(result["replays_per_step"], 0.0);
+}
+
+TEST(BenchStep, SaysWhatWasComputedInTf32) {
+  auto options = small("mlp");
+  options.train.tf32 = true;
+  EXPECT_EQ(measured(options)["precision"], "tf32");
+}
+
+}  // namespace
+}  // namespace lockstep::bench

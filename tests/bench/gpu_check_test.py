@@ -1,0 +1,317 @@
+"""scripts/gpu-check without a GPU: its report on figures that are made up, what its sections conclude from them, and
+the whole of it on a machine that only claims to have one.
+
+  gpu_check_test.py [--source DIR] [--build DIR] [unittest's arguments]
+"""
+import argparse
+import copy
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+parser = argparse.ArgumentParser()
+parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
+parser.add_argument("--build", type=pathlib.Path)
+places, others = parser.parse_known_args()
+SOURCE, BUILD = places.source, (places.build or places.source / "build").absolute()
+sys.path.insert(0, str(SOURCE / "bench"))
+
+from gpu_check import correctness, machine, peers, report, sources, speed  # noqa: E402
+from gpu_check.check import Check, Skip, run_section  # noqa: E402
+from harness.processes import Failure, clean_up  # noqa: E402
+
+STEP = {"step_ms": 0.1, "step_ms_p10": 0.09, "step_ms_p90": 0.12, "graphs": True, "replays_per_step": 1.0}
+BENCH = {**STEP, "model": "mlp", "batch": 64, "precision": "bf16", "samples_per_s": 640000.0, "tflops": 6.12,
+         "mfu": 0.0062, "peak_tflops": 989.4}
+BUCKET = {"bytes": 1500, "ready_ms": 0.1, "start_ms": 0.11, "end_ms": 0.21}
+DATA = {  # of a passed section each
+    "machine": {"facts": {"cpu": "Xeon", "processors": 16, "memory_bytes": 2**37, "system": "Ubuntu", "kernel": "6.1",
+                          "python": "3.12"},
+                "nvidia_smi": {"fields": ["name", "pstate"], "gpus": [["NVIDIA H100", "P0"]]},
+                "libraries": {"libnccl.so.2": "/opt/nccl/lib", "libcudnn.so.9": None},
+                "library_path": "/opt/nccl/lib", "version": "lockstep 1\n",
+                "devices": "+----+\n"},
+    "tests": {"programs": [
+        {"name": "nn_cuda_pool_gpu_test", "code": 0, "seconds": 1.5, "why": "", "tests": [
+            {"name": "Pool.Max", "failed": False, "tolerance": "4 ulp of 1", "largest_error": "0.5"}]},
+        {"name": "nn_cuda_norm_gpu_test", "code": 77, "seconds": 0, "why": "skipped: no GPU", "tests": []}]},
+    "ranks": {"steps": 30, "shared": {"2": True, "4": True}, "launcher": "passed",
+              "tolerances": {"f32": [1e-5, 2e-3, 1e-4], "bf16": [2e-2, 2e-2, 2e-2]},
+              "runs": [{"precision": "f32", "ranks": 2, "device": "cuda", "first_loss": 1e-7, "loss": 3e-5,
+                        "first_norm": 2e-7, "ok": True},
+                       {"precision": "bf16", "ranks": 4, "device": "cuda", "ok": False, "why": "rank 1 of 4 hung"}]},
+    "contexts": {"shared": True, "ranks": [{"rank": 0, "pid": 4711, "on": [[0, 2**29]]}], "before_bytes": [0],
+                 "during_bytes": [2**30]},
+    "sanitizer": {"runs": [{"name": "nn_cuda_pool_gpu_test", "tool": "memcheck", "code": 0, "errors": 0, "seconds": 9,
+                            "why": ""},
+                           {"name": "nn_cuda_norm_gpu_test", "tool": "racecheck", "code": None, "errors": None,
+                            "why": "ended", "late": True}]},
+    "graphs": {"steps": 60, "runs": [{"precision": "f32", "same": True, "sha256": "ab" * 32}],
+               "times": [{"model": "mlp", "batch": 64, "yes": STEP, "no": {**STEP, "step_ms": 0.3}}]},
+    "timeline": {"ranks": 2, "shared": True,
+                 "models": {"mlp": {"clock": "device", "last_ready_ms": 0.16, "end_ms": 0.4, "communication_ms": 0.1,
+                                    "hidden_ms": 0.05, "batch": 1024, "step_ms": 0.3, "buckets": [BUCKET]}}},
+    "communication": {"runs": [{"model": "cnn", "world_size": 2, "batch": 64, "step_ms": 1.0, "compute_ms": 0.9,
+                                "exposed_comm_ms": 0.1, "share": 0.1, "replays_per_step": 1.0}]},
+    "throughput": {"runs": [BENCH], "copied": [BENCH]},
+    "pytorch": {"version": "2.11.0, NVIDIA H100", "rounds": 3, "build_s": 60.0, "groups": [
+        {"model": "mlp", "batch": 64, "best": "compile+graph", "refused": [{"name": "max-autotune", "why": "too slow"}],
+         "rows": [{"name": "lockstep", "median_ms": 0.1, "low_ms": 0.1, "high_ms": 0.11, "samples_per_s": 640000.0,
+                   "mfu": 0.0062, "ratio": None},
+                  {"name": "compile+graph", "median_ms": 0.15, "low_ms": 0.14, "high_ms": 0.16,
+                   "samples_per_s": 426000.0, "mfu": 0.004, "ratio": [1.5, 1.4, 1.6]}]}]},
+}
+
+
+def whole_report() -> dict:
+    sections = [{"name": name, "title": f"About {name}", "status": "passed", "problems": [], "seconds": 1.5,
+                 "commands": [f"build/lockstep {name}"], "data": copy.deepcopy(data)} for name, data in DATA.items()]
+    return {"schema": 1, "date": "2026-11-21T12:00:00+00:00", "gpus": ["NVIDIA H100 80GB HBM3"], "program": "built here",
+            "command": "scripts/gpu-check", "seconds": 300.0, "sections": sections}
+
+
+class Report(unittest.TestCase):
+    def test_holds_every_section_with_its_commands(self):
+        self.assertEqual(set(DATA), set(report.RENDERERS))
+        text = report.markdown(json.loads(json.dumps(whole_report())))
+        for name in DATA:
+            self.assertIn(f"### About {name}", text)
+            self.assertIn(f"build/lockstep {name}", text)
+        self.assertNotIn("What it had measured by then", text, "a section could not be rendered")
+        for words in ("# GPU check: 1 × NVIDIA H100 80GB HBM3, 2026-11-21",
+                      "| nn_cuda_norm_gpu_test | skipped | 0 | 0 | 0 |", "| Pool.Max | 4 ulp of 1 | 0.5 |",
+                      "libnccl.so.2: taken from /opt/nccl/lib", "libcudnn.so.9: not found",
+                      "| 2 × cuda, f32 | 1.0e-07 | 3.0e-05 | 2.0e-07 | equal |", "**differ** rank 1 of 4 hung",
+                      "| 0 | 0 | 512 MiB |", "nothing found until its time was up", "the same bits",
+                      "| mlp, batch 64 | 100 | 300 | 3.00 | 1.0 |", "backward hid 0.050 ms (50.0 %)", "**10.0 %**",
+                      "(bf16 989.4 TFLOP/s, by the data sheet)", "1.50 × (1.40 to 1.60)", "| 0.6 % |",
+                      "- max-autotune: too slow", "| mlp, 64 | compile+graph | 1.50 × (1.40 to 1.60) | yes |"):
+            self.assertIn(words, text)
+
+    def test_failures_stand_at_the_top_and_do_not_hide_the_rest(self):
+        data = whole_report()
+        data["sections"][2] |= {"status": "failed", "problems": ["2 ranks differ", "4 ranks hung"]}
+        data["sections"][4] |= {"status": "skipped", "problems": ["not installed"], "data": {}}
+        data["sections"][5] |= {"status": "failed", "problems": ["cut short"], "data": {"steps": 60}}
+        text = report.markdown(data)
+        top = text[:text.index("### About machine")]
+        self.assertIn("- About ranks: 2 ranks differ; 4 ranks hung", top)
+        self.assertIn("- About graphs: cut short", top)
+        self.assertIn("Skipped:\n\n- About sanitizer: not installed", top)
+        self.assertIn("| About ranks | **failed** | 1.5 |", top)
+        self.assertEqual(text.count("What it had measured by then is in the JSON file"), 1)
+        self.assertIn("### About pytorch", text)
+
+    def test_tables_are_whole(self):
+        columns = None
+        for line in report.markdown(whole_report()).splitlines():
+            if not line.startswith("|"):
+                columns = None
+            elif columns is None:
+                columns = line.count("|")
+            self.assertTrue(columns is None or line.count("|") == columns, line)
+
+
+class Conclusions(unittest.TestCase):
+    RUN = {"losses": [2.0, 1.0, 0.5], "norms": [3.0, 2.0, 1.0]}
+
+    def differing(self, **changes) -> dict:
+        return correctness.compared(self.RUN | changes, self.RUN)
+
+    def test_ranks_are_equal_within_what_is_stated(self):
+        self.assertTrue(correctness.within(self.differing(), "f32"))
+        self.assertTrue(correctness.within(self.differing(losses=[2.00001, 1.001, 0.5015]), "f32"))
+        self.assertFalse(correctness.within(self.differing(losses=[2.0001, 1.0, 0.5]), "f32"), "the first step is exact")
+        self.assertFalse(correctness.within(self.differing(losses=[2.0, 1.0, 0.503]), "f32"))
+        self.assertFalse(correctness.within(self.differing(norms=[3.001, 2.0, 1.0]), "f32"))
+        self.assertFalse(correctness.within(self.differing(losses=[2.0, math.nan, 0.5]), "f32"))
+        self.assertTrue(correctness.within(self.differing(losses=[2.02, 1.01, 0.51]), "bf16"))
+        self.assertFalse(correctness.within(self.differing(losses=[2.1, 1.0, 0.5]), "bf16"))
+
+    def test_the_fastest_peer_is_compared_within_rounds(self):
+        results = {"lockstep": {1: 1.0, 2: 2.0}, "eager": {1: 3.0, 2: 4.0}, "compile": {1: 1.1}}
+        group = speed._group(("mlp", 64), results, {"max-autotune": "too slow"}, 2e9, 100.0)
+        self.assertEqual(group["best"], "compile")
+        rows = {row["name"]: row for row in group["rows"]}
+        self.assertEqual(rows["eager"]["ratio"], [2.5, 2.0, 3.0])
+        self.assertAlmostEqual(rows["lockstep"]["mfu"], 2 / 1.5 / 100)
+        self.assertEqual(group["refused"], [{"name": "max-autotune", "why": "too slow"}])
+
+
+class Sections(unittest.TestCase):
+    def setUp(self):
+        self.check = Check(BUILD, ["GPU"], True, "", time.monotonic() + 60)
+        self.addCleanup(lambda: subprocess.run(["rm", "-rf", self.check.scratch], check=True))
+
+    def run_one(self, action, limit_s=20):
+        return run_section(self.check, "x", "X", limit_s, action)
+
+    def test_what_happens_in_one_stays_in_it(self):
+        def fails(check, data):
+            data["half"] = 1
+            check.run(["bash", "-c", "echo 'error: broken → mend it' >&2; exit 3"])
+
+        section = self.run_one(fails)
+        self.assertEqual((section.status, section.data), ("failed", {"half": 1}))
+        self.assertIn("ended with 3: error: broken → mend it", section.problems[0])
+        self.assertEqual(len(section.commands), 1)
+
+        def skips(check, data):
+            raise Skip("not here")
+
+        self.assertEqual((self.run_one(skips).status, self.run_one(skips).problems), ("skipped", ["not here"]))
+        self.assertEqual(self.run_one(lambda check, data: data["missing"]).status, "failed")
+        self.assertEqual(self.run_one(lambda check, data: check.problem("odd")).status, "failed")
+        self.assertEqual(self.run_one(lambda check, data: None).status, "passed")
+
+    def test_what_hangs_is_ended_with_all_it_started(self):
+        mark = self.check.scratch / "pid"
+
+        def hangs(check, data):
+            check.run(["bash", "-c", f"sleep 1000 & echo $! >{mark}; wait"], 60)
+
+        section = self.run_one(hangs, limit_s=1)
+        self.assertEqual(section.status, "failed")
+        self.assertIn("was ended after", section.problems[0])
+        self.assertLess(section.seconds, 10)
+        deadline, state = time.monotonic() + 5, "?"
+        while state not in ("gone", "Z") and time.monotonic() < deadline:  # ended, though nobody has collected it yet
+            try:
+                state = pathlib.Path(f"/proc/{mark.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                state = "gone"
+        self.assertIn(state, ("gone", "Z"))
+
+    def test_ranks_are_joined_and_the_first_that_fails_is_named(self):
+        def ranks(check, data):
+            script = 'echo "$RANK/$WORLD_SIZE $NCCL_HOSTID"; [[ $RANK != 1 ]] || { echo "error: ill" >&2; exit 4; }'
+            started = check.start_ranks(3, ["bash", "-c", script], shared=True)
+            with self.assertRaisesRegex(Failure, "rank 1 of 3 ended with 4: error: ill"):
+                check.finish_ranks(started, 10)
+            done = check.finish_ranks(check.start_ranks(2, ["bash", "-c", "echo $RANK$NCCL_HOSTID"], shared=True), 10)
+            data["said"] = [one.out for one in done]
+
+        section = self.run_one(ranks)
+        self.assertEqual((section.status, section.data), ("passed", {"said": ["0rank0\n", "1rank1\n"]}), section.problems)
+
+
+class Peers(unittest.TestCase):
+    """PyTorch's part, played by a program that answers as gpu_step.py does."""
+
+    PLAYED = r"""#!/bin/bash
+if [[ $1 == -c ]]; then echo "2.11.0 13.0 ${CUDA:-True}"; exit; fi
+while read -r line; do
+  case $line in
+    *build*compile+graph*) echo '{"version": "2.11.0", "build_s": 2, "refused": "RuntimeError: no"}' ;;
+    *build*max-autotune*) sleep 60 ;;
+    *build*) echo '{"version": "2.11.0", "build_s": 1.5}' ;;
+    *step*eager+graph*) echo '{"step_ms": [2, 1, 3]}' ;;
+    *step*) echo '{"step_ms": [4, 4, 4]}' ;;
+  esac
+done
+"""
+    LOCKSTEP = r"""#!/bin/bash
+echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
+"""
+
+    def test_take_turns_with_lockstep_and_the_fastest_counts(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for name, text in (("python3", self.PLAYED), ("lockstep", self.LOCKSTEP)):
+                (pathlib.Path(directory) / name).write_text(text)
+                (pathlib.Path(directory) / name).chmod(0o755)
+            check = Check(pathlib.Path(directory), ["GPU"], False, "", time.monotonic() + 100)
+            self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
+            check.env["PATH"] = f"{directory}:{check.env['PATH']}"
+            torch = peers.Peers(check.env, check.scratch, quick=False)
+            self.addCleanup(torch.stop)
+            torch.wait_until_built(time.monotonic() + 3)
+            section = run_section(check, "pytorch", "PyTorch", 50,
+                                  lambda check, data: speed.against_pytorch(check, data, torch, ""))
+        self.assertEqual((section.status, section.problems), ("passed", []))
+        self.assertEqual((section.data["version"], section.data["rounds"]), ("2.11.0", 5))
+        self.assertEqual([(g["model"], g["batch"]) for g in section.data["groups"]],
+                         [("mlp", 64), ("mlp", 4096), ("cnn", 64), ("cnn", 4096)])
+        for group in section.data["groups"]:
+            self.assertEqual(group["best"], "eager+graph")
+            rows = {row["name"]: row for row in group["rows"]}
+            self.assertEqual(set(rows), {"lockstep", "eager", "eager+graph", "compile", "reduce-overhead"})
+            self.assertEqual(rows["eager+graph"]["ratio"], [2, 2, 2])
+            self.assertAlmostEqual(rows["lockstep"]["mfu"], 0.01)
+            refused = {one["name"]: one["why"] for one in group["refused"]}
+            self.assertEqual(refused["compile+graph"], "RuntimeError: no")
+            self.assertIn("hangs", refused["max-autotune"])
+        text = report.markdown(whole_report() | {"sections": [vars(section)]})
+        self.assertNotIn("What it had measured by then", text)
+        self.assertIn("| mlp, 64 | eager+graph | 2.00 × (2.00 to 2.00) | yes |", text)
+
+
+class Sources(unittest.TestCase):
+    def test_a_change_shows(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "nn").mkdir()
+            (root / "CMakeLists.txt").write_text("x")
+            (root / "nn" / "a.cu").write_text("1")
+            first = sources.digest(root)
+            (root / "nn" / "notes.md").write_text("not a source")
+            self.assertEqual(sources.digest(root), first)
+            (root / "nn" / "a.cu").write_text("2")
+            self.assertNotEqual(sources.digest(root), first)
+
+
+class Program(unittest.TestCase):
+    def run_check(self, *arguments, path=None):
+        env = {**os.environ, **({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})}
+        return subprocess.run([SOURCE / "scripts/gpu-check", *map(str, arguments)], capture_output=True, text=True,
+                              env=env, timeout=200)
+
+    @unittest.skipIf(machine.gpu_names(), "this machine has a GPU")
+    def test_without_a_gpu_it_says_so_in_one_line(self):
+        done = self.run_check()
+        self.assertEqual((done.returncode, done.stdout), (4, ""))
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertIn("there is no GPU", done.stderr)
+
+    def test_wrong_usage_is_one_line(self):
+        for arguments in (["--only", "test"], ["--fast"], ["--out"]):
+            done = self.run_check(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    @unittest.skipIf(machine.gpu_names(), "this machine has a GPU")
+    def test_every_section_is_reported_where_all_of_them_fail(self):
+        """nvidia-smi tells of a GPU that nobody can use."""
+        with tempfile.TemporaryDirectory() as directory:
+            smi = pathlib.Path(directory) / "nvidia-smi"
+            smi.write_text('#!/bin/bash\n[[ $1 != -L ]] || echo "GPU 0: NVIDIA Pretended GPU (UUID: GPU-0)"\n')
+            smi.chmod(0o755)
+            out = pathlib.Path(directory) / "out"
+            done = self.run_check("--no-build", "--build", BUILD, "--out", out, "--quick", path=directory)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            reports = sorted(out.iterdir())
+            self.assertEqual([path.suffix for path in reports], [".json", ".md"])
+            self.assertTrue(reports[0].name.startswith("gpu-pretended-gpu-20"))
+            data = json.loads(reports[0].read_text())
+            by_name = {section["name"]: section for section in data["sections"]}
+            self.assertEqual(set(by_name), set(DATA))
+            self.assertEqual(by_name["machine"]["status"], "passed", by_name["machine"]["problems"])
+            for name in ("ranks", "contexts", "graphs", "timeline", "throughput"):
+                self.assertEqual(by_name[name]["status"], "failed", name)
+                self.assertRegex(" ".join(by_name[name]["problems"]), "driver|CPU only", name)
+            for name in ("communication", "pytorch"):
+                self.assertEqual(by_name[name]["status"], "skipped", name)
+            text = reports[1].read_text()
+            self.assertEqual(text, done.stdout)
+            self.assertEqual(text.count("\n### "), len(DATA))
+
+
+if __name__ == "__main__":
+    with clean_up():
+        unittest.main(argv=[sys.argv[0], *others])

@@ -1,0 +1,54 @@
+// On the CPU: the gradients of all operators are checked, and this is the device.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "tests/nn/gradient_backend.h"
+
+namespace lockstep::nn {
+
+std::unique_ptr<Backend> testing::make_gradient_backend() { return make_cpu_backend(1); }
+
+namespace {
+
+// "conv2d" → "Conv2d", "batch_norm" → "BatchNorm".
+std::string camel(const std::string& snake) {
+  std::string text;
+  bool upper = true;
+  for (const char c : snake) {
+    if (c != '_') text += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    upper = c == '_';
+  }
+  return text;
+}
+
+TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/nn/autograd/functions.h");
+  ASSERT_TRUE(file);
+  std::stringstream header;
+  header << file.rdbuf();
+  const std::string text = header.str();
+  const std::regex declaration(R"(\n(?:Var|Loss) (\w+)\(Tape&)");
+  std::set<std::string> operators;
+  for (std::sregex_iterator it(text.begin(), text.end(), declaration); it != std::sregex_iterator(); ++it)
+    operators.insert((*it)[1]);
+  EXPECT_GE(operators.size(), 9u) << "the pattern no longer finds the declarations";
+
+  std::set<std::string> tests;
+  const auto* const suite = ::testing::UnitTest::GetInstance();
+  for (int s = 0; s < suite->total_test_suite_count(); ++s)
+    if (std::string(suite->GetTestSuite(s)->name()) == "Gradient")
+      for (int t = 0; t < suite->GetTestSuite(s)->total_test_count(); ++t)
+        tests.insert(suite->GetTestSuite(s)->GetTestInfo(t)->name());
+  for (const auto& name : operators) {
+    const auto at = tests.lower_bound(camel(name));
+    EXPECT_TRUE(at != tests.end() && at->starts_with(camel(name))) << name << " has no gradient check";
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::nn
