@@ -24,8 +24,13 @@ class LinearNode final : public Node {
     }
     if (x_.needs_grad()) {
       Tensor dx = backend.empty(x_.shape(), dy.dtype());
-      backend.linear().backward_input(dy, w.as(dy.dtype()), dx);
-      tape.contribute(x_, std::move(dx));
+      if (x_.relu_mask().defined()) {
+        backend.linear().backward_input_masked(dy, w.as(dy.dtype()), x_.relu_mask(), dx);
+        tape.contribute_masked(x_, std::move(dx));
+      } else {
+        backend.linear().backward_input(dy, w.as(dy.dtype()), dx);
+        tape.contribute(x_, std::move(dx));
+      }
     }
   }
 
@@ -41,11 +46,21 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
   if (x.shape().size() != 2 || x.shape()[1] != w.value().size(1))
     throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),
                      "flatten the input, or match the layer's in_features to it");
+  LinearKernels& kernels = tape.backend().linear();
   const DType dtype = x.value().dtype();
-  Tensor y = tape.backend().empty({x.shape()[0], w.value().size(0)}, dtype);
-  tape.backend().linear().forward(x.value(), w.as(dtype), b != nullptr ? b->as(dtype) : Tensor(), epilogue, y);
+  const std::int64_t samples = x.shape()[0], outputs = w.value().size(0);
   const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());
+  Tensor y = tape.backend().empty({samples, outputs}, dtype), mask;
+  const Tensor bias = b != nullptr ? b->as(dtype) : Tensor();
+  if (epilogue == Epilogue::kRelu && needs_grad && tape.recording())
+    if (const Shape shape = kernels.mask_shape(samples, outputs); shape.count() > 0)
+      mask = tape.backend().empty(shape, DType::kU8);
+  if (mask.defined())
+    kernels.forward_masked(x.value(), w.as(dtype), bias, y, mask);
+  else
+    kernels.forward(x.value(), w.as(dtype), bias, epilogue, y);
   const Var out = tape.make_var(std::move(y), needs_grad);
+  tape.set_relu_mask(out, std::move(mask));
   tape.record<LinearNode>(out, x, w, b, epilogue);
   return out;
 }

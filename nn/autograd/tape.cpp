@@ -32,7 +32,8 @@ void* Tape::take_memory(std::size_t bytes) {
 }
 
 Var Tape::make_var(Tensor value, bool needs_grad) {
-  auto* state = new (take_memory(sizeof(Var::State))) Var::State{std::move(value), {}, needs_grad && recording_};
+  auto* state =
+      new (take_memory(sizeof(Var::State))) Var::State{std::move(value), {}, needs_grad && recording_, {}, false};
   vars_.push_back(state);
   return Var(state);
 }
@@ -46,6 +47,7 @@ void Tape::push(Node* node) {
 
 Tensor Tape::take_grad_through_relu(Var v) {
   Tensor dy = take_grad(v);
+  if (!v.state_->has_unmasked) return dy;
   Tensor masked = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
   backend_.pointwise().relu_backward(v.value(), dy, masked);
   return masked;
@@ -53,6 +55,12 @@ Tensor Tape::take_grad_through_relu(Var v) {
 
 void Tape::contribute(Var v, Tensor grad) {
   if (!v.needs_grad()) return;
+  v.state_->has_unmasked = true;
+  contribute_masked(v, std::move(grad));
+}
+
+// Masked or not, contributions add up: a mask that is applied to the sum again changes nothing.
+void Tape::contribute_masked(Var v, Tensor grad) {
   Tensor& sum = v.state_->grad;
   LOCKSTEP_ASSERT(grad.shape() == v.shape(), "gradient {} for a value {}", to_string(grad.shape()),
                   to_string(v.shape()));
@@ -106,6 +114,7 @@ void Tape::backward(Var root) {
     nodes_.pop_back();
     const NodeOwner owner{&node};
     output.grad = Tensor();
+    output.relu_mask = Tensor();
     if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);
     if (node_hook_) node_hook_();

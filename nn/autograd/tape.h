@@ -25,6 +25,8 @@ class Var {
   const Tensor& value() const { return state_->value; }
   const Shape& shape() const { return state_->value.shape(); }
   bool needs_grad() const { return state_->needs_grad; }
+  /// For operators: where a ReLU's result is positive (LinearKernels::mask_shape); undefined for most.
+  const Tensor& relu_mask() const { return state_->relu_mask; }
 
  private:
   friend class Tape;
@@ -32,6 +34,8 @@ class Var {
     Tensor value;
     Tensor grad;  // undefined until the first consumer's backward has run
     bool needs_grad = false;
+    Tensor relu_mask;
+    bool has_unmasked = false;  // contributions to its gradient
   };
   explicit Var(State* state) : state_(state) {}
   State* state_ = nullptr;
@@ -106,6 +110,10 @@ class Tape {
 
   /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
   void contribute(Var v, Tensor grad);
+  /// The same for a gradient that v's mask has been applied to: take_grad_through_relu() need not do it again.
+  void contribute_masked(Var v, Tensor grad);
+  /// For operators: `v` is the result of a ReLU, and this its mask.
+  void set_relu_mask(Var v, Tensor mask) { v.state_->relu_mask = std::move(mask); }
   /// v's gradient; undefined if nothing has flowed into it.
   const Tensor& grad(Var v) const { return v.state_->grad; }
 

