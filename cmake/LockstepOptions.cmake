@@ -48,5 +48,6 @@ endif()
 find_program(LOCKSTEP_CCACHE ccache)
 mark_as_advanced(LOCKSTEP_CCACHE)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+  # Precompiled headers: ccache looks at what they were made of.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${LOCKSTEP_CCACHE})
 endif()

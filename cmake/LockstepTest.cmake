@@ -24,6 +24,8 @@ function(lockstep_test name)
     set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TEST_TARGETS ${name})
   endif()
   target_link_libraries(${name} PRIVATE ${T_LINKS} GTest::gtest GTest::gmock)
+  target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
+  target_compile_options(${name} PRIVATE ${LOCKSTEP_TEST_OPTIONS})
   if(T_SOFT_CUDA)
     set_target_properties(${name} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
     target_include_directories(${name} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
@@ -86,6 +88,24 @@ function(lockstep_test name)
       endforeach()
     endforeach()
   endforeach()
+endfunction()
+
+# lockstep_test_headers() makes what all tests are compiled with. They are compiled once and run once: headers that
+# nearly all include are compiled before, and optimising much would take longer than it saves.
+function(lockstep_test_headers)
+  set(options $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo>>:-O1>)
+  if(LOCKSTEP_CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND options $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache compiles everything again
+  endif()
+  set(LOCKSTEP_TEST_OPTIONS ${options} PARENT_SCOPE)
+  # A program, not a library: where those are position-independent in another way, so are their headers.
+  add_executable(lockstep_test_headers EXCLUDE_FROM_ALL support/headers.cpp)
+  set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_libraries(lockstep_test_headers PRIVATE lockstep::base GTest::gtest GTest::gmock)
+  target_compile_options(lockstep_test_headers PRIVATE ${options})
+  target_precompile_headers(lockstep_test_headers PRIVATE
+    <gmock/gmock.h> <gtest/gtest.h> <fmt/format.h> <algorithm> <array> <chrono> <cmath> <cstdint> <cstring> <filesystem>
+    <fstream> <functional> <map> <memory> <numeric> <optional> <span> <string> <thread> <vector>)
 endfunction()
 
 # lockstep_cuda_test(NAME SOURCES files… …) is the same files three times: NAME_test in software, NAME_test.lazy with
