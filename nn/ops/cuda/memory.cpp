@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <thread>
 
@@ -111,7 +112,9 @@ std::byte* PinnedSource::allocate(std::size_t bytes) {
 void PinnedSource::free(std::byte* data, std::size_t) noexcept {
   cudaSetDevice(device_);
   const std::lock_guard lock(mutex_);
-  given_.erase(data);
+  const auto at = given_.find(data);
+  if (std::uncaught_exceptions() > 0) at->second.abandon();  // see Note [Unwinding]
+  given_.erase(at);
 }
 
 }  // namespace lockstep::nn::cuda
