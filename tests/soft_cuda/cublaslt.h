@@ -15,6 +15,7 @@ struct CublasLtSettings {
   bool relu_loses_infinity = false;     // the largest finite number instead
   bool reverses_masks = false;          // the first bit of a mask's byte is the highest
   std::uint32_t refused_epilogues = 0;  // bits of cublasLtEpilogue_t: there is no kernel for what has one of them
+  bool calls_refused_invalid = false;   // and says that it was asked wrongly
   std::uint64_t workspace_bytes = 0;    // that every kernel wants, and then fills with garbage
 };
 void set_cublaslt(const CublasLtSettings& settings);

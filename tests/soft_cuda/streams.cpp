@@ -283,7 +283,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (found->capture != nullptr) return broken(found->capture);
   if (found->done == found->submitted) return cudaSuccess;
   if (!found->runs && !found->worker.joinable()) run_until(lock, found, found->done + 1);
-  return cudaErrorNotReady;
+  return noted(cudaErrorNotReady);  // as the real one does, though it is none
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -358,7 +358,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto stream = mark->stream;
   if (stream == nullptr || stream->done >= mark->position) return cudaSuccess;
   if (!stream->runs && !stream->worker.joinable()) run_until(lock, stream, stream->done + 1);
-  return cudaErrorNotReady;
+  return noted(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -424,8 +424,10 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
   const std::lock_guard lock(mutex);
+  if ((flags & ~std::uint64_t{cudaGraphInstantiateFlagUseNodePriority}) != 0) return noted(cudaErrorInvalidValue);
+  if (flags != 0) ++counted.prioritised_graphs;
   const auto at = graphs.find(graph);
   if (at == graphs.end()) return noted(cudaErrorInvalidValue);
   const auto copy = std::make_shared<Graph>(*at->second);

@@ -1,14 +1,15 @@
 #include "nn/ops/linear.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <initializer_list>
 #include <optional>
 #include <vector>
 
-#include "base/cuda/runtime.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
+#include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/ops/cuda/relu_mask.h"
@@ -76,8 +77,8 @@ class CudaLinear final : public LinearKernels {
     auto& plan = find(masked_forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), 0, arrays),
                       [&] { return make_masked_forward(x, w, y, arrays); });
     if (plan) return run(*plan, arrays);
-    forward(x, w, b, Epilogue::kRelu, y);
-    write_mask(context_, y, mask);
+    forward(x, w, b, Epilogue::kNone, y);
+    relu_with_mask(context_, y, mask);
   }
 
   void backward_input_masked(const Tensor& dy, const Tensor& w, const Tensor& mask, const Tensor& dx) override {
@@ -196,43 +197,29 @@ class CudaLinear final : public LinearKernels {
     auto& known = masks_agree_[dtype == DType::kBF16 ? 1 : 0];
     if (known) return *known;
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = 256;
-    const auto zeros = [&](const Shape& shape) {
-      Tensor made = Tensor::empty(context_.allocator, shape, dtype);
-      pointwise_.fill(made, 0.0f);
-      return made;
-    };
-    const Tensor x = zeros({kSamples, kIn}), w = zeros({kOut, kIn}), b = zeros({kOut}), y = zeros({kSamples, kOut});
-    const Tensor theirs = Tensor::empty(context_.allocator, mask_shape(kSamples, kOut), DType::kU8);
-    const Tensor ours = Tensor::empty(context_.allocator, mask_shape(kSamples, kOut), DType::kU8);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), theirs.raw()};
+    // x, w and the bias in one piece: the product's operands are 0, the signs have no period below the whole.
+    constexpr std::int64_t kOfX = kSamples * kIn, kOfW = kOut * kIn;
+    std::vector<float> values(kOfX + kOfW + kOut);
+    for (std::size_t c = 0; c < kOut; ++c)
+      values[kOfX + kOfW + c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
+    const Tensor operands = upload_as(context_, values, dtype);
+    const Tensor y = Tensor::empty(context_.allocator, {kSamples, kOut}, dtype);
+    const Tensor masks = Tensor::empty(context_.allocator, mask_shape(2 * kSamples, kOut), DType::kU8);
+    const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
+    const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
+                                  operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
     auto plan = try_to_make(forward_product(kSamples, kIn, kOut), masked_options(dtype, kOut), arrays);
     if (!plan) return *(known = false);
-    // Signs of no period below the whole.
-    std::vector<float> signs(kOut);
-    for (std::size_t c = 0; c < signs.size(); ++c)
-      signs[c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
-    const Tensor signs_f32 = Tensor::empty(context_.allocator, {kOut});
-    check_cuda(cudaMemcpyAsync(signs_f32.raw(), signs.data(), signs_f32.bytes(), cudaMemcpyHostToDevice,
-                               native(context_.stream)),
-               "trying a fused ReLU");
-    pointwise_.cast(signs_f32, b);
     run(*plan, arrays);
-    write_mask(context_, y, ours);
-    known = bytes_of(theirs) == bytes_of(ours);
+    relu_with_mask(context_, y, ours);
+    std::vector<std::byte> bytes(masks.bytes());
+    copy_to_host(context_, masks, bytes);
+    known = std::equal(bytes.begin(), bytes.begin() + std::ssize(bytes) / 2, bytes.begin() + std::ssize(bytes) / 2);
     return *known;
   }
 
-  std::vector<std::byte> bytes_of(const Tensor& tensor) {
-    std::vector<std::byte> bytes(tensor.bytes());
-    check_cuda(
-        cudaMemcpyAsync(bytes.data(), tensor.raw(), bytes.size(), cudaMemcpyDeviceToHost, native(context_.stream)),
-        "trying a fused ReLU");
-    check_cuda(cudaStreamSynchronize(native(context_.stream)), "trying a fused ReLU");
-    return bytes;
-  }
-
   bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
-    return relu_keeps_non_finite(context_, pointwise_, y.size(1), y, [&](const Tensor& bias) {
+    return relu_keeps_non_finite(context_, y.size(1), y, [&](const Tensor& bias) {
       arrays.bias = bias.raw();
       run(plan, arrays);
     });
