@@ -10,6 +10,8 @@ mark_as_advanced(NCCL_INCLUDE_DIR CUDNN_INCLUDE_DIR CUDNN_FRONTEND_INCLUDE_DIR)
 set(LOCKSTEP_HAVE_CUDA OFF)
 if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE OR NOT TARGET CUDA::cudart_static)
   list(APPEND LOCKSTEP_MISSING "CUDA: CPU only (the CUDA Toolkit brings it)")
+elseif(CUDAToolkit_VERSION VERSION_LESS 13)  # the libraries that are opened are those of 13
+  list(APPEND LOCKSTEP_MISSING "CUDA: the CUDA Toolkit ${CUDAToolkit_VERSION} is too old (it takes 13 or newer)")
 elseif(NOT NCCL_INCLUDE_DIR)
   list(APPEND LOCKSTEP_MISSING "CUDA: no NCCL (libnccl-dev brings it)")
 elseif(NOT CUDNN_INCLUDE_DIR)

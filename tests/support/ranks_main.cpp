@@ -47,11 +47,13 @@ class FailurePrinter final : public ::testing::EmptyTestEventListener {
   std::string test_ = "-";
 };
 
-/// Ranks other than 0 print failures alone: N copies of the same progress help nobody.
+/// Ranks other than 0 print failures alone: N copies of the same progress help nobody. And --gtest_output names one
+/// file.
 void quieten(int rank) {
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   if (rank == 0) return;
   delete listeners.Release(listeners.default_result_printer());
+  delete listeners.Release(listeners.default_xml_generator());  // of JSON, too
   listeners.Append(new FailurePrinter(rank));
 }
 
