@@ -45,7 +45,7 @@ void OutputQueue::write_some() {
   }
 }
 
-Console::Console(int ranks, bool prefix, std::size_t host_width, int stdout_fd, int stderr_fd)
+Console::Console(int ranks, bool prefix, int stdout_fd, int stderr_fd, std::size_t host_width)
     : digits_(prefix ? static_cast<int>(std::to_string(ranks - 1).size()) : 0),
       host_width_(host_width),
       hosts_(static_cast<std::size_t>(ranks)),

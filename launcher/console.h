@@ -38,7 +38,7 @@ class Console {
  public:
   /// `prefix`: "[rank] " before each line, as wide for all ranks; "[rank@host] " where ranks have hosts, whose names
   /// have up to `host_width` characters.
-  Console(int ranks, bool prefix, std::size_t host_width = 0, int stdout_fd = 1, int stderr_fd = 2);
+  Console(int ranks, bool prefix, int stdout_fd = 1, int stderr_fd = 2, std::size_t host_width = 0);
   /// Before the rank's first add().
   void set_host(int rank, const std::string& host);
 

@@ -96,7 +96,7 @@ int launch(LaunchOptions options) {
   }
   const int ranks = options.ranks > 0 ? options.ranks : facts.cores;
   RankLogs logs(options.log_dir, ranks);
-  Console console(ranks, !options.no_prefix, widest_name(gathered.hosts));
+  Console console(ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(gathered.hosts));
   facts.tty_columns = console.live_columns();
   for (const auto& warning : gathered.warnings) console.say(warning);
 

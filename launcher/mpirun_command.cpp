@@ -61,6 +61,8 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
   set("OMPI_MCA_plm_rsh_agent", several.agent + " _rsh");
   for (const char* name : {"disable_qrsh", "disable_llspawn", "no_tree_spawn"})
     set(fmt::format("OMPI_MCA_plm_rsh_{}", name), "1");
+  // Hosts have the names that the user gives them.
+  set("OMPI_MCA_orte_keep_fqdn_hostnames", "1");
   // All daemons stay connected for as long as they live.
   set("OMPI_MCA_orte_leave_session_attached", "1");
   set("OMPI_MCA_plm_rsh_num_concurrent", std::to_string(several.shares.size() + 1));
@@ -81,7 +83,8 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
 
 /// mpirun's flags that place the ranks and take variables along.
 std::vector<std::string> host_flags(const HostFacts& facts) {
-  std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "slot"};
+  // By slot it would take the hosts in another order: its own host comes first.
+  std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
   std::vector<std::string> names = {kMeetingVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
@@ -116,9 +119,10 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
     prefer("OMPI_ALLOW_RUN_AS_ROOT", "1");
     prefer("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
-  // All files of Open MPI lie where the reaper removes them: here, and elsewhere where the helper there says.
-  command.unset_env = {"OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_remote_tmpdir_base"};
-  set("OMPI_MCA_orte_local_tmpdir_base", facts.job_dir);
+  // All files of Open MPI lie where the reaper removes them: on other hosts, where the helper there says.
+  command.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base",
+                       several ? "OMPI_MCA_orte_tmpdir_base" : "OMPI_MCA_orte_local_tmpdir_base"};
+  set(several ? "OMPI_MCA_orte_local_tmpdir_base" : "OMPI_MCA_orte_tmpdir_base", facts.job_dir);
   for (const char* component : kMemoryFilesOf)
     set(fmt::format("OMPI_MCA_{}_backing_directory", component), facts.shm_dir);
   // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
@@ -147,7 +151,7 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
 std::string hostfile_text(const SeveralHosts& several) {
   std::string text;
   for (const auto& share : several.shares)
-    if (share.ranks > 0) text += fmt::format("{} slots={}\n", share.name, share.ranks);
+    for (int i = 0; i < share.ranks; ++i) text += share.name + "\n";
   return text;
 }
 

@@ -26,7 +26,7 @@ inline constexpr const char* kMemoryFilesOf[] = {"btl_vader", "osc_sm", "osc_rdm
 
 /// A host of a job on several, as mpirun is told of it.
 struct HostShare {
-  std::string name;  // "localhost" for the launcher's own
+  std::string name;  // for the launcher's own host, what the system calls it
   int ranks = 0;
 };
 
@@ -69,7 +69,7 @@ struct MpirunCommand {
 /// those on which cleaning up depends.
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup);
 
-/// The host file that mpirun gets: each host with as many slots as it has ranks, so that it has no choice.
+/// The host file that mpirun gets: a line a rank, in the order of the ranks, for its sequential mapper.
 std::string hostfile_text(const SeveralHosts& several);
 
 /// Whether a variable of the launcher's environment goes to other hosts without being asked for: settings of lockstep

@@ -53,7 +53,9 @@ Candidates find_own(const std::vector<HostSpec>& hosts) {
     }
     candidates.emplace_back().spec = hosts[i];
     candidates.back().is_own = own[i];
-    if (own[i]) first = candidates.size() - 1;
+    if (!own[i]) continue;
+    first = candidates.size() - 1;
+    if (hosts[i].name == "localhost") candidates.back().spec.name = host_name();
   }
   return candidates;
 }
@@ -238,7 +240,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   std::vector<HostSpec> specs;
   for (auto& each : candidates) {
     if (each.is_own) {
-      if (each.spec.name != "localhost") gathered.own_name = each.spec.name;
+      gathered.own_name = each.spec.name;
       each.greeting = own;
       each.greeting.cores = own_cores;
       const bool ask = each.spec.slots == 0 && options.use_gpus && options.count_own_gpus;
@@ -295,7 +297,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   gathered.several.exported = exported_names(options);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
-    gathered.several.shares.push_back({each.link ? each.spec.name : "localhost", gathered.ranks_on[i]});
+    gathered.several.shares.push_back({each.link ? each.spec.mpirun_name() : system_name(), gathered.ranks_on[i]});
     if (!each.ready.warning.empty())
       gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.ready.warning));
     if (each.link) gathered.links.push_back(std::move(candidates[i].link));

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cerrno>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 #include "base/error.h"
@@ -155,6 +156,14 @@ HostSpec parse_line(const std::vector<std::string>& words, const Place& place) {
 }
 
 }  // namespace
+
+std::string HostSpec::mpirun_name() const {
+  std::string plain = name;
+  std::ranges::replace_if(
+      plain, [](unsigned char c) { return std::isalnum(c) == 0 && c != '.' && c != '-'; }, '-');
+  if (plain == name) return name;
+  return fmt::format("host-{}-{:08x}", plain, static_cast<std::uint32_t>(std::hash<std::string>()(name)));
+}
 
 std::vector<HostSpec> parse_hosts(std::string_view list) {
   const Place place{"--hosts", "list hosts and slots, as in --hosts a:4,b:4"};

@@ -9,12 +9,14 @@
 namespace lockstep::launcher {
 
 struct HostSpec {
-  std::string name;  // what it is called in messages, and what mpirun knows it by
+  std::string name;  // what it is called in messages
   std::string user;  // to log in as; empty: whatever the remote agent takes
   int slots = 0;     // ranks that it takes; 0: nobody said
 
   /// What the remote agent is asked for: "name" or "user@name".
   std::string target() const { return user.empty() ? name : user + "@" + name; }
+  /// What mpirun is told: the name, or where that has characters that mpirun refuses ('_', ':'), one like it.
+  std::string mpirun_name() const;
   friend bool operator==(const HostSpec&, const HostSpec&) = default;
 };
 

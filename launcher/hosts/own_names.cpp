@@ -64,10 +64,8 @@ bool resolves_to_this_host(const std::string& name, const ifaddrs* interfaces) {
 
 bool is_called(const std::string& name) {
   if (name == "localhost" || name.starts_with("localhost.")) return true;
-  std::array<char, HOST_NAME_MAX + 1> own{};
-  if (::gethostname(own.data(), own.size() - 1) != 0) return false;
-  const std::string full(own.data());
-  return !full.empty() && (name == full || name == full.substr(0, full.find('.')));
+  const std::string full = system_name();
+  return name == full || name == full.substr(0, full.find('.'));
 }
 
 struct Answer {
@@ -91,6 +89,12 @@ struct Answer {
 }
 
 }  // namespace
+
+std::string system_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  const bool known = ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0';
+  return known ? name.data() : "localhost";
+}
 
 std::vector<bool> own_names(std::span<const std::string> names, Deadline deadline) {
   std::vector<bool> own(names.size());

@@ -14,4 +14,7 @@ namespace lockstep::launcher {
 /// answered by then is another host. Call it from a process without other threads.
 std::vector<bool> own_names(std::span<const std::string> names, Deadline deadline);
 
+/// This host's name as the system has it, with its domain if it has one there; "localhost" if it has none.
+std::string system_name();
+
 }  // namespace lockstep::launcher

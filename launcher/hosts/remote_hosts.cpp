@@ -18,8 +18,9 @@ constexpr auto kAgentEnds = Millis(200);
 RemoteHosts::RemoteHosts(std::vector<std::unique_ptr<HostLink>> links, Clock::duration silence)
     : links_(std::move(links)), lost_(links_.size()), nonsense_(links_.size()), silence_(silence) {}
 
-std::optional<std::size_t> RemoteHosts::find(const std::string& name) const {
-  const auto found = std::ranges::find_if(links_, [&](const auto& link) { return link->name() == name; });
+std::optional<std::size_t> RemoteHosts::find(const std::string& mpirun_name) const {
+  const auto found =
+      std::ranges::find_if(links_, [&](const auto& link) { return link->host().mpirun_name() == mpirun_name; });
   if (found == links_.end()) return std::nullopt;
   return static_cast<std::size_t>(found - links_.begin());
 }

@@ -27,7 +27,7 @@ class RemoteHosts {
   bool empty() const { return links_.empty(); }
   std::size_t size() const { return links_.size(); }
   const std::string& name(std::size_t host) const { return links_[host]->name(); }
-  std::optional<std::size_t> find(const std::string& name) const;
+  std::optional<std::size_t> find(const std::string& mpirun_name) const;
 
   /// Appends what poll() is to wait for. With `listen` false the ranks' hosts are held back.
   void add_entries(std::vector<pollfd>& entries, bool listen);
