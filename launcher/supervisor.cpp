@@ -107,6 +107,8 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
+  for (auto& connection : connections_)
+    if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
   if (entries[1].revents != 0) accept_ranks();
   if (entries[0].revents != 0) take_signals();

@@ -49,6 +49,8 @@ class RemoteHosts {
   bool any_overdue() const;
   /// Tells all that the job has ended; they clean up and go.
   void finish();
+  /// After finish(): the host has gone, in order or not.
+  bool finished(std::size_t host) const { return finishing_ && links_[host]->gone(); }
   bool all_gone() const;
 
  private:
