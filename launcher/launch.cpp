@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "launcher/console.h"
 #include "launcher/hosts/gather.h"
+#include "launcher/hosts/left_behind.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
@@ -30,6 +31,9 @@ void check(const LaunchOptions& options) {
   if (!(options.grace_seconds >= 0 && options.grace_seconds <= kMaxGraceSeconds))
     throw UsageError(fmt::format("launch: a grace of {} s", options.grace_seconds),
                      fmt::format("--grace-seconds takes 0 to {}", kMaxGraceSeconds));
+  if (!(options.host_seconds >= kLeastHostSeconds && options.host_seconds <= kMaxHostSeconds))
+    throw UsageError(fmt::format("launch: a host timeout of {} s", options.host_seconds),
+                     fmt::format("--host-timeout-seconds takes {} to {}", kLeastHostSeconds, kMaxHostSeconds));
   if (env("OMPI_COMM_WORLD_RANK"))
     throw UsageError("launch: this process is itself a rank of an MPI job",
                      "start `lockstep launch` outside of mpirun");
@@ -130,6 +134,8 @@ int launch(LaunchOptions options) {
                         gathered.hosts.empty() ? "" : facts.name);
   supervisor.run();
   JobReport report = supervisor.report();
+  for (const auto& lost : report.lost_hosts)
+    for (const auto& directory : lost.directories) remove_left_behind(directory, gathered.token);
   report.program = options.program[0];
   const Verdict verdict = judge(report);
   if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);

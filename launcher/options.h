@@ -16,7 +16,8 @@ enum class BindTo { kCore, kSocket, kNone };
 
 inline constexpr int kMaxRanks = 4096;
 inline constexpr double kMaxGraceSeconds = 3600;
-inline constexpr double kLeastHostSeconds = 3;  // a link that drops for 2 s is to be survived
+// A link that drops for 2 s is to be survived: what is lost then comes up to 4 s later, by TCP's growing pauses.
+inline constexpr double kLeastHostSeconds = 6;
 inline constexpr double kMaxHostSeconds = 3600;
 
 struct LaunchOptions {

@@ -34,6 +34,7 @@ struct LostHost {
   bool silent = false;     // it has not answered for longer than it may; else the connection has ended
   std::string why;         // then what is known of that
   std::vector<int> ranks;  // that ran there
+  std::vector<std::string> directories = {};  // of the job there
 };
 
 /// How Open MPI's daemon on another host ended while ranks ran.

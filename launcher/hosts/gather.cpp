@@ -35,7 +35,7 @@ struct Candidate {
   std::unique_ptr<HostLink> link;
   Greeting greeting;
   std::string problem;
-  Ready ready;
+  bool ready = false;
 };
 using Candidates = std::vector<Candidate>;
 
@@ -118,13 +118,16 @@ int wait_for_greetings(Candidates& candidates, const Greeting& own, SignalQueue&
 
 int wait_for_ready(Candidates& candidates, SignalQueue& signals) {
   const auto settled = [](Candidate& each) {
-    if (each.ready.port >= 0 || !each.problem.empty()) return true;
+    if (each.ready || !each.problem.empty()) return true;
     while (const auto message = each.link->next()) {
-      if (const auto* ready = std::get_if<Ready>(&*message)) each.ready = *ready;
+      if (const auto* ready = std::get_if<Ready>(&*message)) {
+        each.link->ready = *ready;
+        each.ready = true;
+      }
       if (const auto* refused = std::get_if<Refused>(&*message)) each.problem = refused->why;
     }
-    if (each.link->gone() && each.ready.port < 0 && each.problem.empty()) each.problem = each.link->explain_failure();
-    return each.ready.port >= 0 || !each.problem.empty();
+    if (each.link->gone() && !each.ready && each.problem.empty()) each.problem = each.link->explain_failure();
+    return each.ready || !each.problem.empty();
   };
   const int signal = wait_for(candidates, Deadline::after_seconds(kAnswerSeconds), signals, settled);
   for (auto& each : candidates)
@@ -268,6 +271,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
         fmt::format("warning: host {}: {} ranks share {} core{}, so they yield while they wait: slow, but right",
                     each.spec.name, placed[i], each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
   }
+  gathered.token = random_id();
   std::error_code no_directory;
   const auto directory = std::filesystem::current_path(no_directory).string();
   const bool elsewhere = std::ranges::any_of(candidates, [](const auto& each) { return each.link != nullptr; });
@@ -275,13 +279,15 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
 
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].link) continue;
-    candidates[i].ready.port = -1;  // not yet
-    candidates[i].link->send(Order{.ranks = gathered.ranks_on[i],
-                                   .silence_seconds = options.host_seconds,
-                                   .finds_port = i == 0,
-                                   .name = candidates[i].spec.name,
-                                   .program = options.program[0],
-                                   .directory = directory});
+    candidates[i].link->send(
+        Order{.ranks = gathered.ranks_on[i],
+              // It is the first to give up, so that nothing is left when the launcher says that it is lost.
+              .silence_seconds = 0.8 * options.host_seconds,
+              .finds_port = i == 0,
+              .name = candidates[i].spec.name,
+              .token = gathered.token,
+              .program = options.program[0],
+              .directory = directory});
   }
   if (const int signal = wait_for_ready(candidates, signals); signal != 0) {
     gathered.exit_code = stopped_by(signal);
@@ -291,15 +297,15 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   if (gathered.exit_code != 0) return gathered;
 
   choose_networks(greetings, own, env("LOCKSTEP_SOCKET_IFNAME").value_or(""), gathered.several);
-  gathered.several.port = candidates.front().link ? candidates.front().ready.port : find_free_port();
+  gathered.several.port = candidates.front().link ? candidates.front().link->ready.port : find_free_port();
   if (const auto port = parse_int(env("MASTER_PORT").value_or(""))) gathered.several.port = static_cast<int>(*port);
   gathered.several.meeting = random_id();
   gathered.several.exported = exported_names(options);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];
     gathered.several.shares.push_back({each.link ? each.spec.mpirun_name() : system_name(), gathered.ranks_on[i]});
-    if (!each.ready.warning.empty())
-      gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.ready.warning));
+    if (each.link && !each.link->ready.warning.empty())
+      gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.link->ready.warning));
     if (each.link) gathered.links.push_back(std::move(candidates[i].link));
   }
   return gathered;

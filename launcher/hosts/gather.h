@@ -21,6 +21,7 @@ struct GatheredHosts {
   int own_ranks = 0;                             // on this host
   std::string own_name;                          // what the user calls this host, or its own name
   SeveralHosts several;                          // without `hostfile` and `agent`
+  std::string token;                             // that marks the job's directories on other hosts
   std::vector<std::string> warnings;
 };
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <map>
 #include <optional>
 
@@ -20,6 +21,7 @@
 #include "launcher/hosts/byte_pipe.h"
 #include "launcher/hosts/free_port.h"
 #include "launcher/hosts/greeting.h"
+#include "launcher/hosts/left_behind.h"
 #include "launcher/hosts/protocol.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
@@ -60,12 +62,17 @@ class Helper {
 
   int run() {
     while (launcher_.in() >= 0 && !ended_ && Clock::now() < silent_at_) wait_and_serve();
+    const bool silent = launcher_.in() >= 0 && !ended_;
     if (ended_) flush();
     // Orderly or not: the job on this host ends here, and what the reaper finds ends with it.
     if (daemon_ > 0) ::kill(-daemon_, SIGKILL);
     ranks_.clear();
     job_.reset();
-    return 0;
+    if (!silent) return static_cast<int>(ExitCode::kOk);
+    // Should the connection come back, this says why there is nothing left to talk to.
+    std::fprintf(stderr, "no word from the launcher for %.0f s, so its part of the job has ended here\n",
+                 std::chrono::duration<double>(silence_).count());
+    return static_cast<int>(ExitCode::kTimeout);
   }
 
  private:
@@ -127,6 +134,9 @@ class Helper {
       const int root = ::chdir("/");
     try {
       job_.emplace(job_tmp_base(), job_shm_base(order.ranks));
+      ready.directory = job_->path();
+      ready.shm_directory = job_->shm_path();
+      for (const auto& directory : {ready.directory, ready.shm_directory}) write_token(directory, order.token);
       listener_ = listen_at(job_->path() + "/launcher");
       if (order.finds_port) ready.port = find_free_port();
     } catch (const Error& error) {

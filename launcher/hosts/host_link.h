@@ -45,6 +45,9 @@ class HostLink {
   void fill(std::span<pollfd, kPollEntries> entries, bool listen);
   /// Reads and writes what poll() allows.
   void serve(std::span<const pollfd, kPollEntries> entries);
+  /// What the host has said when it was ready.
+  Ready ready;
+
   /// Sends a ping where one is due.
   void ping();
 

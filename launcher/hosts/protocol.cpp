@@ -11,6 +11,7 @@ std::string body_of(const Order& m) {
       .put(m.silence_seconds)
       .put(m.finds_port)
       .put_sized(m.name)
+      .put_sized(m.token)
       .put_sized(m.program)
       .put_text(m.directory)
       .take();
@@ -22,7 +23,9 @@ std::string body_of(const Hold&) { return {}; }
 std::string body_of(const Ping& m) { return Writer().put(m.launcher_ns).take(); }
 std::string body_of(const Pause&) { return {}; }
 std::string body_of(const Finish&) { return {}; }
-std::string body_of(const Ready& m) { return Writer().put(m.port).put_text(m.warning).take(); }
+std::string body_of(const Ready& m) {
+  return Writer().put(m.port).put_sized(m.directory).put_sized(m.shm_directory).put_text(m.warning).take();
+}
 std::string body_of(const Refused& m) { return m.why; }
 std::string body_of(const Came& m) { return Writer().put(m.id).take(); }
 std::string body_of(const FromRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
@@ -36,6 +39,7 @@ void read(Reader& in, Order& m) {
   m.silence_seconds = in.take<double>();
   m.finds_port = in.take<bool>();
   m.name = in.take_sized();
+  m.token = in.take_sized();
   m.program = in.take_sized();
   m.directory = in.rest();
 }
@@ -56,6 +60,8 @@ void read(Reader&, Finish&) {}
 void read(Reader& in, Ping& m) { m.launcher_ns = in.take<std::int64_t>(); }
 void read(Reader& in, Ready& m) {
   m.port = in.take<std::int32_t>();
+  m.directory = in.take_sized();
+  m.shm_directory = in.take_sized();
   m.warning = in.rest();
 }
 void read(Reader& in, Refused& m) { m.why = in.rest(); }

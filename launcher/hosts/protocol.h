@@ -22,6 +22,7 @@ struct Order {
   double silence_seconds = 10;  // without a word from the launcher after which the helper ends the job on its host
   bool finds_port = false;      // Ready names a port that is free there
   std::string name;
+  std::string token;      // of the job: goes into the directories
   std::string program;    // that the ranks will run
   std::string directory;  // in which
 };
@@ -50,7 +51,8 @@ struct Finish {};
 
 struct Ready {
   std::int32_t port = 0;
-  std::string warning;  // for the user; empty: none
+  std::string directory, shm_directory;  // of the job there
+  std::string warning;                   // for the user; empty: none
 };
 /// Cannot take part; "what → remedy".
 struct Refused {

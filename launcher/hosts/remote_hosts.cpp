@@ -57,7 +57,13 @@ std::vector<LostHost> RemoteHosts::take_lost() {
   for (std::size_t host = 0; host < links_.size(); ++host) {
     HostLink& link = *links_[host];
     if (lost_[host] || finishing_) continue;
-    LostHost loss{.host = host, .name = link.name(), .last_heard = link.last_heard(), .silent = false, .why = {}, .ranks = {}};
+    LostHost loss{.host = host,
+                  .name = link.name(),
+                  .last_heard = link.last_heard(),
+                  .silent = false,
+                  .why = {},
+                  .ranks = {},
+                  .directories = {link.ready.directory, link.ready.shm_directory}};
     if (link.gone()) {
       const auto ending = link.agent_ending();
       // How the agent ended tells more, if it comes to that soon.
