@@ -25,6 +25,7 @@ constexpr std::array kReservedVariables = {
     "LOCKSTEP_MEETING",
     "LOCKSTEP_SHM",
     "LOCKSTEP_SOCKET_IFNAME",
+    "LOCKSTEP_TMPDIR",
     "LOCKSTEP_TTY",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";

@@ -66,7 +66,8 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
   // All daemons stay connected for as long as they live.
   set("OMPI_MCA_orte_leave_session_attached", "1");
   set("OMPI_MCA_plm_rsh_num_concurrent", std::to_string(several.shares.size() + 1));
-  for (const char* name : {"OMPI_MCA_plm_rsh_args", "OMPI_MCA_orte_default_hostfile"})
+  for (const char* name : {"OMPI_MCA_plm_rsh_args", "OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_tmpdir_base",
+                           "OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_remote_tmpdir_base"})
     command.unset_env.emplace_back(name);
   // For its daemons, and for ranks that use MPI.
   for (const char* layer : {"oob_tcp", "btl_tcp"}) {
@@ -119,10 +120,14 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
     prefer("OMPI_ALLOW_RUN_AS_ROOT", "1");
     prefer("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
-  // All files of Open MPI lie where the reaper removes them: on other hosts, where the helper there says.
-  command.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base",
-                       several ? "OMPI_MCA_orte_tmpdir_base" : "OMPI_MCA_orte_local_tmpdir_base"};
-  set(several ? "OMPI_MCA_orte_local_tmpdir_base" : "OMPI_MCA_orte_tmpdir_base", facts.job_dir);
+  // All files of Open MPI lie where the reaper removes them. With daemons elsewhere its own parameter would reach them
+  // too, and fix one place for all; the helpers give them theirs.
+  if (several) {
+    set(kUserTmpVariable, lookup("TMPDIR").value_or(""));
+    set("TMPDIR", facts.job_dir);
+  } else {
+    set("OMPI_MCA_orte_tmpdir_base", facts.job_dir);
+  }
   for (const char* component : kMemoryFilesOf)
     set(fmt::format("OMPI_MCA_{}_backing_directory", component), facts.shm_dir);
   // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
@@ -156,8 +161,8 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,    kLauncherVariable, kBindVariable,   kTtyVariable,
-                                  kShmDirVariable, kHostNameVariable, kMeetingVariable};
+  constexpr const char* kOwn[] = {kJobVariable,    kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable, kHostNameVariable, kMeetingVariable, kUserTmpVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP_", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

@@ -57,13 +57,14 @@ class Wrapper {
     request.stdout_fd = pipes[0].write_end.get();
     request.stderr_fd = pipes[1].write_end.get();
     if (rank != 0) request.unset_env.push_back(kTtyVariable);
-    if (const auto directory = env(kShmDirVariable)) {
-      // mpirun has passed on where they go on the launcher's host.
+    // mpirun has passed on where they go on the launcher's host.
+    if (const auto directory = env(kShmDirVariable))
       for (const char* component : kMemoryFilesOf)
         request.set_env.emplace_back(fmt::format("OMPI_MCA_{}_backing_directory", component), *directory);
-      // Its daemons give the ranks orte_tmpdir_base, which MPI_Init refuses beside these.
-      for (const char* whose : {"local", "remote"})
-        request.unset_env.push_back(fmt::format("OMPI_MCA_orte_{}_tmpdir_base", whose));
+    if (const auto directory = env(kUserTmpVariable)) {
+      request.set_env.emplace_back("TMPDIR", *directory);
+      if (directory->empty()) request.unset_env.emplace_back("TMPDIR");
+      request.unset_env.emplace_back(kUserTmpVariable);
     }
     const Spawned spawned = spawn(request);
     program_ = spawned.pid;

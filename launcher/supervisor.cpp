@@ -33,6 +33,13 @@ struct Overloaded : Handlers... {
 template <class... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang wants it spelled out
 
+/// The signal that ended a program, or as a shell reports it; 0 if none did.
+int signal_of(Ending ending) {
+  if (ending.how == Ending::How::kSignalled) return ending.value;
+  const bool by_shell = ending.how == Ending::How::kExited && ending.value > 128 && ending.value <= 128 + SIGSYS;
+  return by_shell ? ending.value - 128 : 0;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
@@ -177,8 +184,9 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                  },
                  [&](const RunEnded& ended) {
                    tell_starter(Ended{ended.ending, false, Clock::now()});
-                   if (!daemon_end_ && !ended.ending.ok() && phase_ <= Phase::kPatience && !mpirun_ending_)
-                     daemon_end_ = DaemonEnd{hosts_.name(host), ended.ending};
+                   const int signal_number = signal_of(ended.ending);
+                   if (!daemon_end_ && signal_number != 0 && !mpirun_killed_)
+                     daemon_end_ = DaemonEnd{hosts_.name(host), signal_number};
                  },
                  [](const auto&) {},
              },

@@ -138,13 +138,9 @@ Verdict judge(const JobReport& job) {
   const auto lost_host = std::ranges::min_element(job.lost_hosts, {}, &LostHost::last_heard);
   if (lost_host != job.lost_hosts.end() && !(explained && first->ended_at < lost_host->last_heard))
     return host_lost(*lost_host, job);
-  if (!explained && job.daemon && !job.daemon->ending.ok()) {
-    const Ending& ending = job.daemon->ending;
-    return mpirun_failed(job, fmt::format("Open MPI's daemon on host {} {}", job.daemon->host,
-                                          ending.how == Ending::How::kSignalled
-                                              ? "was ended by " + signal_name(ending.value)
-                                              : fmt::format("ended with code {}", ending.exit_code())));
-  }
+  if (!explained && job.daemon)
+    return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
+                                          job.daemon->host, signal_name(job.daemon->signal_number)));
   if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));

@@ -37,10 +37,10 @@ struct LostHost {
   std::vector<std::string> directories = {};  // of the job there
 };
 
-/// How Open MPI's daemon on another host ended while ranks ran.
+/// Open MPI's daemon on another host was ended by a signal while ranks ran.
 struct DaemonEnd {
   std::string host;
-  Ending ending;
+  int signal_number = 0;
 };
 
 struct JobReport {

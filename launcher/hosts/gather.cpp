@@ -116,10 +116,20 @@ int wait_for_greetings(Candidates& candidates, const Greeting& own, SignalQueue&
   return signal;
 }
 
+/// What the host says is wrong is its problem, and so is nonsense.
+std::optional<HostMessage> next_message(Candidate& candidate) {
+  try {
+    return candidate.link->next();
+  } catch (const MpiError& error) {
+    candidate.problem = fmt::format("{} → look what its login scripts print", error.what());
+    return std::nullopt;
+  }
+}
+
 int wait_for_ready(Candidates& candidates, SignalQueue& signals) {
   const auto settled = [](Candidate& each) {
     if (each.ready || !each.problem.empty()) return true;
-    while (const auto message = each.link->next()) {
+    while (const auto message = next_message(each)) {
       if (const auto* ready = std::get_if<Ready>(&*message)) {
         each.link->ready = *ready;
         each.ready = true;

@@ -164,9 +164,9 @@ class Helper {
                        {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
                        {kShmDirVariable, job_->shm_path()},
                        {kHostNameVariable, name_},
-                       {"OMPI_MCA_orte_remote_tmpdir_base", job_->path()}};
+                       {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
     if (!env("HWLOC_COMPONENTS")) request.set_env.emplace_back("HWLOC_COMPONENTS", "-gl");
-    request.unset_env = {"OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
+    request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);
     daemon_ = spawned.pid;
     if (spawned.pid < 0) send(RunEnded{{Ending::How::kNotStarted, spawned.error}});

@@ -128,7 +128,7 @@ TEST(MpirunCommandTest, SeveralHosts) {
   EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_oob_tcp_if_include", "10.0.0.0/24")));
   EXPECT_THAT(command.set_env, Contains(Pair("MASTER_ADDR", "10.0.0.2")));
   EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_HOST_NAME", "a")));
-  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_orte_local_tmpdir_base", "/tmp/job")));
+  EXPECT_THAT(command.set_env, Contains(Pair("TMPDIR", "/tmp/job")));
   EXPECT_THAT(command.unset_env, Contains("OMPI_MCA_orte_tmpdir_base"));
   // One host alone is told nothing of all that.
   EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Not(Contains(Key("LOCKSTEP_MEETING"))));

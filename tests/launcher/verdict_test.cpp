@@ -181,9 +181,9 @@ TEST(VerdictTest, AConnectionThatEndsSaysWhy) {
 TEST(VerdictTest, AnEndedDaemonExplainsLostRanks) {
   const std::vector<RankReport> lost = {rank_that(0, {}, 50, true), lost_rank(1, 100)};
   JobReport job = job_of(lost);
-  job.daemon = DaemonEnd{"b", {How::kSignalled, SIGKILL}};
+  job.daemon = DaemonEnd{"b", SIGKILL};
   EXPECT_EQ(judge(job).exit_code, 4);
-  EXPECT_EQ(judge(job).line, "Open MPI's daemon on host b was ended by SIGKILL");
+  EXPECT_EQ(judge(job).line, "Open MPI's daemon on host b, which holds its ranks, was ended by SIGKILL");
   const std::vector<RankReport> failed = {rank_that(0, {How::kExited, 3}, 50), lost_rank(1, 100)};
   job.ranks = failed;
   EXPECT_EQ(judge(job).exit_code, 3);
