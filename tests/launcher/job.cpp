@@ -168,7 +168,7 @@ std::vector<pid_t> Job::running(const std::string& word, const std::string& vari
 }
 
 bool Job::says(const std::string& text) const {
-  const Deadline deadline = Deadline::after_seconds(10);
+  const Deadline deadline = Deadline::after_seconds(30);
   while ((out() + err()).find(text) == std::string::npos) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(kPause);
