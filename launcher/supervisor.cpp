@@ -20,7 +20,7 @@ constexpr auto kMomentForMpirun = Millis(20);
 constexpr auto kKillTakes = Millis(300);
 // Connections that are still open after mpirun has ended: the wrappers die with it.
 constexpr auto kDrainTakes = Millis(300);
-// Helpers on other hosts clean up and go, and what they still have to say comes over the network.
+// Helpers on other hosts clean up and go; what they still have to say comes over the network, however slowly.
 constexpr auto kHelpersEnd = std::chrono::seconds(4);
 // mpirun's own end after all programs have ended well.
 constexpr auto kMpirunEnds = std::chrono::seconds(10);
@@ -82,7 +82,8 @@ JobReport Supervisor::report() const {
 
 void Supervisor::wait_and_serve() {
   // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
-  const bool hold_back = phase_ == Phase::kRunning && console_.backlog_bytes() > kConsoleBacklogBytes;
+  const bool hold_back =
+      phase_ == Phase::kRunning && !mpirun_ending_ && console_.backlog_bytes() > kConsoleBacklogBytes;
   std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
   const std::size_t first_queue = entries.size();
   for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
@@ -114,6 +115,7 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
+  if (mpirun_ending_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
   for (auto& connection : connections_)
     if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });

@@ -34,7 +34,8 @@ namespace {
 constexpr std::size_t kBacklogBytes = 1 << 20;
 /// From a greeting to the launcher's order: it waits for the other hosts' greetings.
 constexpr auto kOrderComes = std::chrono::seconds(30);
-constexpr double kFlushSeconds = 1.0;
+/// What a wrapper that has ended may have left in its socket, amply.
+constexpr std::size_t kSocketBytes = 4 << 20;
 
 /// An end of its own for each direction, since BytePipe closes them one by one.
 BytePipe pipe_of(UniqueFd socket) {
@@ -196,11 +197,12 @@ class Helper {
     }
   }
 
-  /// What has arrived from a rank, up to 64 KiB.
-  void pass_on(std::uint32_t id, BytePipe& rank) {
+  /// Passes on what has arrived from a rank, up to 64 KiB; how much that was.
+  std::size_t pass_on(std::uint32_t id, BytePipe& rank) {
     const auto bytes = rank.receive();
     if (!bytes.empty()) send(FromRank{id, std::string(bytes)});
     if (rank.in() < 0) send(Gone{id});
+    return bytes.size();
   }
 
   void pass_daemon_output() {
@@ -223,19 +225,20 @@ class Helper {
     }
   }
 
-  /// All that the ranks have said is on its way before this ends.
+  /// All that the ranks have said is on its way before this ends, for as long as the launcher takes some of it.
   void flush() {
-    const Deadline deadline = Deadline::after_seconds(kFlushSeconds);
     for (auto& [id, rank] : ranks_) {
-      std::size_t before;
-      do {
-        before = launcher_.pending_bytes();
-        pass_on(id, rank);
-      } while (launcher_.pending_bytes() > before && rank.in() >= 0 && !deadline.expired());
+      std::size_t passed = 0;
+      while (rank.in() >= 0 && passed < kSocketBytes) {
+        const std::size_t more = pass_on(id, rank);
+        if (more == 0) break;
+        passed += more;
+      }
     }
-    while (launcher_.pending_bytes() > 0 && launcher_.out() >= 0 && !deadline.expired()) {
+    while (launcher_.pending_bytes() > 0 && launcher_.out() >= 0) {
       pollfd entry = {launcher_.out(), POLLOUT, 0};
-      ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<Millis>(deadline.remaining()).count()));
+      const int ready = ::poll(&entry, 1, static_cast<int>(std::chrono::ceil<Millis>(silence_).count()));
+      if (ready == 0) return;
       launcher_.flush();
     }
   }

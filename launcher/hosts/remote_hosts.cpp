@@ -108,6 +108,13 @@ void RemoteHosts::finish() {
   finishing_ = true;
 }
 
+Clock::time_point RemoteHosts::last_heard() const {
+  auto last = Clock::time_point::min();
+  for (const auto& link : links_)
+    if (!link->gone()) last = std::max(last, link->last_heard());
+  return last;
+}
+
 bool RemoteHosts::all_gone() const {
   return std::ranges::all_of(links_, [](const auto& link) { return link->gone(); });
 }

@@ -52,6 +52,8 @@ class RemoteHosts {
   /// After finish(): the host has gone, in order or not.
   bool finished(std::size_t host) const { return finishing_ && links_[host]->gone(); }
   bool all_gone() const;
+  /// When the last word came from one that has not gone.
+  Clock::time_point last_heard() const;
 
  private:
   std::vector<std::unique_ptr<HostLink>> links_;
