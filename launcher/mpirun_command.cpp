@@ -164,7 +164,7 @@ bool goes_along(const std::string& name) {
   constexpr const char* kOwn[] = {kJobVariable,    kLauncherVariable, kBindVariable,    kTtyVariable,
                                   kShmDirVariable, kHostNameVariable, kMeetingVariable, kUserTmpVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
-  constexpr const char* kPrefixes[] = {"LOCKSTEP_", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
+  constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });
 }
 

@@ -17,7 +17,7 @@ inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, 
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
-inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";     // the user's TMPDIR, for the wrapper
+inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";      // the user's TMPDIR, for the wrapper
 inline constexpr const char* kHostNameVariable = "LOCKSTEP_HOST_NAME";  // what the user calls this host
 /// And where they are the same for all: how the ranks meet (comm/world.h).
 inline constexpr const char* kMeetingVariable = "LOCKSTEP_MEETING";  // an id of this job
