@@ -19,8 +19,11 @@ namespace {
 
 constexpr std::array kReservedVariables = {
     "LOCKSTEP_BIND",
+    "LOCKSTEP_HOST_NAME",
     "LOCKSTEP_JOB",
     "LOCKSTEP_LAUNCHER",
+    "LOCKSTEP_MEETING",
+    "LOCKSTEP_SOCKET_IFNAME",
     "LOCKSTEP_TTY",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";

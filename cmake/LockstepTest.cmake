@@ -1,8 +1,8 @@
-# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp] [ALONE Suite.Test…]
+# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALONE Suite.Test…]
 #               [SOFT_CUDA | GPU] [TIMEOUT s] [LABELS …])
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
-# for each world size, started by tests/support/run_ranks (under mpirun, or for tcp by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
+# for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and hosts… by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
 # GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE
 # names tests that leave their group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
@@ -61,7 +61,7 @@ function(lockstep_test name)
   endif()
   foreach(n IN LISTS T_RANKS)
     foreach(kind IN LISTS T_GROUPS)
-      if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI AND NOT kind STREQUAL "tcp")
+      if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI AND NOT kind MATCHES "^(tcp|hosts[1-9x](-thread)?)$")
         continue()
       endif()
       if(n EQUAL 1 AND NOT kind STREQUAL "inline")
