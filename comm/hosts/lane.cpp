@@ -336,6 +336,9 @@ bool Lane::begin_next(std::size_t index) {
     const std::byte* const payload =
         contributes ? contribution(operation, chunk, peer.staging.get())
                     : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : roster_.local()) + chunk.begin;
+    // Nobody publishes to the root's host: what it sends away its other ranks take here.
+    if (contributes && operation.op.kind == OpKind::kBroadcast && !plan.small())
+      spread(operation, chunk, local_of(operation.op.root));
     peer.sending = &operation;
     peer.sending_kind = header.kind;
     peer.link.begin(header, payload);

@@ -20,7 +20,8 @@ namespace {
 
 struct Introduction {
   std::array<char, 64> host{};
-  std::array<char, 128> machine{};
+  std::array<char, 48> kernel{};  // of this start of it
+  std::array<char, 64> spaces{};  // what of it this process sees
   int pid = 0;
   CpuMask cpus;
 };
@@ -33,20 +34,24 @@ std::string namespace_of(const char* kind) {
   return length > 0 ? std::string(name.data(), static_cast<std::size_t>(length)) : std::string();
 }
 
-/// Differs between kernels, and between what runs apart on one.
-std::string machine_text() {
+std::string kernel_text() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return fmt::format("{} {} {}", boot, namespace_of("pid"), namespace_of("net"));
+  return boot;
+}
+
+template <std::size_t N>
+void put(const std::string& text, std::array<char, N>& into) {
+  text.copy(into.data(), into.size() - 1);
 }
 
 }  // namespace
 
 Peers::Peers(Store& store, Deadline deadline) {
   Introduction mine;
-  const std::string host = host_name(), machine = machine_text();
-  host.copy(mine.host.data(), mine.host.size() - 1);
-  machine.copy(mine.machine.data(), mine.machine.size() - 1);
+  put(host_name(), mine.host);
+  put(kernel_text(), mine.kernel);
+  put(namespace_of("pid") + namespace_of("net"), mine.spaces);
   mine.pid = ::getpid();
   mine.cpus = allowed_cpus();
   std::vector<Introduction> all;
@@ -57,9 +62,11 @@ Peers::Peers(Store& store, Deadline deadline) {
     std::memcpy(&all.emplace_back(), bytes.data(), sizeof mine);
   }
   const auto same_host = [](const Introduction& a, const Introduction& b) {
-    return a.host == b.host && a.machine == b.machine;
+    return a.host == b.host && a.kernel == b.kernel && a.spaces == b.spaces;
   };
+  // Hosts that are one machine share its cores all the same.
   CpuMask cpus;
+  std::vector<int> neighbours;
   for (std::size_t r = 0; r < all.size(); ++r) {
     auto place = std::find_if(hosts_.begin(), hosts_.end(), [&](const std::vector<int>& ranks) {
       return same_host(all[static_cast<std::size_t>(ranks.front())], all[r]);
@@ -67,12 +74,13 @@ Peers::Peers(Store& store, Deadline deadline) {
     if (place == hosts_.end()) place = hosts_.emplace(hosts_.end());
     place->push_back(static_cast<int>(r));
     peers_.push_back({all[r].host.data(), all[r].pid, static_cast<int>(place - hosts_.begin()), UniqueFd()});
-    if (same_host(all[r], mine)) cpus |= all[r].cpus;
+    if (all[r].kernel != mine.kernel) continue;
+    cpus |= all[r].cpus;
+    neighbours.push_back(static_cast<int>(r));
   }
   if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
-  const std::vector<int>& here = hosts_[static_cast<std::size_t>(host_of(store.rank()))];
-  oversubscribed_ = cpus.count() < here.size();
-  if (oversubscribed_ && store.rank() == here.front()) warn_of_crowd(static_cast<int>(here.size()), cpus);
+  oversubscribed_ = cpus.count() < neighbours.size();
+  if (oversubscribed_ && store.rank() == neighbours.front()) warn_of_crowd(static_cast<int>(neighbours.size()), cpus);
 }
 
 std::string Peers::name_of(int rank) const {

@@ -27,7 +27,7 @@ class Peers {
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   /// Which of hosts() `rank` is on.
   int host_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].place; }
-  /// Whether the ranks of this host may run on fewer cores than they are.
+  /// Whether the ranks of this machine may run on fewer cores than they are.
   bool oversubscribed() const { return oversubscribed_; }
 
   int pid_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].pid; }
