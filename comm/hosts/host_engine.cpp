@@ -39,7 +39,6 @@ bool HostEngine::advance() {
   if (lane_) moved |= lane_->advance();
   moved |= finish_all();
   moved |= retire();
-  if (moved) ++moves_;
   return moved;
 }
 

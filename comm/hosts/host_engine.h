@@ -95,7 +95,8 @@ class HostEngine {
   void check_locals();
   void check_links();
   void check_connections();
-  void find_who_is_missing();
+  void find_who_is_silent(std::vector<int>& silent) const;
+  void find_who_is_missing(bool as_others_say);
   std::string whereabouts_of(int rank) const;
   [[noreturn]] void fail_for_link(std::size_t i);
 
@@ -114,18 +115,18 @@ class HostEngine {
   std::uint64_t finished_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t completed_sequence_ = 0;
-  std::uint64_t moves_ = 0;  // counts up whenever something has been done
 
   std::string own_text_;
   std::vector<std::byte> texts_here_;
   std::vector<pollfd> entries_to_poll_;
 
   // Of a stall:
-  std::uint64_t moves_at_last_look_ = 0;
+  std::uint64_t progress_at_last_look_ = 0;
   Clock::time_point still_since_{};
   Clock::time_point next_connection_check_{};
   std::vector<Clock::time_point> silent_since_;  // by link: since when it has retransmitted what nobody acknowledges
-  std::vector<int> missing_;                     // whom the first operation waits for
+  std::vector<int> silent_;                      // whom this rank misses in the first operation
+  std::vector<int> missing_;                     // whom all of them wait for, as far as is known
 };
 
 }  // namespace lockstep::comm

@@ -38,23 +38,28 @@ bool HostEngine::waits_for_local(int local) const {
 }
 
 void HostEngine::look_around() {
+  // This rank's own view first.
+  check_step();
   check_verdict();
   if (idle()) return;
-  check_step();
   check_locals();
   check_links();
   check_connections();
   const auto now = Clock::now();
-  if (moves_ != moves_at_last_look_) still_since_ = now;
-  moves_at_last_look_ = moves_;
+  const std::uint64_t progress = posted_ + finished_ + completed_ + (lane_ ? lane_->progress() : 0);
+  if (progress != progress_at_last_look_) still_since_ = now;
+  progress_at_last_look_ = progress;
   if (idle() || now - still_since_ < std::min(kPatience, timeout_ / 3)) return;
-  find_who_is_missing();
-  roster_.blame(completed_ + 1, missing_);
-  if (lane_) lane_->tell_of_wait(missing_);
+  find_who_is_silent(silent_);
+  if (lane_) lane_->tell_of_wait(silent_);
+  // The others here have no links, or other ones.
+  find_who_is_missing(false);
+  if (lane_) roster_.blame(completed_ + 1, missing_);
 }
 
 void HostEngine::check_verdict() const {
   if (const auto verdict = roster_.verdict()) verdict->raise();
+  if (lane_ && lane_->verdict()) lane_->verdict()->raise();
 }
 
 void HostEngine::check_step() const {
@@ -153,29 +158,42 @@ void HostEngine::look_for_the_ended() {
                     fmt::format("look at the log of rank {}", rank));
 }
 
-/// Those who have said that they wait, too, are not to blame; those that they wait for are.
-void HostEngine::find_who_is_missing() {
-  missing_.clear();
+/// Whom this rank itself misses in the first operation: ranks of this host that have not come to it, else those at the
+/// other ends of its links that have not said that they wait in it, too. Only this is told to others: what they
+/// conclude from it must not come back as if somebody had seen it.
+void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
+  silent.clear();
   const std::uint64_t place = completed_ + 1;
-  const auto add = [&](int rank) {
-    if (rank >= 0 && std::find(missing_.begin(), missing_.end(), rank) == missing_.end()) missing_.push_back(rank);
-  };
   for (int i = 0; i < roster_.size(); ++i)
-    if (!roster_.has_posted(i, place)) add(rank_of_local(i));
-  if (!missing_.empty()) return;
-  if (lane_ && finished_ < place) {
-    for (std::size_t i = 0; i < lane_->links(); ++i) {
-      if (!lane_->waits_for(i)) continue;
-      const std::vector<int>* const said = lane_->said_to_wait_for(i, place);
-      if (said == nullptr) add(lane_->link(i).rank());
-      for (std::size_t k = 0; said != nullptr && k < said->size(); ++k)
-        if ((*said)[k] >= 0 && met_.peers.host_of((*said)[k]) != met_.host) add((*said)[k]);
-    }
-  }
-  for (int i = 0; i < roster_.drivers(); ++i) {
-    if (i == roster_.local() || roster_.has_finished(i, place)) continue;
-    for (const int rank : roster_.blamed_by(i, place)) add(rank);
-  }
+    if (!roster_.has_posted(i, place)) silent.push_back(rank_of_local(i));
+  if (!silent.empty() || !lane_ || finished_ >= place) return;
+  for (std::size_t i = 0; i < lane_->links(); ++i)
+    if (lane_->waits_for(i) && lane_->said_to_wait_for(i, place) == nullptr) silent.push_back(lane_->link(i).rank());
+}
+
+/// Those who have said that they wait are not to blame; those whom they miss are. `as_others_say`: also those whom
+/// the other ranks of this host have found.
+void HostEngine::find_who_is_missing(bool as_others_say) {
+  find_who_is_silent(missing_);
+  const std::uint64_t place = completed_ + 1;
+  if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
+  const auto waits_too = [&](int rank) {
+    if (met_.peers.host_of(rank) == met_.host) return true;
+    for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
+      if (lane_->link(i).rank() == rank) return lane_->said_to_wait_for(i, place) != nullptr;
+    return false;
+  };
+  const auto add = [&](int rank) {
+    if (rank >= 0 && !waits_too(rank) && std::find(missing_.begin(), missing_.end(), rank) == missing_.end())
+      missing_.push_back(rank);
+  };
+  if (lane_ && finished_ < place)
+    for (std::size_t i = 0; i < lane_->links(); ++i)
+      if (const std::vector<int>* const said = lane_->said_to_wait_for(i, place))
+        for (const int rank : *said) add(rank);
+  for (int i = 0; as_others_say && i < roster_.drivers(); ++i)
+    if (i != roster_.local() && !roster_.has_finished(i, place))
+      for (const int rank : roster_.blamed_by(i, place)) add(rank);
   std::sort(missing_.begin(), missing_.end());
 }
 
@@ -187,7 +205,7 @@ std::string HostEngine::whereabouts_of(int rank) const {
 }
 
 void HostEngine::time_out(double waited_seconds) {
-  find_who_is_missing();
+  find_who_is_missing(true);
   if (missing_.empty())
     for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
       if (lane_->waits_for(i)) missing_.push_back(lane_->link(i).rank());
@@ -208,11 +226,13 @@ void HostEngine::time_out(double waited_seconds) {
 }
 
 void HostEngine::tell_of_end(const std::exception_ptr& failure) {
-  const auto verdict = Verdict::of(failure);
+  auto verdict = Verdict::of(failure);
   if (!verdict) return;
+  // "This rank" is this one.
+  if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
+    verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
   roster_.announce(*verdict);
-  // Those who wait elsewhere have a deadline of their own.
-  if (lane_ && verdict->kind != Verdict::Kind::kTimeout && !lane_->has_been_told())
+  if (lane_ && !lane_->has_been_told())
     lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
 }
 

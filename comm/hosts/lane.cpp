@@ -105,7 +105,10 @@ std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
   }
   if (header.kind != MessageKind::kContribute && header.kind != MessageKind::kPublish)
     not_understood(link, "an unknown message");
-  if (header.place <= closed_) out_of_step(link, header, nullptr);
+  if (header.place <= closed_) {
+    compare_with_known(header, link);
+    out_of_step(link, header, nullptr);
+  }
   if (header.place > closed_ + kWindow) return nullptr;
   Operation& operation = this->operation(header.place);
   Way& way = operation.ways[index_of(link)];
@@ -139,8 +142,10 @@ void Lane::arrived(Link& link, const MessageHeader& header) {
   if (header.kind == MessageKind::kContribute) {
     way.contributions.push(block);
     ++way.arrived;
+    ++progress_;
     return;
   }
+  ++progress_;
   if (block == nullptr) {
     ++way.collected;
   } else if (operation.open) {
@@ -158,14 +163,25 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
     const auto verdict = Verdict::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
     if (!verdict) not_understood(peer.link, "a verdict that is none");
     told_ = true;
-    verdict->raise();
+    if (!verdict_) verdict_ = verdict;
+  } else {
+    peer.said_place = header.place;
+    peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), Desk::kMostBlamed));
+    static_assert(sizeof(int) == sizeof(std::int32_t));
+    std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
   }
-  peer.said_place = header.place;
-  peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), Desk::kMostBlamed));
-  static_assert(sizeof(int) == sizeof(std::int32_t));
-  std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
-  // Who waits in something else under the same number will wait for ever.
-  if (header.place > closed_ && header.place <= opened_) compare(header, operation(header.place), peer.link);
+  // Who waits, or ends, in something else under the same number will never meet this rank, which has its own view of
+  // it: now, or when it comes there.
+  if (header.place <= opened_) return compare_with_known(header, peer.link);
+  if (header.place > closed_ + kWindow) return;
+  Way& way = operation(header.place).ways[index_of(peer.link)];
+  way.heard = true;
+  way.first = header;
+}
+
+/// Of an operation that this rank has come to: as long as it is remembered.
+void Lane::compare_with_known(const MessageHeader& header, const Link& link) const {
+  if (header.place > 0 && header.place + kWindow > opened_) compare(header, operation(header.place), link);
 }
 
 void Lane::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
@@ -302,6 +318,7 @@ bool Lane::send_to(std::size_t index) {
     if (Operation* const operation = std::exchange(peer.sending, nullptr)) {
       Way& way = operation->ways[index];
       ++(peer.sending_kind == MessageKind::kContribute ? way.contributed : way.published);
+      ++progress_;
     }
   }
   return moved;

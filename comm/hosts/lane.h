@@ -46,8 +46,7 @@ class Lane final : private Link::Sink {
   /// The first one, which is done, is forgotten.
   void close(std::uint64_t place);
 
-  /// Does what can be done now; whether anything was. Throws OutOfStepError, DeviceError for messages that are none, and
-  /// what another rank says that has ended the group.
+  /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are none.
   bool advance();
   /// Reads what has come, for a rank that has nothing under way.
   bool listen();
@@ -64,6 +63,10 @@ class Lane final : private Link::Sink {
   void tell_of_end(const Verdict& verdict, Deadline deadline);
   /// Whether the verdict came from a link: then all have heard it.
   bool has_been_told() const { return told_; }
+  /// What came from a link.
+  const std::optional<Verdict>& verdict() const { return verdict_; }
+  /// Counts up with every chunk that is sent or has come; words do not count.
+  std::uint64_t progress() const { return progress_; }
 
   /// What poll(2) waits for, one entry a link; and what it found.
   void listen_to(std::vector<pollfd>& entries) const;
@@ -107,6 +110,7 @@ class Lane final : private Link::Sink {
   std::byte* room_for(Link& link, const MessageHeader& header) override;
   void arrived(Link& link, const MessageHeader& header) override;
   void take_notice(Peer& peer, const MessageHeader& header);
+  void compare_with_known(const MessageHeader& header, const Link& link) const;
 
   Operation& operation(std::uint64_t place) { return window_[place % kWindow]; }
   const Operation& operation(std::uint64_t place) const { return window_[place % kWindow]; }
@@ -151,6 +155,8 @@ class Lane final : private Link::Sink {
   std::uint64_t told_place_ = 0;
   std::vector<int> told_ranks_;
   bool told_ = false;
+  std::optional<Verdict> verdict_;
+  std::uint64_t progress_ = 0;
 };
 
 }  // namespace lockstep::comm

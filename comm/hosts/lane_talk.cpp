@@ -42,6 +42,7 @@ void Lane::tell_of_wait(const std::vector<int>& ranks) {
 void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   const std::string words = verdict.encode();
   MessageHeader header;
+  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, closed_ + 1, MessageKind::kVerdict);
   header.kind = MessageKind::kVerdict;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
