@@ -20,7 +20,8 @@ bool meets_over_tcp(const World& world) { return !world.mpi_joins || world.meets
 /// Why ranks that have met over TCP, on `hosts` hosts, can have no such group; empty where they can.
 std::string lack_of_mpi(const GroupOptions& options, std::size_t hosts) {
   if (options.backend == Backend::kMpi) return "--backend mpi is asked for";
-  if (hosts == 1 && options.progress == Progress::kThread) return "in shared memory nothing moves on a thread of its own";
+  if (hosts == 1 && options.progress == Progress::kThread)
+    return "in shared memory nothing moves on a thread of its own";
   return {};
 }
 

@@ -51,9 +51,7 @@ void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) 
   if (std::ifstream(limit) >> most && most >= kBufferBytes / 2) set_option(socket, SOL_SOCKET, name, kBufferBytes);
 }
 
-std::string address_text(const CallAddress& address) {
-  return text_of(MeetingPoint{address.host, address.port, {}});
-}
+std::string address_text(const CallAddress& address) { return text_of(MeetingPoint{address.host, address.port, {}}); }
 
 }  // namespace
 
@@ -77,11 +75,11 @@ struct Calls::Contact {
 
   // Of calls:
   enum class State : std::uint8_t { kPausing, kConnecting, kListening } state = State::kPausing;
-  std::size_t next = 0;            // of addresses
-  Clock::time_point until{};       // of this state
+  std::size_t next = 0;       // of addresses
+  Clock::time_point until{};  // of this state
   std::array<char, 64> answer{};
   std::size_t answered = 0;
-  std::string complaint;           // of the last attempt
+  std::string complaint;  // of the last attempt
 };
 
 struct Calls::Visitor {
@@ -100,7 +98,8 @@ Calls::~Calls() = default;
 void Calls::set_up(const UniqueFd& socket) const {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   // Six intervals make up the patience. What is on its way is looked after by HostEngine::check_connections().
-  const int interval = std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(patience_).count() / 6));
+  const int interval =
+      std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(patience_).count() / 6));
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2 * interval);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval);
@@ -292,8 +291,8 @@ bool Calls::hear(Visitor& visitor) {
   if (visitor.bytes < sizeof(Hello)) return false;
   Hello hello;
   std::memcpy(&hello, visitor.said.data(), sizeof hello);
-  const auto contact = std::ranges::find_if(
-      contacts_, [&](const Contact& one) { return one.rank == hello.from && !one.calls; });
+  const auto contact =
+      std::ranges::find_if(contacts_, [&](const Contact& one) { return one.rank == hello.from && !one.calls; });
   Hello wanted = hello_to(rank_, false);
   wanted.from = hello.from;
   if (contact == contacts_.end() || std::memcmp(&hello, &wanted, sizeof hello) != 0) {

@@ -47,8 +47,7 @@ class ChunkPool {
 
   void add() {
     auto owned = std::make_unique<Owned>();
-    owned->memory.reset(
-        static_cast<std::byte*>(::operator new[](block_bytes_, std::align_val_t{kArenaAlignment})));
+    owned->memory.reset(static_cast<std::byte*>(::operator new[](block_bytes_, std::align_val_t{kArenaAlignment})));
     owned->block.bytes = owned->memory.get();
     give_back(&owned->block);
     blocks_.push_back(std::move(owned));

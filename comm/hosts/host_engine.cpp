@@ -17,8 +17,7 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
       roster_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.bells)),
       texts_here_(here_.size() * kTextBytes),
       silent_since_(met_.links.size()) {
-  if (roster_.drives())
-    lane_.emplace(met_.local, met_.host, met_.peers, roster_, met_.tuning, std::move(met_.links));
+  if (roster_.drives()) lane_.emplace(met_.local, met_.host, met_.peers, roster_, met_.tuning, std::move(met_.links));
   entries_.reserve(512);
   entries_to_poll_.reserve(silent_since_.size() + 1);
   missing_.reserve(64);

@@ -103,8 +103,8 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, C
   met.host = peers.host_of(met.rank);
   const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
   met.local = static_cast<int>(std::lower_bound(here.begin(), here.end(), met.rank) - here.begin());
-  const auto smallest = std::min_element(hosts.begin(), hosts.end(),
-                                         [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  const auto smallest =
+      std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
   met.lanes = static_cast<int>(smallest->size());
   const bool drives = met.local < met.lanes;
 
@@ -118,9 +118,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, C
     return ours;
   };
   const std::size_t part_bytes = align_up(sizeof(Desk)) + static_cast<std::size_t>(met.ranks) * 256;
-  problem.catch_from([&] {
-    met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange);
-  });
+  problem.catch_from([&] { met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange); });
   while (round < 2) exchange("");
 
   Introduction mine;

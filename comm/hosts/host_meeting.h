@@ -14,8 +14,8 @@
 
 namespace lockstep::comm {
 
-/// How long a connection on which nothing is acknowledged is given, where the group's timeout is not shorter: far longer
-/// than a switch that restarts or a cable that is plugged in again takes.
+/// How long a connection on which nothing is acknowledged is given, where the group's timeout is not shorter: far
+/// longer than a switch that restarts or a cable that is plugged in again takes.
 inline constexpr auto kLinkPatience = std::chrono::seconds(30);
 
 /// What a group on several hosts is made of, on one rank.
@@ -26,7 +26,7 @@ struct HostMeeting {
   int local = 0;  // this rank's place on it
   int lanes = 1;  // as many as the smallest host has ranks
   Peers peers;
-  Segment board;            // a Desk in each rank's part, and the texts of all ranks behind it
+  Segment board;  // a Desk in each rank's part, and the texts of all ranks behind it
   DoorBells bells;
   std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
   HostTuning tuning = {};

@@ -71,8 +71,8 @@ void HostEngine::check_step() const {
   const Op theirs = roster_.posted_by(local, place);
   throw OutOfStepError(
       fmt::format("out of step: {} is in {}{}, this rank is in {}", met_.peers.name_of(rank_of_local(local)),
-                  name_of_op(theirs),
-                  same_operation(theirs, ours) ? " after other operations or in another arena" : "", name_of_op(ours)),
+                  name_of_op(theirs), same_operation(theirs, ours) ? " after other operations or in another arena" : "",
+                  name_of_op(ours)),
       kSameProgram);
 }
 
@@ -219,10 +219,10 @@ void HostEngine::time_out(double waited_seconds) {
     names.push_back(met_.peers.name_of(missing_[i]) + (where.empty() ? "" : ", " + where));
   }
   if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
-  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds,
-                                 join(names, "; ")),
-                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                                 missing_.empty() ? 0 : missing_.front()));
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds, join(names, "; ")),
+      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                  missing_.empty() ? 0 : missing_.front()));
 }
 
 void HostEngine::tell_of_end(const std::exception_ptr& failure) {
@@ -232,8 +232,7 @@ void HostEngine::tell_of_end(const std::exception_ptr& failure) {
   if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
     verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
   roster_.announce(*verdict);
-  if (lane_ && !lane_->has_been_told())
-    lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
+  if (lane_ && !lane_->has_been_told()) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
 }
 
 }  // namespace lockstep::comm

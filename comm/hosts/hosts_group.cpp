@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "comm/hosts/host_engine.h"
 #include "comm/hosts/host_meeting.h"
-#include "base/text.h"
 #include "comm/hosts/inline_hosts.h"
 #include "comm/hosts/thread_hosts.h"
 #include "comm/shm/shm_arena.h"
@@ -16,9 +16,7 @@
 namespace lockstep::comm {
 
 HostsGroup::HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout)
-    : ProcessGroup(store->rank(), store->size(), timeout),
-      engine_(std::move(met), timeout),
-      store_(std::move(store)) {}
+    : ProcessGroup(store->rank(), store->size(), timeout), engine_(std::move(met), timeout), store_(std::move(store)) {}
 
 std::unique_ptr<Arena> HostsGroup::allocate(std::size_t bytes) {
   // The same sizes are too large on all hosts, however many ranks each has.
@@ -60,9 +58,7 @@ std::unique_ptr<Arena> HostsGroup::allocate(std::size_t bytes) {
   return std::make_unique<ShmArena>(std::move(segment), engine_.local(), bytes, ++arenas_);
 }
 
-void HostsGroup::run(const HostEngine::Order& order) {
-  wait_for_place(hand_over(order), Deadline::after(timeout()));
-}
+void HostsGroup::run(const HostEngine::Order& order) { wait_for_place(hand_over(order), Deadline::after(timeout())); }
 
 void HostsGroup::start(const Op& op) {
   HostEngine::Order order;

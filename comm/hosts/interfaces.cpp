@@ -41,8 +41,7 @@ struct Found {
 
 std::vector<Found> all_addresses() {
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0)
-    throw DeviceError(fmt::format("listing network interfaces: {}", errno_text(errno)));
+  if (::getifaddrs(&list) != 0) throw DeviceError(fmt::format("listing network interfaces: {}", errno_text(errno)));
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
   std::vector<Found> all;
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
@@ -119,9 +118,9 @@ std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const st
         names += (names.empty() ? "" : ", ") + found.address.interface;
     }
     if (chosen.empty())
-      throw UsageError(fmt::format("{}=\"{}\" names no interface of this host that is up and has an address", kVariable,
-                                   *filter),
-                       names.empty() ? "look at this host's network" : fmt::format("here are {}", names));
+      throw UsageError(
+          fmt::format("{}=\"{}\" names no interface of this host that is up and has an address", kVariable, *filter),
+          names.empty() ? "look at this host's network" : fmt::format("here are {}", names));
     return chosen;
   }
   const auto source = source_towards(meeting);

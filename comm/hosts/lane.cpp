@@ -266,8 +266,7 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
   if (chunk.bytes == 0) return op.data;
   if (roster_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
   sources_.resize(static_cast<std::size_t>(roster_.size()));
-  for (int i = 0; i < roster_.size(); ++i)
-    sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
+  for (int i = 0; i < roster_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
   reduce_partial(op.region.dtype, op.reduce, operation.plan.widened(), staging, sources_,
                  chunk.bytes / size_of(op.region.dtype));
   return staging;

@@ -46,7 +46,8 @@ class Lane final : private Link::Sink {
   /// The first one, which is done, is forgotten.
   void close(std::uint64_t place);
 
-  /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are none.
+  /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
+  /// none.
   bool advance();
   /// Reads what has come, for a rank that has nothing under way.
   bool listen();
@@ -83,7 +84,7 @@ class Lane final : private Link::Sink {
     BlockQueue contributions;       // arrived, not reduced
     BlockQueue early;               // collected before the operation was open
     bool heard = false;
-    MessageHeader first;            // if heard
+    MessageHeader first;  // if heard
   };
   struct Operation {
     bool open = false;
@@ -103,7 +104,7 @@ class Lane final : private Link::Sink {
     ChunkPool::Block* filling = nullptr;   // what is arriving
     std::vector<int> said;                 // its last notice
     std::uint64_t said_place = 0;
-    std::string outgoing;                  // a notice that waits for its turn
+    std::string outgoing;                                // a notice that waits for its turn
     std::array<std::byte, Verdict::kMostBytes> words{};  // of notices and verdicts that arrive
   };
 
@@ -115,12 +116,9 @@ class Lane final : private Link::Sink {
   Operation& operation(std::uint64_t place) { return window_[place % kWindow]; }
   const Operation& operation(std::uint64_t place) const { return window_[place % kWindow]; }
   std::size_t index_of(const Link& link) const;
-  std::size_t peer_of_host(int host) const {
-    return static_cast<std::size_t>(host < host_ ? host : host - 1);
-  }
+  std::size_t peer_of_host(int host) const { return static_cast<std::size_t>(host < host_ ? host : host - 1); }
   std::byte* copy_of(const Operation& operation, int local) const {
-    return operation.op.data +
-           (local - roster_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
+    return operation.op.data + (local - roster_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
   }
   int local_of(int rank) const;
   void compare(const MessageHeader& header, const Operation& operation, const Link& link) const;

@@ -72,9 +72,9 @@ class Link {
 
   std::array<std::byte, sizeof(MessageHeader)> next_{};  // the header that is arriving
   std::size_t next_bytes_ = 0;
-  MessageHeader in_;              // of the payload that is arriving, or of the last one
+  MessageHeader in_;  // of the payload that is arriving, or of the last one
   std::byte* room_ = nullptr;
-  std::size_t left_ = 0;          // of the payload
+  std::size_t left_ = 0;  // of the payload
   bool in_payload_ = false;
   bool held_ = false;
   bool heard_ = false;

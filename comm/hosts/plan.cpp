@@ -42,7 +42,8 @@ Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning
   // Large parts in the largest chunks; smaller ones in so many that both phases are under way at once.
   const std::size_t part = op.region.bytes() / hosts.size();
   const std::size_t most = widened_ ? tuning.chunk_bytes / 2 : tuning.chunk_bytes;
-  chunk_bytes_ = std::clamp(part / (lanes_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
+  chunk_bytes_ =
+      std::clamp(part / (lanes_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
 }
 
 std::size_t Plan::piece_count(int host) const {

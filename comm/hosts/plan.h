@@ -17,8 +17,9 @@ using Hosts = std::vector<std::vector<int>>;
 struct HostTuning {
   std::size_t chunk_bytes = 128 << 10;  // of one message's payload, at most; a multiple of 64
   std::size_t least_chunk_bytes = 16 << 10;
-  std::size_t chunks_a_slice = 8;    // that a lane has at least, of slices that are large enough
-  std::size_t small_bytes = 16 << 10;  // allreduces in which a host would send no more take one message to each other one
+  std::size_t chunks_a_slice = 8;  // that a lane has at least, of slices that are large enough
+  std::size_t small_bytes =
+      16 << 10;  // allreduces in which a host would send no more take one message to each other one
 };
 
 /// A stretch of the region.
@@ -31,8 +32,8 @@ struct Chunk {
 /// Note [Two levels]
 /// Between hosts an operation has two phases, and each may be left out. Every host owns a part of the region.
 ///   contribute  every host sends each owner what it has for that owner's part: the reduction of its own ranks'
-///               contributions (allreduce, reduce_scatter), or the root's bytes (broadcast, from the root's host alone);
-///               the owner combines them, hosts in the order of their first ranks.
+///               contributions (allreduce, reduce_scatter), or the root's bytes (broadcast, from the root's host
+///               alone); the owner combines them, hosts in the order of their first ranks.
 ///   publish     the owner sends its part, final now, to all other hosts (allreduce, allgather, broadcast).
 /// Where ranks have slices (reduce_scatter, allgather) a host owns those of its ranks; else the hosts' parts are equal.
 /// A region of a few bytes is every host's own as a whole: it is contributed to all, and nothing has to be published.
@@ -40,8 +41,8 @@ struct Chunk {
 /// exchange at the same time, in both directions.
 ///
 /// Parts are cut into chunks, one message each. Chunk number c of a part is lane c % L's: the ranks with the same place
-/// on their hosts are connected, as many of them as the smallest host has ranks (L), and each such lane moves its chunks
-/// on its own. All ranks make the same plan.
+/// on their hosts are connected, as many of them as the smallest host has ranks (L), and each such lane moves its
+/// chunks on its own. All ranks make the same plan.
 class Plan {
  public:
   /// `hosts` and what it holds outlive the plan. `lanes` as above.

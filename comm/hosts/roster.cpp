@@ -58,9 +58,7 @@ bool Roster::may_post(std::uint64_t place) {
   return place <= Seat::kSlots || have_finished(size_, place - Seat::kSlots, finished_by_all_);
 }
 
-bool Roster::drivers_have_finished(std::uint64_t place) {
-  return have_finished(drivers_, place, finished_by_drivers_);
-}
+bool Roster::drivers_have_finished(std::uint64_t place) { return have_finished(drivers_, place, finished_by_drivers_); }
 
 void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
   Seat& own = seat(local_);

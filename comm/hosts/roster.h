@@ -78,9 +78,7 @@ class Roster {
   Op posted_by(int local, std::uint64_t place) const { return read(seat(local).slot_of(place)); }
   bool has_posted_any(int local) const { return seat(local).posted.load(std::memory_order_acquire) > 0; }
   Op last_posted_by(int local) const { return posted_by(local, seat(local).posted.load(std::memory_order_acquire)); }
-  const std::byte* text_of(int local, std::uint64_t place) const {
-    return seat(local).slot_of(place).bytes.data();
-  }
+  const std::byte* text_of(int local, std::uint64_t place) const { return seat(local).slot_of(place).bytes.data(); }
 
   void finish(std::uint64_t place) { seat(local_).finished.store(place, std::memory_order_release); }
   bool has_finished(int local, std::uint64_t place) const {
@@ -116,7 +114,7 @@ class Roster {
   const int drivers_;
   std::vector<Desk*> desks_;
   DoorBells bells_;
-  std::uint64_t finished_by_all_ = 0;      // lower bounds, as last read
+  std::uint64_t finished_by_all_ = 0;  // lower bounds, as last read
   std::uint64_t finished_by_drivers_ = 0;
 };
 

@@ -112,7 +112,8 @@ void ThreadHosts::serve() {
       const auto count = now.time_since_epoch().count();
       if (count >= wait_end_.load(std::memory_order_acquire) && !engine_.idle())
         engine_.time_out(
-            std::chrono::duration<double>(Clock::duration(count - wait_begin_.load(std::memory_order_relaxed))).count());
+            std::chrono::duration<double>(Clock::duration(count - wait_begin_.load(std::memory_order_relaxed)))
+                .count());
     }
     const auto end = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire)));
     Clock::duration nap = engine_.idle() ? Clock::duration(kLongNap) : Clock::duration(kNap);

@@ -4,10 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <algorithm>
 #include <cstring>
 #include <fstream>
 
@@ -95,7 +95,8 @@ std::string Peers::full_name_of(int rank) const {
 void Peers::watch(int own_rank) {
   for (const int rank : hosts_[static_cast<std::size_t>(host_of(own_rank))])
     if (rank != own_rank)
-      peers_[static_cast<std::size_t>(rank)].process.reset(static_cast<int>(::syscall(SYS_pidfd_open, peers_[static_cast<std::size_t>(rank)].pid, 0)));
+      peers_[static_cast<std::size_t>(rank)].process.reset(
+          static_cast<int>(::syscall(SYS_pidfd_open, peers_[static_cast<std::size_t>(rank)].pid, 0)));
 }
 
 bool Peers::has_ended(int rank) const {

@@ -52,7 +52,8 @@ Expected expected_of(OpKind kind, DType dtype, ReduceOp op, std::size_t count, i
   };
   switch (kind) {
     case OpKind::kAllReduce: return {0, reference::reduce_on_hosts(dtype, op, parts, hosts())};
-    case OpKind::kReduceScatter: return slice_bytes(reference::reduce_on_hosts(dtype, op, parts, hosts()), group().rank());
+    case OpKind::kReduceScatter:
+      return slice_bytes(reference::reduce_on_hosts(dtype, op, parts, hosts()), group().rank());
     case OpKind::kBroadcast: return {0, parts[static_cast<std::size_t>(root)]};
     case OpKind::kAllGather: {
       Expected all;
