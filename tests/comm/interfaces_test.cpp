@@ -66,8 +66,8 @@ TEST(Interfaces, TheWayToTheMeetingPointComesFirst) {
 TEST(Interfaces, LoopbackIsTheLastResort) {
   const auto addresses = usable_addresses(kNothing, "");
   ASSERT_FALSE(addresses.empty());
-  if (addresses.size() > 1)
-    for (const auto& address : addresses) EXPECT_NE(address.interface, "lo");
+  if (addresses.size() == 1) return;
+  for (const auto& address : addresses) EXPECT_NE(address.interface, "lo");
 }
 
 }  // namespace
