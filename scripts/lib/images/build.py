@@ -53,9 +53,9 @@ class Builder:
         shutil.rmtree(context)
         return self.unpack("localhost/base")
 
-    def build(self, dockerfile: str, tag: str, arguments: dict, *, contexts: dict | None = None,
-              timeout_s: float = 3600) -> Image:
-        command = ["--network", "host", "--file", str(self.source / dockerfile), "--tag", f"localhost/{tag}"]
+    def build(self, dockerfile: str, tag: str, arguments: dict, contexts: dict | None = None,
+              timeout_s: float = 2 * 3600) -> Image:
+        command = ["--pull=never", "--network", "host", "--file", str(self.source / dockerfile), "--tag", f"localhost/{tag}"]
         for name, value in arguments.items():
             command += ["--build-arg", f"{name}={value}"]
         for name, value in (contexts or {}).items():
@@ -65,7 +65,7 @@ class Builder:
 
     def unpack(self, tag: str) -> Image:
         """Its tree on this disk, to be read only, and its configuration."""
-        container = self._buildah("from", *self._policy, "--pull-never", tag).strip().splitlines()[-1]
+        container = self._buildah("from", *self._policy, "--pull=never", tag).strip().splitlines()[-1]
         root = pathlib.Path(self._buildah("mount", container).strip().splitlines()[-1])
         check(root.is_dir(), f"buildah mount said {root}")
         described = self._buildah("inspect", "--type", "image", tag)

@@ -6,7 +6,7 @@ import shutil
 import time
 
 from .build import size_bytes
-from .container import Container, Failure, Image, Network, check, run
+from .container import Container, Failure, Image, Network, Switch, check, run
 
 TRAIN = ("lockstep", "train", "cnn", "--data", "digits", "--seed", "3")
 STRANGER = "12345"  # a user that no image knows
@@ -32,7 +32,7 @@ def contents(image: Image, revision: str) -> str:
     check(not list((image.root / "etc/ssh").glob("ssh_host_*")), "host keys are in it: all containers would share them")
     for name in ("usr/bin/gcc", "usr/bin/cmake", "usr/bin/git", "src", "build"):
         check(not (image.root / name).exists(), f"/{name} is in it")
-    check(not list((image.root / "var/lib/apt/lists").glob("*")), "apt's lists are in it")
+    check(not [path for path in (image.root / "var/lib/apt/lists").rglob("*") if path.is_file()], "apt's lists are in it")
     return f"{len(labels)} labels, user mpiuser"
 
 
@@ -98,41 +98,40 @@ def ends_on_request(image: Image, scratch: pathlib.Path) -> str:
     return f"code {code} after {took:.1f} s, nothing left"
 
 
-# ---- Two hosts ----
+# ---- Several hosts ----
 
 
-class TwoHosts:
-    """Two containers of an image, each in a network namespace of its own, sshd in both, a link between them."""
+class Hosts:
+    """Containers of an image that run its sshd, each in a network namespace of its own, all on one switch. `keys`: a
+    directory for ~/.ssh."""
 
-    def __init__(self, image: Image, scratch: pathlib.Path, user: str, names: tuple = ("one", "two"),
-                 environment: dict | None = None, binds: dict | None = None):
-        self.scratch = scratch / ("hosts-" + "-".join((user, *names)))
-        self.keys, self.results = self.scratch / "keys", self.scratch / "results"
-        self.results.mkdir(parents=True)
+    def __init__(self, image: Image, scratch: pathlib.Path, user: str, names: tuple, keys: pathlib.Path,
+                 others: tuple = ()):
+        """`others`: names of hosts on which nothing runs yet."""
+        self.scratch = scratch
+        self.results = scratch / "results"
+        self.results.mkdir()
         self.results.chmod(0o1777)
-        self._make_keys(image.ids(user)[0])
-        networks = [Network("10.77.1.1"), Network("10.77.1.2")]
-        networks[0].connect(networks[1])
-        self.names = names
-        hosts = dict(zip(names, ("10.77.1.1", "10.77.1.2")))
-        self.containers = [
-            Container(image, self.scratch, name.partition(".")[0], ["sshd"], user=user, network=network, hosts=hosts,
-                      environment=environment,
-                      binds={"/home/mpiuser/.ssh": str(self.keys), "/results": str(self.results), **(binds or {})})
-            for name, network in zip(names, networks)]
+        self.addresses = {name: f"10.77.1.{i}" for i, name in enumerate((*names, *others), 1)}
+        self.networks = {name: Network(address) for name, address in self.addresses.items()}
+        self.switch = Switch(list(self.networks.values()))
+        self.binds = {"/home/mpiuser/.ssh": str(keys), "/results": str(self.results)}
+        self.containers = {}
         try:
-            for container in self.containers:
+            for name in names:
+                self.start(image, name, user, ["sshd"])
+            for container in self.containers.values():
                 self._wait_for_sshd(container)
         except BaseException:
             self.close()
             raise
 
-    def _make_keys(self, uid: int) -> None:
-        self.keys.mkdir()
-        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.keys / "id_ed25519")], timeout_s=20)
-        shutil.copy(self.keys / "id_ed25519.pub", self.keys / "authorized_keys")
-        for path in (self.keys, *self.keys.iterdir()):
-            shutil.chown(path, uid)
+    def start(self, image: Image, name: str, user: str, arguments: list, **options) -> Container:
+        """A container on the host `name`, which is called by the first part of that name."""
+        container = Container(image, self.scratch, name.partition(".")[0], arguments, user=user, hosts=self.addresses,
+                              network=self.networks[name], binds=self.binds | options.pop("binds", {}), **options)
+        self.containers[name] = container
+        return container
 
     def _wait_for_sshd(self, container: Container) -> None:
         deadline = time.monotonic() + 20
@@ -143,17 +142,30 @@ class TwoHosts:
 
     def run(self, *arguments: str, **options) -> str:
         """On the first host."""
-        return self.containers[0].run(*arguments, **options)
+        return next(iter(self.containers.values())).run(*arguments, **options)
 
     def close(self) -> None:
-        for container in self.containers:
+        for container in self.containers.values():
             container.close()
+        for network in (*self.networks.values(), self.switch):
+            network.close()
 
-    def __enter__(self) -> "TwoHosts":
+    def __enter__(self) -> "Hosts":
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def two_hosts(image: Image, scratch: pathlib.Path, user: str) -> Hosts:
+    """`one` and `two`, with keys that belong to their user."""
+    scratch = scratch / f"hosts-{user}"
+    keys = scratch / "keys"
+    keys.mkdir(parents=True)
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(keys / "id_ed25519")], timeout_s=20)
+    for path in (keys, *keys.iterdir()):
+        shutil.chown(path, image.ids(user)[0])
+    return Hosts(image, scratch, user, ("one", "two"), keys)
 
 
 def _losses(path: pathlib.Path) -> tuple:
@@ -163,14 +175,14 @@ def _losses(path: pathlib.Path) -> tuple:
             next(event["params_sha256"] for event in events if event["event"] == "final"))
 
 
-def ssh(hosts: TwoHosts) -> str:
+def ssh(hosts: Hosts) -> str:
     """Who gets in, and who does not."""
-    first, second = hosts.names
-    who = hosts.run("ssh", second, "id -u; hostname; echo $TMPDIR$HOME").split()
-    check(who[1] == hosts.containers[1].name, f"ssh to {second} came out at {who}")
+    (first, _), (second, container) = hosts.containers.items()
+    who = hosts.run("ssh", second, "id -u; hostname; id -un").split()
+    check(who[1:] == [second, "mpiuser"], f"ssh to {second} came out at {who}")
     other = hosts.results / "stranger"
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], timeout_s=20)
-    shutil.chown(other, hosts.containers[0].image.ids(hosts.containers[0].user)[0])
+    shutil.chown(other, container.image.ids(container.user)[0])
     refused = hosts.run("ssh", "-o", "IdentitiesOnly=yes", "-i", "/results/stranger", "-F", "/dev/null", "-p", str(PORT),
                         "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
                         second, "true", expect=255)
@@ -178,7 +190,7 @@ def ssh(hosts: TwoHosts) -> str:
     return f"{first} to {second} as user {who[0]}, another key refused"
 
 
-def train_across(hosts: TwoHosts, command: list, ranks: int) -> str:
+def train_across(hosts: Hosts, command: list, ranks: int) -> str:
     """Digits over both hosts, and the same number of ranks on one: the same losses, the same parameters."""
     options = ["--epochs", "4", "--threads", "1"]
     across = hosts.run(*command, *TRAIN, *options, "--metrics", "/results/across.jsonl", timeout_s=300)
@@ -196,9 +208,9 @@ def train_across(hosts: TwoHosts, command: list, ranks: int) -> str:
     return f"{ranks} ranks, {len(losses)} losses and the parameters bitwise those of one host"
 
 
-def nothing_left(hosts: TwoHosts, within_s: float = 5) -> None:
+def nothing_left(hosts: Hosts, within_s: float = 5) -> None:
     """No process but sshd, and no file, is left on either host."""
-    for container in hosts.containers:
+    for container in hosts.containers.values():
         deadline = time.monotonic() + within_s
         while True:
             found = container.run("sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done; "
@@ -211,6 +223,41 @@ def nothing_left(hosts: TwoHosts, within_s: float = 5) -> None:
             if time.monotonic() > deadline:
                 raise Failure(f"left on {container.name}: {left[0]}", found)
             time.sleep(0.2)
+
+
+def mpi_operator(image: Image, scratch: pathlib.Path, manifest: dict) -> str:
+    """An MPIJob's pods as Kubeflow's operator makes them (v2beta1): its key as a secret of root's, a host file, variables
+    for the launcher. The launcher's own command, as the manifest has it."""
+    scratch = scratch / "operator"
+    keys = scratch / "keys"
+    keys.mkdir(parents=True)
+    run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", str(keys / "id_rsa")], timeout_s=20)
+    shutil.copy(keys / "id_rsa.pub", keys / "authorized_keys")
+    for path in keys.iterdir():
+        path.chmod(0o644)
+    keys.chmod(0o1777)
+    job, spec = manifest["metadata"]["name"], manifest["spec"]
+    slots, replicas = spec["slotsPerWorker"], spec["mpiReplicaSpecs"]
+    workers = [f"{job}-worker-{i}.{job}.default.svc" for i in range(replicas["Worker"]["replicas"])]
+    launcher = f"{job}-launcher.{job}.default.svc"
+    pods = {role: replicas[role]["template"]["spec"] for role in ("Launcher", "Worker")}
+    ids = {role: "{runAsUser}:{runAsGroup}".format(**pod["securityContext"]) for role, pod in pods.items()}
+    check(pods["Worker"]["containers"][0]["args"] == ["sshd"], "the workers do not run sshd")
+    hostfile = scratch / "hostfile"
+    hostfile.write_text("".join(f"{worker} slots={slots}\n" for worker in workers))
+    variables = {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                 "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", "OMPI_MCA_orte_set_default_slots": str(slots),
+                 "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10", "NVIDIA_VISIBLE_DEVICES": "",
+                 "NVIDIA_DRIVER_CAPABILITIES": ""}
+    with Hosts(image, scratch, ids["Worker"], tuple(workers), keys, (launcher,)) as hosts:
+        container = hosts.start(image, launcher, ids["Launcher"], pods["Launcher"]["containers"][0]["args"],
+                                environment=variables, binds={"/etc/mpi/hostfile": str(hostfile)})
+        code = container.wait(300)
+        output = container.output()
+        said = _accuracy(output, code)
+    ranks = slots * len(workers)
+    check(f"with {ranks} ranks" in output, f"it was not a job of {ranks} ranks", output)
+    return f"{ranks} ranks in {len(workers)} pods, {said}"
 
 
 def nvidia_libraries(image: Image, scratch: pathlib.Path) -> str:

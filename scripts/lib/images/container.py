@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 from .isolation import die_with_parent
 
@@ -32,6 +33,16 @@ class Image:
     """A tree on this disk, and the image's configuration as OCI has it (Entrypoint, Cmd, Env, User, Labels)."""
     root: pathlib.Path
     config: dict
+
+    @staticmethod
+    def read(directory: pathlib.Path) -> "Image":
+        return Image(directory / "root", json.loads((directory / "config.json").read_text()))
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Copies it to a new directory, from which it can be read again."""
+        directory.mkdir()
+        run(["cp", "--archive", str(self.root), str(directory / "root")], timeout_s=600)
+        (directory / "config.json").write_text(json.dumps(self.config, indent=1) + "\n")
 
     def environment(self, user: str) -> dict:
         """As engines make it: HOME from /etc/passwd, or / for users that it does not know."""
@@ -57,32 +68,39 @@ class Image:
 
 
 class Network:
-    """A network namespace, held by a process that sleeps in it. `connect` joins two of them."""
+    """A network namespace, held by a process that sleeps in it."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str = ""):
         self.address = address
         self.holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL,
                                        preexec_fn=die_with_parent)
-        # unshare has done its work when it has become sleep.
-        for _ in range(1000):
-            if pathlib.Path(f"/proc/{self.holder.pid}/comm").read_text().strip() == "sleep":
-                break
-            subprocess.run(["sleep", "0.01"], check=True)
+        deadline = time.monotonic() + 20
+        while pathlib.Path(f"/proc/{self.holder.pid}/comm").read_text().strip() != "sleep":  # then unshare is done
+            check(time.monotonic() < deadline, "unshare --net has made no network namespace")
+            time.sleep(0.01)
         self.command("ip", "link", "set", "lo", "up")
 
     def command(self, *arguments: str) -> None:
-        subprocess.run(["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", *arguments], check=True)
-
-    def connect(self, other: "Network") -> None:
-        subprocess.run(["ip", "link", "add", "eth0", "netns", str(self.holder.pid), "type", "veth", "peer", "name", "eth0",
-                        "netns", str(other.holder.pid)], check=True)
-        for end in (self, other):
-            end.command("ip", "address", "add", end.address + "/24", "dev", "eth0")
-            end.command("ip", "link", "set", "eth0", "up")
+        run(["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", *arguments], timeout_s=20)
 
     def close(self) -> None:
         self.holder.kill()
         self.holder.wait()
+
+
+class Switch(Network):
+    """Joins networks: each one has an eth0 with its address, /24, and reaches the others."""
+
+    def __init__(self, networks: list):
+        super().__init__()
+        self.command("ip", "link", "add", "bridge", "type", "bridge")
+        self.command("ip", "link", "set", "bridge", "up")
+        for i, network in enumerate(networks):
+            run(["ip", "link", "add", "eth0", "netns", str(network.holder.pid), "type", "veth", "peer", "name", f"port{i}",
+                 "netns", str(self.holder.pid)], timeout_s=20)
+            self.command("ip", "link", "set", f"port{i}", "master", "bridge", "up")
+            network.command("ip", "address", "add", network.address + "/24", "dev", "eth0")
+            network.command("ip", "link", "set", "eth0", "up")
 
 
 class Container:
