@@ -107,10 +107,10 @@ class Container:
     """A running container. Ends, with everything in it, by `close()` or with this program."""
 
     def __init__(self, image: Image, scratch: pathlib.Path, name: str, arguments: list | None = None, *,
-                 user: str | None = None, network: Network | None = None, tmp: bool = True, hosts: dict | None = None,
+                 user: str | None = None, network: Network | None = None, tmp: bool = True, shm: str = "64m", hosts: dict | None = None,
                  environment: dict | None = None, binds: dict | None = None):
         """`arguments`: in place of the image's Cmd. `tmp`: a tmpfs at /tmp; without one the container can write to /dev
-        alone. `binds`: what of this machine stands where in the container, writable as its modes have it."""
+        alone. `shm`: the size of /dev/shm, as engines have it. `binds`: what of this machine stands where in the container, writable as its modes have it."""
         self.image, self.name = image, name
         self.user = user or image.config.get("User") or "0"
         self.environment = image.environment(self.user) | {"HOSTNAME": name} | (environment or {})
@@ -120,7 +120,7 @@ class Container:
         names = {"localhost": "127.0.0.1"} | (hosts or {name: "127.0.0.1"})
         hosts_file.write_text("".join(f"{address}\t{host}\n" for host, address in names.items()))
         command = image.config.get("Cmd", []) if arguments is None else arguments
-        spec = {"root": str(image.root), "name": name, "tmp": tmp,
+        spec = {"root": str(image.root), "name": name, "tmp": tmp, "shm": shm,
                 "binds": {"/etc/hosts": str(hosts_file)} | (binds or {}),
                 "command": self._as_user([*image.config.get("Entrypoint", []), *command])}
         with self.log.open("wb") as log:

@@ -10,7 +10,8 @@ def _mount(*arguments: str) -> None:
 
 
 def enter(spec_text: str) -> None:
-    """`spec_text`: JSON with root, name, tmp, binds (place in the container → path) and command. Never returns."""
+    """`spec_text`: JSON with root, name, tmp, shm (size of /dev/shm), binds (place in the container → path)
+    and command. Never returns."""
     spec = json.loads(spec_text)
     root = pathlib.Path(spec["root"])
     _mount("--make-rprivate", "/")
@@ -35,7 +36,7 @@ def enter(spec_text: str) -> None:
     (root / "dev/pts").mkdir()
     _mount("-t", "devpts", "-o", "newinstance,ptmxmode=666,mode=620", "devpts", str(root / "dev/pts"))
     (root / "dev/shm").mkdir()
-    _mount("-t", "tmpfs", "-o", "mode=1777,size=64m", "tmpfs", str(root / "dev/shm"))
+    _mount("-t", "tmpfs", "-o", f"mode=1777,size={spec['shm']}", "tmpfs", str(root / "dev/shm"))
     if spec["tmp"]:
         _mount("-t", "tmpfs", "-o", "mode=1777,size=256m", "tmpfs", str(root / "tmp"))
     for place, source in spec["binds"].items():
