@@ -3,6 +3,7 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
 import time
 
 from .build import size_bytes
@@ -70,6 +71,14 @@ def any_user(image: Image, scratch: pathlib.Path) -> str:
             _accuracy(container.output(), code)
         tried.append(user + ("" if tmp else " without /tmp"))
     return ", ".join(tried)
+
+
+def little_shared_memory(image: Image, scratch: pathlib.Path) -> str:
+    """A /dev/shm in which nothing fits."""
+    with Container(image, scratch, "shm", ["lockstep", "launch", "-n", "2", "--", *TRAIN, "--epochs", "20"],
+                   shm="64k") as container:
+        code = container.wait(300)
+        return "64 KB of /dev/shm, " + _accuracy(container.output(), code)
 
 
 def ends_on_request(image: Image, scratch: pathlib.Path) -> str:
@@ -203,6 +212,33 @@ def train_across(hosts: Hosts, command: list, ranks: int) -> str:
         path.unlink()
     nothing_left(hosts)
     return f"{ranks} ranks, {len(losses)} losses and the parameters bitwise those of one host"
+
+
+def lost_host(hosts: Hosts) -> str:
+    """The second host ends in the middle of a job, everything on it at once: the launcher names it and leaves nothing."""
+    (first, container), (second, lost) = hosts.containers.items()
+    job = container.begin("lockstep", "launch", "--hosts", f"{first}:1,{second}:1", "--", *TRAIN, "--epochs", "1000000")
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if "epoch 3/" in line:
+            lost.close()
+            hosts.containers.pop(second)
+            break
+    started = time.monotonic()
+    try:
+        lines += job.communicate(timeout=90)[0].splitlines(keepends=True)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        raise Failure(f"the launcher still runs 90 s after {second} was lost", "".join(lines)) from None
+    took = time.monotonic() - started
+    output = "".join(lines)
+    check(second not in hosts.containers, "it has not begun to train", output)
+    check(job.returncode in (4, 5), f"ended with code {job.returncode}, not 4 or 5", output)
+    said = [line for line in lines if line.startswith("lockstep:") and second in line]
+    check(bool(said), f"the launcher does not name {second}", output)
+    nothing_left(hosts)
+    return f"code {job.returncode} after {took:.1f} s: {said[0].strip()}"
 
 
 def nothing_left(hosts: Hosts, within_s: float = 5) -> None:

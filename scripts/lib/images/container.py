@@ -149,10 +149,17 @@ class Container:
     def run(self, *arguments: str, timeout_s: float = 120, entry: bool = True, expect: int | None = 0) -> str:
         """A command in the running container, as its user and, unless told otherwise, by way of its entry point. Returns
         what it wrote."""
-        pid = self.first_process()
+        return run(self._inside(arguments, entry), timeout_s=timeout_s, expect=expect)
+
+    def begin(self, *arguments: str) -> subprocess.Popen:
+        """As `run`, but does not wait: stdout is a pipe of text, both outputs together."""
+        return subprocess.Popen(self._inside(arguments, True), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=die_with_parent)
+
+    def _inside(self, arguments: tuple, entry: bool) -> list:
         prefix = self.image.config.get("Entrypoint", []) if entry else []
-        return run(["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd",
-                    *self._as_user([*prefix, *arguments])], timeout_s=timeout_s, expect=expect)
+        return ["nsenter", f"--target={self.first_process()}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd",
+                *self._as_user([*prefix, *arguments])]
 
     def wait(self, timeout_s: float = 120) -> int:
         """Its exit code, 128 + n for signal n."""
