@@ -23,6 +23,7 @@ class LinearNode final : public Node {
       backend.linear().backward_weight(x_.value(), dy, target.accumulate, target.gradient);
     }
     if (x_.needs_grad()) {
+      tape.parameters_done(*this);
       Tensor dx = backend.empty(x_.shape(), dy.dtype());
       if (x_.relu_mask().defined()) {
         backend.linear().backward_input_masked(dy, w.as(dy.dtype()), x_.relu_mask(), dx);

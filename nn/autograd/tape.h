@@ -63,7 +63,8 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute).
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where it
+  /// has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
@@ -73,6 +74,7 @@ class Node {
   friend class Tape;
   Var output_;
   std::array<Parameter*, 2> parameters_;  // nullptr: none
+  bool parameters_done_ = false;
   OpLabel label_;                         // of the operator that recorded it
 };
 
@@ -124,6 +126,10 @@ class Tape {
   /// The same through a ReLU that was applied to `v` last: 0 where v is not positive.
   Tensor take_grad_through_relu(Var v);
 
+  /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and
+  /// their collective travel while it goes on. They keep their values until backward() returns.
+  void parameters_done(Node& node);
+
   /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
   /// as nothing needs them. Once for each forward pass.
@@ -162,7 +168,7 @@ class Tape {
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
-  static void finish_uses(const Node& node);
+  static void finish_uses(Node& node);
 
   Backend& backend_;
   bool recording_ = true;
