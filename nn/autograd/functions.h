@@ -1,12 +1,12 @@
 // Differentiable operators: each computes its result at once and records its backward on the tape.
-// Activations are (N, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
+// Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
 #pragma once
 
 #include "nn/autograd/tape.h"
 
 namespace lockstep::nn {
 
-/// epilogue(x (N, I) · wᵀ + b); w (O, I), b (O) or nullptr.
+/// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr.
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Epilogue::kNone);
 
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
@@ -32,7 +32,21 @@ struct BatchNormState {
 /// running ones.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training);
 
+/// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
+Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);
+
 Var relu(Tape& tape, Var x);
+Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
+/// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` tells the
+/// dropouts of a model apart. What is kept hangs on tape.dropout_state() (PointwiseKernels::dropout).
+Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
+
+/// tokens (…) i32, table (V, C) → (…, C).
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
+/// x (N, T, C) + rows [first, first + T) of table (P, C).
+Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
+/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels).
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
@@ -44,7 +58,7 @@ struct Loss {
   Var value;
   const Tensor& totals() const { return value.value(); }
 };
-/// logits (N, K); labels (N) i32 in [0, K). PyTorch's CrossEntropyLoss is scale = 1 / N.
+/// logits (…, K); labels (…) i32 in [0, K). PyTorch's CrossEntropyLoss is scale = 1 / count(labels).
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
