@@ -91,6 +91,16 @@ class Tape {
   bool recording() const { return recording_; }
   void set_recording(bool wanted) { recording_ = wanted; }
 
+  /// What operators compute in that have no activations to take it from (embedding): f32, or bf16 where the backend
+  /// computes in it.
+  DType activations() const { return activations_; }
+  void set_activations(DType dtype) { activations_ = dtype; }
+
+  /// DropoutState as (3) i64 on the device: whoever records passes sets its content before each, and leaves it alone
+  /// until backward is through. Undefined at first: then there is no dropout.
+  const Tensor& dropout_state() const { return dropout_state_; }
+  void set_dropout_state(Tensor state) { dropout_state_ = std::move(state); }
+
   /// A constant: no gradient flows into it.
   Var input(Tensor value) { return make_var(std::move(value), false); }
   /// An input whose gradient is wanted (read it with grad() after backward).
@@ -166,6 +176,8 @@ class Tape {
 
   Backend& backend_;
   bool recording_ = true;
+  DType activations_ = DType::kF32;
+  Tensor dropout_state_;
   std::vector<std::byte> held_memory_;  // grows to what the longest pass has used
   std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
   std::size_t used_bytes_ = 0;

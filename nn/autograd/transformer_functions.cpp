@@ -132,8 +132,8 @@ Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps)
   Tensor mean = backend.empty({rows}), inverse = backend.empty({rows});
   backend.layer_norm().forward(x.value(), gamma.value(), beta != nullptr ? beta->value() : Tensor(), eps, y, mean,
                                inverse);
-  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() ||
-                                                  (beta != nullptr && beta->requires_grad()));
+  const Var out = tape.make_var(std::move(y),
+                                x.needs_grad() || gamma.requires_grad() || (beta != nullptr && beta->requires_grad()));
   tape.record<LayerNormNode>(out, x, gamma, beta, std::move(mean), std::move(inverse));
   return out;
 }

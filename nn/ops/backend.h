@@ -8,7 +8,10 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
+#include "nn/ops/attention.h"
 #include "nn/ops/conv.h"
+#include "nn/ops/embedding.h"
+#include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
 #include "nn/ops/norm.h"
@@ -43,6 +46,9 @@ class Backend {
   virtual ConvKernels& conv() = 0;
   virtual PoolKernels& pool() = 0;
   virtual NormKernels& norm() = 0;
+  virtual LayerNormKernels& layer_norm() = 0;
+  virtual EmbeddingKernels& embedding() = 0;
+  virtual AttentionKernels& attention() = 0;
   virtual PointwiseKernels& pointwise() = 0;
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;

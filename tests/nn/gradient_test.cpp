@@ -234,5 +234,82 @@ TEST_F(Gradient, SquaredError) {
   }
 }
 
+TEST_F(Gradient, LinearOverAxes) {
+  const auto w = parameter(random_tensor(*backend, {5, 3}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+  expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 3}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get()); });
+}
+
+TEST_F(Gradient, LayerNorm) {
+  for (const Shape& shape : {Shape{1, 2}, {3, 16}, {2, 5, 33}, {70, 7}})
+    for (const auto frozen : {0, 1, 2, 3})
+      for (const bool with_bias : {true, false}) {
+        const Shape features = {shape[shape.size() - 1]};
+        const auto gamma = parameter(random_tensor(*backend, features, 1));
+        const auto beta = parameter(random_tensor(*backend, features, 2));
+        gamma->set_requires_grad((frozen & 1) == 0);
+        beta->set_requires_grad((frozen & 2) == 0);
+        std::vector<Parameter*> parameters = {gamma.get()};
+        if (with_bias) parameters.push_back(beta.get());
+        SCOPED_TRACE(to_string(shape));
+        expect_gradients(*backend,
+                         {.inputs = {random_tensor(*backend, shape, 3)}, .parameters = parameters, .step = 1e-3},
+                         [&](Tape& tape, std::span<const Var> x) {
+                           return layer_norm(tape, x[0], *gamma, with_bias ? beta.get() : nullptr, 0.1);
+                         });
+      }
+}
+
+TEST_F(Gradient, Gelu) {
+  for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh})
+    expect_gradients(*backend, {{random_tensor(*backend, {3, 37}, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return gelu(tape, x[0], kind); });
+}
+
+TEST_F(Gradient, Dropout) {
+  const std::array<std::int64_t, 3> state = {7, 3, 5};
+  const Tensor numbers = backend->empty({3}, DType::kI64);
+  backend->upload(std::as_bytes(std::span(state)), numbers);
+  for (const Shape& shape : {Shape{3, 16}, {2, 3, 7}, {1, 3}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+      tape.set_dropout_state(numbers);
+      return dropout(tape, x[0], 0.4, 11);
+    });
+}
+
+TEST_F(Gradient, Embedding) {
+  const std::array<std::int32_t, 6> numbers = {4, 0, 4, 2, 4, 0};
+  const Tensor tokens = backend->empty({2, 3}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(numbers)), tokens);
+  const auto table = parameter(random_tensor(*backend, {5, 19}, 1));
+  expect_gradients(*backend, {{}, {table.get()}},
+                   [&](Tape& tape, std::span<const Var>) { return embedding(tape, tokens, *table); });
+  // Twice on one tape, as a table that is also the last layer: the second contribution is added.
+  expect_gradients(*backend, {{}, {table.get()}}, [&](Tape& tape, std::span<const Var>) {
+    return linear(tape, embedding(tape, tokens, *table), *table, nullptr);
+  });
+}
+
+TEST_F(Gradient, AddPositions) {
+  const auto table = parameter(random_tensor(*backend, {6, 5}, 1));
+  for (const std::int64_t first : {0, 2})
+    for (const bool frozen : {true, false}) {
+      table->set_requires_grad(!frozen);
+      expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 5}, 3)}, {table.get()}},
+                       [&](Tape& tape, std::span<const Var> x) { return add_positions(tape, x[0], *table, first); });
+    }
+}
+
+TEST_F(Gradient, CausalAttention) {
+  struct Case {
+    std::int64_t batch, tokens, heads, width;
+  };
+  for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 3, 4}, Case{1, 9, 2, 16}}) {
+    SCOPED_TRACE(c.tokens);
+    expect_gradients(*backend, {{random_tensor(*backend, {c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return causal_attention(tape, x[0], c.heads); });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::nn

@@ -119,8 +119,7 @@ class CpuAttention final : public AttentionKernels {
     });
   }
 
-  void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache,
-              const Tensor& y) override {
+  void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
     const Layout at(qkv, heads);
     const std::int64_t model = heads * at.width, most = cache.size(1);
     LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens behind {} in a cache for {}", at.tokens, past, most);
@@ -145,11 +144,11 @@ class CpuAttention final : public AttentionKernels {
 
  private:
   struct Layout {
-    Layout(const Tensor& qkv, std::int64_t heads)
+    Layout(const Tensor& qkv, std::int64_t head_count)
         : batch(qkv.size(0)),
           tokens(qkv.size(1)),
-          heads(heads),
-          width(qkv.size(2) / (3 * heads)),
+          heads(head_count),
+          width(qkv.size(2) / (3 * head_count)),
           scale(1.0f / std::sqrt(static_cast<float>(width))) {}
 
     /// 0: queries, 1: keys, 2: values.
@@ -184,7 +183,8 @@ class CpuAttention final : public AttentionKernels {
   // Calls body(b, h, scratch) for all heads of all samples, with memory for `blocks` blocks of weights.
   template <class Body>
   void each_head(const Layout& at, std::int64_t blocks, const Body& body) {
-    const std::int64_t threads = std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(1, at.batch * at.heads));
+    const std::int64_t threads =
+        std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(1, at.batch * at.heads));
     const std::int64_t elements = blocks * kBlock * at.tokens;
     const Tensor scratch = Tensor::empty(allocator_, {threads, elements});
     parallel_for(at.batch * at.heads, 1, [&](std::int64_t begin, std::int64_t end) {

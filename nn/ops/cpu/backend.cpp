@@ -65,6 +65,9 @@ class CpuBackend final : public Backend {
   ConvKernels& conv() override { return *conv_; }
   PoolKernels& pool() override { return *pool_; }
   NormKernels& norm() override { return *norm_; }
+  LayerNormKernels& layer_norm() override { return *layer_norm_; }
+  EmbeddingKernels& embedding() override { return *embedding_; }
+  AttentionKernels& attention() override { return *attention_; }
   PointwiseKernels& pointwise() override { return *pointwise_; }
   LossKernels& loss() override { return *loss_; }
   OptimKernels& optim() override { return *optim_; }
@@ -79,6 +82,9 @@ class CpuBackend final : public Backend {
   std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_);
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
   std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels(onednn_);
+  std::unique_ptr<LayerNormKernels> layer_norm_ = cpu::make_layer_norm_kernels();
+  std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
+  std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
 };

@@ -30,8 +30,9 @@ class CpuEmbedding final : public EmbeddingKernels {
     const auto* const number = numbers.data<std::int32_t>();
     for (std::int64_t i = 0; i < n; ++i)
       if (number[i] < 0 || number[i] >= rows)
-        throw UsageError(fmt::format("token {} at place {} of a batch, where the table has {} rows", number[i], i, rows),
-                         "give the model as many tokens as the data has");
+        throw UsageError(
+            fmt::format("token {} at place {} of a batch, where the table has {} rows", number[i], i, rows),
+            "give the model as many tokens as the data has");
     parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
                  [&](std::int64_t begin, std::int64_t end) {
                    for (std::int64_t i = begin; i < end; ++i)
@@ -81,9 +82,8 @@ class CpuEmbedding final : public EmbeddingKernels {
   template <class Body>
   static void over_columns(std::int64_t width, std::int64_t rows, const Body& body) {
     const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, rows * kLine));
-    parallel_for((width + kLine - 1) / kLine, grain, [&](std::int64_t begin, std::int64_t end) {
-      body(begin * kLine, std::min(end * kLine, width));
-    });
+    parallel_for((width + kLine - 1) / kLine, grain,
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * kLine, std::min(end * kLine, width)); });
   }
 };
 

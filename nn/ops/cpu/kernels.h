@@ -18,6 +18,9 @@ std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator&
                                                PointwiseKernels& pointwise);
 std::unique_ptr<PoolKernels> make_pool_kernels(OneDnn& onednn, CachingAllocator& allocator);
 std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn);
+std::unique_ptr<LayerNormKernels> make_layer_norm_kernels();
+std::unique_ptr<EmbeddingKernels> make_embedding_kernels();
+std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& allocator);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();
 std::unique_ptr<LossKernels> make_loss_kernels();
 std::unique_ptr<OptimKernels> make_optim_kernels();

@@ -18,8 +18,7 @@ void normalise_row(const float* x, const float* gamma, const float* beta, float 
                    float* mean_out, float* inverse_out) {
   const float count = static_cast<float>(width);
   const float mean = lane_sum(width, [&](std::int64_t c) { return x[c]; }) / count;
-  const float variance =
-      lane_sum(width, [&](std::int64_t c) { return (x[c] - mean) * (x[c] - mean); }) / count;
+  const float variance = lane_sum(width, [&](std::int64_t c) { return (x[c] - mean) * (x[c] - mean); }) / count;
   const float inverse = 1.0f / __builtin_sqrtf(variance + eps);
   if (beta != nullptr)
     for (std::int64_t c = 0; c < width; ++c) y[c] = (x[c] - mean) * inverse * gamma[c] + beta[c];
@@ -63,17 +62,16 @@ class CpuLayerNorm final : public LayerNormKernels {
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
     const std::int64_t width = gamma.count();
-    parallel_for(rows_of(x, width), std::max<std::int64_t>(1, kGrain / width),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t r = begin; r < end; ++r)
-                     normalise_row(x.f32() + r * width, gamma.f32(), beta.defined() ? beta.f32() : nullptr,
-                                   static_cast<float>(eps), width, y.f32() + r * width, mean.f32() + r,
-                                   inverse.f32() + r);
-                 });
+    parallel_for(
+        rows_of(x, width), std::max<std::int64_t>(1, kGrain / width), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t r = begin; r < end; ++r)
+            normalise_row(x.f32() + r * width, gamma.f32(), beta.defined() ? beta.f32() : nullptr,
+                          static_cast<float>(eps), width, y.f32() + r * width, mean.f32() + r, inverse.f32() + r);
+        });
   }
 
-  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                      const Tensor& inverse, const Tensor& dx) override {
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
+                      const Tensor& dx) override {
     const std::int64_t width = gamma.count();
     parallel_for(rows_of(x, width), std::max<std::int64_t>(1, kGrain / width),
                  [&](std::int64_t begin, std::int64_t end) {

@@ -41,8 +41,7 @@ constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
 
 LOCKSTEP_SIMD_CLONES
 void gelu_tanh_of(const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i)
-    y[i] = x[i] * sigmoid_of(kTanhScale * (x[i] + kTanhCubic * x[i] * x[i] * x[i]));
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_of(kTanhScale * (x[i] + kTanhCubic * x[i] * x[i] * x[i]));
 }
 
 LOCKSTEP_SIMD_CLONES
