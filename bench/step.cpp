@@ -81,10 +81,12 @@ class Benchmark {
     comm::compare_manifests(group_, manifest);
     replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config));
     step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
-                  splits_.train->sample_dims(),
+                  trainer::format_of(*splits_.train),
                   trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
                                                  .activations = trainer::activations_of(config),
                                                  .record = config.graphs,
+                                                 .dropout = config.model.dropout > 0,
+                                                 .seed = config.seed,
                                                  .keep_inputs = !options_.copy_batch});
   }
 

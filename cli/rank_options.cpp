@@ -17,11 +17,13 @@ using trainer::TrainConfig;
 }  // namespace
 
 void add_model_options(OptionTable& table, TrainConfig& config) {
-  table.positional({"MODEL", "linear, mlp or cnn", text(config.model.name)});
+  table.positional(
+      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, gpt or gpt2", text(config.model.name)});
   table.group("Model and data");
   table.add({.name = "data",
              .placeholder = "DATA[:PATH]",
-             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz) or random:SHAPE,LEN",
+             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz), text:FILE, tokens:FILE (16-bit) or "
+                     "random:SHAPE,LEN",
              .set = text(config.data)});
   table.add({.name = "classes",
              .placeholder = "K",
@@ -44,6 +46,19 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .help = "mlp: widths of the hidden layers",
              .default_text = "1024,1024",
              .set = integers(config.model.hidden, 1, 1 << 24)});
+  const auto add_size = [&](const char* name, const char* help, const char* preset, std::optional<int>& target) {
+    table.add(
+        {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
+  };
+  add_size("layers", "gpt: blocks", "4, of gpt2 12", config.model.layers);
+  add_size("heads", "gpt: attention heads", "4, of gpt2 12", config.model.heads);
+  add_size("width", "gpt: features", "256, of gpt2 768", config.model.width);
+  add_size("context", "gpt: tokens of a sample", "256, of gpt2 1024", config.model.context);
+  table.add({.name = "dropout",
+             .placeholder = "P",
+             .help = "gpt: probability with which an element is dropped in training",
+             .default_text = fmt::to_string(config.model.dropout),
+             .set = number(config.model.dropout, kFraction)});
 }
 
 void add_weight_files(OptionTable& table, TrainConfig& config) {

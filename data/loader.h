@@ -21,8 +21,10 @@ namespace lockstep::data {
 /// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
 /// next().
 struct Batch {
-  std::span<float> x;              // (plan.local_count, sample dims…), 64-byte aligned
-  std::span<std::int32_t> labels;  // (plan.local_count)
+  std::uint64_t count = 0;         // samples: plan.local_count
+  std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
+  std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
+  std::span<std::int32_t> labels;  // (count), or (count, T)
   sampler::StepPlan plan;
   sampler::SamplerState state_after;  // resuming from here goes on with the following step
 
@@ -30,7 +32,7 @@ struct Batch {
   int worker = 0;
   Clock::time_point assembly_begin, assembly_end;
 
-  bool empty() const { return labels.empty(); }
+  bool empty() const { return count == 0; }
 };
 
 struct LoaderOptions {

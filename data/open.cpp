@@ -7,12 +7,14 @@
 #include "data/digits.h"
 #include "data/mnist.h"
 #include "data/random.h"
+#include "data/text.h"
+#include "data/tokens.h"
 
 namespace lockstep::data {
 
 namespace {
 
-constexpr const char* kKnown = "known data: digits, mnist:DIR, random:SHAPE,LEN";
+constexpr const char* kKnown = "known data: digits, mnist:DIR, random:SHAPE,LEN, text:FILE, tokens:FILE";
 constexpr const char* kRandomHelp =
     "write random:SHAPE,LEN with SHAPE a number of features or CxHxW, such as random:3x32x32,1000";
 // 4 GiB of f32: far above any sample, far below overflow.
@@ -78,7 +80,19 @@ DataSplits open_data(const std::string& spec, const OpenOptions& options) {
   }
   if (name == "random") return open_random(spec, argument, options);
 
-  const std::array<std::string, 3> names = {"digits", "mnist", "random"};
+  if (name == "text" || name == "tokens") {
+    if (argument.empty())
+      throw UsageError(fmt::format("data '{}' needs a file", spec), fmt::format("write {}:FILE", name));
+    if (name == "tokens")
+      return open_tokens(argument, options.context, options.classes > 0 ? options.classes : kGpt2Tokens);
+    if (options.classes > 0)
+      throw UsageError(
+          fmt::format("--classes {} for {}: a text has as many tokens as it has characters", options.classes, spec),
+          "leave --classes out");
+    return open_text(argument, options.context);
+  }
+
+  const std::array<std::string, 5> names = {"digits", "mnist", "random", "text", "tokens"};
   const auto meant = nearest(name, names);
   throw UsageError(fmt::format("unknown data '{}'", spec),
                    meant ? fmt::format("did you mean '{}'? {}", *meant, kKnown) : std::string(kKnown));

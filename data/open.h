@@ -8,16 +8,21 @@
 
 namespace lockstep::data {
 
+inline constexpr std::int64_t kDefaultContext = 256;
+
 struct OpenOptions {
-  int classes = 0;         // 0: the data set's own number
-  std::uint64_t seed = 1;  // of made-up data
+  int classes = 0;                         // 0: the data set's own number
+  std::uint64_t seed = 1;                  // of made-up data
+  std::int64_t context = kDefaultContext;  // tokens of a sample
 };
 
 /// Opens
 ///   digits            8×8 handwritten digits, shipped inside the program;
 ///   mnist:DIR         MNIST's four IDX files, plain or .gz;
 ///   random:SHAPE,LEN  LEN made-up samples; SHAPE is a number of features (5) or CxHxW (3x32x32; the samples' dims are
-///                     {H, W, C} all the same).
+///                     {H, W, C} all the same);
+///   text:FILE         the characters of a text in UTF-8 (data/text.h);
+///   tokens:FILE       16-bit numbers (data/tokens.h).
 /// Throws UsageError for a name, shape or number of classes that cannot be, naming the nearest right name, and IoError
 /// for files that are missing or malformed and for data sets without a sample.
 DataSplits open_data(const std::string& spec, const OpenOptions& options = {});

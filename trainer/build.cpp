@@ -11,6 +11,15 @@
 
 namespace lockstep::trainer {
 
+namespace {
+
+// Tokens of a sample, and the most that the model takes.
+std::int64_t context_of(const ModelConfig& model) {
+  return model.context ? *model.context : nn::default_gpt(model.name).context;
+}
+
+}  // namespace
+
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
   if (config.optimizer == Optimizer::kSgd)
@@ -23,7 +32,8 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 }
 
 data::DataSplits open_splits(const TrainConfig& config) {
-  data::OpenOptions options{.classes = config.classes.value_or(0), .seed = config.seed};
+  data::OpenOptions options{
+      .classes = config.classes.value_or(0), .seed = config.seed, .context = context_of(config.model)};
   if (config.model.name == "linear" && options.classes == 0) {
     // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
     if (config.model.out)
@@ -37,6 +47,12 @@ data::DataSplits open_splits(const TrainConfig& config) {
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset) {
   nn::ModelSpec spec{.name = model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
   if (!model.hidden.empty()) spec.hidden.assign(model.hidden.begin(), model.hidden.end());
+  spec.gpt = nn::default_gpt(model.name);
+  spec.gpt.layers = model.layers.value_or(spec.gpt.layers);
+  spec.gpt.heads = model.heads.value_or(spec.gpt.heads);
+  spec.gpt.width = model.width.value_or(spec.gpt.width);
+  spec.gpt.context = context_of(model);
+  spec.gpt.dropout = model.dropout;
   return spec;
 }
 

@@ -25,7 +25,10 @@ void require_range(const char* flag, T value, T low, T high = std::numeric_limit
                                                 : fmt::format("give {} to {}", low, high));
 }
 
-std::string text_of(const std::optional<std::int64_t>& value) { return value ? fmt::to_string(*value) : "default"; }
+template <class T>
+std::string text_of(const std::optional<T>& value) {
+  return value ? fmt::to_string(*value) : "default";
+}
 
 void validate_device(const TrainConfig& config) {
   const DeviceRequest request = parse_device(config.device);
@@ -74,6 +77,8 @@ void validate(const TrainConfig& config) {
   require_range("--warmup", config.warmup, kNone);
   require_range("--threads", config.threads, 0);
   require_range("--check-replicas", config.check_replicas, kNone);
+  require(config.model.dropout >= 0 && config.model.dropout < 1,
+          fmt::format("--dropout {} is not in [0, 1)", config.model.dropout), "use --dropout 0.1, for example");
   require_range("--log-every", config.log_every, kOne);
   require_range("--lr", config.lr, 0.0);
   require_range("--min-lr", config.min_lr, 0.0);
@@ -104,6 +109,9 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
   return {
       {"model", config.model.name},
       {"hidden", join(hidden, ",")},
+      {"gpt", fmt::format("{} layers, {} heads, width {}, context {}", text_of(config.model.layers),
+                          text_of(config.model.heads), text_of(config.model.width), text_of(config.model.context))},
+      {"dropout", fmt::to_string(config.model.dropout)},
       {"data", config.data},
       {"classes", config.classes ? fmt::to_string(*config.classes) : "default"},
       {"batch", text_of(config.batch)},

@@ -23,9 +23,11 @@ Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::share
       tape_(backend),
       sums_(group.allocate(3 * sizeof(double))) {
   tape_.set_recording(false);
+  tape_.set_activations(activations);
 }
 
 EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
+  const SampleFormat format = format_of(*dataset_);
   module.train(false);
   data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
                       static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
@@ -40,11 +42,10 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
-    const Inputs inputs =
-        with_activations(backend_, inputs_of(backend_, *batch, dataset_->sample_dims()), activations_);
+    const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Loss loss = forward(tape_, module, inputs, 1.0f);
     results.add(loss.totals());
-    sums[2] += static_cast<double>(batch->labels.size());
+    sums[2] += static_cast<double>(batch->count);
     tape_.reset();
     if (results.full()) add_result();
     backend_.finish_inputs();
@@ -52,9 +53,10 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   while (results.waiting() > 0) add_result();
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = 3, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
+  const double labels = sums[2] * static_cast<double>(format.labels);
   return {.step = step,
-          .loss = sums[0] / sums[2],
-          .accuracy = sums[1] / sums[2],
+          .loss = sums[0] / labels,
+          .accuracy = sums[1] / labels,
           .samples = static_cast<std::int64_t>(sums[2])};
 }
 

@@ -10,13 +10,12 @@
 namespace lockstep::trainer {
 
 TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica,
-                           std::unique_ptr<nn::Optimizer> optimizer, std::vector<std::int64_t> sample_dims,
-                           const Options& options)
+                           std::unique_ptr<nn::Optimizer> optimizer, SampleFormat format, const Options& options)
     : backend_(backend),
       module_(module),
       replica_(replica),
       optimizer_(std::move(optimizer)),
-      sample_dims_(std::move(sample_dims)),
+      format_(std::move(format)),
       options_(options),
       tape_(backend),
       recorded_(backend, replica, options.activations),
@@ -26,6 +25,11 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
       squares_of_steps_(backend, sizeof(double)) {
   std::iota(all_.begin(), all_.end(), std::size_t{0});
   begun_.reserve(static_cast<std::size_t>(backend.steps_ahead()) + 1);
+  tape_.set_activations(options.activations);
+  if (options_.dropout) {
+    dropout_state_ = backend.empty({3}, DType::kI64);
+    tape_.set_dropout_state(dropout_state_);
+  }
   if (options_.trace == nullptr) return;
   layers_ = std::make_unique<LayerTrace>(*options_.trace, module_);
   tape_.set_observer(layers_.get());
@@ -34,6 +38,13 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
 void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
   optimizer_->begin_step(lr);
+  if (dropout_state_.defined()) {
+    const nn::DropoutState state = {
+        .seed = static_cast<std::int64_t>(options_.seed),
+        .step = step,
+        .first_sample = static_cast<std::int64_t>(batch.plan.local_begin - batch.plan.global_begin)};
+    backend_.write(std::as_bytes(std::span(&state, 1)), dropout_state_);
+  }
   Clock::duration waited{};
   if (!run_recorded(step, batch)) {
     compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
@@ -65,7 +76,7 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
 }
 
 bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
-  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, sample_dims_);
+  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, format_);
   if (!options_.record || options_.trace != nullptr) return false;
   return recorded_.run(step, {.global_count = batch.plan.global_count, .variant = variant_}, inputs_,
                        [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
@@ -75,7 +86,8 @@ void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sample
   tape_.reset();  // a recording that was refused has left something there
   replica_.begin_step(step);
   if (inputs.x.defined()) {
-    const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / static_cast<float>(plan.global_count));
+    const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
+    const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / labels);
     replica_.backward(tape_, loss, static_cast<std::int64_t>(plan.local_count));
   } else {
     replica_.contribute_nothing();

@@ -25,12 +25,13 @@ class TrainingStep {
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool record = true;               // steps that come again, where the device can; not with a trace
-    bool keep_inputs = false;         // the first batch's copy on the device is used in all steps: for measurements
+    bool dropout = false;             // whether the module has any; `seed` says what it drops
+    std::uint64_t seed = 1;
+    bool keep_inputs = false;  // the first batch's copy on the device is used in all steps: for measurements
   };
 
-  /// `sample_dims`: of one sample, without N.
   TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica, std::unique_ptr<nn::Optimizer> optimizer,
-               std::vector<std::int64_t> sample_dims, const Options& options);
+               SampleFormat format, const Options& options);
 
   struct Outcome {
     std::int64_t step = 0;
@@ -66,13 +67,14 @@ class TrainingStep {
   nn::Module& module_;
   Replica& replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
-  std::vector<std::int64_t> sample_dims_;
+  SampleFormat format_;
   Options options_;
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
   Inputs inputs_;  // of this step
   RecordedSteps recorded_;
   int variant_ = 0;
+  nn::Tensor dropout_state_;      // (3) i64; undefined without dropout
   nn::Tensor squares_;            // () f64, of the gradients of this step
   std::vector<std::size_t> all_;  // parameters
   LateResults totals_, squares_of_steps_;

@@ -58,12 +58,14 @@ class Run {
     replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
-                  splits_.train->sample_dims(),
+                  format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = config_.clip_norm,
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs});
+                                        .record = config_.graphs,
+                                        .dropout = config_.model.dropout > 0,
+                                        .seed = config_.seed});
     rate_.emplace(config_, total_steps_);
   }
 
@@ -135,14 +137,15 @@ class Run {
 
     LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == begun.plan.global_count, "{} of {} samples",
                     outcome.totals.count, begun.plan.global_count);
-    const StepReport report{.step = outcome.step,
-                            .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
-                            .loss = outcome.totals.loss / outcome.totals.count,
-                            .lr = begun.lr,
-                            .grad_norm = outcome.grad_norm,
-                            .step_ms = 1e3 * seconds,
-                            .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-                            .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
+    const StepReport report{
+        .step = outcome.step,
+        .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
+        .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->labels_per_sample())),
+        .lr = begun.lr,
+        .grad_norm = outcome.grad_norm,
+        .step_ms = 1e3 * seconds,
+        .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
+        .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;

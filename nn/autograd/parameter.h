@@ -12,6 +12,7 @@ namespace lockstep::nn {
 enum class FileLayout : std::uint8_t {
   kSame,
   kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I), files have (O, I, Kh, Kw)
+  kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
 };
 
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it. One thread uses it at a time.

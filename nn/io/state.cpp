@@ -15,6 +15,7 @@ namespace {
 std::vector<std::int64_t> file_shape(const Tensor& value, FileLayout layout) {
   const Shape& s = value.shape();
   if (layout == FileLayout::kOhwiToOihw) return {s[0], s[3], s[1], s[2]};
+  if (layout == FileLayout::kTransposed) return {s[1], s[0]};
   return {s.dims().begin(), s.dims().end()};
 }
 
@@ -43,6 +44,7 @@ HostTensor to_host(const std::string& name, const Target& target) {
   HostTensor host{name, value.dtype(), file_shape(value, target.layout), std::vector<std::byte>(value.bytes())};
   target.backend->download(value, host.bytes);
   if (target.layout == FileLayout::kOhwiToOihw) host.bytes = swapped(host.bytes, s[0], s[1] * s[2], s[3]);
+  if (target.layout == FileLayout::kTransposed) host.bytes = swapped(host.bytes, 1, s[0], s[1]);
   return host;
 }
 
@@ -50,6 +52,8 @@ void from_host(const HostTensor& host, const Target& target) {
   const Shape& s = target.value->shape();
   if (target.layout == FileLayout::kOhwiToOihw)
     target.backend->upload(swapped(host.bytes, s[0], s[3], s[1] * s[2]), *target.value);
+  else if (target.layout == FileLayout::kTransposed)
+    target.backend->upload(swapped(host.bytes, 1, s[1], s[0]), *target.value);
   else
     target.backend->upload(host.bytes, *target.value);
 }

@@ -21,6 +21,15 @@ std::unique_ptr<Parameter> constant_parameter(Context& context, const Shape& sha
   return parameter;
 }
 
+std::unique_ptr<Parameter> normal_parameter(Context& context, const Shape& shape, double deviation,
+                                            FileLayout layout = FileLayout::kSame) {
+  auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
+  context.generator.normal(values, 0.0, deviation);
+  context.backend.upload(std::as_bytes(std::span(values)), parameter->value());
+  return parameter;
+}
+
 double bound_for(std::int64_t fan_in) { return fan_in > 0 ? 1.0 / std::sqrt(static_cast<double>(fan_in)) : 0.0; }
 
 }  // namespace
@@ -30,6 +39,19 @@ Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_feat
                                  uniform_parameter(context, {out_features, in_features}, bound_for(in_features)))),
       bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_features}, bound_for(in_features)))
                  : nullptr) {}
+
+Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style)
+    : weight_(register_parameter(
+          "weight", normal_parameter(context, {out_features, in_features}, style.deviation, FileLayout::kTransposed))),
+      bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
+
+Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
+    : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}
+
+LayerNorm::LayerNorm(Context& context, std::int64_t normalized_shape, double eps)
+    : eps_(eps),
+      weight_(register_parameter("weight", constant_parameter(context, {normalized_shape}, 1.0f))),
+      bias_(register_parameter("bias", constant_parameter(context, {normalized_shape}, 0.0f))) {}
 
 Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }
 
@@ -43,6 +65,15 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
                                        uniform_parameter(context, {out_channels},
                                                          bound_for(in_channels * window.kernel[0] * window.kernel[1])))
                  : nullptr) {}
+
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut)
+    : window_(window),
+      weight_(register_parameter(
+          "weight",
+          normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+                           std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
+                           FileLayout::kOhwiToOihw))),
+      bias_(nullptr) {}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
 
@@ -64,13 +95,22 @@ BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, do
   context.backend.upload(std::as_bytes(std::span(&kNone, 1)), num_batches_tracked_);
 }
 
-Var BatchNorm::forward(Tape& tape, Var x) {
+void BatchNorm::start_at_zero() {
+  weight_.backend().pointwise().fill(weight_.value(), 0.0f);
+  weight_.changed();
+}
+
+Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
+  return relu(tape, add(tape, forward(tape, x), residual));
+}
+
+Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
   const Var y = batch_norm(
       tape, x, weight_, bias_,
       {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
       training());
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
-  return y;
+  return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
 }
 
 Var Sequential::forward(Tape& tape, Var x) {

@@ -10,6 +10,11 @@ namespace lockstep::nn {
 class Linear final : public Module {
  public:
   Linear(Context& context, std::int64_t in_features, std::int64_t out_features, bool bias = true);
+  /// GPT-2's: normal weights of this deviation, zero bias, and transposed in files.
+  struct Gpt2 {
+    double deviation = 0.02;
+  };
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);
@@ -19,10 +24,59 @@ class Linear final : public Module {
   Parameter* bias_;
 };
 
+/// The rows of a table by their numbers. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
+/// given.
+class Embedding final : public Module {
+ public:
+  Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation = 1.0);
+  /// x: numbers, i32.
+  Var forward(Tape& tape, Var x) override { return embedding(tape, x.value(), weight_); }
+  Parameter& weight() { return weight_; }
+
+ private:
+  Parameter& weight_;
+};
+
+/// Over the last axis. weight ones, bias zeros.
+class LayerNorm final : public Module {
+ public:
+  explicit LayerNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-5);
+  Var forward(Tape& tape, Var x) override { return layer_norm(tape, x, weight_, &bias_, eps_); }
+
+ private:
+  double eps_;
+  Parameter& weight_;
+  Parameter& bias_;
+};
+
+class GELU final : public Module {
+ public:
+  explicit GELU(GeluKind kind = GeluKind::kErf) : kind_(kind) {}
+  Var forward(Tape& tape, Var x) override { return gelu(tape, x, kind_); }
+
+ private:
+  GeluKind kind_;
+};
+
+/// In training mode; otherwise nothing. `layer` tells the dropouts of a model apart.
+class Dropout final : public Module {
+ public:
+  Dropout(double p, std::int64_t layer) : p_(p), layer_(layer) {}
+  Var forward(Tape& tape, Var x) override { return training() ? dropout(tape, x, p_, layer_) : x; }
+
+ private:
+  double p_;
+  std::int64_t layer_;
+};
+
 /// weight (out, kernel, kernel, in) in memory and (out, in, kernel, kernel) in files; uniform in ±1/sqrt(fan in).
 class Conv2d final : public Module {
  public:
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
+  /// Without bias, normal with a deviation of sqrt(2 / (out · kernel area)): PyTorch's kaiming_normal(mode =
+  /// "fan_out").
+  struct FanOut {};
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// And with the maximum pooling behind that.
@@ -58,7 +112,13 @@ class AvgPool2d final : public Module {
 class BatchNorm final : public Module {
  public:
   BatchNorm(Context& context, std::int64_t num_features, double eps = 1e-5, double momentum = 0.1);
-  Var forward(Tape& tape, Var x) override;
+  Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
+  /// With the activation that follows.
+  Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// relu(forward(x) + residual)
+  Var forward_add_relu(Tape& tape, Var x, Var residual);
+  /// Sets the weight to 0.
+  void start_at_zero();
 
  private:
   double eps_, momentum_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "nn/models/resnet.h"
 
 namespace lockstep::nn {
 namespace {
@@ -79,8 +80,14 @@ class Cnn final : public Module {
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = {"linear", "mlp", "cnn"};
+  static const std::vector<std::string> names = {"linear",         "mlp", "cnn", "resnet18", "resnet50",
+                                                 "resnet18-cifar", "gpt", "gpt2"};
   return names;
+}
+
+GptSpec default_gpt(const std::string& name) {
+  if (name == "gpt2") return {.layers = 12, .heads = 12, .width = 768, .context = 1024};
+  return {};
 }
 
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
@@ -96,6 +103,23 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
     if (spec.sample_shape.size() != 3 || spec.sample_shape[0] < 4 || spec.sample_shape[1] < 4)
       throw UsageError("cnn takes images of at least 4x4 pixels", "use such data, or the models linear or mlp");
     return std::make_unique<Cnn>(context, spec);
+  }
+  if (spec.name == "resnet18" || spec.name == "resnet50" || spec.name == "resnet18-cifar") {
+    const bool small = spec.name == "resnet18-cifar";
+    const std::int64_t least = small ? 8 : 32;
+    if (spec.sample_shape.size() != 3 || spec.sample_shape[0] < least || spec.sample_shape[1] < least)
+      throw UsageError(fmt::format("{} takes images of at least {}x{} pixels", spec.name, least, least),
+                       "use such data, or another model");
+    return make_resnet(context, {.depth = spec.name == "resnet50" ? 50 : 18,
+                                 .small_images = small,
+                                 .zero_init_residual = spec.zero_init_residual,
+                                 .channels = spec.sample_shape[2],
+                                 .classes = spec.classes});
+  }
+  if (spec.name == "gpt" || spec.name == "gpt2") {
+    GptSpec gpt = spec.gpt;
+    gpt.vocabulary = spec.classes;
+    return std::make_unique<Gpt>(context, gpt);
   }
   const auto near = nearest(spec.name, model_names());
   throw UsageError(

@@ -6,18 +6,24 @@
 #include <vector>
 
 #include "nn/layers/layers.h"
+#include "nn/models/gpt.h"
 
 namespace lockstep::nn {
 
-/// What a model is built for. Vectors are {F}, images {H, W, C}.
+/// What a model is built for. Vectors are {F}, images {H, W, C}, tokens {T}.
 struct ModelSpec {
   std::string name;
   std::vector<std::int64_t> sample_shape;
   std::int64_t classes = 10;
   std::vector<std::int64_t> hidden = {1024, 1024};  // mlp
+  GptSpec gpt = {};                                 // gpt, gpt2; its vocabulary is `classes`
+  bool zero_init_residual = false;                  // ResNets
 };
 
-/// "linear", "mlp", "cnn".
+/// What a GPT of this name is where nothing else is said: GPT-2's smallest for "gpt2".
+GptSpec default_gpt(const std::string& name);
+
+/// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "gpt", "gpt2".
 const std::vector<std::string>& model_names();
 
 /// Throws UsageError for an unknown name (with the nearest right one) or a sample shape that the model cannot take.

@@ -56,7 +56,7 @@ class Training {
         step_(*backend_, *module_, replica_,
               setting.adam ? nn::make_adamw(replica_.parameters(), {})
                            : nn::make_sgd(replica_.parameters(), {.momentum = 0.9, .nesterov = true}),
-              splits_.train->sample_dims(),
+              format_of(*splits_.train),
               {.clip_norm = setting.clip_norm,
                .want_norm = true,
                .activations = setting.activations,

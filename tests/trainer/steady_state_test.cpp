@@ -47,7 +47,7 @@ class Training {
         training_step_(
             *backend_, *module_, replica_,
             adam ? nn::make_adamw(replica_.parameters(), {}) : nn::make_sgd(replica_.parameters(), {.momentum = 0.9}),
-            splits_.train->sample_dims(), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
+            format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
   nn::Backend& backend() { return *backend_; }

@@ -1,0 +1,106 @@
+#include "nn/models/gpt.h"
+
+#include <cmath>
+#include <string>
+
+namespace lockstep::nn {
+namespace {
+
+constexpr double kDeviation = 0.02;
+
+const GptSpec& checked(const GptSpec& spec) {
+  if (spec.layers < 1 || spec.heads < 1 || spec.width < 1 || spec.context < 1 || spec.vocabulary < 1 ||
+      spec.width % spec.heads != 0)
+    throw UsageError(fmt::format("gpt with {} layers, {} heads, width {}, context {} and {} tokens", spec.layers,
+                                 spec.heads, spec.width, spec.context, spec.vocabulary),
+                     "all are at least 1, and --width is a multiple of --heads");
+  return spec;
+}
+
+// As in the paper: what each block adds is made smaller, so that the sum of all blocks is not larger for more of them.
+Linear::Gpt2 residual(const GptSpec& spec) {
+  return {.deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(spec.layers))};
+}
+
+class Attention final : public Module {
+ public:
+  Attention(Context& context, const GptSpec& spec)
+      : heads_(spec.heads),
+        c_attn_(register_module(
+            "c_attn", std::make_unique<Linear>(context, spec.width, 3 * spec.width, Linear::Gpt2{kDeviation}))),
+        c_proj_(register_module("c_proj", std::make_unique<Linear>(context, spec.width, spec.width, residual(spec)))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    return c_proj_.forward(tape, causal_attention(tape, c_attn_.forward(tape, x), heads_));
+  }
+
+ private:
+  std::int64_t heads_;
+  Linear& c_attn_;
+  Linear& c_proj_;
+};
+
+class FeedForward final : public Module {
+ public:
+  FeedForward(Context& context, const GptSpec& spec)
+      : c_fc_(register_module("c_fc",
+                              std::make_unique<Linear>(context, spec.width, 4 * spec.width, Linear::Gpt2{kDeviation}))),
+        c_proj_(
+            register_module("c_proj", std::make_unique<Linear>(context, 4 * spec.width, spec.width, residual(spec)))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    return c_proj_.forward(tape, gelu(tape, c_fc_.forward(tape, x), GeluKind::kTanh));
+  }
+
+ private:
+  Linear& c_fc_;
+  Linear& c_proj_;
+};
+
+}  // namespace
+
+class Gpt::Block final : public Module {
+ public:
+  Block(Context& context, const GptSpec& spec, std::int64_t index)
+      : ln_1_(register_module("ln_1", std::make_unique<LayerNorm>(context, spec.width))),
+        attn_(register_module("attn", std::make_unique<Attention>(context, spec))),
+        attn_drop_(register_module("attn_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 1))),
+        ln_2_(register_module("ln_2", std::make_unique<LayerNorm>(context, spec.width))),
+        mlp_(register_module("mlp", std::make_unique<FeedForward>(context, spec))),
+        mlp_drop_(register_module("mlp_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 2))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    x = add(tape, x, attn_drop_.forward(tape, attn_.forward(tape, ln_1_.forward(tape, x))));
+    return add(tape, x, mlp_drop_.forward(tape, mlp_.forward(tape, ln_2_.forward(tape, x))));
+  }
+
+ private:
+  LayerNorm& ln_1_;
+  Attention& attn_;
+  Dropout& attn_drop_;
+  LayerNorm& ln_2_;
+  FeedForward& mlp_;
+  Dropout& mlp_drop_;
+};
+
+Gpt::Gpt(Context& context, const GptSpec& spec)
+    : spec_(checked(spec)),
+      wte_(register_module("wte", std::make_unique<Embedding>(context, spec.vocabulary, spec.width, kDeviation))),
+      wpe_(register_module("wpe", std::make_unique<Embedding>(context, spec.context, spec.width, kDeviation))),
+      drop_(register_module("drop", std::make_unique<Dropout>(spec.dropout, 0))),
+      ln_f_([&]() -> LayerNorm& {
+        for (std::int64_t i = 0; i < spec.layers; ++i)
+          blocks_.push_back(&register_module("h." + std::to_string(i), std::make_unique<Block>(context, spec, i)));
+        return register_module("ln_f", std::make_unique<LayerNorm>(context, spec.width));
+      }()) {}
+
+Var Gpt::forward(Tape& tape, Var tokens) {
+  if (tokens.value().dtype() != DType::kI32 || tokens.shape().size() != 2)
+    throw UsageError(fmt::format("gpt was given {} of {}", to_string(tokens.shape()), name_of(tokens.value().dtype())),
+                     "it takes tokens (N, T): use it with text or tokens (--data text:FILE)");
+  Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
+  for (Block* block : blocks_) x = block->forward(tape, x);
+  return linear(tape, ln_f_.forward(tape, x), wte_.weight(), nullptr);
+}
+
+}  // namespace lockstep::nn
