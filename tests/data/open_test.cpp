@@ -31,7 +31,8 @@ std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
 
 TEST(Open, UnknownNamesGetTheNearest) {
   EXPECT_EQ(error_of<UsageError>("digit"),
-            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, random:SHAPE,LEN");
+            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, random:SHAPE,LEN, text:FILE, "
+            "tokens:FILE");
   EXPECT_THAT(error_of<UsageError>("minst:/tmp"), HasSubstr("did you mean 'mnist'?"));
   EXPECT_THAT(error_of<UsageError>("Random:5,10"), HasSubstr("did you mean 'random'?"));
   EXPECT_THAT(error_of<UsageError>("elephant"),

@@ -5,6 +5,7 @@
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/transpose.h"
+#include "nn/ops/cpu/weight_layout.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -17,7 +18,8 @@ using Tag = memory::format_tag;
 // up to 800 times slower. So weights are reordered into packed copies (kept until the version changes) and weight
 // gradients out of a packed buffer into the plain one.
 struct Packed {
-  HeldPrimitive reorder;  // none: the plain layout is what the primitive wants
+  HeldPrimitive reorder;   // none: the plain layout is what the primitive wants, or `block`
+  std::int64_t block = 0;  // of output channels: we move them there ourselves
   Tensor memory;
   std::uint64_t version = 0;  // 0: never packed
 
@@ -36,12 +38,14 @@ struct Forward {
 struct BackwardInput {
   HeldPrimitive conv;
   Packed weights;
-  Tensor turned;  // (I, Kh, Kw, O); undefined: oneDNN's own backward runs on the weights as they are
+  bool is_forward = false;  // false: oneDNN's own backward runs on the weights as they are
+  Tensor turned;            // (I, Kh, Kw, O), where weights.block is 0
 };
 
 struct BackwardWeight {
   HeldPrimitive conv;
-  HeldPrimitive unpack;  // packed → plain; none when the layouts agree
+  HeldPrimitive unpack;  // packed → plain; none when the layouts agree, or are tiles
+  bool tiles = false;    // that we move ourselves
   Tensor packed;
   Tensor bias;  // where db goes first when it is accumulated
   HeldPrimitive add_weight;
@@ -84,10 +88,9 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
     if (!held.conv) held = make_backward_input(dx.shape(), w.shape(), dy.shape(), window);
-    if (held.turned.defined()) {
-      if (held.weights.is_stale(w_version)) turn(w, held.turned);
+    if (held.is_forward) {
       held.conv.bind(DNNL_ARG_SRC, dy);
-      held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, held.turned, w_version));
+      held.conv.bind(DNNL_ARG_WEIGHTS, pack_turned_weights(held, w, w_version));
       held.conv.bind(DNNL_ARG_DST, dx);
     } else {
       held.conv.bind(DNNL_ARG_DIFF_DST, dy);
@@ -107,7 +110,7 @@ class CpuConv final : public ConvKernels {
     auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
     if (!held.conv) held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined()});
 
-    const bool in_place = !held.unpack && !accumulate_w;
+    const bool in_place = !held.unpack && !held.tiles && !accumulate_w;
     if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
     held.conv.bind(DNNL_ARG_SRC, x);
     held.conv.bind(DNNL_ARG_DIFF_DST, dy);
@@ -116,7 +119,9 @@ class CpuConv final : public ConvKernels {
     if (db.defined()) held.conv.bind(DNNL_ARG_DIFF_BIAS, accumulate_b ? held.bias : db);
     held.conv.run();
 
-    if (!in_place) {
+    if (held.tiles && !accumulate_w) {
+      unpack_tiles(held.packed.f32(), dw);
+    } else if (!in_place) {
       auto& move = accumulate_w ? held.add_weight : held.unpack;
       move.bind(DNNL_ARG_FROM, held.packed);
       move.bind(DNNL_ARG_TO, dw);
@@ -182,19 +187,36 @@ class CpuConv final : public ConvKernels {
   Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
     Packed packed;
     if (plain == wanted) return packed;
-    packed.reorder = make_reorder(plain, wanted, false);
+    packed.block = output_block(wanted);
+    if (packed.block == 0) packed.reorder = make_reorder(plain, wanted, false);
     packed.memory = bytes_for(wanted);
     return packed;
   }
 
   const void* pack(Packed& packed, const Tensor& w, std::uint64_t version) {
-    if (packed.reorder && packed.is_stale(version)) {
-      packed.reorder.bind(DNNL_ARG_FROM, w);
-      packed.reorder.bind(DNNL_ARG_TO, packed.memory);
-      packed.reorder.run();
+    if (!packed.memory.defined()) return w.raw();
+    if (packed.is_stale(version)) {
+      if (packed.block > 0) {
+        pack_outputs(w, packed.block, packed.memory.f32());
+      } else {
+        packed.reorder.bind(DNNL_ARG_FROM, w);
+        packed.reorder.bind(DNNL_ARG_TO, packed.memory);
+        packed.reorder.run();
+      }
     }
     packed.version = version;
-    return packed.reorder ? packed.memory.raw() : w.raw();
+    return packed.memory.raw();
+  }
+
+  const void* pack_turned_weights(BackwardInput& held, const Tensor& w, std::uint64_t version) {
+    Packed& packed = held.weights;
+    if (packed.block == 0) {
+      if (packed.is_stale(version)) turn(w, held.turned);
+      return pack(packed, held.turned, version);
+    }
+    if (packed.is_stale(version)) pack_turned(w, packed.block, packed.memory.f32());
+    packed.version = version;
+    return packed.memory.raw();
   }
 
   BackwardInput make_backward_input(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window) {
@@ -211,8 +233,9 @@ class CpuConv final : public ConvKernels {
       const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false);
       const auto forward = turned.describe_forward(onednn_.engine());
       if (is_brgemm(forward)) {
-        made.turned = Tensor::empty(allocator_, {ws[3], ws[1], ws[2], ws[0]});
+        made.is_forward = true;
         made.weights = make_packed(turned.plain_weights, forward.weights_desc());
+        if (made.weights.block == 0) made.turned = Tensor::empty(allocator_, {ws[3], ws[1], ws[2], ws[0]});
         made.conv = HeldPrimitive(
             onednn_, dnnl::convolution_forward(forward),
             {{DNNL_ARG_SRC, turned.x}, {DNNL_ARG_WEIGHTS, forward.weights_desc()}, {DNNL_ARG_DST, turned.y}},
@@ -253,7 +276,8 @@ class CpuConv final : public ConvKernels {
                                {DNNL_ARG_DIFF_BIAS, problem.bias}},
                               desc.scratchpad_desc());
     if (desc.diff_weights_desc() != problem.plain_weights) {
-      made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
+      made.tiles = is_tiled(desc.diff_weights_desc());
+      if (!made.tiles) made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
       made.packed = bytes_for(desc.diff_weights_desc());
     }
     made.add_weight = make_reorder(desc.diff_weights_desc(), problem.plain_weights, true);
