@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "nn/ops/cpu/blocked.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/transpose.h"
@@ -26,9 +27,19 @@ struct Packed {
   bool is_stale(std::uint64_t wanted) const { return version != wanted || wanted == 0; }
 };
 
+// Note [Winograd]
+// Three by three windows of stride 1 take less than half of the multiplications in Winograd's way (Lavin and Gray,
+// "Fast Algorithms for Convolutional Neural Networks", 2016), for some more rounding. oneDNN 2 has it for activations
+// with sixteen channels side by side: with enough channels, moving them there and back costs little of what is won.
+// Whether it is used is a question of the shape alone. oneDNN 3 has it no longer.
+constexpr std::int64_t kWinogradChannels = 64;  // at least
+constexpr std::int64_t kWinogradTiles = 32;     // of four by four pixels, at least: transforming the weights costs too
+constexpr std::int64_t kWinogradTile = 4;
+
 struct Forward {
   HeldPrimitive conv;
   Packed weights;
+  bool winograd = false;
 };
 
 // Note [Backward as forward]
@@ -38,6 +49,7 @@ struct Forward {
 struct BackwardInput {
   HeldPrimitive conv;
   Packed weights;
+  bool winograd = false;
   bool is_forward = false;  // false: oneDNN's own backward runs on the weights as they are
   Tensor turned;            // (I, Kh, Kw, O), where weights.block is 0
 };
@@ -46,6 +58,7 @@ struct BackwardWeight {
   HeldPrimitive conv;
   HeldPrimitive unpack;  // packed → plain; none when the layouts agree, or are tiles
   bool tiles = false;    // that we move ourselves
+  bool winograd = false;
   Tensor packed;
   Tensor bias;  // where db goes first when it is accumulated
   HeldPrimitive add_weight;
@@ -63,8 +76,9 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
-      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined());
+      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine());
       const auto desc = problem.describe_forward(onednn_.engine());
+      held.winograd = problem.winograd();
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
       held.conv = HeldPrimitive(onednn_, dnnl::convolution_forward(desc),
                                 {{DNNL_ARG_SRC, problem.x},
@@ -73,11 +87,13 @@ class CpuConv final : public ConvKernels {
                                  {DNNL_ARG_DST, problem.y}},
                                 desc.scratchpad_desc());
     }
-    held.conv.bind(DNNL_ARG_SRC, x);
+    const Tensor from = input_of(x, held.winograd), to = output_of(y, held.winograd);
+    held.conv.bind(DNNL_ARG_SRC, from);
     held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
     if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
-    held.conv.bind(DNNL_ARG_DST, y);
+    held.conv.bind(DNNL_ARG_DST, to);
     held.conv.run();
+    if (held.winograd) from_blocked(to.f32(), y);
     if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
   }
 
@@ -92,12 +108,15 @@ class CpuConv final : public ConvKernels {
       held.conv.bind(DNNL_ARG_SRC, dy);
       held.conv.bind(DNNL_ARG_WEIGHTS, pack_turned_weights(held, w, w_version));
       held.conv.bind(DNNL_ARG_DST, dx);
+      held.conv.run();
     } else {
-      held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+      const Tensor from = input_of(dy, held.winograd), to = output_of(dx, held.winograd);
+      held.conv.bind(DNNL_ARG_DIFF_DST, from);
       held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
-      held.conv.bind(DNNL_ARG_DIFF_SRC, dx);
+      held.conv.bind(DNNL_ARG_DIFF_SRC, to);
+      held.conv.run();
+      if (held.winograd) from_blocked(to.f32(), dx);
     }
-    held.conv.run();
   }
 
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
@@ -108,12 +127,14 @@ class CpuConv final : public ConvKernels {
       return;
     }
     auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
-    if (!held.conv) held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined()});
+    if (!held.conv)
+      held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine()});
 
     const bool in_place = !held.unpack && !held.tiles && !accumulate_w;
     if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
-    held.conv.bind(DNNL_ARG_SRC, x);
-    held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+    const Tensor input = input_of(x, held.winograd), gradient = input_of(dy, held.winograd);
+    held.conv.bind(DNNL_ARG_SRC, input);
+    held.conv.bind(DNNL_ARG_DIFF_DST, gradient);
     held.conv.bind(DNNL_ARG_DIFF_WEIGHTS, in_place ? dw.raw() : held.packed.raw());
     if (db.defined() && accumulate_b && !held.bias.defined()) held.bias = Tensor::empty(allocator_, db.shape());
     if (db.defined()) held.conv.bind(DNNL_ARG_DIFF_BIAS, accumulate_b ? held.bias : db);
@@ -133,7 +154,8 @@ class CpuConv final : public ConvKernels {
  private:
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
-    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias)
+    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
+            const dnnl::engine& engine)
         : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
           plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
@@ -143,14 +165,48 @@ class CpuConv final : public ConvKernels {
           padding{window.padding[0], window.padding[1]} {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
+      choose_algorithm(xs, ws, ys, engine);
+    }
+
+    bool winograd() const { return algorithm == dnnl::algorithm::convolution_winograd; }
+
+    void choose_algorithm(const Shape& xs, const Shape& ws, const Shape& ys, const dnnl::engine& engine) {
+      const auto tiles = [](std::int64_t extent) { return (extent + kWinogradTile - 1) / kWinogradTile; };
+      const auto enough = [](std::int64_t channels) {
+        return channels >= kWinogradChannels && channels % kChannelBlock == 0;
+      };
+      if (ws[1] != 3 || ws[2] != 3 || strides != memory::dims{1, 1} || padding != memory::dims{1, 1} ||
+          !enough(xs[3]) || !enough(ws[0]) || ys[0] * tiles(ys[1]) * tiles(ys[2]) < kWinogradTiles)
+        return;
+      const Problem direct = *this;
+      algorithm = dnnl::algorithm::convolution_winograd;
+      x = f32_desc(dims_of(x), Tag::nChw16c);
+      y = f32_desc(dims_of(y), Tag::nChw16c);
+      try {
+        const auto forward = describe_forward(engine);
+        describe_backward_input(engine, forward);
+        describe_backward_weight(engine, forward);
+      } catch (const dnnl::error&) {
+        *this = direct;  // another processor, or another version
+      }
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
       return describe<dnnl::convolution_forward>(engine, user_scratchpad(), dnnl::prop_kind::forward_training,
-                                                 dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
-                                                 padding, padding);
+                                                 algorithm, x, any_weights, bias, y, strides, padding, padding);
+    }
+    dnnl::convolution_backward_data::primitive_desc describe_backward_input(
+        const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
+      return describe_backward<dnnl::convolution_backward_data>(engine, user_scratchpad(), hint, algorithm, x,
+                                                                any_weights, y, strides, padding, padding);
+    }
+    dnnl::convolution_backward_weights::primitive_desc describe_backward_weight(
+        const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
+      return describe_backward<dnnl::convolution_backward_weights>(engine, user_scratchpad(), hint, algorithm, x,
+                                                                   any_weights, bias, y, strides, padding, padding);
     }
 
+    dnnl::algorithm algorithm = dnnl::algorithm::convolution_direct;
     memory::desc x, y, plain_weights, any_weights, bias;
     memory::dims strides, padding;
   };
@@ -219,20 +275,30 @@ class CpuConv final : public ConvKernels {
     return packed.memory.raw();
   }
 
+  // Activations as Note [Winograd] has them, if that is wanted: with the content of `plain`, or for what will be there.
+  Tensor input_of(const Tensor& plain, bool blocked) {
+    if (!blocked) return plain;
+    Tensor made = Tensor::empty(allocator_, plain.shape());
+    to_blocked(plain, made.f32());
+    return made;
+  }
+  Tensor output_of(const Tensor& plain, bool blocked) {
+    return blocked ? Tensor::empty(allocator_, plain.shape()) : plain;
+  }
+
   BackwardInput make_backward_input(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window) {
-    const Problem problem(xs, ws, ys, window, false);
+    const Problem problem(xs, ws, ys, window, false, onednn_.engine());
     const auto hint = problem.describe_forward(onednn_.engine());
-    const auto desc = describe_backward<dnnl::convolution_backward_data>(
-        onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x, problem.any_weights,
-        problem.y, problem.strides, problem.padding, problem.padding);
+    const auto desc = problem.describe_backward_input(onednn_.engine(), hint);
     BackwardInput made;
-    if (!is_brgemm(desc) && is_brgemm(hint) && window.stride == std::array<std::int64_t, 2>{1, 1} &&
+    made.winograd = problem.winograd();
+    if (!made.winograd && !is_brgemm(desc) && is_brgemm(hint) && window.stride == std::array<std::int64_t, 2>{1, 1} &&
         window.padding[0] < window.kernel[0] && window.padding[1] < window.kernel[1]) {
       Window full = window;
       for (std::size_t a = 0; a < 2; ++a) full.padding[a] = window.kernel[a] - 1 - window.padding[a];
-      const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false);
+      const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false, onednn_.engine());
       const auto forward = turned.describe_forward(onednn_.engine());
-      if (is_brgemm(forward)) {
+      if (!turned.winograd() && is_brgemm(forward)) {
         made.is_forward = true;
         made.weights = make_packed(turned.plain_weights, forward.weights_desc());
         if (made.weights.block == 0) made.turned = Tensor::empty(allocator_, {ws[3], ws[1], ws[2], ws[0]});
@@ -265,10 +331,9 @@ class CpuConv final : public ConvKernels {
 
   BackwardWeight make_backward_weight(const Problem& problem) {
     const auto hint = problem.describe_forward(onednn_.engine());
-    const auto desc = describe_backward<dnnl::convolution_backward_weights>(
-        onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x, problem.any_weights,
-        problem.bias, problem.y, problem.strides, problem.padding, problem.padding);
+    const auto desc = problem.describe_backward_weight(onednn_.engine(), hint);
     BackwardWeight made;
+    made.winograd = problem.winograd();
     made.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_weights(desc),
                               {{DNNL_ARG_SRC, problem.x},
                                {DNNL_ARG_DIFF_DST, problem.y},

@@ -6,13 +6,13 @@
 
 namespace lockstep::nn::cpu {
 
-/// eˣ within 2 units in the last place where the result is a normal number; below that the smallest normal one, above
-/// f32's range infinity. x = n ln 2 + r with |r| ≤ ln 2 / 2, and the Taylor series of eʳ, whose eighth term is 2e-10
-/// there.
+/// eˣ within 2 units in the last place where the result is a normal number; below that 0, above f32's range infinity. x
+/// = n ln 2 + r with |r| ≤ ln 2 / 2, and the Taylor series of eʳ, whose eighth term is 2e-10 there.
 [[gnu::always_inline]] inline float exp_of(float x) {
   constexpr float kShift = 0x1.8p23f;  // x + kShift has no bits left for a fraction: it rounds
-  x = x < -87.33654f ? -87.33654f : x;
-  const float clamped = x > 88.72283f ? 88.72283f : x;
+  constexpr float kLeast = -87.33654f;
+  const float above = x < kLeast ? kLeast : x;
+  const float clamped = above > 88.72283f ? 88.72283f : above;
   const float shifted = clamped * 1.44269504f + kShift;
   const float n = shifted - kShift;
   // ln 2 in two parts, the first of which has few bits: n times it is exact.
@@ -31,7 +31,7 @@ namespace lockstep::nn::cpu {
   const float first = std::bit_cast<float>((half + 127) << 23);
   const float second = std::bit_cast<float>((exponent - half + 127) << 23);
   const float y = p * first * second;
-  return x > 88.72283f ? __builtin_inff() : y;
+  return x > 88.72283f ? __builtin_inff() : x < kLeast ? 0.0f : y;
 }
 
 /// 1 / (1 + e⁻ˣ)
