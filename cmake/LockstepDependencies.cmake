@@ -9,6 +9,14 @@ find_package(tomlplusplus REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(ZLIB REQUIRED)
 
+# Its own package file wants its command-line tools to be installed too: find the library by name.
+find_path(LIBZIP_INCLUDE_DIR zip.h REQUIRED)
+find_library(LIBZIP_LIBRARY zip REQUIRED)
+add_library(lockstep_libzip INTERFACE)
+add_library(lockstep::libzip ALIAS lockstep_libzip)
+target_include_directories(lockstep_libzip SYSTEM INTERFACE ${LIBZIP_INCLUDE_DIR})
+target_link_libraries(lockstep_libzip INTERFACE ${LIBZIP_LIBRARY})
+
 # By name, so that no pkg-config is needed.
 find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
 find_library(HWLOC_LIBRARY hwloc REQUIRED)

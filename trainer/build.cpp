@@ -7,6 +7,7 @@
 #include "base/version.h"
 #include "data/open.h"
 #include "nn/io/state.h"
+#include "nn/io/weights.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
@@ -68,7 +69,7 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
-  if (!config.weights.empty()) nn::load_state(*model, nn::read_safetensors(config.weights), config.weights);
+  if (!config.weights.empty()) nn::load_state(*model, nn::read_weights(config.weights), config.weights);
   return model;
 }
 

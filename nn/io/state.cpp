@@ -63,6 +63,47 @@ Target target_of(const NamedParameter& named) {
 }
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
+// What all names start with that DataParallel and its like, or a GPT-2 with a head, put in front of them.
+std::size_t prefix_of(const std::vector<HostTensor>& tensors) {
+  std::size_t prefix = 0;
+  for (const std::string_view part : {"module.", "transformer."})
+    if (!tensors.empty() && std::ranges::all_of(tensors, [&](const HostTensor& tensor) {
+          const std::string_view name = std::string_view(tensor.name).substr(prefix);
+          // The head of a GPT-2 stands beside the transformer, and is its embedding again.
+          return name.starts_with(part) || (part == "transformer." && name == "lm_head.weight");
+        }))
+      prefix += part.size();
+  return prefix;
+}
+
+// What files of GPT-2 hold beside its parameters: the mask of its attention, and its embedding a second time.
+bool is_derived(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name == "lm_head.weight";
+}
+
+bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16; }
+bool converts(DType from, DType to) { return from == to || (to == DType::kF32 && is_float(from)); }
+
+HostTensor as_type(const HostTensor& tensor, DType dtype) {
+  if (tensor.dtype == dtype) return tensor;
+  const std::size_t count = tensor.bytes.size() / size_of(tensor.dtype);
+  HostTensor made{tensor.name, dtype, tensor.shape, std::vector<std::byte>(count * sizeof(float))};
+  for (std::size_t i = 0; i < count; ++i) {
+    float value = 0;
+    if (tensor.dtype == DType::kF64) {
+      double wide = 0;
+      std::memcpy(&wide, tensor.bytes.data() + i * sizeof wide, sizeof wide);
+      value = static_cast<float>(wide);
+    } else {
+      BFloat16 narrow;
+      std::memcpy(&narrow, tensor.bytes.data() + i * sizeof narrow, sizeof narrow);
+      value = narrow.to_float();
+    }
+    std::memcpy(made.bytes.data() + i * sizeof value, &value, sizeof value);
+  }
+  return made;
+}
+
 // Not a Shape: files may have more dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -75,41 +116,47 @@ std::vector<HostTensor> state_of(const Module& module) {
   return state;
 }
 
-void load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source) {
+LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
+                      const LoadOptions& options) {
   std::map<std::string, Target> targets;
   for (const auto& named : module.named_parameters()) targets[named.name] = target_of(named);
   for (const auto& named : module.named_buffers()) targets[named.name] = target_of(named);
 
-  std::vector<std::string> unexpected, misshapen, missing;
+  LoadReport report;
+  std::vector<std::string> misshapen;
+  const std::size_t prefix = options.keep_prefix ? 0 : prefix_of(tensors);
   std::map<std::string, const HostTensor*> given;
   for (const auto& tensor : tensors) {
-    given[tensor.name] = &tensor;
-    const auto target = targets.find(tensor.name);
+    const std::string name = tensor.name.substr(prefix);
+    const auto target = targets.find(name);
     if (target == targets.end()) {
-      unexpected.push_back(tensor.name);
+      if (!is_derived(name)) report.unexpected.push_back(name);
       continue;
     }
-    const auto wanted = file_shape(*target->second.value, target->second.layout);
-    LOCKSTEP_ASSERT(tensor.shape != wanted || tensor.dtype != target->second.value->dtype() ||
-                        tensor.bytes.size() == target->second.value->bytes(),
-                    "{} bytes of {}", tensor.bytes.size(), tensor.name);
-    if (tensor.shape != wanted || tensor.dtype != target->second.value->dtype())
-      misshapen.push_back(fmt::format("{} is {} {}, not {} {}", tensor.name, lockstep::name_of(tensor.dtype),
-                                      shape_text(tensor.shape), lockstep::name_of(target->second.value->dtype()),
-                                      shape_text(wanted)));
+    given[name] = &tensor;
+    const Tensor& value = *target->second.value;
+    const auto wanted = file_shape(value, target->second.layout);
+    if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
+      misshapen.push_back(fmt::format("{} is {} {}, not {} {}", name, lockstep::name_of(tensor.dtype),
+                                      shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
+    else
+      LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
+                      "{} bytes of {}", tensor.bytes.size(), name);
   }
   for (const auto& [name, target] : targets)
-    if (!given.contains(name)) missing.push_back(name);
+    if (!given.contains(name)) report.missing.push_back(name);
   std::vector<std::string> faults;
-  if (!missing.empty()) faults.push_back("missing " + join(missing, ", "));
-  if (!unexpected.empty()) faults.push_back("unexpected " + join(unexpected, ", "));
+  if (options.strict && !report.missing.empty()) faults.push_back("missing " + join(report.missing, ", "));
+  if (options.strict && !report.unexpected.empty()) faults.push_back("unexpected " + join(report.unexpected, ", "));
   if (!misshapen.empty()) faults.push_back(join(misshapen, ", "));
   if (!faults.empty())
     throw UsageError(fmt::format("weights {} do not fit the model: {}", source, join(faults, "; ")),
                      "load them into the model that they were saved from");
 
-  for (const auto& [name, target] : targets) from_host(*given[name], target);
+  for (const auto& [name, tensor] : given)
+    from_host(as_type(*tensor, targets.at(name).value->dtype()), targets.at(name));
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
+  return report;
 }
 
 std::string parameters_sha256(const Module& module) {

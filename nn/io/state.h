@@ -12,9 +12,25 @@ namespace lockstep::nn {
 /// Parameters, then buffers, in registration order and file layout.
 std::vector<HostTensor> state_of(const Module& module);
 
-/// Sets all parameters and buffers. Everything is checked before anything is changed: names that are missing or
-/// unexpected and shapes that differ are listed together in one UsageError.
-void load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source);
+struct LoadOptions {
+  /// Names that are missing or unexpected are errors; otherwise they are returned. Shapes that differ always are
+  /// errors.
+  bool strict = true;
+  /// Names are taken as they are. Otherwise "module.", which PyTorch's DataParallel and DistributedDataParallel put in
+  /// front of all names, is taken off where all have it, and "transformer.", which stands before those of a GPT-2
+  /// with a head.
+  bool keep_prefix = false;
+};
+
+/// What was not loaded.
+struct LoadReport {
+  std::vector<std::string> missing, unexpected;
+};
+
+/// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one
+/// UsageError. Floating-point numbers of any width are loaded into f32.
+LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
+                      const LoadOptions& options = {});
 
 /// SHA-256 over name bytes and little-endian f32 bytes of all parameters, in name order and file layout.
 std::string parameters_sha256(const Module& module);

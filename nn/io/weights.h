@@ -1,0 +1,16 @@
+// Weight files of all kinds, by their content.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nn/io/safetensors.h"
+
+namespace lockstep::nn {
+
+/// Reads a safetensors file, the index of several (model.safetensors.index.json: a JSON object whose "weight_map" names
+/// the file of each tensor, which lies beside the index), or what torch.save() has written of a state dict. Throws
+/// IoError naming file and place for what is missing, malformed or not as the index says.
+std::vector<HostTensor> read_weights(const std::string& path);
+
+}  // namespace lockstep::nn
