@@ -166,7 +166,7 @@ class Benchmark {
   }
 
   void run_step() {
-    step_->run(++steps_, *batch_, options_.train.lr);
+    step_->run(++steps_, *batch_, trainer::learning_rate_of(options_.train, group_.size()));
     while (step_->outcome_due()) take_outcome();
   }
   void take_outcomes() {

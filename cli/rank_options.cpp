@@ -54,6 +54,10 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
   add_size("heads", "gpt: attention heads", "4, of gpt2 12", config.model.heads);
   add_size("width", "gpt: features", "256, of gpt2 768", config.model.width);
   add_size("context", "gpt: tokens of a sample", "256, of gpt2 1024", config.model.context);
+  table.add({.name = "zero-init-residual",
+             .kind = OptionKind::kFlag,
+             .help = "ResNets: each block starts as the identity",
+             .set = boolean(config.model.zero_init_residual)});
   table.add({.name = "dropout",
              .placeholder = "P",
              .help = "gpt: probability with which an element is dropped in training",
@@ -64,12 +68,28 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
 void add_weight_files(OptionTable& table, TrainConfig& config) {
   table.add({.name = "weights",
              .placeholder = "FILE",
-             .help = "safetensors file to start from",
+             .help = "file to start from: safetensors, an index of several, or what torch.save() has written",
              .set = text(config.weights)});
+  table.add({.name = "non-strict",
+             .kind = OptionKind::kFlag,
+             .help = "weights that the file lacks start anew, and others that it has are not used",
+             .set = boolean(config.non_strict)});
+  table.add({.name = "keep-prefix",
+             .kind = OptionKind::kFlag,
+             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
+             .set = boolean(config.keep_prefix)});
   table.add({.name = "save",
              .placeholder = "FILE",
              .help = "safetensors file to write at the end",
              .set = text(config.save)});
+  table.add({.name = "reset-head",
+             .kind = OptionKind::kFlag,
+             .help = "the last layer starts anew: the file's is not used, and may be of another size",
+             .set = boolean(config.reset_head)});
+  table.add({.name = "freeze",
+             .placeholder = "PATTERN,…",
+             .help = "parameters that are not trained, by their names; * stands for any characters",
+             .set = text(config.freeze)});
 }
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
@@ -125,12 +145,12 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
        .synonyms = {"opt"},
        .placeholder = "sgd|adamw",
        .help = "update rule",
-       .default_text = "adamw",
+       .default_text = "adamw, for ResNets sgd",
        .set = choice(config.optimizer, {{"sgd", trainer::Optimizer::kSgd}, {"adamw", trainer::Optimizer::kAdamW}})});
   table.add({.name = "lr",
              .placeholder = "X",
              .help = "learning rate",
-             .default_text = fmt::to_string(config.lr),
+             .default_text = "0.001; for ResNets 0.1 * global batch / 256",
              .set = number(config.lr, {})});
   table.add({.name = "momentum",
              .placeholder = "X",
@@ -149,7 +169,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "weight-decay",
              .placeholder = "X",
              .help = "weight decay",
-             .default_text = "0 for sgd, 0.01 for adamw",
+             .default_text = "0 for sgd, 0.01 for adamw, 0.0001 for ResNets",
              .set = number(config.weight_decay, {})});
   table.add({.name = "clip-norm",
              .placeholder = "X",

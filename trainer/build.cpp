@@ -1,9 +1,13 @@
 #include "trainer/build.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "data/open.h"
 #include "nn/io/state.h"
@@ -23,13 +27,10 @@ std::int64_t context_of(const ModelConfig& model) {
 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
-  if (config.optimizer == Optimizer::kSgd)
-    return nn::make_sgd(
-        parameters,
-        {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = config.weight_decay.value_or(0.0)});
-  return nn::make_adamw(
-      parameters,
-      {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = config.weight_decay.value_or(0.01)});
+  const double decay = weight_decay_of(config);
+  if (optimizer_of(config) == Optimizer::kSgd)
+    return nn::make_sgd(parameters, {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = decay});
+  return nn::make_adamw(parameters, {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = decay});
 }
 
 data::DataSplits open_splits(const TrainConfig& config) {
@@ -54,8 +55,52 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
   spec.gpt.width = model.width.value_or(spec.gpt.width);
   spec.gpt.context = context_of(model);
   spec.gpt.dropout = model.dropout;
+  spec.zero_init_residual = model.zero_init_residual;
   return spec;
 }
+
+namespace {
+
+// What the last layer's parameters are called up to their last dot.
+std::string head_of(const TrainConfig& config, const nn::Module& model) {
+  check_usage(!config.model.name.starts_with("gpt"), "--reset-head with gpt, whose last layer is its embedding",
+              "leave --reset-head out");
+  const std::string last = model.named_parameters().back().name;
+  return last.substr(0, last.rfind('.') + 1);
+}
+
+void load_weights(const TrainConfig& config, nn::Module& model) {
+  auto tensors = nn::read_weights(config.weights);
+  nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
+  if (config.reset_head) options.without = head_of(config, model);
+  const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
+  if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, join(report.missing, ", "));
+  if (!report.unexpected.empty())
+    log_info("{} also has {}: they are not used", config.weights, join(report.unexpected, ", "));
+}
+
+void freeze(nn::Module& model, const std::string& patterns) {
+  const auto parameters = model.named_parameters();
+  for (const std::string& pattern : split(patterns, ',')) {
+    bool any = false;
+    for (const auto& [name, parameter] : parameters)
+      if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) {
+        parameter->set_requires_grad(false);
+        any = true;
+      }
+    if (any) continue;
+    std::vector<std::string> names;
+    for (const auto& parameter : parameters) names.push_back(parameter.name);
+    const auto near = nearest(pattern, names);
+    throw UsageError(fmt::format("--freeze {}: no parameter has such a name", pattern),
+                     near ? fmt::format("did you mean '{}'? * stands for any characters", *near)
+                          : fmt::format("names are such as {}; * stands for any characters", names.front()));
+  }
+  check_usage(std::ranges::any_of(parameters, [](const auto& named) { return named.parameter->requires_grad(); }),
+              "--freeze leaves no parameter to train", "freeze fewer");
+}
+
+}  // namespace
 
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset) {
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
@@ -69,7 +114,8 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
-  if (!config.weights.empty()) nn::load_state(*model, nn::read_weights(config.weights), config.weights);
+  if (!config.weights.empty()) load_weights(config, *model);
+  if (!config.freeze.empty()) freeze(*model, config.freeze);
   return model;
 }
 
@@ -91,10 +137,6 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
 
 DType activations_of(const TrainConfig& config) {
   return config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
-std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
-  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
 }
 
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {

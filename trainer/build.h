@@ -31,9 +31,6 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
 
-/// Samples of a step, of all ranks together.
-std::int64_t global_batch_of(const TrainConfig& config, int world_size);
-
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
 

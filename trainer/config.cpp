@@ -42,6 +42,34 @@ void validate_device(const TrainConfig& config) {
 
 }  // namespace
 
+namespace {
+
+constexpr double kLearningRate = 1e-3;
+
+bool is_resnet(const TrainConfig& config) { return config.model.name.starts_with("resnet"); }
+
+}  // namespace
+
+Optimizer optimizer_of(const TrainConfig& config) {
+  return config.optimizer.value_or(is_resnet(config) ? Optimizer::kSgd : Optimizer::kAdamW);
+}
+
+double learning_rate_of(const TrainConfig& config, int world_size) {
+  if (config.lr) return *config.lr;
+  if (!is_resnet(config) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
+  return 0.1 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+}
+
+double weight_decay_of(const TrainConfig& config) {
+  if (config.weight_decay) return *config.weight_decay;
+  if (optimizer_of(config) == Optimizer::kAdamW) return 0.01;
+  return is_resnet(config) ? 1e-4 : 0.0;
+}
+
+std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
+  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
+}
+
 const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
 void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why) {
@@ -80,11 +108,15 @@ void validate(const TrainConfig& config) {
   require(config.model.dropout >= 0 && config.model.dropout < 1,
           fmt::format("--dropout {} is not in [0, 1)", config.model.dropout), "use --dropout 0.1, for example");
   require_range("--log-every", config.log_every, kOne);
-  require_range("--lr", config.lr, 0.0);
+  require_range("--lr", config.lr.value_or(0.0), 0.0);
   require_range("--min-lr", config.min_lr, 0.0);
-  require(config.min_lr <= config.lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, config.lr),
+  const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
+  require(config.min_lr <= lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, lr),
           "give a smaller --min-lr");
-  require(!config.nesterov || (config.optimizer == Optimizer::kSgd && config.momentum > 0),
+  require(config.weights.empty() ? !config.non_strict && !config.keep_prefix && !config.reset_head : true,
+          "--non-strict, --keep-prefix and --reset-head say how weights are loaded, and there are none",
+          "add --weights FILE");
+  require(!config.nesterov || (optimizer_of(config) == Optimizer::kSgd && config.momentum > 0),
           "--nesterov needs --optimizer sgd with a momentum above 0",
           "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
   require_range("--momentum", config.momentum, 0.0, 1.0);
@@ -111,7 +143,9 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"hidden", join(hidden, ",")},
       {"gpt", fmt::format("{} layers, {} heads, width {}, context {}", text_of(config.model.layers),
                           text_of(config.model.heads), text_of(config.model.width), text_of(config.model.context))},
+      {"zero-init-residual", fmt::to_string(config.model.zero_init_residual)},
       {"dropout", fmt::to_string(config.model.dropout)},
+      {"freeze", config.freeze},
       {"data", config.data},
       {"classes", config.classes ? fmt::to_string(*config.classes) : "default"},
       {"batch", text_of(config.batch)},
@@ -120,8 +154,8 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"epochs", fmt::to_string(config.epochs)},
       {"steps", text_of(config.steps)},
       {"eval-every", fmt::to_string(config.eval_every)},
-      {"optimizer", config.optimizer == Optimizer::kSgd ? "sgd" : "adamw"},
-      {"lr", fmt::to_string(config.lr)},
+      {"optimizer", optimizer_of(config) == Optimizer::kSgd ? "sgd" : "adamw"},
+      {"lr", config.lr ? fmt::to_string(*config.lr) : "default"},
       {"min-lr", fmt::to_string(config.min_lr)},
       {"momentum", fmt::to_string(config.momentum)},
       {"nesterov", fmt::to_string(config.nesterov)},

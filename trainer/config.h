@@ -28,7 +28,8 @@ struct ModelConfig {
   std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
   // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024)
   std::optional<int> layers, heads, width, context;
-  double dropout = 0.0;  // gpt: probability with which an element is dropped in training
+  bool zero_init_residual = false;  // ResNets: each block starts as the identity
+  double dropout = 0.0;             // gpt: probability with which an element is dropped in training
 };
 
 struct TrainConfig {
@@ -48,13 +49,13 @@ struct TrainConfig {
   std::int64_t eval_every = 1;  // epochs; 0: only at the end
 
   // Optimisation.
-  Optimizer optimizer = Optimizer::kAdamW;
-  double lr = 1e-3;
+  std::optional<Optimizer> optimizer;              // default: optimizer_of()
+  std::optional<double> lr;                        // default: learning_rate_of()
   double min_lr = 0.0;                             // where a cosine ends; the floor of step
   double momentum = 0.9;                           // sgd
   bool nesterov = false;                           // sgd
   std::pair<double, double> betas = {0.9, 0.999};  // adamw
-  std::optional<double> weight_decay;              // default: 0 for sgd, 0.01 for adamw
+  std::optional<double> weight_decay;              // default: weight_decay_of()
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  // steps over which the rate rises linearly from 0
   double clip_norm = 0.0;   // largest L2 norm of all gradients together; 0: no clipping
@@ -74,7 +75,11 @@ struct TrainConfig {
   std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
 
   // Files and reports.
-  std::string weights;             // safetensors to start from
+  std::string weights;             // to start from: safetensors, or what torch.save() has written
+  bool non_strict = false;         // weights that are missing or unexpected are left alone
+  bool keep_prefix = false;        // names in weight files are taken as they are (nn::LoadOptions)
+  bool reset_head = false;         // the last layer starts anew: its weights are not taken from the file
+  std::string freeze;              // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
   std::string save;                // safetensors to write at the end
   std::string metrics;             // JSON lines
   std::string trace;               // what all ranks did when, for Chrome's and Perfetto's trace viewers
@@ -85,6 +90,14 @@ struct TrainConfig {
 
 /// "f32" or "bf16".
 const char* name_of(Precision precision);
+
+/// What holds where the configuration says nothing: AdamW with 1e-3 and a weight decay of 0.01 (0 for SGD); for ResNets
+/// SGD with 0.1 · global batch / 256 (Goyal et al., "Accurate, Large Minibatch SGD", 2017) and 1e-4.
+Optimizer optimizer_of(const TrainConfig& config);
+double learning_rate_of(const TrainConfig& config, int world_size);
+double weight_decay_of(const TrainConfig& config);
+/// Samples of all ranks together and step.
+std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range; data and model names are checked
 /// where they are opened, and check_kind() comes when `auto` has become a device.

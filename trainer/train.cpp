@@ -66,7 +66,7 @@ class Run {
                                         .record = config_.graphs,
                                         .dropout = config_.model.dropout > 0,
                                         .seed = config_.seed});
-    rate_.emplace(config_, total_steps_);
+    rate_.emplace(config_, total_steps_, group_.size());
   }
 
   void execute() {

@@ -122,12 +122,16 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
   for (const auto& named : module.named_parameters()) targets[named.name] = target_of(named);
   for (const auto& named : module.named_buffers()) targets[named.name] = target_of(named);
 
+  const auto left_out = [&](const std::string& name) {
+    return !options.without.empty() && name.starts_with(options.without);
+  };
   LoadReport report;
   std::vector<std::string> misshapen;
   const std::size_t prefix = options.keep_prefix ? 0 : prefix_of(tensors);
   std::map<std::string, const HostTensor*> given;
   for (const auto& tensor : tensors) {
     const std::string name = tensor.name.substr(prefix);
+    if (left_out(name)) continue;
     const auto target = targets.find(name);
     if (target == targets.end()) {
       if (!is_derived(name)) report.unexpected.push_back(name);
@@ -144,7 +148,7 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
                       "{} bytes of {}", tensor.bytes.size(), name);
   }
   for (const auto& [name, target] : targets)
-    if (!given.contains(name)) report.missing.push_back(name);
+    if (!given.contains(name) && !left_out(name)) report.missing.push_back(name);
   std::vector<std::string> faults;
   if (options.strict && !report.missing.empty()) faults.push_back("missing " + join(report.missing, ", "));
   if (options.strict && !report.unexpected.empty()) faults.push_back("unexpected " + join(report.unexpected, ", "));

@@ -20,6 +20,8 @@ struct LoadOptions {
   /// front of all names, is taken off where all have it, and "transformer.", which stands before those of a GPT-2
   /// with a head.
   bool keep_prefix = false;
+  /// Names that start so are neither loaded nor missed; empty: none.
+  std::string without = {};
 };
 
 /// What was not loaded.

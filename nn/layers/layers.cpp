@@ -53,6 +53,61 @@ LayerNorm::LayerNorm(Context& context, std::int64_t normalized_shape, double eps
       weight_(register_parameter("weight", constant_parameter(context, {normalized_shape}, 1.0f))),
       bias_(register_parameter("bias", constant_parameter(context, {normalized_shape}, 0.0f))) {}
 
+namespace {
+
+const char* python(bool value) { return value ? "True" : "False"; }
+std::string pair(const std::array<std::int64_t, 2>& values) { return fmt::format("({}, {})", values[0], values[1]); }
+// One number where both are the same, as poolings are printed.
+std::string one_or_pair(const std::array<std::int64_t, 2>& values) {
+  return values[0] == values[1] ? std::to_string(values[0]) : pair(values);
+}
+
+}  // namespace
+
+std::string Linear::details() const {
+  const Shape& w = weight_.value().shape();
+  return fmt::format("in_features={}, out_features={}, bias={}", w[1], w[0], python(bias_ != nullptr));
+}
+
+std::string Embedding::details() const {
+  return fmt::format("{}, {}", weight_.value().size(0), weight_.value().size(1));
+}
+
+std::string LayerNorm::details() const {
+  return fmt::format("({},), eps={:g}, elementwise_affine=True", weight_.value().count(), eps_);
+}
+
+std::string GELU::details() const {
+  return fmt::format("approximate='{}'", kind_ == GeluKind::kTanh ? "tanh" : "none");
+}
+
+std::string Dropout::details() const { return fmt::format("p={:g}, inplace=False", p_); }
+
+std::string Conv2d::details() const {
+  const Shape& w = weight_.value().shape();
+  std::string text =
+      fmt::format("{}, {}, kernel_size={}, stride={}", w[3], w[0], pair(window_.kernel), pair(window_.stride));
+  if (window_.padding != std::array<std::int64_t, 2>{0, 0}) text += ", padding=" + pair(window_.padding);
+  return bias_ != nullptr ? text : text + ", bias=False";
+}
+
+std::string MaxPool2d::details() const {
+  return fmt::format("kernel_size={}, stride={}, padding={}, dilation=1, ceil_mode=False", one_or_pair(window_.kernel),
+                     one_or_pair(window_.stride), one_or_pair(window_.padding));
+}
+
+std::string AvgPool2d::details() const {
+  return fmt::format("kernel_size={}, stride={}, padding={}", one_or_pair(window_.kernel), one_or_pair(window_.stride),
+                     one_or_pair(window_.padding));
+}
+
+std::string BatchNorm::details() const {
+  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, track_running_stats=True", weight_.value().count(),
+                     eps_, momentum_);
+}
+
+std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
+
 Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }
 
 Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias)

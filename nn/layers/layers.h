@@ -18,6 +18,8 @@ class Linear final : public Module {
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);
+  std::string type_name() const override { return "Linear"; }
+  std::string details() const override;
 
  private:
   Parameter& weight_;
@@ -32,6 +34,8 @@ class Embedding final : public Module {
   /// x: numbers, i32.
   Var forward(Tape& tape, Var x) override { return embedding(tape, x.value(), weight_); }
   Parameter& weight() { return weight_; }
+  std::string type_name() const override { return "Embedding"; }
+  std::string details() const override;
 
  private:
   Parameter& weight_;
@@ -42,6 +46,8 @@ class LayerNorm final : public Module {
  public:
   explicit LayerNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-5);
   Var forward(Tape& tape, Var x) override { return layer_norm(tape, x, weight_, &bias_, eps_); }
+  std::string type_name() const override { return "LayerNorm"; }
+  std::string details() const override;
 
  private:
   double eps_;
@@ -53,6 +59,8 @@ class GELU final : public Module {
  public:
   explicit GELU(GeluKind kind = GeluKind::kErf) : kind_(kind) {}
   Var forward(Tape& tape, Var x) override { return gelu(tape, x, kind_); }
+  std::string type_name() const override { return "GELU"; }
+  std::string details() const override;
 
  private:
   GeluKind kind_;
@@ -63,6 +71,8 @@ class Dropout final : public Module {
  public:
   Dropout(double p, std::int64_t layer) : p_(p), layer_(layer) {}
   Var forward(Tape& tape, Var x) override { return training() ? dropout(tape, x, p_, layer_) : x; }
+  std::string type_name() const override { return "Dropout"; }
+  std::string details() const override;
 
  private:
   double p_;
@@ -81,6 +91,8 @@ class Conv2d final : public Module {
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// And with the maximum pooling behind that.
   Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
+  std::string type_name() const override { return "Conv2d"; }
+  std::string details() const override;
 
  private:
   Window window_;
@@ -93,6 +105,8 @@ class MaxPool2d final : public Module {
   explicit MaxPool2d(const Window& window) : window_(window) {}
   Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kMax, x, window_); }
   const Window& window() const { return window_; }
+  std::string type_name() const override { return "MaxPool2d"; }
+  std::string details() const override;
 
  private:
   Window window_;
@@ -102,6 +116,8 @@ class AvgPool2d final : public Module {
  public:
   explicit AvgPool2d(const Window& window) : window_(window) {}
   Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kAverage, x, window_); }
+  std::string type_name() const override { return "AvgPool2d"; }
+  std::string details() const override;
 
  private:
   Window window_;
@@ -119,6 +135,8 @@ class BatchNorm final : public Module {
   Var forward_add_relu(Tape& tape, Var x, Var residual);
   /// Sets the weight to 0.
   void start_at_zero();
+  std::string type_name() const override { return "BatchNorm2d"; }
+  std::string details() const override;
 
  private:
   double eps_, momentum_;
@@ -132,11 +150,14 @@ class BatchNorm final : public Module {
 class ReLU final : public Module {
  public:
   Var forward(Tape& tape, Var x) override { return relu(tape, x); }
+  std::string type_name() const override { return "ReLU"; }
 };
 
 class Flatten final : public Module {
  public:
   Var forward(Tape& tape, Var x) override { return flatten(tape, x); }
+  std::string type_name() const override { return "Flatten"; }
+  std::string details() const override;
 };
 
 /// One after the other; children are named "0", "1", …. A ReLU behind a Linear or Conv2d runs inside it, and so does a
@@ -150,6 +171,7 @@ class Sequential final : public Module {
     return *this;
   }
   Var forward(Tape& tape, Var x) override;
+  std::string type_name() const override { return "Sequential"; }
 
  private:
   std::vector<Module*> steps_;

@@ -41,4 +41,16 @@ Tensor& Module::register_buffer(std::string name, Backend& backend, Tensor tenso
   return *buffers_.back().tensor;
 }
 
+std::string to_string(const Module& module) {
+  std::string text = module.type_name() + "(" + module.details();
+  for (const auto& [name, child] : module.children_) {
+    text += "\n  (" + name + "): ";
+    for (const char c : to_string(*child)) {
+      text += c;
+      if (c == '\n') text += "  ";
+    }
+  }
+  return text + (module.children_.empty() ? ")" : "\n)");
+}
+
 }  // namespace lockstep::nn

@@ -41,6 +41,11 @@ class Module {
 
   virtual Var forward(Tape& tape, Var x) = 0;
 
+  /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
+  /// "in_features=10, out_features=1, bias=True").
+  virtual std::string type_name() const { return "Module"; }
+  virtual std::string details() const { return ""; }
+
   /// All of this module and its children, depth first; its own come before its children's.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedBuffer> named_buffers() const;
@@ -62,6 +67,8 @@ class Module {
   }
 
  private:
+  friend std::string to_string(const Module& module);
+
   template <class Visit>
   void walk(const std::string& prefix, const Visit& visit) const;
 
@@ -75,5 +82,8 @@ class Module {
   std::vector<Buffer> buffers_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
 };
+
+/// The structure of a module, in lines, as PyTorch prints it.
+std::string to_string(const Module& module);
 
 }  // namespace lockstep::nn

@@ -34,6 +34,8 @@ class Attention final : public Module {
     return c_proj_.forward(tape, causal_attention(tape, c_attn_.forward(tape, x), heads_));
   }
 
+  std::string type_name() const override { return "Attention"; }
+
  private:
   std::int64_t heads_;
   Linear& c_attn_;
@@ -51,6 +53,8 @@ class FeedForward final : public Module {
   Var forward(Tape& tape, Var x) override {
     return c_proj_.forward(tape, gelu(tape, c_fc_.forward(tape, x), GeluKind::kTanh));
   }
+
+  std::string type_name() const override { return "FeedForward"; }
 
  private:
   Linear& c_fc_;
@@ -73,6 +77,8 @@ class Gpt::Block final : public Module {
     x = add(tape, x, attn_drop_.forward(tape, attn_.forward(tape, ln_1_.forward(tape, x))));
     return add(tape, x, mlp_drop_.forward(tape, mlp_.forward(tape, ln_2_.forward(tape, x))));
   }
+
+  std::string type_name() const override { return "Block"; }
 
  private:
   LayerNorm& ln_1_;

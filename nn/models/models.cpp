@@ -23,6 +23,8 @@ class LinearModel final : public Module {
       : fc_(register_module("fc", std::make_unique<Linear>(context, features_of(spec), spec.classes))) {}
   Var forward(Tape& tape, Var x) override { return fc_.forward(tape, flatten(tape, x)); }
 
+  std::string type_name() const override { return "LinearModel"; }
+
  private:
   Linear& fc_;
 };
@@ -47,6 +49,8 @@ class Mlp final : public Module {
     return x;
   }
 
+  std::string type_name() const override { return "Mlp"; }
+
  private:
   std::vector<Linear*> layers_;
 };
@@ -67,6 +71,8 @@ class Cnn final : public Module {
     x = fc1_.forward(tape, flatten(tape, x), Epilogue::kRelu);
     return fc2_.forward(tape, x);
   }
+
+  std::string type_name() const override { return "Cnn"; }
 
  private:
   static constexpr Window kConv = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};

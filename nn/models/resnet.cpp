@@ -26,6 +26,8 @@ class Downsample final : public Module {
         norm_(register_module("1", std::make_unique<BatchNorm>(context, out))) {}
   Var forward(Tape& tape, Var x) override { return norm_.forward(tape, conv_.forward(tape, x)); }
 
+  std::string type_name() const override { return "Sequential"; }
+
  private:
   Conv2d& conv_;
   BatchNorm& norm_;
@@ -57,6 +59,8 @@ class BasicBlock final : public Module {
     y = conv2_.forward(tape, y);
     return bn2_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
+
+  std::string type_name() const override { return "BasicBlock"; }
 
  private:
   Conv2d& conv1_;
@@ -90,6 +94,8 @@ class Bottleneck final : public Module {
     return bn3_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
 
+  std::string type_name() const override { return "Bottleneck"; }
+
  private:
   Conv2d& conv1_;
   BatchNorm& bn1_;
@@ -116,6 +122,8 @@ class Stage final : public Module {
     for (Module* block : blocks_) x = block->forward(tape, x);
     return x;
   }
+
+  std::string type_name() const override { return "Sequential"; }
 
  private:
   std::vector<Module*> blocks_;
@@ -149,6 +157,8 @@ class ResNet final : public Module {
     x = pool2d(tape, PoolKind::kAverage, x, {.kernel = {height, width}, .stride = {1, 1}, .padding = {0, 0}});
     return fc_->forward(tape, flatten(tape, x));
   }
+
+  std::string type_name() const override { return "ResNet"; }
 
  private:
   bool small_images_;
