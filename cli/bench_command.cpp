@@ -151,7 +151,8 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .default_text = "no",
              .set = boolean(options.copy_batch)});
   add_update_options(table, options.train);
-  add_rank_options(table, options.train);
+  add_device_options(table, options.train);
+  add_bucket_options(table, options.train);
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,

@@ -65,7 +65,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .set = number(config.model.dropout, kFraction)});
 }
 
-void add_weight_files(OptionTable& table, TrainConfig& config) {
+void add_weight_file(OptionTable& table, TrainConfig& config) {
   table.add({.name = "weights",
              .placeholder = "FILE",
              .help = "file to start from: safetensors, an index of several, or what torch.save() has written",
@@ -78,6 +78,9 @@ void add_weight_files(OptionTable& table, TrainConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
              .set = boolean(config.keep_prefix)});
+}
+
+void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
              .placeholder = "FILE",
              .help = "safetensors file to write at the end",
@@ -90,6 +93,51 @@ void add_weight_files(OptionTable& table, TrainConfig& config) {
              .placeholder = "PATTERN,…",
              .help = "parameters that are not trained, by their names; * stands for any characters",
              .set = text(config.freeze)});
+}
+
+namespace {
+
+void add_workers_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "workers",
+             .placeholder = "N",
+             .help = "threads a rank that prepare batches; 0: the training thread does it",
+             .default_text = fmt::to_string(config.workers),
+             .set = integer(config.workers, 0, 256)});
+}
+
+void add_metrics_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "metrics",
+             .placeholder = "FILE.jsonl",
+             .help = "file for measurements, one JSON object a line",
+             .set = text(config.metrics)});
+}
+
+void add_log_level_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "log-level",
+             .placeholder = "debug|info|warn|error",
+             .help = "what goes to stderr; debug: also when each bucket of each step started and ended",
+             .default_text = config.log_level,
+             .set = text(config.log_level)});
+}
+
+}  // namespace
+
+void add_eval_batch_options(OptionTable& table, TrainConfig& config) {
+  table.group("Batches");
+  table.add({.name = "batch",
+             .synonyms = {"batch-size"},
+             .placeholder = "B",
+             .help = "samples that a rank looks at together",
+             .default_text = "32",
+             .set = integer(config.batch, 1, 1 << 30)});
+  add_workers_option(table, config);
+}
+
+void add_eval_report_options(OptionTable& table, TrainConfig& config) {
+  table.group("Reports");
+  add_metrics_option(table, config);
+  add_log_level_option(table, config);
+  add_config_option(table);
 }
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
@@ -131,11 +179,7 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
              .set = choice(
                  config.tail,
                  {{"exact", sampler::Tail::kExact}, {"pad", sampler::Tail::kPad}, {"drop", sampler::Tail::kDrop}})});
-  table.add({.name = "workers",
-             .placeholder = "N",
-             .help = "threads a rank that prepare batches; 0: the training thread does it",
-             .default_text = fmt::to_string(config.workers),
-             .set = integer(config.workers, 0, 256)});
+  add_workers_option(table, config);
 }
 
 void add_update_options(OptionTable& table, TrainConfig& config) {
@@ -220,7 +264,7 @@ void add_timeout_option(OptionTable& table, double& seconds) {
              .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
 }
 
-void add_rank_options(OptionTable& table, TrainConfig& config) {
+void add_device_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
              .placeholder = "auto|cpu|cuda|cuda:0,3|cuda:free",
@@ -264,6 +308,9 @@ void add_rank_options(OptionTable& table, TrainConfig& config) {
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
+}
+
+void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",
@@ -286,10 +333,7 @@ void add_check_options(OptionTable& table, TrainConfig& config) {
 
 void add_report_options(OptionTable& table, TrainConfig& config) {
   table.group("Reports");
-  table.add({.name = "metrics",
-             .placeholder = "FILE.jsonl",
-             .help = "file for measurements, one JSON object a line",
-             .set = text(config.metrics)});
+  add_metrics_option(table, config);
   table.add({.name = "trace",
              .placeholder = "FILE.json",
              .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
@@ -299,11 +343,7 @@ void add_report_options(OptionTable& table, TrainConfig& config) {
              .help = "steps between lines where stdout is no terminal",
              .default_text = fmt::to_string(config.log_every),
              .set = integer(config.log_every, 1, kMost)});
-  table.add({.name = "log-level",
-             .placeholder = "debug|info|warn|error",
-             .help = "what goes to stderr; debug: also when each bucket of each step started and ended",
-             .default_text = config.log_level,
-             .set = text(config.log_level)});
+  add_log_level_option(table, config);
   table.add({.name = "quiet",
              .kind = OptionKind::kFlag,
              .help = "no progress, only the summary and errors",

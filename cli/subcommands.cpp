@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "cli/bench_command.h"
 #include "cli/devices_command.h"
+#include "cli/eval_command.h"
 #include "cli/launch_command.h"
 #include "cli/option_sources.h"
 #include "cli/train_command.h"
@@ -34,6 +35,10 @@ std::vector<std::string> train_flags() {
   trainer::TrainConfig config;
   return train_options(config).names();
 }
+std::vector<std::string> eval_flags() {
+  trainer::TrainConfig config;
+  return eval_options(config).names();
+}
 std::vector<std::string> devices_flags() {
   bool json = false;
   return devices_options(json).names();
@@ -43,6 +48,7 @@ std::vector<std::string> version_flags() { return version_options().names(); }
 constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks on this machine", launch_command, launch_flags},
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
+    Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
     Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},

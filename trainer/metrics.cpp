@@ -49,8 +49,9 @@ void Metrics::write(const StepReport& r) {
 }
 
 void Metrics::write(const EvalReport& r) {
-  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{},"samples":{}}})", r.step, number(r.loss),
-                         number(r.accuracy), r.samples));
+  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}}})", r.step,
+                         number(r.loss), number(r.accuracy),
+                         r.top5 ? fmt::format(R"(,"top5":{})", number(*r.top5)) : std::string(), r.samples));
 }
 
 void Metrics::write(const FinalReport& r) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct EvalReport {
   double loss = 0;      // mean over the evaluation set
   double accuracy = 0;  // 0 to 1
   std::int64_t samples = 0;
+  std::optional<double> top5;  // 0 to 1: where it was asked for
 };
 
 struct FinalReport {

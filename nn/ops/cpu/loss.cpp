@@ -69,6 +69,20 @@ class CpuLoss final : public LossKernels {
     totals.f32()[1] = static_cast<float>(correct);
   }
 
+  void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
+    const std::int64_t classes = logits.size(1);
+    std::int64_t inside = 0;
+    for (std::int64_t i = 0; i < logits.size(0); ++i) {
+      const float* const row = logits.f32() + i * classes;
+      const std::int64_t label = labels.data<std::int32_t>()[i];
+      std::int64_t before = 0;
+      for (std::int64_t j = 0; j < classes; ++j)
+        before += row[j] > row[label] || (row[j] == row[label] && j < label) ? 1 : 0;
+      inside += before < k && !std::isnan(row[label]) ? 1 : 0;
+    }
+    *total.f32() = static_cast<float>(inside);
+  }
+
   void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
                      const Tensor& dx) override {
     double loss = 0.0;
