@@ -25,6 +25,13 @@ add_library(lockstep::hwloc ALIAS lockstep_hwloc)
 target_include_directories(lockstep_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
 target_link_libraries(lockstep_hwloc INTERFACE ${HWLOC_LIBRARY})
 
+find_path(PCRE2_INCLUDE_DIR pcre2.h REQUIRED)
+find_library(PCRE2_LIBRARY pcre2-8 REQUIRED)
+add_library(lockstep_pcre2 INTERFACE)
+add_library(lockstep::pcre2 ALIAS lockstep_pcre2)
+target_include_directories(lockstep_pcre2 SYSTEM INTERFACE ${PCRE2_INCLUDE_DIR})
+target_link_libraries(lockstep_pcre2 INTERFACE ${PCRE2_LIBRARY})
+
 # oneDNN's own package file asks for OpenCL, which nothing here uses: find the library by name.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
 find_library(DNNL_LIBRARY dnnl REQUIRED)
