@@ -51,7 +51,7 @@ class FeedForward final : public Module {
             register_module("c_proj", std::make_unique<Linear>(context, 4 * spec.width, spec.width, residual(spec)))) {}
 
   Var forward(Tape& tape, Var x) override {
-    return c_proj_.forward(tape, gelu(tape, c_fc_.forward(tape, x), GeluKind::kTanh));
+    return c_proj_.forward(tape, c_fc_.forward(tape, x, Epilogue::kGelu));
   }
 
   std::string type_name() const override { return "FeedForward"; }
