@@ -44,7 +44,8 @@ class ConvNode final : public Node {
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
-    const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
+    const Tensor dy =
+        epilogue_ == Epilogue::kRelu ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
     ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
     if (!x_.needs_grad()) return;
     Tensor dx = backend.empty(x_.shape(), dy.dtype());

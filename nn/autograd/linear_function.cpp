@@ -20,8 +20,8 @@ class LinearNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
     Parameter* const b = parameters()[1];
-    const Tensor dy = as_rows(epilogue_ == Epilogue::kNone ? tape.take_grad(output())
-                                                           : tape.take_grad_through(output(), epilogue_));
+    const Tensor dy =
+        as_rows(epilogue_ == Epilogue::kNone ? tape.take_grad(output()) : tape.take_grad_through(output(), epilogue_));
     const Tensor x = as_rows(x_.value());
     // Weights first: their collective can start while the input's gradient is computed.
     if (b != nullptr && b->requires_grad()) {

@@ -32,8 +32,9 @@ void* Tape::take_memory(std::size_t bytes) {
 }
 
 Var Tape::make_var(Tensor value, bool needs_grad) {
-  auto* state = new (take_memory(sizeof(Var::State)))
-      Var::State{.value = std::move(value), .grad = {}, .needs_grad = needs_grad && recording_};
+  auto* state = new (take_memory(sizeof(Var::State))) Var::State;
+  state->value = std::move(value);
+  state->needs_grad = needs_grad && recording_;
   vars_.push_back(state);
   return Var(state);
 }

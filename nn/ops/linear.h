@@ -32,9 +32,9 @@ class LinearKernels {
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
   virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
 
-  /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the device
-  /// likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the functions
-  /// below are not to be called.
+  /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the
+  /// device likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the
+  /// functions below are not to be called.
   virtual Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const {
     static_cast<void>(epilogue), static_cast<void>(samples), static_cast<void>(out), static_cast<void>(dtype);
     return {};

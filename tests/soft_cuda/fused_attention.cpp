@@ -1,5 +1,5 @@
-// In place of nn/ops/cuda/fused_attention.cpp, because cuDNN's graphs need a GPU: it has no kernel for anything, and ours
-// do all.
+// In place of nn/ops/cuda/fused_attention.cpp, because cuDNN's graphs need a GPU: it has no kernel for anything, and
+// ours do all.
 #include "nn/ops/cuda/fused_attention.h"
 
 namespace lockstep::nn::cuda {

@@ -47,7 +47,8 @@ class CudaAttention final : public AttentionKernels {
     if (qkv.count() == 0) return;
     const HeadRows keys = part(cache, 2, 0), values = part(cache, 2, 1);
     HeadRows added = keys;
-    added.data = static_cast<std::byte*>(keys.data) + static_cast<std::size_t>(past * keys.row_stride) * size_of(cache.dtype());
+    added.data =
+        static_cast<std::byte*>(keys.data) + static_cast<std::size_t>(past * keys.row_stride) * size_of(cache.dtype());
     copy_rows(context_, qkv.dtype(), sizes.samples, sizes.queries, cache.size(2), part(qkv, 3, 1), added);
     if (sizes.queries <= kMostDecodeQueries && sizes.width <= kMostDecodeWidth)
       attend_decoding(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0));

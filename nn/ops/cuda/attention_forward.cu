@@ -14,9 +14,8 @@ constexpr int kCopyBlocks = 4096, kCopyRows = 4;
 // Softmax as keys come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018): the largest score
 // so far, and sums that are made smaller whenever it grows.
 template <int kOut, int kLoad, class T>
-__global__ void __launch_bounds__(kBlock)
-    attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q, HeadRows k, HeadRows v, HeadRows y,
-           float* log_sums) {
+__global__ void __launch_bounds__(kBlock) attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q,
+                                                 HeadRows k, HeadRows v, HeadRows y, float* log_sums) {
   __shared__ TileMemory memory;
   const TilePlace place;
   const std::int64_t head = grid.head(), column = grid.part() * kOut;

@@ -243,9 +243,7 @@ std::string ConvProblem::describe() const {
                      window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
 }
 
-PlanKey AttentionProblem::key() const {
-  return {static_cast<std::int64_t>(what), samples, tokens, heads, width};
-}
+PlanKey AttentionProblem::key() const { return {static_cast<std::int64_t>(what), samples, tokens, heads, width}; }
 
 std::string AttentionProblem::describe() const {
   return fmt::format("{}attention with {} heads of {} over [{}, {}], bf16",

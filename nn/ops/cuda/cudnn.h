@@ -41,8 +41,8 @@ struct ConvArrays {
   void* b = nullptr;  // nullptr: none
 };
 
-/// Causal attention in bf16 as cuDNN is asked for it, with queries, keys and values side by side: all as in attention.h.
-/// Nothing is empty, and all arrays lie at multiples of 16 bytes.
+/// Causal attention in bf16 as cuDNN is asked for it, with queries, keys and values side by side: all as in
+/// attention.h. Nothing is empty, and all arrays lie at multiples of 16 bytes.
 struct AttentionProblem {
   enum class What : std::uint8_t { kForward, kBackward };
   What what = What::kForward;

@@ -138,9 +138,8 @@ __global__ void __launch_bounds__(kBlock)
 // A block for each piece in which a token begins that goes on behind it: all that the pieces have of that token. The
 // lines share its pieces.
 template <int kWidth>
-__global__ void __launch_bounds__(kBlock)
-    join_pieces(Lane lane, std::int64_t count, std::int64_t table_rows, const TokenPlace* order, const float* parts,
-                float* dtable) {
+__global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t count, std::int64_t table_rows,
+                                                      const TokenPlace* order, const float* parts, float* dtable) {
   __shared__ float held[kWidth][kBlock];
   const std::int64_t piece = blockIdx.x, begin = piece * kPiece, end = begin + kPiece;  // all but the last are full
   const std::int32_t token = order[end - 1].token;

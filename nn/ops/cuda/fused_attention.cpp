@@ -58,16 +58,14 @@ FusedAttention::~FusedAttention() = default;
 bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
   if (qkv.dtype() != DType::kBF16) return false;
   const std::int64_t row = qkv.size(2) / 3;
-  AttentionPlan* const plan = held_->find(context_,
-                                          {.what = What::kForward,
-                                           .samples = qkv.size(0),
-                                           .tokens = qkv.size(1),
-                                           .heads = heads,
-                                           .width = row / heads},
-                                          {&qkv, &y, &log_sums});
+  AttentionPlan* const plan = held_->find(
+      context_,
+      {.what = What::kForward, .samples = qkv.size(0), .tokens = qkv.size(1), .heads = heads, .width = row / heads},
+      {&qkv, &y, &log_sums});
   if (plan == nullptr) return false;
-  held_->run(context_, *plan,
-             {.q = qkv.raw(), .k = behind(qkv, row), .v = behind(qkv, 2 * row), .y = y.raw(), .log_sums = log_sums.raw()});
+  held_->run(
+      context_, *plan,
+      {.q = qkv.raw(), .k = behind(qkv, row), .v = behind(qkv, 2 * row), .y = y.raw(), .log_sums = log_sums.raw()});
   return true;
 }
 
@@ -77,13 +75,10 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
   const std::int64_t samples = qkv.size(0), row = qkv.size(2) / 3;
   const std::int64_t at_once = samples_at_once(samples, heads, qkv.size(1));
   const auto plan_of = [&](std::int64_t count) {
-    return held_->find(context_,
-                       {.what = What::kBackward,
-                        .samples = count,
-                        .tokens = qkv.size(1),
-                        .heads = heads,
-                        .width = row / heads},
-                       {&qkv, &y, &log_sums, &dy, &dqkv});
+    return held_->find(
+        context_,
+        {.what = What::kBackward, .samples = count, .tokens = qkv.size(1), .heads = heads, .width = row / heads},
+        {&qkv, &y, &log_sums, &dy, &dqkv});
   };
   const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
   if (at_once < samples && !pieces_lie_well) return false;

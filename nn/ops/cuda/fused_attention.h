@@ -16,8 +16,8 @@ constexpr std::int64_t samples_at_once(std::int64_t samples, std::int64_t heads,
   return at_least(at_most(samples, kMostBytes / at_least(2 * heads * tokens * tokens, 1)), 1);
 }
 
-/// Opened at the first use. Both return whether there is a kernel; where there is none nothing is done, and cuDNN is not
-/// asked again.
+/// Opened at the first use. Both return whether there is a kernel; where there is none nothing is done, and cuDNN is
+/// not asked again.
 class FusedAttention {
  public:
   explicit FusedAttention(Context& context);

@@ -9,8 +9,8 @@ namespace lockstep::nn::cuda {
 
 // Note [Probing GELU]
 // NVIDIA says that cuBLASLt computes GELU, not by which formula, nor how exactly: its kernels may use the hardware's
-// tanh, which is off by 2⁻¹¹. So it is tried once for each type on numbers that are known. In bf16 an error of 2e-3 goes
-// under in the rounding of all around it, and is let pass; in f32 it is not.
+// tanh, which is off by 2⁻¹¹. So it is tried once for each type on numbers that are known. In bf16 an error of 2e-3
+// goes under in the rounding of all around it, and is let pass; in f32 it is not.
 constexpr int kGeluProbes = 128;
 
 /// From -8 to 8, and NaN and infinity.

@@ -33,10 +33,9 @@ class CudaLinear final : public LinearKernels {
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), nullptr};
-    Forward& held =
-        find(forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays), [&] {
-          return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), epilogue, y, arrays);
-        });
+    Forward& held = find(
+        forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
+        [&] { return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), epilogue, y, arrays); });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
     if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
@@ -239,9 +238,8 @@ class CudaLinear final : public LinearKernels {
   void upload(const std::vector<float>& values, const Tensor& to) {
     const Tensor f32 = Tensor::empty(context_.allocator, {to.count()});
     LOCKSTEP_ASSERT(values.size() == static_cast<std::size_t>(to.count()));
-    check_cuda(
-        cudaMemcpyAsync(f32.raw(), values.data(), f32.bytes(), cudaMemcpyHostToDevice, native(context_.stream)),
-        "trying a fused activation");
+    check_cuda(cudaMemcpyAsync(f32.raw(), values.data(), f32.bytes(), cudaMemcpyHostToDevice, native(context_.stream)),
+               "trying a fused activation");
     pointwise_.cast(f32, to);
     check_cuda(cudaStreamSynchronize(native(context_.stream)), "trying a fused activation");  // for `values`
   }
@@ -255,14 +253,16 @@ class CudaLinear final : public LinearKernels {
     return values;
   }
 
-  // See Note [Probing GELU]. Tried once, on biases behind a product that is 0, and on gradients of 1. Waits for the GPU.
+  // See Note [Probing GELU]. Tried once, on biases behind a product that is 0, and on gradients of 1. Waits for the
+  // GPU.
   bool try_gelu(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = kGeluProbes;
     const Tensor x = filled({kSamples, kIn}, dtype, 0.0f), w = filled({kOut, kIn}, dtype, 0.0f);
     const Tensor b = filled({kOut}, dtype, 0.0f), y = filled({kSamples, kOut}, dtype, 0.0f);
     const Tensor aside = filled({kSamples, kOut}, dtype, 0.0f);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
-    auto forward = try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kGelu, dtype, kOut), arrays);
+    auto forward =
+        try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kGelu, dtype, kOut), arrays);
     if (!forward) return false;
     upload(gelu_probes(), b);
     run(*forward, arrays);
@@ -288,8 +288,7 @@ class CudaLinear final : public LinearKernels {
     const Tensor theirs = Tensor::empty(context_.allocator, mask.shape, mask.dtype);
     const Tensor ours = Tensor::empty(context_.allocator, mask.shape, mask.dtype);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), theirs.raw()};
-    auto plan =
-        try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kRelu, dtype, kOut), arrays);
+    auto plan = try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kRelu, dtype, kOut), arrays);
     if (!plan) return false;
     // Signs of no period below the whole.
     std::vector<float> signs(kOut);

@@ -158,9 +158,8 @@ struct DropoutPlan {
   std::int64_t step_samples = 0, step_groups = 0;
 };
 template <int kQuads, int kWidth, class T>
-__global__ void __launch_bounds__(kBlock)
-    drop(DropoutPlan plan, const std::int64_t* numbers, std::int64_t layer, std::uint32_t threshold, float scale,
-         const T* x, T* y) {
+__global__ void __launch_bounds__(kBlock) drop(DropoutPlan plan, const std::int64_t* numbers, std::int64_t layer,
+                                               std::uint32_t threshold, float scale, const T* x, T* y) {
   const DropoutState state = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
   const std::int64_t first = std::int64_t{blockIdx.x} * (kBlock * kPacksPerThread) + threadIdx.x;
   std::int64_t sample = first / plan.groups, group = first % plan.groups;

@@ -39,8 +39,7 @@ __device__ void hold_digits(std::int64_t count, int shift, const TokenPlace* pla
   const std::int64_t begin = std::int64_t{blockIdx.x} * kChunk;
   const int held = static_cast<int>(at_most(count - begin, kChunk));
   for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kDigits)
-    digits[i / 8].of[i % 8] =
-        static_cast<std::uint16_t>(i < held ? digit_of(places[begin + i].token, shift) : kDigits);
+    digits[i / 8].of[i % 8] = static_cast<std::uint16_t>(i < held ? digit_of(places[begin + i].token, shift) : kDigits);
   __syncthreads();
 }
 
