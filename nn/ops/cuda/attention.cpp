@@ -1,5 +1,8 @@
 #include "nn/ops/attention.h"
 
+#include <cstddef>
+#include <initializer_list>
+
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/fused_attention.h"
 #include "nn/ops/cuda/kernels.h"

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kBlock)
 template <bool kKeys>
 __device__ void weigh(const AttentionSizes& sizes, float scale, const float* log_sums, std::int64_t own,
                       std::int64_t other, float (&scores)[4][4]) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)
     for (int j = 0; j < 4; ++j) {
       const std::int64_t row = own + place.down * 4 + i, column = other + place.across + j * kAcross;
@@ -45,7 +45,7 @@ __device__ void weigh(const AttentionSizes& sizes, float scale, const float* log
 template <bool kKeys>
 __device__ void through_softmax(const AttentionSizes& sizes, const float* means, std::int64_t own, std::int64_t other,
                                 const float (&weights)[4][4], float (&gradients)[4][4]) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)
     for (int j = 0; j < 4; ++j) {
       const std::int64_t query = kKeys ? other + place.across + j * kAcross : own + place.down * 4 + i;

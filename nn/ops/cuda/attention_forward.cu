@@ -17,7 +17,7 @@ template <int kOut, int kLoad, class T>
 __global__ void __launch_bounds__(kBlock) attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q,
                                                  HeadRows k, HeadRows v, HeadRows y, float* log_sums) {
   __shared__ TileMemory memory;
-  const TilePlace place;
+  const TilePlace place = tile_place();
   const std::int64_t head = grid.head(), column = grid.part() * kOut;
   // The last tiles see the most keys: they begin first.
   const std::int64_t begin = (grid.tiles - 1 - grid.tile()) * kTile;

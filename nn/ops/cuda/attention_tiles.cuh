@@ -38,8 +38,11 @@ struct TileMemory {
 };
 
 struct TilePlace {
-  int down = static_cast<int>(threadIdx.x) / kAcross, across = static_cast<int>(threadIdx.x) % kAcross;
+  int down, across;
 };
+__device__ inline TilePlace tile_place() {
+  return {static_cast<int>(threadIdx.x) / kAcross, static_cast<int>(threadIdx.x) % kAcross};
+}
 
 /// Rows of one head: `rows` of them are there, of `width` columns.
 template <class T>
@@ -80,7 +83,7 @@ __device__ void load_tile(const TileRows<const T>& from, std::int64_t column, fl
 template <int kLoad, class T>
 __device__ void score(const TileRows<const T>& own, const TileRows<const T>& other, TileMemory& memory,
                       float (&scores)[4][4]) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (std::int64_t column = 0; column < own.width; column += kSlab) {
     __syncthreads();  // what lies there has been read
     load_tile<kTile, kSlab, kSlabPitch, kLoad>(own, column, memory.own_slab());
@@ -104,7 +107,7 @@ __device__ void score(const TileRows<const T>& own, const TileRows<const T>& oth
 
 // The weights of a tile, for add_weighted(). Behind score(), which has waited for whoever still read the last ones.
 __device__ inline void leave_weights(TileMemory& memory, const float (&weights)[4][4]) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)
     for (int j = 0; j < 4; ++j) memory.weight(place.down * 4 + i)[place.across + j * kAcross] = weights[i][j];
 }
@@ -113,7 +116,7 @@ __device__ inline void leave_weights(TileMemory& memory, const float (&weights)[
 template <int kOut, int kLoad, class T>
 __device__ void add_weighted(const TileRows<const T>& other, std::int64_t column, TileMemory& memory,
                              float (&results)[4][kOut / kAcross]) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (int begin = 0; begin < kTile && begin < other.rows; begin += kPanel) {
     __syncthreads();
     load_tile<kPanel, kOut, kOut, kLoad>(other.from(begin), column, memory.panel());
@@ -137,7 +140,7 @@ __device__ void add_weighted(const TileRows<const T>& other, std::int64_t column
 template <int kOut, int kLoad, class T>
 __device__ void store_results(const float (&results)[4][kOut / kAcross], const float (&factors)[4], std::int64_t column,
                               const TileRows<T>& to) {
-  const TilePlace place;
+  const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i) {
     const int row = place.down * 4 + i;
     if (row >= to.rows) continue;

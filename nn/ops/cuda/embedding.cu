@@ -1,7 +1,6 @@
 #include "nn/ops/embedding.h"
 
 #include <limits>
-#include <utility>
 
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/columns.cuh"
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kBlock)
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   for (std::int64_t row = at.row; row < at.end; row += kMoveRows * plan.lines) {
-    Pack<T, kWidth> values[kMoveRows], added[kMoveRows];
+    Pack<T, kWidth> values[kMoveRows] = {}, added[kMoveRows] = {};
     for (int i = 0; i < kMoveRows; ++i) {
       const std::int64_t r = row + i * plan.lines;
       if (r >= at.end) continue;
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(kBlock)
     for (int k = 0; k < kWidth; ++k) to[k] += sum[k];
   };
   for (std::int64_t first = begin; first < end; first += kAtOnce) {
-    TokenPlace places[kAtOnce];
-    Pack<T, kWidth> values[kAtOnce];
+    TokenPlace places[kAtOnce] = {};
+    Pack<T, kWidth> values[kAtOnce] = {};
     for (int i = 0; i < kAtOnce; ++i)
       if (first + i < end) places[i] = order[first + i];
     for (int i = 0; i < kAtOnce; ++i)

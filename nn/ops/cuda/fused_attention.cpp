@@ -1,5 +1,6 @@
 #include "nn/ops/cuda/fused_attention.h"
 
+#include <initializer_list>
 #include <optional>
 
 #include "nn/ops/cuda/cudnn.h"

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kBlock) drop(DropoutPlan plan, const std::int6
   for (int i = 0; i < kPacksPerThread && sample < plan.samples; ++i) {
     const std::int64_t element = group * 4 * kQuads, begin = sample * plan.width + element;
     constexpr int kCount = 4 * kQuads;
-    Pack<T, kCount> values;
+    Pack<T, kCount> values = {};
     if constexpr (kWidth > 1) {
       values = load_pack<kCount>(x + begin);
     } else {
