@@ -6,7 +6,7 @@
 
 namespace lockstep::nn {
 
-/// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr.
+/// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr. GELU is kTanh.
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Epilogue::kNone);
 
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).

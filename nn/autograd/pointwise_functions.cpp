@@ -6,7 +6,7 @@ namespace {
 class ReluNode final : public Node {
  public:
   ReluNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through_relu(output())); }
+  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through(output(), Epilogue::kRelu)); }
 
  private:
   Var x_;

@@ -25,8 +25,10 @@ class Var {
   const Tensor& value() const { return state_->value; }
   const Shape& shape() const { return state_->value.shape(); }
   bool needs_grad() const { return state_->needs_grad; }
-  /// For operators: where a ReLU's result is positive (LinearKernels::mask_shape); undefined for most.
-  const Tensor& relu_mask() const { return state_->relu_mask; }
+  /// For operators: the activation that this is the result of, where the device has put something aside of it
+  /// (LinearKernels::aside_of), and that; kNone and undefined for most.
+  Epilogue activation() const { return state_->activation; }
+  const Tensor& aside() const { return state_->aside; }
 
  private:
   friend class Tape;
@@ -34,8 +36,9 @@ class Var {
     Tensor value;
     Tensor grad;  // undefined until the first consumer's backward has run
     bool needs_grad = false;
-    Tensor relu_mask;
-    bool has_unmasked = false;  // contributions to its gradient
+    Epilogue activation = Epilogue::kNone;
+    Tensor aside;
+    Tensor grad_through;  // what consumers have contributed that have differentiated the activation themselves
   };
   explicit Var(State* state) : state_(state) {}
   State* state_ = nullptr;
@@ -120,10 +123,14 @@ class Tape {
 
   /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
   void contribute(Var v, Tensor grad);
-  /// The same for a gradient that v's mask has been applied to: take_grad_through_relu() need not do it again.
-  void contribute_masked(Var v, Tensor grad);
-  /// For operators: `v` is the result of a ReLU, and this its mask.
-  void set_relu_mask(Var v, Tensor mask) { v.state_->relu_mask = std::move(mask); }
+  /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
+  /// again.
+  void contribute_through(Var v, Tensor grad);
+  /// For operators: `v` is the result of `activation`, and this what the device has put aside of it.
+  void set_aside(Var v, Epilogue activation, Tensor aside) {
+    v.state_->activation = activation;
+    v.state_->aside = std::move(aside);
+  }
   /// v's gradient; undefined if nothing has flowed into it.
   const Tensor& grad(Var v) const { return v.state_->grad; }
 
@@ -131,8 +138,8 @@ class Tape {
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state_->grad, Tensor()); }
 
-  /// The same through a ReLU that was applied to `v` last: 0 where v is not positive.
-  Tensor take_grad_through_relu(Var v);
+  /// The same of what `v` is the result of `activation` of. GELU needs what was put aside of it.
+  Tensor take_grad_through(Var v, Epilogue activation);
 
   /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
@@ -173,6 +180,7 @@ class Tape {
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
   static void finish_uses(const Node& node);
+  void add_to_grad(Tensor& sum, Tensor grad);
 
   Backend& backend_;
   bool recording_ = true;

@@ -50,9 +50,7 @@ class FeedForward final : public Module {
         c_proj_(
             register_module("c_proj", std::make_unique<Linear>(context, 4 * spec.width, spec.width, residual(spec)))) {}
 
-  Var forward(Tape& tape, Var x) override {
-    return c_proj_.forward(tape, gelu(tape, c_fc_.forward(tape, x), GeluKind::kTanh));
-  }
+  Var forward(Tape& tape, Var x) override { return c_proj_.forward(tape, c_fc_.forward(tape, x, Epilogue::kGelu)); }
 
   std::string type_name() const override { return "FeedForward"; }
 

@@ -32,7 +32,7 @@ class PointwiseKernels {
   virtual void relu(const Tensor& x, const Tensor& y) = 0;
   /// dx = dy where y > 0, else 0; dx may be dy.
   virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
-  /// y = gelu(x) (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+  /// y = gelu(x) (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016); may be in place.
   virtual void gelu(const Tensor& x, GeluKind kind, const Tensor& y) = 0;
   /// dx = dy · gelu'(x); dx may be dy.
   virtual void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) = 0;

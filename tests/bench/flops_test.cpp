@@ -31,18 +31,40 @@ TEST(Flops, OfLinearHaveNoInputGradient) {
   EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 3), 3 * 2.0 * 2 * 5 * 2);
 }
 
+// Multiply-adds of a forward pass, as they are published.
+TEST(Flops, OfResNetsAreThosePublished) {
+  for (const auto& [name, published] : {std::pair{"resnet18", 1.814e9}, std::pair{"resnet50", 4.089e9}}) {
+    auto spec = spec_of(name, {224, 224, 3});
+    spec.classes = 1000;
+    double forward = 0;
+    for (const auto& p : products_of(spec)) forward += static_cast<double>(p.rows * p.in * p.out);
+    EXPECT_NEAR(forward, published, 1e-3 * published) << name;
+  }
+}
+
+TEST(Flops, OfGptAreCountedByHand) {
+  auto spec = spec_of("gpt", {5});
+  spec.gpt = {.layers = 3, .heads = 2, .width = 8};
+  spec.classes = 11;
+  // Of a token 12 · 8² in each layer and 8 · 11 behind them; of each of 15 pairs 2 · 8.
+  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 7), 7 * 6.0 * (3 * (5 * 768.0 + 15 * 16.0) + 5 * 88.0));
+}
+
 TEST(Flops, AreOfTheModelsThatThereAre) {
   const auto backend = nn::make_cpu_backend(1);
   nn::Generator generator(1);
   nn::Context context{*backend, generator};
   for (const auto& name : nn::model_names()) {
-    for (const auto& shape : {std::vector<std::int64_t>{28, 28, 1}, {9, 14, 3}}) {
-      auto spec = spec_of(name, shape);
+    const bool gpt = name.starts_with("gpt");
+    for (const auto& image : {std::vector<std::int64_t>{32, 32, 1}, {33, 47, 3}}) {
+      auto spec = spec_of(name, gpt ? std::vector<std::int64_t>{9} : image);
       spec.hidden = {33, 17};
+      spec.gpt = {.layers = 2, .heads = 3, .width = 12, .context = 9};
       std::int64_t weights = 0, counted = 0;
       for (const auto& [parameter, p] : nn::make_model(context, spec)->named_parameters())
-        if (p->value().shape().size() >= 2) weights += p->value().count();
-      for (const auto& product : products_of(spec)) counted += product.in * product.out;
+        if (p->value().shape().size() >= 2 && parameter != "wpe.weight") weights += p->value().count();
+      for (const auto& product : products_of(spec))
+        if (product.out > 1) counted += product.in * product.out;  // attention has no weights
       EXPECT_EQ(counted, weights) << name;
     }
   }

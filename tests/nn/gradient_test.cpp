@@ -45,6 +45,22 @@ TEST_F(Gradient, LinearWithRelu) {
       [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get(), Epilogue::kRelu); });
 }
 
+// 16 outputs, which devices may differentiate GELU of while they compute something else, and 5, which they may not.
+// What reads the result: another product, an addition, or both.
+TEST_F(Gradient, LinearWithGelu) {
+  for (const std::int64_t out : {16, 5})
+    for (const int readers : {1, 2, 3}) {
+      const auto w = parameter(random_tensor(*backend, {out, 7}, 1)), b = parameter(random_tensor(*backend, {out}, 2));
+      const auto v = parameter(random_tensor(*backend, {out, out}, 4));
+      expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {w.get(), b.get(), v.get()}},
+                       [&](Tape& tape, std::span<const Var> x) {
+                         const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kGelu);
+                         const Var y = linear(tape, h, *v, nullptr);
+                         return readers == 1 ? y : readers == 2 ? add(tape, h, y) : add(tape, y, add(tape, y, h));
+                       });
+    }
+}
+
 TEST_F(Gradient, LinearFrozen) {
   for (const bool freeze_weight : {true, false}) {
     const auto w = parameter(random_tensor(*backend, {4, 3}, 1)), b = parameter(random_tensor(*backend, {4}, 2));

@@ -42,6 +42,7 @@ class CpuLinear final : public LinearKernels {
     matmul.bind(DNNL_ARG_DST, y);
     matmul.run();
     if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    if (epilogue == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {

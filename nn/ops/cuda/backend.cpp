@@ -40,6 +40,9 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       conv_(make_conv_kernels(context_, *pointwise_, *linear_)),
       pool_(make_pool_kernels(context_)),
       norm_(make_norm_kernels(context_)),
+      layer_norm_(make_layer_norm_kernels(context_)),
+      embedding_(make_embedding_kernels(context_)),
+      attention_(make_attention_kernels(context_)),
       loss_(make_loss_kernels(context_)),
       optim_(make_optim_kernels(context_)) {}
 

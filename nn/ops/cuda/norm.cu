@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 
@@ -33,18 +34,6 @@ __device__ Moments joined(Moments a, Moments b) {
   const float share = count > 0.0f ? b.count / count : 0.0f;
   const float apart = b.mean - a.mean;
   return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * (a.count * share)};
-}
-
-// Where a thread of the first stage is.
-struct Place {
-  int line;               // of the block
-  std::int64_t pack;      // of the row
-  std::int64_t row, end;  // its first one, and behind the block's last
-};
-__device__ Place place_in(const ColumnPlan& plan) {
-  const int lane = static_cast<int>(threadIdx.x) % plan.tile, line = static_cast<int>(threadIdx.x) / plan.tile;
-  const std::int64_t begin = blockIdx.y * plan.chunk;
-  return {line, std::int64_t{blockIdx.x} * plan.tile + lane, begin + line, at_most(begin + plan.chunk, plan.rows)};
 }
 
 // parts (chunks, 2, C): mean and squares of each chunk.

@@ -121,6 +121,23 @@ TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
     }
 }
 
+// GPT-2's, gpt's, one whose tokens fill no tile, narrow and wide heads.
+TEST_F(CudnnPlans, ThereIsADeterministicOneForAttention) {
+  for (const auto& [samples, tokens, heads, width] : {std::array<std::int64_t, 4>{8, 1024, 12, 64},
+                                                      {8, 128, 4, 64},
+                                                      {3, 77, 2, 64},
+                                                      {2, 256, 3, 8},
+                                                      {4, 512, 16, 128}})
+    for (const auto what : {AttentionProblem::What::kForward, AttentionProblem::What::kBackward}) {
+      const AttentionProblem problem = {what, samples, tokens, heads, width};
+      SCOPED_TRACE(problem.describe());
+      const AttentionPlan plan = Cudnn::plan_for(kH100, 90, problem);
+      EXPECT_THAT(plan.describe(), Not(HasSubstr("nondeterministic")));
+      std::cout << problem.describe() << ": " << plan.describe() << ", " << plan.workspace_bytes() << " bytes\n";
+      EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
+    }
+}
+
 TEST_F(CudnnPlans, WhatIsNoConvolutionIsAnError) {
   ConvProblem problem = problem_of(What::kForward, kLayers[1], DType::kF32);
   problem.y[3] = 63;
@@ -156,9 +173,23 @@ TEST_F(CudnnPlans, WithoutAGpuItDoesNotStart) {
 
 // It would bring its own device, streams and errors; which one is found is anybody's guess.
 TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
+  Cudnn::plan_for(kH100, 90, {AttentionProblem::What::kBackward, 2, 128, 2, 64});
   Cudnn::plan_for(kH100, problem_of(What::kForward, kLayers[0], DType::kBF16));
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) EXPECT_THAT(line, Not(HasSubstr("libcudart")));
+}
+
+TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
+  const AttentionProblem first = {AttentionProblem::What::kForward, 2, 3, 4, 8};
+  std::vector<AttentionProblem> others(5, first);
+  others[0].what = AttentionProblem::What::kBackward;
+  others[1].samples = 3;
+  others[2].tokens = 4;
+  others[3].heads = 5;
+  others[4].width = 16;
+  std::set<PlanKey> keys = {first.key()};
+  for (const AttentionProblem& other : others) keys.insert(other.key());
+  EXPECT_EQ(keys.size(), others.size() + 1);
 }
 
 TEST(ConvProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {

@@ -89,18 +89,62 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
   for (const auto& [settings, fused_forward, fused_backward] : cases) {
     soft_cuda::set_cublaslt(settings);
     linear = cuda::make_linear_kernels(context, *pointwise);
-    const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+    const Aside like = linear->aside_of(Epilogue::kRelu, kN, kOut, type());
+    const Tensor mask = Tensor::empty(allocator, like.shape, like.dtype);
     const auto y = results({activation_like({kN, kOut})},
-                           [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+                           [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_RELU_AUX_BIAS, fused_forward);
     expect_close(expected_forward(Epilogue::kRelu), y[0], tolerance());
-    const auto dx = results({activation_like({kN, kOut})},
-                            [&](const auto& made) { linear->backward_input_masked(dy, v, mask, made[0]); });
+    const auto dx = results({activation_like({kN, kOut})}, [&](const auto& made) {
+      linear->backward_input_through(dy, v, Epilogue::kRelu, mask, made[0]);
+    });
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DRELU, fused_backward);
     const Tensor expected = cpu->empty({kN, kOut});
     cpu->linear().backward_input(dy_host, v_host, expected);
     cpu->pointwise().relu_backward(y[0], expected, expected);
     expect_close(expected, dx[0], tolerance());
+  }
+}
+
+// See Note [Probing GELU].
+TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
+  constexpr std::int64_t kWide = 16, kNext = 3;
+  const bool bf16 = type() == DType::kBF16;
+  const Tensor v = activation(random({kWide, kIn}, 2)), c = activation(random({kWide}, 3));
+  const Tensor dy = activation(random({kN, kNext}, 4)), u = activation(random({kNext, kWide}, 5));
+  struct Case {
+    CublasLtSettings settings;
+    bool fused_forward, fused_backward;
+  };
+  const Case cases[] = {
+      {{}, true, true},
+      {{.rough_gelu = true}, bf16, bf16},
+      {{.other_gelu = true}, false, false},
+      {{.refused_epilogues = CUBLASLT_EPILOGUE_GELU}, false, false},
+      {{.refused_epilogues = 64}, true, false},  // of DGELU alone
+  };
+  std::vector<Tensor> first;
+  for (const auto& [settings, fused_forward, fused_backward] : cases) {
+    soft_cuda::set_cublaslt(settings);
+    linear = cuda::make_linear_kernels(context, *pointwise);
+    const Aside like = linear->aside_of(Epilogue::kGelu, kN, kWide, type());
+    const Tensor aside = Tensor::empty(allocator, like.shape, like.dtype);
+    const auto got =
+        results({activation_like({kN, kWide}), activation_like({kN, kWide})},
+                [&, forward = fused_forward, backward = fused_backward](const auto& made) {
+                  linear->forward_aside(x, v, c, Epilogue::kGelu, made[0], aside);
+                  EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, forward);
+                  linear->backward_input_through(dy, u, Epilogue::kGelu, aside, made[1]);
+                  EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DGELU, backward);
+                });
+    if (first.empty()) first = got;
+    Tolerance close = tolerance();
+    if (bf16) close = {type(), 0x1p16, 4.0};  // what is rounded in between, and by how much the rough one is off
+    for (std::size_t i = 0; i < got.size(); ++i) expect_close(first[i], got[i], close);
+    const auto inferred = results({activation_like({kN, kWide})},
+                                  [&](const auto& made) { linear->forward(x, v, c, Epilogue::kGelu, made[0]); });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_GELU_BIAS, fused_forward);
+    expect_close(first[0], inferred[0], close);
   }
 }
 
