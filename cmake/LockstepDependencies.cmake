@@ -18,6 +18,20 @@ target_include_directories(lockstep_libzip SYSTEM INTERFACE ${LIBZIP_INCLUDE_DIR
 target_link_libraries(lockstep_libzip INTERFACE ${LIBZIP_LIBRARY})
 
 # By name, so that no pkg-config is needed.
+find_path(TURBOJPEG_INCLUDE_DIR turbojpeg.h REQUIRED)
+find_library(TURBOJPEG_LIBRARY turbojpeg REQUIRED)
+add_library(lockstep_turbojpeg INTERFACE)
+add_library(lockstep::turbojpeg ALIAS lockstep_turbojpeg)
+target_include_directories(lockstep_turbojpeg SYSTEM INTERFACE ${TURBOJPEG_INCLUDE_DIR})
+target_link_libraries(lockstep_turbojpeg INTERFACE ${TURBOJPEG_LIBRARY})
+
+find_path(SPNG_INCLUDE_DIR spng.h REQUIRED)
+find_library(SPNG_LIBRARY spng REQUIRED)
+add_library(lockstep_spng INTERFACE)
+add_library(lockstep::spng ALIAS lockstep_spng)
+target_include_directories(lockstep_spng SYSTEM INTERFACE ${SPNG_INCLUDE_DIR})
+target_link_libraries(lockstep_spng INTERFACE ${SPNG_LIBRARY})
+
 find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
 find_library(HWLOC_LIBRARY hwloc REQUIRED)
 add_library(lockstep_hwloc INTERFACE)
