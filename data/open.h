@@ -16,9 +16,9 @@ struct OpenOptions {
   std::uint64_t seed = 1;                  // of made-up data
   std::int64_t context = kDefaultContext;  // tokens of a sample
   // What only data sets of images take, and others refuse.
-  std::optional<bool> augment;                // training samples are changed at random; default: yes
-  std::optional<int> image_size;              // images: height and width of a sample; default: kDefaultImageSize
-  std::optional<std::uint64_t> most_damaged;  // images: files that are put up with; default: kDefaultMostDamaged
+  std::optional<bool> augment = {};                // training samples are changed at random; default: yes
+  std::optional<int> image_size = {};              // images: height and width of a sample; default: kDefaultImageSize
+  std::optional<std::uint64_t> most_damaged = {};  // images: files that are put up with; default: kDefaultMostDamaged
 };
 
 /// Opens
