@@ -48,8 +48,7 @@ const std::vector<std::byte>& jpeg() {
 }
 
 void count(benchmark::State& state) {
-  state.counters["images/s"] =
-      benchmark::Counter(static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["images/s"] = benchmark::Counter(static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
   state.SetLabel(std::to_string(jpeg().size()) + " bytes");
 }
 
@@ -71,8 +70,8 @@ void Resample(benchmark::State& state, bool training) {
   const data::ImageView image = decoder.decode();
   std::uint64_t draw = 0;
   for (auto _ : state) {
-    const auto view = training ? data::training_view(image.size, kSize, mix64(draw++)) :
-                                 data::evaluation_view(image.size, kSize);
+    const auto view =
+        training ? data::training_view(image.size, kSize, mix64(draw++)) : data::evaluation_view(image.size, kSize);
     resampler.run(image, view, data::kImageNet, out);
     benchmark::ClobberMemory();
   }
@@ -89,8 +88,7 @@ void ReadImage(benchmark::State& state, bool training) {
   std::uint64_t draw = 0;
   for (auto _ : state) {
     const data::ImageSize whole = decoder.open(jpeg());
-    const auto view =
-        training ? data::training_view(whole, kSize, mix64(draw++)) : data::evaluation_view(whole, kSize);
+    const auto view = training ? data::training_view(whole, kSize, mix64(draw++)) : data::evaluation_view(whole, kSize);
     const data::ImageView image = decoder.decode(training ? data::eighths_for(view) : 8);
     resampler.run(image, data::for_decoded(view, whole, image.size), data::kImageNet, out);
     benchmark::ClobberMemory();

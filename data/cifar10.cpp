@@ -70,9 +70,9 @@ class Cifar10 final : public Dataset {
         const int from_column = (change.mirrored ? kSide - 1 - column : column) + change.left;
         const bool inside = from_row >= 0 && from_row < kSide && from_column >= 0 && from_column < kSide;
         for (std::size_t c = 0; c < 3; ++c)
-          out[c] = numbers_[c][inside ? bytes[1 + c * kPlaneBytes + static_cast<std::size_t>(from_row * kSide +
-                                                                                             from_column)]
-                                      : 0];
+          out[c] =
+              numbers_[c][inside ? bytes[1 + c * kPlaneBytes + static_cast<std::size_t>(from_row * kSide + from_column)]
+                                 : 0];
       }
   }
 
@@ -87,10 +87,10 @@ MappedFile checked(const std::string& path) {
   const auto bytes = file.bytes();
   if (bytes.empty()) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFiles);
   if (bytes.size() % kRecordBytes != 0)
-    throw IoError(fmt::format("{}: cut off: it ends at byte {}, within record {}, which ends at byte {}", path,
-                              bytes.size(), bytes.size() / kRecordBytes,
-                              (bytes.size() / kRecordBytes + 1) * kRecordBytes),
-                  "fetch the file again: of CIFAR-10's, each has 30,730,000 bytes");
+    throw IoError(
+        fmt::format("{}: cut off: it ends at byte {}, within record {}, which ends at byte {}", path, bytes.size(),
+                    bytes.size() / kRecordBytes, (bytes.size() / kRecordBytes + 1) * kRecordBytes),
+        "fetch the file again: of CIFAR-10's, each has 30,730,000 bytes");
   for (std::size_t at = 0; at < bytes.size(); at += kRecordBytes)
     if (const auto label = std::to_integer<int>(bytes[at]); label >= kCifar10Classes)
       throw IoError(fmt::format("{}: label {} of record {} (byte {}) is not below {}", path, label, at / kRecordBytes,
@@ -107,10 +107,8 @@ std::shared_ptr<const Dataset> open_part(const fs::path& directory, const std::v
     files.push_back(checked((directory / (name + ".bin")).string()));
     size += files.back().bytes().size() / kRecordBytes;
   }
-  Dataset::Info info{.name = fmt::format("cifar10 {}", part),
-                     .size = size,
-                     .dims = {kSide, kSide, 3},
-                     .classes = classes};
+  Dataset::Info info{
+      .name = fmt::format("cifar10 {}", part), .size = size, .dims = {kSide, kSide, 3}, .classes = classes};
   return std::make_shared<Cifar10>(std::move(info), std::move(files), augment);
 }
 

@@ -15,9 +15,9 @@ inline constexpr Normalisation kCifar10 = {{0.4914f, 0.4822f, 0.4465f}, {0.2470f
 
 /// Reads data_batch_1.bin … data_batch_5.bin and test_batch.bin from `directory`, or from cifar-10-batches-bin within:
 /// records of a label and 32 × 32 bytes each of red, green and blue. A file may have any whole number of records.
-/// Samples have dims {32, 32, 3}. Read changed, where `augment` says so, they are cropped at random out of an image with
-/// four black pixels added on each side, and every other time mirrored. Throws IoError naming file and byte for what is
-/// missing, cut or has a label of 10 or more. `classes` ≥ 10 is what the data sets report.
+/// Samples have dims {32, 32, 3}. Read changed, where `augment` says so, they are cropped at random out of an image
+/// with four black pixels added on each side, and every other time mirrored. Throws IoError naming file and byte for
+/// what is missing, cut or has a label of 10 or more. `classes` ≥ 10 is what the data sets report.
 DataSplits open_cifar10(const std::string& directory, int classes, bool augment);
 
 }  // namespace lockstep::data

@@ -28,8 +28,8 @@ void check_size(std::uint64_t width, std::uint64_t height, std::uint64_t most_pi
     throw IoError(fmt::format("its header claims {} x {} pixels; a side of {} is the longest that is read", width,
                               height, kMostImageSide));
   if (width > most_pixels / height)
-    throw IoError(fmt::format("its header claims {} x {} pixels; {} are the most that are read", width, height,
-                              most_pixels));
+    throw IoError(
+        fmt::format("its header claims {} x {} pixels; {} are the most that are read", width, height, most_pixels));
 }
 
 [[noreturn]] void fail_bomb(std::uint64_t width, std::uint64_t height, std::size_t bytes) {

@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kLayout = "a data set images:DIR is a directory with a folder of images for each class";
 constexpr std::array<std::string_view, 3> kRead = {".jpg", ".jpeg", ".png"};
 // Which torchvision would read, or people might expect.
-constexpr std::array<std::string_view, 9> kNotRead = {".ppm",  ".bmp",  ".pgm", ".tif", ".tiff",
+constexpr std::array<std::string_view, 9> kNotRead = {".ppm",  ".bmp", ".pgm", ".tif", ".tiff",
                                                       ".webp", ".gif", ".jp2", ".avif"};
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& remedy = kLayout) {
@@ -99,7 +99,10 @@ std::string printable(std::string_view text) {
 std::vector<std::string> list_classes(const std::string& directory) {
   std::error_code error;
   if (!fs::is_directory(directory, error))
-    refuse(directory, error ? error.message() : fs::exists(directory, error) ? "not a directory" : "no such directory",
+    refuse(directory,
+           error                          ? error.message()
+           : fs::exists(directory, error) ? "not a directory"
+                                          : "no such directory",
            directory.starts_with('~') ? "shells expand ~ only at the start of a word: write images:$HOME/…" : kLayout);
   std::vector<std::string> classes;
   bool images = false;

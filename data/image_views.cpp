@@ -14,9 +14,7 @@ double uniform(SplitMix64& random) { return static_cast<double>(random.next() >>
 // Python's round(), which torchvision calls: halves go to the even neighbour.
 int rounded(double value) { return static_cast<int>(std::nearbyint(value)); }
 
-int below(SplitMix64& random, int bound) {
-  return static_cast<int>(random.below(static_cast<std::uint32_t>(bound)));
-}
+int below(SplitMix64& random, int bound) { return static_cast<int>(random.below(static_cast<std::uint32_t>(bound))); }
 
 }  // namespace
 

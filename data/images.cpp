@@ -207,9 +207,9 @@ ImageList list_validation(const std::string& directory, const std::vector<std::s
   for (const std::string& name : found) {
     const auto place = std::ranges::lower_bound(classes, name);
     if (place == classes.end() || *place != name)
-      throw IoError(fmt::format("{}/{}: no such folder is in {}", printable(directory), printable(name),
-                                printable(train)),
-                    "train and val have the same classes, a folder for each");
+      throw IoError(
+          fmt::format("{}/{}: no such folder is in {}", printable(directory), printable(name), printable(train)),
+          "train and val have the same classes, a folder for each");
     places.push_back(static_cast<std::int32_t>(place - classes.begin()));
   }
   ImageList list(directory);
@@ -229,10 +229,10 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
   check_classes(options.classes, classes, train);
   constexpr std::array<std::string_view, 5> kParts = {"train", "val", "test", "valid", "validation"};
   if (!split && std::ranges::all_of(classes, [&](const auto& name) { return std::ranges::count(kParts, name) > 0; }))
-    throw IoError(fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts",
-                              printable(directory), join(classes, ", ")),
-                  fmt::format("call them train and val, or name one itself: images:{}/{}", printable(directory),
-                              classes[0]));
+    throw IoError(
+        fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts", printable(directory),
+                    join(classes, ", ")),
+        fmt::format("call them train and val, or name one itself: images:{}/{}", printable(directory), classes[0]));
   const int count = options.classes > 0 ? options.classes : static_cast<int>(classes.size());
   const auto part = [&](const char* name, const std::shared_ptr<const ImageList>& list,
                         std::vector<std::uint32_t> files) {
@@ -249,13 +249,12 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
     (held_out ? others : mine).push_back(static_cast<std::uint32_t>(i));
   }
   if (!split && others.empty())
-    throw IoError(fmt::format("{}: {} images are too few: every tenth is for validation", printable(directory),
-                              list->size()),
-                  "add images, or divide them into DIR/train and DIR/val");
+    throw IoError(
+        fmt::format("{}: {} images are too few: every tenth is for validation", printable(directory), list->size()),
+        "add images, or divide them into DIR/train and DIR/val");
   if (!split) return {part("train", list, std::move(mine)), part("validation", list, std::move(others))};
 
-  const auto validation =
-      std::make_shared<const ImageList>(list_validation(directory + "/val", classes, train));
+  const auto validation = std::make_shared<const ImageList>(list_validation(directory + "/val", classes, train));
   others.resize(validation->size());
   for (std::uint32_t i = 0; i < others.size(); ++i) others[i] = i;
   return {part("train", list, std::move(mine)), part("validation", validation, std::move(others))};

@@ -59,7 +59,8 @@ DataSplits open_random(const std::string& spec, const std::string& argument, con
 
 void refuse_option(bool given, const char* flag, const std::string& name, const char* takers) {
   if (given)
-    throw UsageError(fmt::format("--{} for the data set {}", flag, name), fmt::format("leave it out: it is for {}", takers));
+    throw UsageError(fmt::format("--{} for the data set {}", flag, name),
+                     fmt::format("leave it out: it is for {}", takers));
 }
 
 const std::string& directory_of(const std::string& spec, const std::string& argument, const char* what) {

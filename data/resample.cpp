@@ -46,8 +46,8 @@ inline void mix_pixels(float* __restrict out, const float* __restrict pixels, co
 
 }  // namespace
 
-// Pillow's rule (precompute_coeffs in its Resample.c): pixel i looks from begin + (i + 1/2) · step, and what lies nearer
-// than max(1, step) counts the less the farther it is.
+// Pillow's rule (precompute_coeffs in its Resample.c): pixel i looks from begin + (i + 1/2) · step, and what lies
+// nearer than max(1, step) counts the less the farther it is.
 void Resampler::Taps::plan(double begin, double extent, int limit, int pixels, int from, int to) {
   const double step = extent / pixels, reach = std::max(1.0, step);
   const int low = static_cast<int>(std::floor(begin));

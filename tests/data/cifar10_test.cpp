@@ -124,7 +124,8 @@ TEST_F(Cifar10Test, CutAndLyingFilesAreNamedWithTheByte) {
 
 TEST_F(Cifar10Test, TheArchivesOwnFolderIsFound) {
   std::filesystem::create_directory(directory_.path("cifar-10-batches-bin"));
-  for (const char* name : {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
+  for (const char* name :
+       {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
     std::filesystem::rename(directory_.path(name + std::string(".bin")),
                             directory_.path("cifar-10-batches-bin/" + std::string(name) + ".bin"));
   EXPECT_EQ(open().train->size(), 10u);

@@ -180,8 +180,8 @@ TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
     read(*splits.train, 6);
     FAIL() << "nothing was thrown";
   } catch (const IoError& thrown) {
-    EXPECT_THAT(thrown.line(), AllOf(HasSubstr("4 images are damaged"), HasSubstr("a/6.png"),
-                                     HasSubstr("--most-damaged 3")));
+    EXPECT_THAT(thrown.line(),
+                AllOf(HasSubstr("4 images are damaged"), HasSubstr("a/6.png"), HasSubstr("--most-damaged 3")));
   }
   EXPECT_NO_THROW(read(*open({.most_damaged = 4}).train, 6));
 }

@@ -21,6 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
     table.add({.name = "betas", .placeholder = "A,B", .set = number_pair(betas, {})});
     add_config_option(table);
-    parse_options(table, {{"--config", path}, [](const std::string&) { return std::nullopt; }, {}}, {{"hosts", "launch"}});
+    parse_options(table, {{"--config", path}, [](const std::string&) { return std::nullopt; }, {}},
+                  {{"hosts", "launch"}});
   });
 }

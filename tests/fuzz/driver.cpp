@@ -1,5 +1,6 @@
-// fuzz_driver TARGET MUTATIONS DIRECTORY…: runs a fuzz target on each file of the directories, and on so many mutations
-// of them, the same every time. It ends by a signal or by an exception where libFuzzer would report a crash.
+// fuzz_driver TARGET MUTATIONS DIRECTORY…: runs a fuzz target on each file of the directories (scripts and their
+// notes aside), and on so many mutations of them, the same every time. It ends by a signal or by an exception where
+// libFuzzer would report a crash.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -31,7 +32,8 @@ const std::map<std::string, Target> kTargets = {
 std::vector<std::string> read_corpus(int count, char** directories) {
   std::vector<fs::path> paths;
   for (int i = 0; i < count; ++i)
-    for (const auto& entry : fs::directory_iterator(directories[i])) paths.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(directories[i]))
+      if (entry.path().extension() != ".py" && entry.path().extension() != ".json") paths.push_back(entry.path());
   std::ranges::sort(paths);
   std::vector<std::string> corpus;
   for (const auto& path : paths) {
@@ -44,7 +46,9 @@ std::vector<std::string> read_corpus(int count, char** directories) {
 // One to four of: a byte or a word overwritten, a part taken out, repeated, or taken from another file.
 std::string mutated(const std::vector<std::string>& corpus, std::uint64_t seed) {
   lockstep::SplitMix64 random(seed);
-  const auto below = [&](std::size_t bound) { return random.below(static_cast<std::uint32_t>(std::max<std::size_t>(bound, 1))); };
+  const auto below = [&](std::size_t bound) {
+    return random.below(static_cast<std::uint32_t>(std::max<std::size_t>(bound, 1)));
+  };
   std::string input = corpus[below(corpus.size())];
   for (std::uint32_t times = 1 + below(4); times > 0; --times) {
     const std::size_t at = below(input.size() + 1), length = below(std::min<std::size_t>(input.size() - at, 64) + 1);

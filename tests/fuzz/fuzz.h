@@ -1,5 +1,6 @@
 // What the fuzz targets share. Each parser has one file NAME_fuzz.cpp, which defines libFuzzer's entry: scripts/fuzz
-// compiles it with clang and runs it for minutes, ctest (tests/fuzz/driver.cpp) runs its corpus and some mutations of it.
+// compiles it with clang and runs it for minutes, ctest (tests/fuzz/driver.cpp) runs its corpus and some mutations of
+// it.
 #pragma once
 
 #include <sys/mman.h>

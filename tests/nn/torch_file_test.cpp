@@ -160,7 +160,9 @@ struct Pickle {
       for (const std::int64_t each : list) long_number(static_cast<std::uint64_t>(each));
       op("t");
     }
-    return op("\x89" "NtR");
+    return op(
+        "\x89"
+        "NtR");
   }
 };
 
@@ -176,9 +178,7 @@ std::string legacy(const std::string& root, std::uint64_t claimed = 4) {
   return file.append(reinterpret_cast<const char*>(numbers), sizeof numbers);
 }
 
-std::string dictionary(const Pickle& content) {
-  return Pickle().op("}(").op(content.bytes.substr(2)).op("u.").bytes;
-}
+std::string dictionary(const Pickle& content) { return Pickle().op("}(").op(content.bytes.substr(2)).op("u.").bytes; }
 
 class HandMade : public ::testing::Test {
  protected:
@@ -249,7 +249,8 @@ class UnpicklerTest : public ::testing::Test {
 };
 
 TEST_F(UnpicklerTest, ValuesOfAllKinds) {
-  const std::string ops = Pickle().op("(NK\x05").number(-7).op("\x88\x89)G\x3f\xe0" + std::string(6, '\0')).text("é").op("]}t.").bytes;
+  const std::string ops =
+      Pickle().op("(NK\x05").number(-7).op("\x88\x89)G\x3f\xe0" + std::string(6, '\0')).text("é").op("]}t.").bytes;
   std::size_t at = 0;
   const Pickled tuple = unpickle(std::as_bytes(std::span(ops)), at, "it");
   EXPECT_EQ(at, ops.size());
