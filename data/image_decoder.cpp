@@ -88,10 +88,11 @@ class ImageDecoder::Jpeg {
     file_ = file;
     size_ = {};
     int subsampling = 0, colours = -1;
-    // It fails for subsamplings without a name too, which can be decoded: then the size is known all the same.
-    if (tjDecompressHeader3(handle_, data(), file.size(), &size_.width, &size_.height, &subsampling, &colours) != 0 &&
-        (size_.width <= 0 || size_.height <= 0 || subsampling >= 0))
-      throw IoError(reason());
+    if (tjDecompressHeader3(handle_, data(), file.size(), &size_.width, &size_.height, &subsampling, &colours) != 0) {
+      // It also fails after a mere warning, and for subsamplings without a name, which can be decoded all the same.
+      const bool usable = subsampling < 0 || (tjGetErrorCode(handle_) == TJERR_WARNING && !spoils(reason()));
+      if (!usable || size_.width <= 0 || size_.height <= 0) throw IoError(reason());
+    }
     const auto width = static_cast<std::uint64_t>(std::max(size_.width, 0));
     const auto height = static_cast<std::uint64_t>(std::max(size_.height, 0));
     check_size(width, height, most_pixels);
@@ -157,7 +158,9 @@ class ImageDecoder::Png {
   ImageView decode() {
     std::uint8_t* const pixels = buffer_.room_for(size_);
     const std::size_t bytes = static_cast<std::size_t>(size_.width) * static_cast<std::size_t>(size_.height) * 4;
-    const int code = spng_decode_image(context_.get(), pixels, bytes, SPNG_FMT_RGBA8, 0);
+    int code = spng_decode_image(context_.get(), pixels, bytes, SPNG_FMT_RGBA8, 0);
+    // To the end of the file: there the last checksums are.
+    if (code == 0) code = spng_decode_chunks(context_.get());
     context_.reset();
     check(code);
     return {pixels, size_};
