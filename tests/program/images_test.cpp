@@ -63,12 +63,12 @@ TEST_F(Images, AResNetTrainsOnThem) {
 }
 
 TEST_F(Images, DamagedOnesAreNamedAndCounted) {
-  damage("0.jpg");
-  damage("00.jpg");
+  damage("0rgb420.jpg");
+  damage("2rgb420.jpg");
   const auto outcome = train("--epochs 1", 2);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0.jpg"));
-  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/00.jpg"));
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/2rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("took their places"));
   const auto strict = train("--epochs 1 --most-damaged 1");
   EXPECT_EQ(strict.code, 3) << strict.err;
