@@ -4,6 +4,7 @@
 
 #include "cli/option_sources.h"
 #include "cli/values.h"
+#include "data/images.h"
 
 namespace lockstep::cli {
 namespace {
@@ -22,14 +23,29 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
   table.group("Model and data");
   table.add({.name = "data",
              .placeholder = "DATA[:PATH]",
-             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz), text:FILE, tokens:FILE (16-bit) or "
-                     "random:SHAPE,LEN",
+             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz), cifar10:DIR (binary version), images:DIR "
+                     "(JPEG and PNG, a folder a class), text:FILE, tokens:FILE (16-bit) or random:SHAPE,LEN",
              .set = text(config.data)});
   table.add({.name = "classes",
              .placeholder = "K",
              .help = "classes of the last layer",
              .default_text = "what the data has",
              .set = integer(config.classes, 1, 1 << 24)});
+  table.add({.name = "augment",
+             .placeholder = "yes|no",
+             .help = "cifar10, images: training samples are cropped and mirrored at random",
+             .default_text = "yes",
+             .set = boolean(config.augment)});
+  table.add({.name = "image-size",
+             .placeholder = "N",
+             .help = "images: height and width of a sample, in pixels",
+             .default_text = fmt::to_string(data::kDefaultImageSize),
+             .set = integer(config.image_size, 1, data::kMostImageSize)});
+  table.add({.name = "most-damaged",
+             .placeholder = "N",
+             .help = "images: files that cannot be read and are replaced by others, before a rank gives up",
+             .default_text = fmt::to_string(data::kDefaultMostDamaged),
+             .set = integer(config.most_damaged, 0, kMost)});
   table.add({.name = "in",
              .placeholder = "N",
              .help = "linear: input features",

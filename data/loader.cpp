@@ -188,11 +188,14 @@ void Loader::assemble(Slot& slot) const {
     batch.x = {slot.x.data<float>(), count * elements};
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
+    const std::uint64_t index = slot.step.indices[i];
     const auto labels = batch.labels.subspan(i * labels_each, labels_each);
     if (dataset_->has_tokens())
-      dataset_->read_tokens(slot.step.indices[i], batch.tokens.subspan(i * elements, elements), labels);
+      dataset_->read_tokens(index, batch.tokens.subspan(i * elements, elements), labels);
+    else if (slot.step.key)
+      dataset_->read_changed(index, draw_of(*slot.step.key, index), batch.x.subspan(i * elements, elements), labels[0]);
     else
-      dataset_->read(slot.step.indices[i], batch.x.subspan(i * elements, elements), labels[0]);
+      dataset_->read(index, batch.x.subspan(i * elements, elements), labels[0]);
   }
   batch.plan = slot.step.plan;
   batch.state_after = slot.step.state_after;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "data/dataset.h"
@@ -14,11 +15,17 @@ struct OpenOptions {
   int classes = 0;                         // 0: the data set's own number
   std::uint64_t seed = 1;                  // of made-up data
   std::int64_t context = kDefaultContext;  // tokens of a sample
+  // What only data sets of images take, and others refuse.
+  std::optional<bool> augment = {};                // training samples are changed at random; default: yes
+  std::optional<int> image_size = {};              // images: height and width of a sample; default: kDefaultImageSize
+  std::optional<std::uint64_t> most_damaged = {};  // images: files that are put up with; default: kDefaultMostDamaged
 };
 
 /// Opens
 ///   digits            8×8 handwritten digits, shipped inside the program;
 ///   mnist:DIR         MNIST's four IDX files, plain or .gz;
+///   cifar10:DIR       CIFAR-10's binary version (data/cifar10.h);
+///   images:DIR        JPEG and PNG files, a folder for each class (data/images.h);
 ///   random:SHAPE,LEN  LEN made-up samples; SHAPE is a number of features (5) or CxHxW (3x32x32; the samples' dims are
 ///                     {H, W, C} all the same);
 ///   text:FILE         the characters of a text in UTF-8 (data/text.h);

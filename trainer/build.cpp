@@ -34,8 +34,13 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 }
 
 data::DataSplits open_splits(const TrainConfig& config) {
-  data::OpenOptions options{
-      .classes = config.classes.value_or(0), .seed = config.seed, .context = context_of(config.model)};
+  data::OpenOptions options{.classes = config.classes.value_or(0),
+                            .seed = config.seed,
+                            .context = context_of(config.model),
+                            .augment = config.augment,
+                            .image_size = config.image_size,
+                            .most_damaged = {}};
+  if (config.most_damaged) options.most_damaged = static_cast<std::uint64_t>(*config.most_damaged);
   if (config.model.name == "linear" && options.classes == 0) {
     // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
     if (config.model.out)

@@ -99,6 +99,7 @@ void validate(const TrainConfig& config) {
   require_range("--batch", config.batch.value_or(1), kOne, kMostBatch);
   require_range("--global-batch", config.global_batch.value_or(1), kOne, kMostBatch);
   require_range("--workers", config.workers, 0);
+  require_range("--most-damaged", config.most_damaged.value_or(0), kNone);
   require_range("--epochs", config.epochs, kOne);
   require_range("--steps", config.steps.value_or(1), kOne);
   require_range("--eval-every", config.eval_every, kNone);
@@ -148,6 +149,8 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"freeze", config.freeze},
       {"data", config.data},
       {"classes", config.classes ? fmt::to_string(*config.classes) : "default"},
+      {"augment", text_of(config.augment)},
+      {"image-size", text_of(config.image_size)},
       {"batch", text_of(config.batch)},
       {"global-batch", text_of(config.global_batch)},
       {"tail", fmt::to_string(static_cast<int>(config.tail))},

@@ -36,12 +36,17 @@ struct TrainConfig {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
-  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN"
+  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (data/open.h)
   std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and step
   std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
   sampler::Tail tail = sampler::Tail::kExact;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
+  // Data sets of images alone: training samples are changed at random (default: yes), a sample's height and width in
+  // pixels, files a rank puts up with that cannot be read (data/open.h).
+  std::optional<bool> augment;
+  std::optional<int> image_size;
+  std::optional<std::int64_t> most_damaged;
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;

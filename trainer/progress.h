@@ -1,6 +1,7 @@
 // What a person sees while it trains: a bar on a terminal, plain lines elsewhere, nothing on other ranks than 0.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -43,7 +44,7 @@ class Progress {
 
   Style style_;
   std::int64_t total_steps_, epochs_, log_every_;
-  bool drawn_ = false;
+  std::atomic<bool> drawn_ = false;  // data workers warn too, which clears it
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_draw_{};
 };

@@ -186,6 +186,7 @@ class Run {
     metrics_.write(report);
     if (group_.rank() == 0)
       progress.summary({.final = report, .samples = samples_, .train_s = train_seconds_, .comm_wait_s = wait_seconds_});
+    tell_damaged();
     comm::agree_on(group_, [&] {
       if (group_.rank() == 0) save();
     });
@@ -195,6 +196,18 @@ class Run {
         throw IoError(metrics_.failure(),
                       "free some space and train again if the metrics matter; all else is complete");
     });
+  }
+
+  // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
+  void tell_damaged() {
+    for (const auto& dataset : {splits_.train, splits_.test}) {
+      const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->damaged()));
+      const std::int64_t most = *std::ranges::max_element(counts);
+      if (most == 0 || group_.rank() != 0) continue;
+      log_warn("{}: {} of {} samples {} damaged{}: others took their places, and the warnings above name them",
+               dataset->name(), most, dataset->size(), most == 1 ? "is" : "are",
+               group_.size() == 1 ? "" : ", or more, where no rank saw all of them");
+    }
   }
 
   void save() const {

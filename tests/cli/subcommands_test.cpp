@@ -65,6 +65,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--hidden",
                                               "64,32",
                                               "--classes=9",
+                                              "--augment=no",
+                                              "--image-size=96",
+                                              "--most-damaged=3",
                                               "--global-batch",
                                               "64",
                                               "--tail=pad",
@@ -107,6 +110,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_THAT(config.model.hidden, ElementsAre(64, 32));
   EXPECT_EQ(config.data, "random:784,1000");
   EXPECT_EQ(config.classes, 9);
+  EXPECT_EQ(config.augment, false);
+  EXPECT_EQ(config.image_size, 96);
+  EXPECT_EQ(config.most_damaged, 3);
   EXPECT_FALSE(config.batch);
   EXPECT_EQ(config.global_batch, 64);
   EXPECT_EQ(config.tail, sampler::Tail::kPad);

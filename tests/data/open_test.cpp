@@ -31,8 +31,8 @@ std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
 
 TEST(Open, UnknownNamesGetTheNearest) {
   EXPECT_EQ(error_of<UsageError>("digit"),
-            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, random:SHAPE,LEN, text:FILE, "
-            "tokens:FILE");
+            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, cifar10:DIR, images:DIR, "
+            "random:SHAPE,LEN, text:FILE, tokens:FILE");
   EXPECT_THAT(error_of<UsageError>("minst:/tmp"), HasSubstr("did you mean 'mnist'?"));
   EXPECT_THAT(error_of<UsageError>("Random:5,10"), HasSubstr("did you mean 'random'?"));
   EXPECT_THAT(error_of<UsageError>("elephant"),
@@ -41,6 +41,16 @@ TEST(Open, UnknownNamesGetTheNearest) {
   error_of<UsageError>(":");
   error_of<UsageError>("digits:");
   error_of<UsageError>("digits", {.classes = -1});
+}
+
+TEST(Open, OptionsOfImagesAreForImages) {
+  EXPECT_THAT(error_of<UsageError>("digits", {.augment = false}), HasSubstr("--augment for the data set digits"));
+  EXPECT_THAT(error_of<UsageError>("cifar10:/nowhere", {.image_size = 64}), HasSubstr("--image-size"));
+  EXPECT_THAT(error_of<UsageError>("random:5,10", {.most_damaged = 1}), HasSubstr("--most-damaged"));
+  EXPECT_THAT(error_of<UsageError>("images:/nowhere", {.image_size = 0}), HasSubstr("--image-size 1 to"));
+  EXPECT_THAT(error_of<UsageError>("images:"), HasSubstr("needs a directory"));
+  EXPECT_THAT(error_of<UsageError>("cifar10"), HasSubstr("needs a directory"));
+  EXPECT_THAT(error_of<UsageError>("cifar10:/nowhere", {.classes = 9}), HasSubstr("10 classes"));
 }
 
 TEST(OpenRandom, ShapesAndLengths) {

@@ -129,6 +129,8 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.model.hidden = {7}; },
       [](auto& c) { c.data = "random:5,100"; },
       [](auto& c) { c.classes = 3; },
+      [](auto& c) { c.augment = false; },
+      [](auto& c) { c.image_size = 64; },
       [](auto& c) { c.batch = 7; },
       [](auto& c) { c.global_batch = 7; },
       [](auto& c) { c.tail = sampler::Tail::kDrop; },

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Writes tests/fuzz/corpus: small inputs of each kind, whole ones and some that are not. The standard library is enough.
+
+Images and PyTorch's files are those of tests/data/golden and tests/nn/golden.
+"""
+import gzip
+import json
+import pathlib
+import struct
+import zipfile
+
+HERE = pathlib.Path(__file__).parent
+GOLDEN = HERE.parent / "nn" / "golden"
+
+
+def seed(target, name, content):
+    directory = HERE / "corpus" / target
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def idx(*dims):
+    count = 1
+    for dim in dims:
+        count *= dim
+    return bytes([0, 0, 8, len(dims)]) + b"".join(struct.pack(">I", d) for d in dims) + bytes(i % 256 for i in range(count))
+
+
+def safetensors(tensors, metadata=None):
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, content in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def main():
+    seed("idx", "images", idx(2, 3, 4))
+    seed("idx", "labels", idx(5))
+    seed("idx", "images.gz", gzip.compress(idx(2, 3, 4), mtime=0))
+    seed("idx", "labels.gz", gzip.compress(idx(5), mtime=0))
+    seed("idx", "huge", bytes([0, 0, 8, 3]) + b"\xff" * 12)
+
+    seed("safetensors", "two", safetensors([("a", "F32", [2, 1], bytes(8)), ("b.c", "I64", [], bytes(8))], {"format": "pt"}))
+    seed("safetensors", "types", safetensors([(t, t, [1], bytes(w)) for t, w in (("BF16", 2), ("F64", 8), ("U8", 1), ("I32", 4))]))
+    seed("safetensors", "empty", safetensors([]))
+    seed("safetensors", "long_header", struct.pack("<Q", 1 << 62) + b"{}")
+
+    seed("index", "one", '{"metadata": {"total_size": 2}, "weight_map": {"w": "a.safetensors"}}')
+    seed("index", "outside", '{"weight_map": {"w": "../a.safetensors"}}')
+    seed("index", "missing", '{"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}')
+
+    for path in sorted(GOLDEN.glob("*.pt")):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+                seed("pickle", path.stem, archive.read(name))
+    seed("pickle", "system", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
+
+    seed("text", "ascii", "To be, or not to be.\n")
+    seed("text", "wide", "é ß € 𝄞 \u0000 \u07ff \u0800 \uffff \U0010ffff")
+    seed("text", "broken", b"ok \xc3 \xed\xa0\x80 \xf4\x90\x80\x80")
+
+    seed("tokens", "whole", b"".join(struct.pack("<H", i % 1000) for i in range(60)))
+    seed("tokens", "too_large", b"".join(struct.pack("<H", 65535 - i) for i in range(60)))
+    seed("tokens", "odd", bytes(41))
+
+    seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
+    seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')
+    seed("config", "kinds", "data = 1979-05-27T07:32:00Z\n[table]\na.b = [[1], {c = inf}]\n")
+    seed("config", "wrong", 'data = "\\u00e9\\U0001F600"\nbach = 3\n')
+
+    seed("options", "flags", "cnn\n--data\ndigits\n--batch=3\n--quiet\n")
+    seed("options", "lists", "--hidden\n1,2\n--hidden=3\n--no_such\n-b\n5\nmlp\n\nQUIET=1\nDATA=x\n")
+    seed("options", "odd", "--\n--data=\n-\n--hosts\n--qui\n---\n=\n")
+
+
+main()
