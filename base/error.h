@@ -69,6 +69,14 @@ LOCKSTEP_DEFINE_ERROR(DivergedError, kDiverged);  // non-finite loss
 LOCKSTEP_DEFINE_ERROR(InternalError, kInternal);  // a bug in lockstep
 #undef LOCKSTEP_DEFINE_ERROR
 
+/// A device, or the host, has not as much memory left: it may have when something was given back.
+class OutOfMemoryError : public DeviceError {
+ public:
+  explicit OutOfMemoryError(const std::string& what, std::string remedy = {},
+                            std::source_location where = std::source_location::current())
+      : DeviceError(what, std::move(remedy), where) {}
+};
+
 /// A stop that was asked for by signal `signal_number`; exit code 128 + signal_number.
 class InterruptedError : public Error {
  public:

@@ -21,8 +21,8 @@ class HostMemory final : public MemorySource {
     const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
     void* data = std::aligned_alloc(alignment, rounded);
     if (data == nullptr)
-      throw DeviceError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
-                        "use a smaller batch or model, or a machine with more memory");
+      throw OutOfMemoryError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
+                             "use a smaller batch or model, or a machine with more memory");
     if (large) ::madvise(data, rounded, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
     return static_cast<std::byte*>(data);
   }

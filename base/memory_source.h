@@ -10,7 +10,8 @@ namespace lockstep {
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// At least 64-byte aligned. Throws DeviceError or CudaError that says how much was asked.
+  /// At least 64-byte aligned. Throws OutOfMemoryError where there is not as much, DeviceError or CudaError for all
+  /// else; each says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
 };

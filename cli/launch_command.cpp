@@ -1,14 +1,17 @@
 #include "cli/launch_command.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 
 #include "base/env.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/build_config.h"
 #include "cli/values.h"
 #include "devices/read_gpus.h"
 #include "devices/visible.h"
+#include "launcher/hosts/host_helper.h"
 #include "launcher/launch.h"
 
 namespace lockstep::cli {
@@ -27,15 +30,44 @@ Setter rank_count(int& target) {
   };
 }
 
-}  // namespace
-
-int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup) {
+/// By flag or environment; what else a program may be told (a config file), a launcher cannot know.
+bool is_told_cpu(std::span<const std::string> program, const EnvLookup& lookup) {
   std::string device = lookup("LOCKSTEP_DEVICE").value_or("");
   for (std::size_t i = 0; i < program.size(); ++i) {
     if (program[i].starts_with("--device=")) device = program[i].substr(program[i].find('=') + 1);
     if (program[i] == "--device" && i + 1 < program.size()) device = program[i + 1];
   }
-  if (device == "cpu") return 0;
+  return device == "cpu";
+}
+
+/// NAME or NAME=VALUE, separated by commas.
+Setter exports(std::vector<std::string>& target) {
+  return [&target](const std::string& text) -> std::optional<Complaint> {
+    for (auto& word : split(text, ',')) {
+      const std::string name = word.substr(0, word.find('='));
+      const bool letters =
+          std::ranges::all_of(name, [](unsigned char c) { return (std::isalnum(c) != 0 && c < 0x80) || c == '_'; });
+      if (name.empty() || !letters || std::isdigit(static_cast<unsigned char>(name[0])) != 0)
+        return Complaint{fmt::format("'{}' is no name of a variable", name),
+                         "give NAME or NAME=VALUE; where the value has a comma, set it before and give NAME"};
+      target.push_back(std::move(word));
+    }
+    return std::nullopt;
+  };
+}
+
+constexpr bool kUsesGpus = !std::string_view(kCudaToolkit).empty();
+
+int count_gpus(std::span<const std::string> program) {
+  return kUsesGpus ? ranks_for_gpus(devices::read_gpus(devices::Detail::kChoice), program, env) : 0;
+}
+
+}  // namespace
+
+int host_command() { return launcher::host_helper(count_gpus({})); }
+
+int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup) {
+  if (is_told_cpu(program, lookup)) return 0;
   const auto visible = devices::visible_gpus(gpus, lookup);
   if (std::ranges::any_of(visible, [](const auto& gpu) { return gpu.mig.has_value(); })) return 1;
   return static_cast<int>(std::ranges::count_if(visible, [](const auto& gpu) { return !gpu.prohibited; }));
@@ -43,17 +75,47 @@ int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> progr
 
 OptionTable launch_options(launcher::LaunchOptions& options) {
   OptionTable table("launch",
-                    "Starts PROGRAM as N ranks on this machine, watches them, and ends with the exit code of the rank "
-                    "that failed first.");
+                    "Starts PROGRAM as N ranks on this machine, or on several hosts, watches them, and ends with the "
+                    "exit code of the rank that failed first.");
   table.takes_program();
   table.group("Flags");
   table.add({.name = "np",
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto",
              .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                     "is told --device cpu",
+                     "is told --device cpu; on several hosts: as many as these have slots",
              .default_text = "auto",
              .set = rank_count(options.ranks)});
+  table.add({.name = "hosts",
+             .synonyms = {"host", "H"},
+             .kind = OptionKind::kList,
+             .placeholder = "a:4,b:4",
+             .help = "hosts to run on, and how many ranks each takes; without a number as many as -n auto starts there",
+             .set = [&options](const std::string& list) {
+               options.hosts = launcher::parse_hosts(list);
+               return std::nullopt;
+             }});
+  table.add({.name = "hostfile",
+             .synonyms = {"machinefile"},
+             .placeholder = "FILE",
+             .help = "file with a host a line, as HOST, HOST slots=N or HOST:N",
+             .set = [&options](const std::string& path) {
+               options.hosts = launcher::read_hostfile(path);
+               return std::nullopt;
+             }});
+  table.exclusive({"hosts", "hostfile"});
+  table.add(
+      {.name = "host-timeout-seconds",
+       .placeholder = "S",
+       .help = "time without a word from a host after which it is taken for lost, in seconds",
+       .default_text = fmt::to_string(options.host_seconds),
+       .set = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
+  table.add({.name = "export",
+             .synonyms = {"x"},
+             .kind = OptionKind::kList,
+             .placeholder = "NAME[=VALUE],…",
+             .help = "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*",
+             .set = exports(options.exports)});
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
              .help = "what each rank's threads stay on",
@@ -89,9 +151,12 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
-  constexpr bool kUsesGpus = !std::string_view(kCudaToolkit).empty();
-  if (options.ranks == 0 && kUsesGpus)
-    options.ranks = ranks_for_gpus(devices::read_gpus(devices::Detail::kChoice), options.program, env);
+  // What a Kubernetes MPIJob, for one, tells mpirun.
+  if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
+    options.hosts = launcher::read_hostfile(*file);
+  options.use_gpus = kUsesGpus && !is_told_cpu(options.program, env);
+  options.count_own_gpus = [&options] { return count_gpus(options.program); };
+  if (options.ranks == 0 && options.hosts.empty()) options.ranks = count_gpus(options.program);
   return launcher::launch(options);
 }
 

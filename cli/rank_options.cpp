@@ -267,7 +267,7 @@ void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend
   using Backend = comm::GroupOptions::Backend;
   table.add({.name = "backend",
              .placeholder = "auto|shm|mpi",
-             .help = "what carries the collectives: memory that the ranks of a host share, or messages",
+             .help = "what carries the collectives: memory inside a host and sockets between hosts; memory alone; MPI",
              .default_text = "auto",
              .set = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
 }
@@ -297,8 +297,8 @@ void add_device_options(OptionTable& table, TrainConfig& config) {
   table.add(
       {.name = "backend",
        .placeholder = "auto|nccl|mpi|shm",
-       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory that the ranks of a host share, or "
-               "messages",
+       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory inside a host and sockets between hosts; "
+               "memory alone; MPI",
        .default_text = "auto",
        .set = choice(
            config.backend,

@@ -14,6 +14,7 @@
 #include "cli/option_sources.h"
 #include "cli/train_command.h"
 #include "cli/version_command.h"
+#include "launcher/hosts/rsh.h"
 #include "launcher/rank_wrapper.h"
 
 namespace lockstep::cli {
@@ -46,7 +47,7 @@ std::vector<std::string> devices_flags() {
 std::vector<std::string> version_flags() { return version_options().names(); }
 
 constexpr std::array kSubcommands = {
-    Subcommand{"launch", "start a program as several ranks on this machine", launch_command, launch_flags},
+    Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, launch_flags},
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
     Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
@@ -92,6 +93,8 @@ int run(std::span<const std::string> args) {
     const auto program = rest.subspan(!rest.empty() && rest.front() == "--" ? 1 : 0);
     return launcher::rank_wrapper({program.begin(), program.end()});
   }
+  if (first == "_host") return host_command();
+  if (first == "_rsh") return launcher::remote_start({rest.begin(), rest.end()});
   if (first == "--version") return run_subcommand("version", rest);
   const bool help = first == "help" || first == "--help" || first == "-h";
   if (help && !rest.empty()) return run_subcommand(rest.front(), std::vector<std::string>{"--help"});

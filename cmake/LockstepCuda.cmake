@@ -1,7 +1,12 @@
 # CUDA, whole or not at all: toolkit, NCCL, cuDNN and cudnn-frontend's headers. Of these only the CUDA runtime is
 # linked, statically; the program opens the others when it uses a GPU, so that it starts on machines without one.
 
+# Where a project asks for CMake 3.25 itself, that version's module marks nvToolsExt as outdated, and fails with CUDA 13,
+# which has none any more.
+set(minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
+set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit QUIET)
+set(CMAKE_MINIMUM_REQUIRED_VERSION ${minimum})
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${PROJECT_SOURCE_DIR}/.cache/cudnn-frontend/include)
@@ -10,6 +15,8 @@ mark_as_advanced(NCCL_INCLUDE_DIR CUDNN_INCLUDE_DIR CUDNN_FRONTEND_INCLUDE_DIR)
 set(LOCKSTEP_HAVE_CUDA OFF)
 if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE OR NOT TARGET CUDA::cudart_static)
   list(APPEND LOCKSTEP_MISSING "CUDA: CPU only (the CUDA Toolkit brings it)")
+elseif(CUDAToolkit_VERSION VERSION_LESS 13)  # the libraries that are opened are those of 13
+  list(APPEND LOCKSTEP_MISSING "CUDA: the CUDA Toolkit ${CUDAToolkit_VERSION} is too old (it takes 13 or newer)")
 elseif(NOT NCCL_INCLUDE_DIR)
   list(APPEND LOCKSTEP_MISSING "CUDA: no NCCL (libnccl-dev brings it)")
 elseif(NOT CUDNN_INCLUDE_DIR)

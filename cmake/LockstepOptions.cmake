@@ -7,6 +7,7 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors (the presets turn it on)" OFF)
+option(LOCKSTEP_ALL_TEST_GROUPS "Run tests of ranks with every kind of group and number of ranks, not with a choice" OFF)
 set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers for every target: address,undefined or thread")
 
 # One binary that runs at the bin's root: README and benchmarks rely on build/lockstep.

@@ -1,16 +1,17 @@
-# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp] [ALONE Suite.Test…]
+# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
 #               [SOFT_CUDA | GPU] [TIMEOUT s] [LABELS …])
 #
 # Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
-# for each world size, started by tests/support/run_ranks (under mpirun, or for tcp by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
-# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h. ALONE
+# for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and hosts… by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
+# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds
+# single ones, of a number of ranks and a group. ALONE
 # names tests that leave their group broken: each is an entry of its own, and no other test of the program is run.
 # Rank tests take both cores (RUN_SERIAL), so that timeouts mean something.
 #
 # SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). Both are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;GPU" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALONE;LABELS" ${ARGN})
+  cmake_parse_arguments(T "SOFT_CUDA;GPU" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
   if((T_SOFT_CUDA OR T_GPU) AND NOT LOCKSTEP_HAVE_CUDA)
     return()
   endif()
@@ -61,9 +62,17 @@ function(lockstep_test name)
   if(NOT T_ALONE)
     set(T_ALONE "*")
   endif()
+  set(runs ${T_ALSO})
   foreach(n IN LISTS T_RANKS)
     foreach(kind IN LISTS T_GROUPS)
-      if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI AND NOT kind STREQUAL "tcp")
+      list(APPEND runs ${n}:${kind})
+    endforeach()
+  endforeach()
+  foreach(run IN LISTS runs)
+    string(REGEX MATCH "^([0-9]+):(.*)$" matched ${run})
+    set(n ${CMAKE_MATCH_1})
+    foreach(kind IN ITEMS ${CMAKE_MATCH_2})
+      if(n GREATER 1 AND NOT LOCKSTEP_HAVE_MPI AND NOT kind MATCHES "^(tcp|hosts[1-9x](-thread)?)$")
         continue()
       endif()
       if(n EQUAL 1 AND NOT kind STREQUAL "inline")

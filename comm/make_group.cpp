@@ -2,8 +2,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/hosts/make_hosts_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/self_group.h"
+#include "comm/shm/peers.h"
 #include "comm/shm/shm_group.h"
 #include "comm/tcp/tcp_store.h"
 
@@ -13,32 +15,13 @@ namespace {
 using Backend = GroupOptions::Backend;
 using Progress = GroupOptions::Progress;
 
-std::unique_ptr<ProcessGroup> make_shared_group(const World& world, const GroupOptions& options,
-                                                Clock::duration timeout) {
-  auto store = make_mpi_store(world, Deadline::after(timeout));
-  if (options.backend == Backend::kShm) return make_shm_group(std::move(store), timeout);
-  const auto decline = [&](const Error& error) {
-    if (world.rank == 0) log_warn("{}: data goes through MPI, which is slower", error.what());
-  };
-  try {
-    return make_shm_group(std::move(store), timeout);
-  } catch (const DeviceError& error) {
-    decline(error);
-  } catch (const PeerError& error) {
-    decline(error);
-  }
-  return make_mpi_group(std::move(store), timeout);
-}
+bool meets_over_tcp(const World& world) { return !world.mpi_joins || world.meets_over_tcp; }
 
-/// Why ranks that MPI has not joined can have no such group; empty where they can.
-std::string lack_of_mpi(const World& world, const GroupOptions& options) {
-  if (world.local_size < world.size)
-    return fmt::format(
-        "{} of {} ranks are on this host (LOCAL_WORLD_SIZE, WORLD_SIZE), and nothing but MPI carries data "
-        "between hosts",
-        world.local_size, world.size);
+/// Why ranks that have met over TCP, on `hosts` hosts, can have no such group; empty where they can.
+std::string lack_of_mpi(const GroupOptions& options, std::size_t hosts) {
   if (options.backend == Backend::kMpi) return "--backend mpi is asked for";
-  if (options.progress == Progress::kThread) return "only MPI moves on a thread of its own";
+  if (hosts == 1 && options.progress == Progress::kThread)
+    return "in shared memory nothing moves on a thread of its own";
   return {};
 }
 
@@ -51,24 +34,52 @@ void part(Store& store, Clock::duration timeout) {
   }
 }
 
-std::unique_ptr<ProcessGroup> make_group_without_mpi(const World& world, const GroupOptions& options,
-                                                     Clock::duration timeout) {
+/// Of ranks that have met: memory on one host, sockets between several.
+std::unique_ptr<ProcessGroup> make_own_group(std::unique_ptr<Store>& store, Peers& peers, const World& world,
+                                             const GroupOptions& options, Clock::duration timeout) {
+  if (peers.hosts().size() == 1 || options.backend == Backend::kShm)
+    return make_shm_group(std::move(store), std::move(peers), timeout);
+  const bool threaded =
+      options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
+  const std::string meeting = meets_over_tcp(world) ? world.meeting.host : std::string();
+  return make_hosts_group(std::move(store), std::move(peers), meeting, timeout, threaded);
+}
+
+/// MPI joins the ranks, and carries the data where nothing better can.
+std::unique_ptr<ProcessGroup> make_group_over_mpi(const World& world, const GroupOptions& options,
+                                                  Clock::duration timeout) {
+  auto store = make_mpi_store(world, Deadline::after(timeout));
+  Peers peers(*store, Deadline::after(timeout));
+  if (options.backend == Backend::kShm) return make_own_group(store, peers, world, options, timeout);
+  const auto decline = [&](const Error& error) {
+    if (world.rank == 0) log_warn("{}: data goes through MPI, which is slower", error.what());
+  };
+  try {
+    return make_own_group(store, peers, world, options, timeout);
+  } catch (const DeviceError& error) {
+    decline(error);
+  } catch (const PeerError& error) {
+    if (error.code() != static_cast<int>(ExitCode::kDevice)) throw;
+    decline(error);
+  }
+  return make_mpi_group(std::move(store), timeout);
+}
+
+std::unique_ptr<ProcessGroup> make_group_over_tcp(const World& world, const GroupOptions& options,
+                                                  Clock::duration timeout) {
   auto store = make_tcp_store(world, Deadline::after(timeout));
-  if (const std::string lack = lack_of_mpi(world, options); !lack.empty()) {
-    // All of them meet, so that one can speak for all.
-    store->barrier("meeting the other ranks", Deadline::after(timeout));
+  Peers peers(*store, Deadline::after(timeout));
+  if (const std::string lack = lack_of_mpi(options, peers.hosts().size()); !lack.empty()) {
+    // All of them have met, so one can speak for all.
     store->leave(Deadline::after(timeout));
     const std::string what = fmt::format("RANK and WORLD_SIZE join processes without MPI, and {}", lack);
     if (world.rank > 0) throw PeerError(static_cast<int>(ExitCode::kUsage), what);
     throw UsageError(what, "start them with mpirun, srun --mpi=pmix or lockstep launch");
   }
   try {
-    return make_shm_group(std::move(store), timeout);
-  } catch (const DeviceError&) {
-    part(*store, timeout);
-    throw;
-  } catch (const PeerError&) {
-    part(*store, timeout);
+    return make_own_group(store, peers, world, options, timeout);
+  } catch (const Error&) {
+    if (store != nullptr) part(*store, timeout);
     throw;
   }
 }
@@ -82,11 +93,13 @@ std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions&
                      "--timeout-seconds 300");
   const auto timeout = duration_of(options.timeout_seconds);
   if (world.size == 1) return std::make_unique<SelfGroup>(timeout);
-  if (!world.mpi_joins) return make_group_without_mpi(world, options, timeout);
-  const bool may_share = world.local_size == world.size && options.progress != Progress::kThread;
-  if (options.backend == Backend::kShm || (options.backend != Backend::kMpi && may_share))
-    return make_shared_group(world, options, timeout);
-  return make_mpi_group(world, options);
+  // Asked for by name, MPI is started even where the ranks could meet without it.
+  if (options.backend == Backend::kMpi && world.mpi_joins) return make_mpi_group(world, options);
+  if (meets_over_tcp(world)) return make_group_over_tcp(world, options, timeout);
+  const bool on_one_host = world.local_size == world.size;
+  if (on_one_host && options.progress == Progress::kThread && options.backend != Backend::kShm)
+    return make_mpi_group(world, options);
+  return make_group_over_mpi(world, options, timeout);
 }
 
 }  // namespace lockstep::comm

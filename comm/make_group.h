@@ -16,15 +16,15 @@ struct GroupOptions {
 
   /// What moves the data.
   enum class Backend {
-    kAuto,  // kShm where all ranks are on one host and can share memory, else kMpi
-    kMpi,   // messages
+    kAuto,  // memory inside a host, sockets between hosts; MPI only where one of them is not to be had
+    kMpi,   // MPI's messages, everywhere
     kShm,   // memory that all ranks have mapped; a store (MPI or TCP) introduces them to each other
     kNccl,  // for what is on GPUs (comm/nccl/nccl_group.h); the group that make_group() gives is that of kAuto
   };
   Backend backend = Backend::kAuto;
 
-  /// Who moves operations on while the caller computes. kShm is always inline; asking for kThread rules it out of
-  /// kAuto. On busy cores a second thread only takes time from the first.
+  /// Who moves operations on while the caller computes. Ranks in shared memory alone are always inline; asking for
+  /// kThread rules that out of kAuto. On busy cores a second thread only takes time from the first.
   enum class Progress {
     kAuto,    // kThread where a core is spare, else kInline
     kThread,  // a thread of the group
@@ -36,13 +36,15 @@ struct GroupOptions {
 };
 
 /// Joins the ranks that `world` speaks of; collective, blocking. A world of one is a SelfGroup and never starts MPI.
-/// Where MPI does not join the ranks (World::mpi_joins) they meet at world.meeting over TCP, and never start it either:
-/// all must then be on one host, for kShm is all there is.
+/// Where MPI does not join the ranks (World::mpi_joins), or need not (World::meets_over_tcp), they meet at
+/// world.meeting over TCP, and start it only if it is asked for. Which of them are on one host they find out themselves
+/// (Peers).
 ///
-/// Throws UsageError when MPI and the environment disagree on rank or size, and on rank 0 when ranks that meet over TCP
-/// ask for what needs MPI (PeerError on the others); DeviceError when MPI is to join them and this build has none; for
-/// kShm also when the ranks cannot share memory (PeerError on those that could); what make_tcp_store() throws. Call it
-/// once in a process, and set_log_identity() before.
+/// Throws UsageError when MPI and the environment disagree on rank or size, for a LOCKSTEP_SOCKET_IFNAME that names no
+/// interface, and on rank 0 when ranks that MPI does not join ask for what needs it (PeerError on the others);
+/// DeviceError when MPI is to join them and this build has none, when they cannot share memory or connect and MPI is no
+/// way out (PeerError on those that could); what make_tcp_store() throws. Call it once in a process, and
+/// set_log_identity() before.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 }  // namespace lockstep::comm

@@ -25,8 +25,11 @@ namespace lockstep::comm {
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
 /// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 is summed
-/// in f32 and rounded once. NCCL alone chooses the order itself, by how the GPUs are connected: every rank receives the
-/// same bits there too, but not those of the other backends.
+/// in f32 and rounded once. Where several hosts have several ranks each, the ranks of a host are combined first, in
+/// rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 + r3); with one rank a host that
+/// is the rank order again. MPI, where it is asked for, keeps to the rank order there too. NCCL alone chooses the order
+/// itself, by how the GPUs are connected: every rank receives the same bits there too, but not those of the other
+/// backends.
 ///
 /// Threads: one thread issues operations and waits for them; the backend may use others inside.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
@@ -39,7 +42,7 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "self", "mpi", "shm", "nccl".
+  /// "self", "shm", "hosts", "mpi", "nccl".
   virtual std::string name() const = 0;
   /// Where its arenas are. On a GPU, operations come after what its computation's stream was given before they are
   /// issued, as if that stream ran them.

@@ -23,8 +23,9 @@ struct World {
   int local_rank = 0;
   int local_size = 1;
   Starter starter = Starter::kNone;
-  bool mpi_joins = false;     // what has started this process also tells MPI who it is
-  MeetingPoint meeting = {};  // of Starter::kTorchrun
+  bool mpi_joins = false;       // what has started this process also tells MPI who it is
+  bool meets_over_tcp = false;  // at `meeting`, and MPI is started only if it is asked for
+  MeetingPoint meeting = {};
 };
 
 const char* name_of(Starter starter);
@@ -32,7 +33,9 @@ const char* name_of(Starter starter);
 /// Reads, in this order: OMPI_COMM_WORLD_*, RANK/WORLD_SIZE/LOCAL_RANK/LOCAL_WORLD_SIZE, SLURM_PROCID/NTASKS/LOCALID.
 /// None of them: a world of one. RANK and WORLD_SIZE bring MASTER_ADDR and MASTER_PORT along; MPI joins such a world
 /// only if PMIX_RANK or PMI_RANK say that a process manager has given this process the same rank (srun --mpi=pmix, with
-/// RANK exported from its variables), and torchrun has not started it. Throws UsageError when a set is incomplete, not
+/// RANK exported from its variables), and torchrun has not started it; where it does not, they meet over TCP. So do
+/// ranks under any launcher that exports LOCKSTEP_MEETING, the name of the job, beside MASTER_ADDR and MASTER_PORT
+/// (`lockstep launch` on several hosts). Throws UsageError when a set is incomplete, not
 /// numeric or contradicts itself, naming the variable.
 World discover_world(const EnvLookup& lookup);
 

@@ -6,54 +6,19 @@
 
 #include <cerrno>
 #include <cstring>
-#include <type_traits>
 
 #include "base/error.h"
+#include "launcher/frame.h"
 
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 5;  // u32 length, u8 kind
 constexpr std::string_view kUnixScheme = "unix:";
-
-class Writer {
- public:
-  template <class T>
-  Writer& put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-    return *this;
-  }
-  Writer& put_text(std::string_view text) {
-    bytes_.append(text);
-    return *this;
-  }
-  std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-  template <class T>
-  T take() {
-    if (bytes_.size() < sizeof(T)) throw MpiError("a message between the launcher and a rank is cut short");
-    T value;
-    std::memcpy(&value, bytes_.data(), sizeof value);
-    bytes_.remove_prefix(sizeof value);
-    return value;
-  }
-  std::string rest() { return std::string(bytes_); }
-
- private:
-  std::string_view bytes_;
-};
 
 std::string body_of(const Hello& m) { return Writer().put(m.rank).put(m.pid).put_text(m.host).take(); }
 std::string body_of(const Output& m) { return Writer().put(m.stream).put_text(m.bytes).take(); }
 std::string body_of(const Told& m) { return Writer().put(m.signal_number).take(); }
+std::string body_of(const StartDaemon& m) { return Writer().put_sized(m.host).put_text(m.command).take(); }
 std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take(); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
@@ -80,6 +45,10 @@ Message parse(std::size_t kind, std::string_view body) {
       return Ended{{how, value}, told, Clock::time_point(std::chrono::nanoseconds(reader.take<std::int64_t>()))};
     }
     case 4: return Signal{reader.take<std::int32_t>()};
+    case 5: {
+      auto host = reader.take_sized();
+      return StartDaemon{std::move(host), reader.rest()};
+    }
     default: throw MpiError(fmt::format("message of unknown kind {} between the launcher and a rank", kind));
   }
 }
@@ -103,31 +72,13 @@ UniqueFd new_socket() {
 }  // namespace
 
 std::string encode(const Message& message) {
-  const std::string body = std::visit([](const auto& m) { return body_of(m); }, message);
-  LOCKSTEP_ASSERT(body.size() <= kMaxFrameBytes, "frame of {} bytes", body.size());
-  return Writer()
-      .put(static_cast<std::uint32_t>(body.size()))
-      .put(static_cast<std::uint8_t>(message.index()))
-      .put_text(body)
-      .take();
+  return frame(message.index(), std::visit([](const auto& m) { return body_of(m); }, message));
 }
 
 std::optional<Message> Decoder::next() {
-  const std::string_view waiting = std::string_view(buffer_).substr(start_);
-  const auto wait_for_more = [&]() -> std::optional<Message> {
-    buffer_.erase(0, start_);
-    start_ = 0;
-    return std::nullopt;
-  };
-  if (waiting.size() < kHeaderBytes) return wait_for_more();
-  Reader header(waiting);
-  const std::size_t length = header.take<std::uint32_t>();
-  const std::size_t kind = header.take<std::uint8_t>();
-  if (length > kMaxFrameBytes)
-    throw MpiError(fmt::format("message of {} bytes between the launcher and a rank", length));
-  if (waiting.size() < kHeaderBytes + length) return wait_for_more();
-  start_ += kHeaderBytes + length;
-  return parse(kind, waiting.substr(kHeaderBytes, length));
+  const auto frame = frames_.next();
+  if (!frame) return std::nullopt;
+  return parse(frame->kind, frame->body);
 }
 
 Channel::Channel(UniqueFd socket) : socket_(std::move(socket)) {

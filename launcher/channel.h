@@ -2,7 +2,8 @@
 //
 // Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
 // binary). Wrapper → launcher: Hello, then Output and Told in any number, then Ended. Launcher → wrapper: Signal.
-// A connection that ends without Ended means that the wrapper itself died.
+// A connection that ends without Ended means that the wrapper itself died. `_rsh`, which mpirun starts in the place of
+// ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
+#include "launcher/frame.h"
 #include "launcher/process.h"
 
 namespace lockstep::launcher {
@@ -42,21 +44,23 @@ struct Ended {
 struct Signal {
   std::int32_t signal_number = 0;
 };
-using Message = std::variant<Hello, Output, Told, Ended, Signal>;
-
-inline constexpr std::size_t kMaxFrameBytes = 1 << 20;
+/// Run this shell command, which starts Open MPI's daemon, on `host`.
+struct StartDaemon {
+  std::string host;
+  std::string command;
+};
+using Message = std::variant<Hello, Output, Told, Ended, Signal, StartDaemon>;
 
 std::string encode(const Message& message);
 
 /// Turns a byte stream back into messages. Throws MpiError on bytes that no encode() made.
 class Decoder {
  public:
-  void feed(std::string_view bytes) { buffer_.append(bytes); }
+  void feed(std::string_view bytes) { frames_.feed(bytes); }
   std::optional<Message> next();
 
  private:
-  std::string buffer_;
-  std::size_t start_ = 0;  // of the first frame not yet handed out
+  FrameCutter frames_;
 };
 
 /// One end of a connection. Never blocks: what the socket does not take waits in memory. Not thread-safe.

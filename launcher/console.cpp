@@ -45,8 +45,10 @@ void OutputQueue::write_some() {
   }
 }
 
-Console::Console(int ranks, bool prefix, int stdout_fd, int stderr_fd)
+Console::Console(int ranks, bool prefix, int stdout_fd, int stderr_fd, std::size_t host_width)
     : digits_(prefix ? static_cast<int>(std::to_string(ranks - 1).size()) : 0),
+      host_width_(host_width),
+      hosts_(static_cast<std::size_t>(ranks)),
       cutters_(2 * static_cast<std::size_t>(ranks)) {
   queues_.emplace_back(stdout_fd);
   if (!same_file(stdout_fd, stderr_fd)) queues_.emplace_back(stderr_fd);
@@ -100,7 +102,13 @@ int Console::live_columns() const {
   return std::max(1, columns - static_cast<int>(prefix_of(0).size()));
 }
 
-std::string Console::prefix_of(int rank) const { return digits_ > 0 ? fmt::format("[{:{}}] ", rank, digits_) : ""; }
+void Console::set_host(int rank, const std::string& host) { hosts_[static_cast<std::size_t>(rank)] = host; }
+
+std::string Console::prefix_of(int rank) const {
+  if (digits_ == 0) return {};
+  if (host_width_ == 0) return fmt::format("[{:{}}] ", rank, digits_);
+  return fmt::format("[{:{}}@{:{}}] ", rank, digits_, hosts_[static_cast<std::size_t>(rank)], host_width_);
+}
 
 void Console::print(OutputQueue& queue, std::string_view prefix, std::string_view line) {
   erase_live();

@@ -36,8 +36,11 @@ class OutputQueue {
 /// one stays visible below all others while it is redrawn. Not thread-safe.
 class Console {
  public:
-  /// `prefix`: "[rank] " before each line, as wide for all ranks.
-  Console(int ranks, bool prefix, int stdout_fd = 1, int stderr_fd = 2);
+  /// `prefix`: "[rank] " before each line, as wide for all ranks; "[rank@host] " where ranks have hosts, whose names
+  /// have up to `host_width` characters.
+  Console(int ranks, bool prefix, int stdout_fd = 1, int stderr_fd = 2, std::size_t host_width = 0);
+  /// Before the rank's first add().
+  void set_host(int rank, const std::string& host);
 
   /// Adds what the rank wrote on `stream` (1 or 2).
   void add(int rank, int stream, std::string_view bytes);
@@ -62,6 +65,8 @@ class Console {
 
   std::vector<OutputQueue> queues_;
   int digits_ = 0;                   // of the widest rank in the prefix; 0: no prefix
+  std::size_t host_width_;           // of the widest name of a host; 0: no hosts
+  std::vector<std::string> hosts_;   // of the ranks
   std::vector<LineCutter> cutters_;  // two a rank
   std::string live_;                 // rank 0's unfinished line, as last drawn
   int live_stream_ = 1;

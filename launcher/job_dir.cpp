@@ -2,12 +2,14 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 
 #include "base/deadline.h"
+#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "launcher/process.h"
@@ -15,6 +17,15 @@
 
 namespace lockstep::launcher {
 namespace {
+
+constexpr std::size_t kMaxTmpPathBytes = 60;  // socket paths end at 107 bytes
+// Open MPI's segment of a rank takes 4 MiB and a bit; writing one that has no room ends the rank by SIGBUS.
+constexpr unsigned long long kShmBytesPerRank = 6 << 20;
+
+bool is_directory(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
 
 /// What the reaper says until it is silent: up to `lines` lines, or all it has to say before it ends.
 std::string read_lines(int socket, int lines, Deadline deadline) {
@@ -33,6 +44,19 @@ std::string read_lines(int socket, int lines, Deadline deadline) {
 }
 
 }  // namespace
+
+std::string job_tmp_base() {
+  const auto wanted = env("TMPDIR").value_or("");
+  return wanted.starts_with('/') && wanted.size() <= kMaxTmpPathBytes && is_directory(wanted) ? wanted : "/tmp";
+}
+
+std::string job_shm_base(int ranks) {
+  constexpr const char* kPath = "/dev/shm";
+  struct statvfs space = {};
+  const bool room = ::statvfs(kPath, &space) == 0 && static_cast<unsigned long long>(space.f_bavail) * space.f_frsize >=
+                                                         kShmBytesPerRank * static_cast<unsigned>(ranks);
+  return room && ::access(kPath, W_OK | X_OK) == 0 ? kPath : "";
+}
 
 JobDir::JobDir(const std::string& tmp_base, const std::string& shm_base) {
   int ends[2];

@@ -10,6 +10,11 @@ namespace lockstep::launcher {
 /// Environment variable that marks every process of a job; its value is JobDir::path().
 inline constexpr const char* kJobVariable = "LOCKSTEP_JOB";
 
+/// Where JobDir's directories go on this host: TMPDIR, if it is a directory with a path short enough for sockets in it,
+/// or /tmp; /dev/shm, if it can be written and has room for the files of `ranks` ranks, or else empty.
+std::string job_tmp_base();
+std::string job_shm_base(int ranks);
+
 /// Note [Nothing is left]
 /// A small detached process, the reaper, makes the directories, so that there is no moment at which they exist and
 /// nobody will remove them. It holds one end of a socket pair whose other end only the launcher has; end-of-file there

@@ -4,13 +4,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "base/env.h"
 #include "base/error.h"
 #include "launcher/console.h"
+#include "launcher/hosts/gather.h"
+#include "launcher/hosts/left_behind.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
@@ -18,20 +22,6 @@
 
 namespace lockstep::launcher {
 namespace {
-
-constexpr std::size_t kMaxTmpPathBytes = 60;  // socket paths end at 107 bytes
-
-bool is_directory(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
-
-std::string tmp_base() {
-  const auto wanted = env("TMPDIR").value_or("");
-  return wanted.starts_with('/') && wanted.size() <= kMaxTmpPathBytes && is_directory(wanted) ? wanted : "/tmp";
-}
-
-std::string shm_base() { return ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : ""; }
 
 void check(const LaunchOptions& options) {
   check_usage(!options.program.empty(), "launch: no program to start", "lockstep launch -n 2 -- PROGRAM ARGS…");
@@ -41,6 +31,9 @@ void check(const LaunchOptions& options) {
   if (!(options.grace_seconds >= 0 && options.grace_seconds <= kMaxGraceSeconds))
     throw UsageError(fmt::format("launch: a grace of {} s", options.grace_seconds),
                      fmt::format("--grace-seconds takes 0 to {}", kMaxGraceSeconds));
+  if (!(options.host_seconds >= kLeastHostSeconds && options.host_seconds <= kMaxHostSeconds))
+    throw UsageError(fmt::format("launch: a host timeout of {} s", options.host_seconds),
+                     fmt::format("--host-timeout-seconds takes {} to {}", kLeastHostSeconds, kMaxHostSeconds));
   if (env("OMPI_COMM_WORLD_RANK"))
     throw UsageError("launch: this process is itself a rank of an MPI job",
                      "start `lockstep launch` outside of mpirun");
@@ -51,6 +44,24 @@ void say_what_mpirun_wrote(const std::string& path, Console& console) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);)
     if (line.find_first_not_of("- \t\r") != std::string::npos) console.say("mpirun: " + line);
+}
+
+std::size_t widest_name(const std::vector<HostSpec>& hosts) {
+  std::size_t widest = 0;
+  for (const auto& host : hosts) widest = std::max(widest, host.name.size());
+  return widest;
+}
+
+/// The files with which mpirun finds the hosts, and this binary under a name without blanks.
+void prepare_mpirun(HostFacts& facts) {
+  facts.several.hostfile = facts.job_dir + "/hosts";
+  facts.several.agent = facts.job_dir + "/lockstep";
+  std::ofstream file(facts.several.hostfile);
+  file << hostfile_text(facts.several) << std::flush;
+  check_system(bool(file) && ::symlink(facts.self.c_str(), facts.several.agent.c_str()) == 0,
+               "writing to " + facts.job_dir);
+  // Daemons on other hosts are told of the agent too, and look whether it is there: this binary is, at the same place.
+  if (facts.self.find_first_of(" \t") == std::string::npos) facts.several.agent = facts.self;
 }
 
 void explain(const Verdict& verdict, const RankLogs& logs, const std::string& mpirun_log, Console& console) {
@@ -66,7 +77,7 @@ void explain(const Verdict& verdict, const RankLogs& logs, const std::string& mp
 
 }  // namespace
 
-int launch(const LaunchOptions& options) {
+int launch(LaunchOptions options) {
   check(options);
   open_standard_fds();
   HostFacts facts;
@@ -76,29 +87,43 @@ int launch(const LaunchOptions& options) {
   facts.cores = usable_cores();
   facts.is_root = ::geteuid() == 0;
   facts.self = std::filesystem::read_symlink("/proc/self/exe").string();
+  // From here on a stop is a matter of whoever waits, and the order of destruction is that of the clean-up.
+  std::vector<int> stops = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+  if (!options.hosts.empty()) stops.push_back(SIGTSTP);
+  SignalQueue signals(stops);
+
+  GatheredHosts gathered;
+  if (!options.hosts.empty()) {
+    gathered = gather_hosts(options, facts.self, facts.cores, signals);
+    if (gathered.exit_code != 0) return gathered.exit_code;
+    options.ranks = gathered.ranks;
+    facts.several = std::move(gathered.several);
+    facts.name = gathered.own_name;
+  }
   const int ranks = options.ranks > 0 ? options.ranks : facts.cores;
   RankLogs logs(options.log_dir, ranks);
-  Console console(ranks, !options.no_prefix);
+  Console console(ranks, !options.no_prefix, STDOUT_FILENO, STDERR_FILENO, widest_name(gathered.hosts));
   facts.tty_columns = console.live_columns();
+  for (const auto& warning : gathered.warnings) console.say(warning);
 
-  // From here on a stop is a matter of the supervisor, and the order of destruction is that of the clean-up.
-  SignalQueue signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2});
-  const JobDir job(tmp_base(), shm_base());
+  const JobDir job(job_tmp_base(), job_shm_base(gathered.ranks_on.empty() ? ranks : gathered.own_ranks));
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();
   facts.socket_path = job.path() + "/launcher";
   UniqueFd listener = listen_at(facts.socket_path);
+  if (!gathered.links.empty()) prepare_mpirun(facts);
   const std::string mpirun_log = job.path() + "/mpirun.log";
   UniqueFd mpirun_output(::open(mpirun_log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   check_system(bool(mpirun_output), "opening " + mpirun_log);
 
   const MpirunCommand command = mpirun_command(options, facts, env);
-  if (command.oversubscribed)
+  if (command.oversubscribed && gathered.warnings.empty())
     console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",
                             command.ranks, facts.cores, facts.cores == 1 ? "" : "s"));
   SpawnRequest request;
   request.argv = command.argv;
   request.set_env = command.set_env;
+  request.unset_env = command.unset_env;
   request.stdout_fd = request.stderr_fd = mpirun_output.get();
   const Spawned started = spawn(request);
   if (started.pid < 0)
@@ -106,9 +131,13 @@ int launch(const LaunchOptions& options) {
                    "check the installation of Open MPI");
 
   const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
-  Supervisor supervisor(std::move(listener), started.pid, ranks, grace, console, logs, signals);
+  RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
+  Supervisor supervisor(std::move(listener), started.pid, ranks, grace, console, logs, signals, hosts,
+                        gathered.hosts.empty() ? "" : facts.name);
   supervisor.run();
   JobReport report = supervisor.report();
+  for (const auto& lost : report.lost_hosts)
+    for (const auto& directory : lost.directories) remove_left_behind(directory, gathered.token);
   report.program = options.program[0];
   const Verdict verdict = judge(report);
   if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);

@@ -15,6 +15,35 @@ namespace lockstep::launcher {
 inline constexpr const char* kLauncherVariable = "LOCKSTEP_LAUNCHER";  // unix:/path of the launcher's socket
 inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, socket or none
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
+/// Of a job on several hosts, where they are this host's own.
+inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
+inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";      // the user's TMPDIR, for the wrapper
+inline constexpr const char* kHostNameVariable = "LOCKSTEP_HOST_NAME";  // what the user calls this host
+/// And where they are the same for all: how the ranks meet (comm/world.h).
+inline constexpr const char* kMeetingVariable = "LOCKSTEP_MEETING";  // an id of this job
+
+/// Components of Open MPI with files of shared memory, whose place OMPI_MCA_…_backing_directory says.
+inline constexpr const char* kMemoryFilesOf[] = {"btl_vader", "osc_sm", "osc_rdma"};
+
+/// A host of a job on several, as mpirun is told of it.
+struct HostShare {
+  std::string name;  // for the launcher's own host, what the system calls it
+  int ranks = 0;
+};
+
+/// What only a job on several hosts needs.
+struct SeveralHosts {
+  std::vector<HostShare> shares;      // empty: the job runs on this host alone
+  std::string hostfile;               // path of the file that hostfile_text() goes into
+  std::string agent;                  // path of this binary without a blank in it, to be started in the place of ssh
+  std::string networks;               // for MPI's own connections: "10.0.0.0/24,…"; empty: as it likes
+  std::string not_networks;           // or all but these
+  std::string meeting;                // random id of this job
+  std::string address;                // of rank 0's host, for the others
+  int port = 0;                       // where rank 0 is to listen
+  std::vector<std::string> exported;  // names of variables that go along to other hosts
+  bool oversubscribed = false;        // more ranks than cores on one of them
+};
 
 struct HostFacts {
   int cores = 1;  // that this process may use
@@ -25,11 +54,14 @@ struct HostFacts {
   std::string shm_dir;
   std::string socket_path;  // of the launcher
   int tty_columns = 0;      // for rank 0's progress bar; 0: no terminal
+  std::string name;         // what the user calls this host, if the job names hosts
+  SeveralHosts several;
 };
 
 struct MpirunCommand {
   std::vector<std::string> argv;
   std::vector<std::pair<std::string, std::string>> set_env;
+  std::vector<std::string> unset_env;
   int ranks = 1;
   bool oversubscribed = false;  // more ranks than cores
 };
@@ -37,6 +69,13 @@ struct MpirunCommand {
 /// `lookup` reads the present environment: settings of Open MPI that the user made there are left alone, except for
 /// those on which cleaning up depends.
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup);
+
+/// The host file that mpirun gets: a line a rank, in the order of the ranks, for its sequential mapper.
+std::string hostfile_text(const SeveralHosts& several);
+
+/// Whether a variable of the launcher's environment goes to other hosts without being asked for: settings of lockstep
+/// and of the libraries under it, but not what differs from host to host.
+bool goes_along(const std::string& name);
 
 /// mpirun takes an argument ":" of the program for its own separator of programs, so none of them may be one.
 std::string protect_argument(std::string argument);

@@ -1,8 +1,11 @@
 // What `lockstep launch` was asked for.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "launcher/hosts/host_list.h"
 
 namespace lockstep::launcher {
 
@@ -13,14 +16,24 @@ enum class BindTo { kCore, kSocket, kNone };
 
 inline constexpr int kMaxRanks = 4096;
 inline constexpr double kMaxGraceSeconds = 3600;
+// A link that drops for 2 s is to be survived: what is lost then comes up to 4 s later, by TCP's growing pauses.
+inline constexpr double kLeastHostSeconds = 6;
+inline constexpr double kMaxHostSeconds = 3600;
 
 struct LaunchOptions {
-  int ranks = 0;  // 0: one rank for each core that this process may use
+  int ranks = 0;  // 0: one rank for each core that this process may use, or all slots of the hosts
   BindTo bind_to = BindTo::kCore;
   std::string log_dir;               // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
   double grace_seconds = 1.0;        // from "please end" (SIGTERM) to SIGKILL
   bool no_prefix = false;            // lines without "[rank] "
   std::vector<std::string> program;  // program and arguments
+
+  std::vector<HostSpec> hosts;       // to run on; empty: this host alone
+  double host_seconds = 10.0;        // without a word from a host after which it is taken for lost
+  std::vector<std::string> exports;  // NAME or NAME=VALUE: variables that go along to other hosts
+  bool use_gpus = false;             // a slot is a GPU, where a host has some, and else a core
+  std::function<int()>
+      count_own_gpus;  // how many ranks this host's take, asked only where hosts are named; may be empty
 };
 
 }  // namespace lockstep::launcher

@@ -101,7 +101,7 @@ std::optional<std::string> find_program(const std::string& name) {
   return std::nullopt;
 }
 
-SignalQueue::SignalQueue(std::initializer_list<int> numbers) {
+SignalQueue::SignalQueue(const std::vector<int>& numbers) {
   struct sigaction ignore = {}, standard = {};
   ignore.sa_handler = SIG_IGN;
   standard.sa_handler = SIG_DFL;

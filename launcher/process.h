@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <csignal>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,7 +56,7 @@ std::optional<std::string> find_program(const std::string& name);
 /// While one exists SIGPIPE is ignored. Not thread-safe; one at a time.
 class SignalQueue {
  public:
-  explicit SignalQueue(std::initializer_list<int> numbers);
+  explicit SignalQueue(const std::vector<int>& numbers);
   ~SignalQueue();
   SignalQueue(const SignalQueue&) = delete;
   SignalQueue& operator=(const SignalQueue&) = delete;

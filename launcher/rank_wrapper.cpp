@@ -57,6 +57,15 @@ class Wrapper {
     request.stdout_fd = pipes[0].write_end.get();
     request.stderr_fd = pipes[1].write_end.get();
     if (rank != 0) request.unset_env.push_back(kTtyVariable);
+    // mpirun has passed on where they go on the launcher's host.
+    if (const auto directory = env(kShmDirVariable))
+      for (const char* component : kMemoryFilesOf)
+        request.set_env.emplace_back(fmt::format("OMPI_MCA_{}_backing_directory", component), *directory);
+    if (const auto directory = env(kUserTmpVariable)) {
+      request.set_env.emplace_back("TMPDIR", *directory);
+      if (directory->empty()) request.unset_env.emplace_back("TMPDIR");
+      request.unset_env.emplace_back(kUserTmpVariable);
+    }
     const Spawned spawned = spawn(request);
     program_ = spawned.pid;
     launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});

@@ -20,6 +20,8 @@ constexpr auto kMomentForMpirun = Millis(20);
 constexpr auto kKillTakes = Millis(300);
 // Connections that are still open after mpirun has ended: the wrappers die with it.
 constexpr auto kDrainTakes = Millis(300);
+// Helpers on other hosts clean up and go; what they still have to say comes over the network, however slowly.
+constexpr auto kHelpersEnd = std::chrono::seconds(4);
 // mpirun's own end after all programs have ended well.
 constexpr auto kMpirunEnds = std::chrono::seconds(10);
 constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
@@ -31,17 +33,27 @@ struct Overloaded : Handlers... {
 template <class... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang wants it spelled out
 
+/// The signal that ended a program, or as a shell reports it; 0 if none did.
+int signal_of(Ending ending) {
+  if (ending.how == Ending::How::kSignalled) return ending.value;
+  const bool by_shell = ending.how == Ending::How::kExited && ending.value > 128 && ending.value <= 128 + SIGSYS;
+  return by_shell ? ending.value - 128 : 0;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
-                       RankLogs& logs, SignalQueue& signals)
+                       RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host)
     : listener_(std::move(listener)),
       mpirun_(mpirun),
       grace_(grace),
       console_(console),
       logs_(logs),
       signals_(signals),
-      reports_(static_cast<std::size_t>(ranks)) {
+      hosts_(hosts),
+      own_host_(std::move(own_host)),
+      reports_(static_cast<std::size_t>(ranks)),
+      host_of_(static_cast<std::size_t>(ranks)) {
   for (int rank = 0; rank < ranks; ++rank) reports_[static_cast<std::size_t>(rank)].rank = rank;
 }
 
@@ -59,6 +71,8 @@ void Supervisor::run() {
 JobReport Supervisor::report() const {
   JobReport job;
   job.ranks = reports_;
+  job.lost_hosts = lost_hosts_;
+  job.daemon = daemon_end_;
   job.started_at = started_at_;
   job.mpirun = mpirun_ending_.value_or(Ending{});
   job.mpirun_killed_by_us = mpirun_killed_;
@@ -68,17 +82,24 @@ JobReport Supervisor::report() const {
 
 void Supervisor::wait_and_serve() {
   // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
-  const bool hold_back = phase_ == Phase::kRunning && console_.backlog_bytes() > kConsoleBacklogBytes;
+  const bool hold_back =
+      phase_ == Phase::kRunning && !mpirun_ending_ && console_.backlog_bytes() > kConsoleBacklogBytes;
   std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
   const std::size_t first_queue = entries.size();
   for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
+  const std::size_t first_connection = entries.size();
   for (const auto& connection : connections_) {
-    const int events = (hold_back ? 0 : POLLIN) | (connection.channel.pending_bytes() > 0 ? POLLOUT : 0);
-    entries.push_back({events != 0 ? connection.channel.fd() : -1, static_cast<short>(events), 0});
+    const bool writes = connection.channel && connection.channel->pending_bytes() > 0;
+    const int events = (hold_back ? 0 : POLLIN) | (writes ? POLLOUT : 0);
+    entries.push_back({events != 0 ? connection.fd() : -1, static_cast<short>(events), 0});
   }
+  const std::size_t first_host = entries.size();
+  hosts_.add_entries(entries, !hold_back);
 
   int timeout_ms = -1;
-  if (const auto next = std::min(phase_until_, drain_until_); next != Clock::time_point::max())
+  auto next = std::min(phase_until_, drain_until_);
+  if (const auto look = hosts_.look_after(); look != Clock::duration::max()) next = std::min(next, Clock::now() + look);
+  if (next != Clock::time_point::max())
     timeout_ms = static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<Millis>(next - Clock::now()).count()));
   if (::poll(entries.data(), entries.size(), timeout_ms) < 0) {
     check_system(errno == EINTR, "waiting for the ranks");
@@ -88,24 +109,45 @@ void Supervisor::wait_and_serve() {
   std::size_t index = first_queue;
   for (auto& queue : console_.queues())
     if (entries[index++].revents != 0) queue.write_some();
+  index = first_connection;
   for (auto& connection : connections_)
     if (entries[index++].revents != 0) serve(connection);
-  std::erase_if(connections_, [](const Connection& connection) { return connection.channel.fd() < 0; });
+  hosts_.serve(std::span(entries).subspan(first_host),
+               [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
+  lose_hosts();
+  if (mpirun_ending_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
+  for (auto& connection : connections_)
+    if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
+  std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
   if (entries[1].revents != 0) accept_ranks();
   if (entries[0].revents != 0) take_signals();
 }
 
 void Supervisor::serve(Connection& connection) {
-  connection.channel.flush();
-  const auto received = connection.channel.receive();
-  while (const auto message = connection.channel.next()) handle(connection, *message);
+  Channel& channel = *connection.channel;
+  channel.flush();
+  const auto received = channel.receive();
+  while (const auto message = channel.next()) handle(connection, *message);
   if (received == Channel::Received::kGone) close(connection);
 }
 
+void Supervisor::send(Connection& connection, const Message& message) {
+  if (connection.channel) {
+    connection.channel->send(message);
+  } else {
+    hosts_.send(connection.link->host, ToRank{connection.link->id, encode(message)});
+  }
+}
+
 void Supervisor::close(Connection& connection) {
-  while (connection.channel.receive() == Channel::Received::kBytes)
-    while (const auto message = connection.channel.next()) handle(connection, *message);
-  connection.channel.close();
+  if (connection.channel) {
+    while (connection.channel->receive() == Channel::Received::kBytes)
+      while (const auto message = connection.channel->next()) handle(connection, *message);
+    connection.channel->close();
+  } else {
+    connection.link->closed = true;
+  }
+  if (connection.starts) return;
   if (connection.rank < 0) return begin_ending();  // died before it could say which rank it is
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
   console_.finish(connection.rank);
@@ -116,19 +158,90 @@ void Supervisor::close(Connection& connection) {
   begin_ending();
 }
 
-void Supervisor::handle(Connection& connection, const Message& message) {
-  if (const auto* hello = std::get_if<Hello>(&message)) {
-    if (hello->rank < 0 || hello->rank >= static_cast<int>(reports_.size()))
-      throw MpiError(fmt::format("mpirun started a rank {} in a job of {}", hello->rank, reports_.size()),
-                     "check that mpirun is Open MPI's");
-    connection.rank = hello->rank;
-    auto& report = reports_[static_cast<std::size_t>(hello->rank)];
-    report.seen = true;
-    report.pid = hello->pid;
-    report.host = hello->host;
-    if (last_signal_ != 0) connection.channel.send(Signal{last_signal_});
-    return;
+/// What a helper says.
+void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
+  const auto with_connection = [&](std::uint32_t id, const auto& act) {
+    const auto found = std::ranges::find_if(connections_, [&](const Connection& connection) {
+      return connection.link && connection.link->host == host && connection.link->id == id && !connection.closed();
+    });
+    if (found != connections_.end()) act(*found);
+  };
+  const auto tell_starter = [&](const Message& news) {
+    for (auto& connection : connections_)
+      if (connection.starts == host && !connection.closed()) send(connection, news);
+  };
+  std::visit(Overloaded{
+                 [&](const Came& came) {
+                   connections_.emplace_back(RemoteWire{host, came.id});
+                 },
+                 [&](const FromRank& from) {
+                   with_connection(from.id, [&](Connection& connection) {
+                     connection.link->decoder.feed(from.bytes);
+                     while (const auto said = connection.link->decoder.next()) handle(connection, *said);
+                   });
+                 },
+                 [&](const Gone& gone) { with_connection(gone.id, [&](Connection& each) { close(each); }); },
+                 [&](const RunOutput& output) {
+                   tell_starter(Output{2, output.bytes});
+                 },
+                 [&](const RunEnded& ended) {
+                   tell_starter(Ended{ended.ending, false, Clock::now()});
+                   const int signal_number = signal_of(ended.ending);
+                   if (!daemon_end_ && signal_number != 0 && !mpirun_killed_)
+                     daemon_end_ = DaemonEnd{hosts_.name(host), signal_number};
+                 },
+                 [](const auto&) {},
+             },
+             message);
+}
+
+void Supervisor::lose_hosts() {
+  for (auto& lost : hosts_.take_lost()) {
+    for (auto& connection : connections_) {
+      if (!connection.link || connection.link->host != lost.host || connection.closed()) continue;
+      connection.link->closed = true;
+      if (connection.rank < 0) continue;
+      console_.finish(connection.rank);
+      auto& report = reports_[static_cast<std::size_t>(connection.rank)];
+      if (report.ended()) continue;
+      report.lost = true;
+      report.told = report.told || last_signal_ != 0;
+      report.ended_at = lost.last_heard;
+    }
+    for (const auto& report : reports_)
+      if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
+    lost_hosts_.push_back(std::move(lost));
+    begin_ending();
   }
+}
+
+void Supervisor::greet(Connection& connection, const Hello& hello) {
+  if (hello.rank < 0 || hello.rank >= static_cast<int>(reports_.size()))
+    throw MpiError(fmt::format("mpirun started a rank {} in a job of {}", hello.rank, reports_.size()),
+                   "check that mpirun is Open MPI's");
+  connection.rank = hello.rank;
+  auto& report = reports_[static_cast<std::size_t>(hello.rank)];
+  report.seen = true;
+  report.pid = hello.pid;
+  report.host = !own_host_.empty() ? own_host_ : hello.host;
+  if (connection.link) {
+    host_of_[static_cast<std::size_t>(hello.rank)] = connection.link->host;
+    report.host = hosts_.name(connection.link->host);
+  }
+  if (!own_host_.empty()) console_.set_host(hello.rank, report.host);
+  if (last_signal_ != 0) send(connection, Signal{last_signal_});
+}
+
+void Supervisor::start_daemon(Connection& connection, const StartDaemon& start) {
+  connection.starts = hosts_.find(start.host);
+  if (!connection.starts)
+    throw MpiError(fmt::format("mpirun wants to start its daemon on {}, which is no host of this job", start.host));
+  hosts_.send(*connection.starts, Run{start.command});
+}
+
+void Supervisor::handle(Connection& connection, const Message& message) {
+  if (const auto* hello = std::get_if<Hello>(&message)) return greet(connection, *hello);
+  if (const auto* start = std::get_if<StartDaemon>(&message)) return start_daemon(connection, *start);
   if (connection.rank < 0) throw MpiError("a rank's first message is not its greeting");
   auto& report = reports_[static_cast<std::size_t>(connection.rank)];
   std::visit(Overloaded{
@@ -146,7 +259,7 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                  [&](const Ended& ended) {
                    report.ending = ended.ending;
                    report.told = ended.told;
-                   report.ended_at = ended.at;
+                   report.ended_at = connection.link ? hosts_.to_local(connection.link->host, ended.at) : ended.at;
                    console_.finish(report.rank);
                    if (report.failed()) begin_ending();
                  },
@@ -170,8 +283,12 @@ void Supervisor::take_signals() {
   while (const auto signal = signals_.next()) {
     if (signal->number == SIGCHLD) {
       collect_mpirun();
+    } else if (signal->number == SIGTSTP) {
+      hosts_.pause();
+      ::raise(SIGSTOP);
+      hosts_.go_on();
     } else if (signal->number == SIGUSR1 || signal->number == SIGUSR2) {
-      for (auto& connection : connections_) connection.channel.send(Signal{signal->number});
+      for (auto& connection : connections_) send(connection, Signal{signal->number});
     } else if (phase_ == Phase::kRunning) {
       interrupted_by_ = signal->number;
       signal_all(signal->number);
@@ -186,7 +303,8 @@ void Supervisor::collect_mpirun() {
   int status = 0;
   if (mpirun_ending_ || ::waitpid(mpirun_, &status, WNOHANG) != mpirun_) return;
   mpirun_ending_ = ending_of(status);
-  drain_until_ = Clock::now() + kDrainTakes;
+  drain_until_ = Clock::now() + (hosts_.empty() ? kDrainTakes : kHelpersEnd);
+  hosts_.finish();
 }
 
 void Supervisor::enter(Phase phase, Clock::duration lasts) {
@@ -223,6 +341,8 @@ void Supervisor::take_step() {
       } else if (hurry_) {
         signal_all(SIGKILL);
         enter(Phase::kKilling, kKillTakes);
+      } else if (expired && hosts_.any_overdue()) {
+        enter(Phase::kPatience, kPatience);
       } else if (expired) {
         signal_all(SIGTERM);
         hold_mpirun();
@@ -253,12 +373,14 @@ bool Supervisor::all_programs_ended() const {
 
 void Supervisor::signal_all(int number) {
   last_signal_ = number;
-  for (auto& connection : connections_) connection.channel.send(Signal{number});
+  for (auto& connection : connections_) send(connection, Signal{number});
 }
 
-/// Stopped, it cannot cut the grace short. Not before, because a rank in MPI_Abort still talks to it.
+/// Stopped, it and its daemons cannot cut the grace short. Not before, because a rank in MPI_Abort still talks to it.
 void Supervisor::hold_mpirun() {
-  if (mpirun_ends_job_ && !mpirun_ending_) ::kill(mpirun_, SIGSTOP);
+  if (!mpirun_ends_job_ || mpirun_ending_) return;
+  ::kill(mpirun_, SIGSTOP);
+  hosts_.send_all(Hold{});
 }
 
 void Supervisor::kill_mpirun() {

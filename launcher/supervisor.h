@@ -9,6 +9,7 @@
 #include "base/deadline.h"
 #include "launcher/channel.h"
 #include "launcher/console.h"
+#include "launcher/hosts/remote_hosts.h"
 #include "launcher/rank_log.h"
 #include "launcher/verdict.h"
 
@@ -21,14 +22,17 @@ namespace lockstep::launcher {
 ///   2. They get SIGTERM (or what the user pressed), and the grace to end.
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
+/// On other hosts the helpers pass on what is said to the wrappers, and end what is left when the job has ended. While
+/// one of them is overdue, 1 lasts until it has answered or is lost: what ranks elsewhere die of may be just that.
 /// A Ctrl-C while a job ends goes to 3 at once. Where mpirun itself begins to end the job (a wrapper was killed, a rank
 /// left without MPI_Finalize, somebody sent it SIGTERM), the wrappers say so and the same steps are taken.
 ///
 /// One thread, one poll() loop. The objects passed in must outlive it.
 class Supervisor {
  public:
+  /// `own_host`: what the user calls this host, if the job names hosts; empty otherwise.
   Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console, RankLogs& logs,
-             SignalQueue& signals);
+             SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
 
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
@@ -39,18 +43,38 @@ class Supervisor {
   void flush_console();
 
  private:
+  /// What a helper passes on from one wrapper.
+  struct RemoteWire {
+    std::size_t host;
+    std::uint32_t id;
+    Decoder decoder = {};
+    bool closed = false;
+  };
+  /// A wrapper on this host, or a `_rsh` that mpirun has started; with `link` a wrapper on another host.
   struct Connection {
     explicit Connection(UniqueFd socket) : channel(std::move(socket)) {}
-    Channel channel;
-    int rank = -1;  // until Hello
+    explicit Connection(RemoteWire wire) : link(std::move(wire)) {}
+    std::optional<Channel> channel;
+    std::optional<RemoteWire> link;
+    int rank = -1;                      // until Hello
+    std::optional<std::size_t> starts;  // a `_rsh`: the host whose daemon it stands for
+    int fd() const { return channel ? channel->fd() : -1; }
+    bool closed() const { return channel ? channel->fd() < 0 : link->closed; }
   };
   enum class Phase { kRunning, kPatience, kGrace, kKilling, kMpirunKilled };
 
-  bool done() const { return mpirun_ending_ && (connections_.empty() || Clock::now() >= drain_until_); }
+  bool done() const {
+    return mpirun_ending_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
+  }
   void wait_and_serve();
   void serve(Connection& connection);
   void handle(Connection& connection, const Message& message);
+  void greet(Connection& connection, const Hello& hello);
+  void start_daemon(Connection& connection, const StartDaemon& start);
+  void send(Connection& connection, const Message& message);
   void close(Connection& connection);
+  void serve_host(std::size_t host, const HostMessage& message);
+  void lose_hosts();
   void accept_ranks();
   void take_signals();
   void collect_mpirun();
@@ -69,10 +93,15 @@ class Supervisor {
   Console& console_;
   RankLogs& logs_;
   SignalQueue& signals_;
+  RemoteHosts& hosts_;
+  std::string own_host_;
 
   Clock::time_point started_at_ = Clock::now();
   std::list<Connection> connections_;
   std::vector<RankReport> reports_;
+  std::vector<std::optional<std::size_t>> host_of_;  // a rank's, if it is not this one
+  std::vector<LostHost> lost_hosts_;
+  std::optional<DaemonEnd> daemon_end_;
   Phase phase_ = Phase::kRunning;
   Clock::time_point phase_until_ = Clock::time_point::max();
   Clock::time_point drain_until_ = Clock::time_point::max();

@@ -103,6 +103,31 @@ Verdict never_started(const JobReport& job, const std::vector<std::string>& unse
   return verdict;
 }
 
+/// "2", "2 and 3", "2 to 5"
+std::string numbers(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
+  if (ranks.size() == 2) return fmt::format("ranks {} and {}", ranks[0], ranks[1]);
+  return fmt::format("ranks {} to {}", ranks.front(), ranks.back());
+}
+
+Verdict host_lost(const LostHost& host, const JobReport& job) {
+  const std::string who = host.ranks.empty() ? fmt::format("host {}", host.name)
+                                             : fmt::format("host {} ({})", host.name, numbers(host.ranks));
+  Verdict verdict;
+  verdict.exit_code = static_cast<int>(ExitCode::kDevice);
+  const double at = seconds_between(job.started_at, host.last_heard);
+  verdict.line = host.silent
+                     ? fmt::format(
+                           "{} was lost: it does not answer since {:.1f} s after the start → look whether it runs "
+                           "and its network works; --host-timeout-seconds says how long to wait",
+                           who, at)
+                     : fmt::format(
+                           "{} was lost: the connection to it ended {:.1f} s after the start ({}) → look whether it "
+                           "runs, and for what ended sshd's session or lockstep there",
+                           who, at, host.why);
+  return verdict;
+}
+
 }  // namespace
 
 Verdict judge(const JobReport& job) {
@@ -110,6 +135,12 @@ Verdict judge(const JobReport& job) {
 
   const RankReport* first = first_failure(job.ranks);
   const bool explained = first != nullptr && !first->told && !first->lost;
+  const auto lost_host = std::ranges::min_element(job.lost_hosts, {}, &LostHost::last_heard);
+  if (lost_host != job.lost_hosts.end() && !(explained && first->ended_at < lost_host->last_heard))
+    return host_lost(*lost_host, job);
+  if (!explained && job.daemon)
+    return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
+                                          job.daemon->host, signal_name(job.daemon->signal_number)));
   if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "launcher/process.h"
@@ -25,8 +26,27 @@ struct RankReport {
   bool failed() const { return lost || (ending && !ending->ok()); }
 };
 
+/// Another host of the job that was there and is no more.
+struct LostHost {
+  std::size_t host = 0;  // among the hosts that are not the launcher's
+  std::string name;
+  Clock::time_point last_heard;
+  bool silent = false;     // it has not answered for longer than it may; else the connection has ended
+  std::string why;         // then what is known of that
+  std::vector<int> ranks;  // that ran there
+  std::vector<std::string> directories = {};  // of the job there
+};
+
+/// Open MPI's daemon on another host was ended by a signal while ranks ran.
+struct DaemonEnd {
+  std::string host;
+  int signal_number = 0;
+};
+
 struct JobReport {
   std::span<const RankReport> ranks;
+  std::vector<LostHost> lost_hosts = {};  // in the order in which they were found lost
+  std::optional<DaemonEnd> daemon = {};   // the first one that failed
   Clock::time_point started_at;
   Ending mpirun;
   bool mpirun_killed_by_us = false;
@@ -43,7 +63,8 @@ struct Verdict {
 
 /// The first failure is the earliest among the ranks that nobody had told to end; a rank that was told to ends
 /// because of it. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
-/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it.
+/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it. Whatever fails after a host was last
+/// heard of fails because of that.
 Verdict judge(const JobReport& job);
 
 }  // namespace lockstep::launcher

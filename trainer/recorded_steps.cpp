@@ -16,8 +16,8 @@ constexpr std::size_t kMostEntries = 8;
 
 }  // namespace
 
-RecordedSteps::RecordedSteps(nn::Backend& backend, Replica& replica, DType activations)
-    : backend_(backend), replica_(replica), activations_(activations) {
+RecordedSteps::RecordedSteps(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations)
+    : backend_(backend), replica_(replica), parameters_(module.named_parameters()), activations_(activations) {
   entries_.reserve(kMostEntries);
 }
 
@@ -52,12 +52,31 @@ bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
     compute(entry.inputs);
     return true;
   }
+  refresh_copies();
   if (entry.recording == nullptr) record(entry, compute);
   if (entry.recording == nullptr) return false;
   entry.recording->run();
   replica_.replayed(step, entry.operations);
+  note_update(entry);
   ++replayed_;
   return true;
+}
+
+// A recording reads the bf16 copies of parameters as they are: should somebody have loaded other weights, they are made
+// again here, as a forward pass does it.
+void RecordedSteps::refresh_copies() {
+  if (activations_ != DType::kBF16) return;
+  for (const auto& [name, parameter] : parameters_)
+    if (parameter->copy() != nullptr) parameter->as(DType::kBF16);
+}
+
+// What the host notes of an update that runs as it is. The recording writes the copies that there were when it was
+// made.
+void RecordedSteps::note_update(const Entry& entry) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    nn::Parameter& parameter = *parameters_[i].parameter;
+    parameter.copy() == entry.copies[i] ? parameter.changed_with_copy() : parameter.changed();
+  }
 }
 
 void RecordedSteps::record(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
@@ -67,6 +86,8 @@ void RecordedSteps::record(Entry& entry, FunctionRef<void(const Inputs&)> comput
   entry.recording = backend_.record([&] { compute(entry.inputs); }, why_not);
   entry.operations = replica_.end_capture();
   const bool mine = entry.recording != nullptr;
+  entry.copies.clear();
+  for (const auto& [name, parameter] : parameters_) entry.copies.push_back(parameter->copy());
   if (replica_.on_all(mine)) return;
   entry.recording.reset();
   refusal_ = mine ? "another rank could not record them" : why_not;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
+#include "nn/layers/module.h"
 #include "nn/ops/backend.h"
 #include "trainer/forward.h"
 #include "trainer/replica.h"
@@ -25,10 +26,11 @@ namespace lockstep::trainer {
 /// ranks together, which all of them know, and they agree on whether recording has worked. A rank without samples
 /// records that it contributes nothing.
 ///
-/// Backend and replica must outlive it. One thread uses it.
+/// Backend, replica and module must outlive it. One thread uses it.
 class RecordedSteps {
  public:
-  RecordedSteps(nn::Backend& backend, Replica& replica, DType activations);
+  /// `module` is the replica's.
+  RecordedSteps(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations);
 
   /// What a recording is for, beside the memory of model and optimizer.
   struct Key {
@@ -54,13 +56,17 @@ class RecordedSteps {
     bool rehearsed = false;
     int seen = 0;  // steps of this key that have run as they are
     std::unique_ptr<nn::Recording> recording;
-    std::uint64_t operations = 0;  // collectives of it
+    std::uint64_t operations = 0;         // collectives of it
+    std::vector<const BFloat16*> copies;  // of the parameters, that it writes; nullptr: none
   };
   Entry& entry_of(const Key& key);
   void record(Entry& entry, FunctionRef<void(const Inputs&)> compute);
+  void refresh_copies();
+  void note_update(const Entry& entry);
 
   nn::Backend& backend_;
   Replica& replica_;
+  std::vector<nn::NamedParameter> parameters_;  // those that are not trained, too
   DType activations_;
   std::vector<Entry> entries_;  // few
   std::string refusal_;

@@ -18,7 +18,7 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
       format_(std::move(format)),
       options_(options),
       tape_(backend),
-      recorded_(backend, replica, options.activations),
+      recorded_(backend, replica, module, options.activations),
       squares_(backend.empty({}, DType::kF64)),
       all_(replica.parameters().size()),
       totals_(backend, Replica::kTotalsBytes),

@@ -44,6 +44,9 @@ CudaProbe ask() {
   } else if (status == cudaErrorNoDevice || status == cudaSuccess) {
     probe.problem = "no GPU is visible to this process";
     probe.remedy = "look at CUDA_VISIBLE_DEVICES and at what the container or job was given, or use --device cpu";
+  } else if (status == cudaErrorSystemNotReady) {  // while nvidia-smi shows all GPUs
+    probe.problem = "CUDA does not start: the links between this machine's GPUs are not ready";
+    probe.remedy = "start NVIDIA's fabric manager (systemctl start nvidia-fabricmanager), or use --device cpu";
   } else {
     probe.problem = fmt::format("CUDA does not start: {}", cudaGetErrorString(status));
     probe.remedy = "see whether nvidia-smi works, or use --device cpu";

@@ -57,7 +57,10 @@ void CudaEvent::make_wait(cudaStream_t stream) const {
 
 bool CudaEvent::done() const {
   const cudaError_t status = cudaEventQuery(event_);
-  if (status == cudaErrorNotReady) return false;
+  if (status == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());  // it is noted as if it were an error
+    return false;
+  }
   check_cuda(status, "work on a stream");
   return true;
 }

@@ -82,6 +82,8 @@ class PinnedMemory {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  /// It is never given back, which would wait for all that the GPU was given.
+  void abandon() { data_ = nullptr; }
 
  private:
   std::byte* data_ = nullptr;

@@ -16,19 +16,27 @@ ARCHIVE = PLACE / "lockstep-gpu.tar.xz"
 
 
 def unpack() -> None:
-    """The archive, where there is one that is newer than what it was unpacked to."""
-    stamp = PLACE / "packed.json"
-    if not ARCHIVE.exists() or (stamp.exists() and stamp.stat().st_mtime >= ARCHIVE.stat().st_mtime):
+    """The archive, where there is one that has not been unpacked as a whole."""
+    if not ARCHIVE.exists():
+        return
+    stamp, found = PLACE / "unpacked", ARCHIVE.stat()
+    this_one = f"{found.st_size} {found.st_mtime_ns}\n"
+    if stamp.exists() and stamp.read_text() == this_one:
         return
     say(f"unpacking {ARCHIVE.relative_to(ROOT)}")
+    stamp.unlink(missing_ok=True)
     for old in ("build", "prefix", "bin", "nvidia"):
         shutil.rmtree(PLACE / old, ignore_errors=True)
-    with tarfile.open(ARCHIVE) as archive:
-        if hasattr(tarfile, "tar_filter"):
-            archive.extractall(PLACE, filter="tar")
-        else:
-            archive.extractall(PLACE)
-    os.utime(stamp)
+    try:
+        with tarfile.open(ARCHIVE) as archive:
+            if hasattr(tarfile, "tar_filter"):
+                archive.extractall(PLACE, filter="tar")
+            else:
+                archive.extractall(PLACE)
+    except (tarfile.TarError, EOFError, OSError) as error:  # also where Python was built without xz
+        raise Failure(f"{ARCHIVE.relative_to(ROOT)} cannot be unpacked: {error} → copy it anew, or unpack it with tar") \
+            from None
+    stamp.write_text(this_one)
 
 
 def packed() -> dict:

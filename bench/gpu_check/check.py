@@ -1,4 +1,6 @@
 """What all sections use: commands under deadlines, and what they said."""
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -45,6 +47,10 @@ class Skip(Exception):
     """A section cannot run here: why."""
 
 
+class Late(Failure):
+    """There was not enough time."""
+
+
 class Check:
     def __init__(self, build: pathlib.Path, gpus: list, quick: bool, library_path: str, end: float):
         self.build, self.gpus, self.quick = build, gpus, quick
@@ -52,6 +58,7 @@ class Check:
         self.end = end  # by time.monotonic()
         self.section = Section("none", "none")
         self.section_end = end
+        self._running = set()
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-"))
         extra = {"LD_LIBRARY_PATH": library_path} if library_path else {}
         packed = ROOT / ".gpu" / "bin"
@@ -80,17 +87,19 @@ class Check:
                                        stdout=files[0], stderr=files[1], start_new_session=True, cwd=cwd)
         except OSError as error:
             raise Failure(f"{argv[0]} cannot be started: {error.strerror}") from None
+        self._running.add(process)
         return process, files, time.monotonic()
 
     def finish(self, started, limit_s: float) -> Done:
-        """Waits for it, and ends it and all it started when its time is up."""
+        """Waits for it, and ends it and all of its process group when its time is up."""
         process, files, begin = started
         timed_out = False
         try:
             process.wait(max(0.1, min(limit_s, self.left())))
         except subprocess.TimeoutExpired:
             timed_out = True
-            self.kill(process)
+            self.kill([process])
+        self._running.discard(process)
         texts = []
         for file in files:
             file.seek(0)
@@ -99,27 +108,40 @@ class Check:
         return Done(process.returncode, texts[0], texts[1], time.monotonic() - begin, timed_out)
 
     @staticmethod
-    def kill(process) -> None:
+    def kill(processes: list) -> None:
+        """All of them at once, first politely: 3 s in all, and another 3 for one that the kernel does not let go."""
         for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            end = time.monotonic() + 3
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.01, end - time.monotonic()))
+
+    def in_parallel(self, action, jobs: list, results: list, at_once: int = 4) -> None:
+        """Adds what `action` makes of each job to `results`, in order. An exception ends what runs."""
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            futures = [pool.submit(action, job) for job in jobs]
             try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
-            try:
-                process.wait(3)
-                return
-            except subprocess.TimeoutExpired:
-                pass
+                for future in futures:
+                    results.append(future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                while any(future.running() for future in futures):
+                    self.kill(list(self._running))
+                    time.sleep(0.05)
+                raise
 
     def run(self, argv: list, limit_s: float = 60, env: dict = {}, codes=(0,), noted: bool = True) -> Done:
         """Raises Failure unless it ends with one of `codes` in time; any where there are none."""
         if noted:
             self.note(argv, env)
         if self.left() <= 0:
-            raise Failure("its time was up")
+            raise Late("its time was up")
         done = self.finish(self.start(argv, env), limit_s)
         if done.timed_out:
-            raise Failure(f"`{shown(argv)}` was ended after {done.seconds:.0f} s: {done.last_words()}")
+            raise Late(f"`{shown(argv)}` was ended after {done.seconds:.0f} s: {done.last_words()}")
         if codes and done.code not in codes:
             raise Failure(f"`{shown(argv)}` ended with {done.code}: {done.last_words()}")
         return done
@@ -148,12 +170,17 @@ class Check:
 
     def finish_ranks(self, started: list, limit_s: float) -> list:
         """Raises Failure for the first that did not end well."""
-        end = time.monotonic() + limit_s
-        done = []
-        for rank in started:
-            done.append(self.finish(rank, end - time.monotonic()))
-        late = [number for number, one in enumerate(done) if one.timed_out]
-        bad = [number for number, one in enumerate(done) if one.code != 0 and not one.timed_out] + late
+        end = time.monotonic() + min(limit_s, self.left())
+        for process, _, _ in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        late = {process for process, _, _ in started if process.returncode is None}
+        self.kill(list(late))
+        done = [self.finish(rank, 1) for rank in started]
+        for one, (process, _, _) in zip(done, started):
+            one.timed_out = process in late
+        bad = [number for number, one in enumerate(done) if one.code != 0 and not one.timed_out] + \
+              [number for number, one in enumerate(done) if one.timed_out]
         if bad:
             first = done[bad[0]]
             how = f"was ended after {first.seconds:.0f} s" if first.timed_out else f"ended with {first.code}"
@@ -181,7 +208,7 @@ def run_section(check: Check, name: str, title: str, limit_s: float, action) -> 
     except Failure as failure:
         section.status = "failed"
         section.problems.append(str(failure))
-    except (KeyError, ValueError, IndexError, TypeError, OSError) as error:  # an answer that is not what it should be
+    except Exception as error:  # an answer that is not what it should be
         section.status = "failed"
         section.problems.append(f"{type(error).__name__}: {error}")
     section.seconds = round(time.monotonic() - begin, 1)

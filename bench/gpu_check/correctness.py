@@ -1,5 +1,4 @@
 """The sections that say whether what the GPU computes is right."""
-import concurrent.futures
 import json
 import math
 import re
@@ -8,7 +7,7 @@ import signal
 import time
 
 from gpu_check import machine
-from gpu_check.check import Check, Skip
+from gpu_check.check import Check, Late, Skip
 from harness.contestants import ROOT
 from harness.processes import Failure
 
@@ -59,11 +58,14 @@ def _one_test(check: Check, test: dict) -> dict:
         failed = re.findall(r"^\[  FAILED  \] (\S+)", done.out, re.MULTILINE)
         result["why"] = f"{', '.join(dict.fromkeys(failed)) or done.last_words()}"
         result["output"] = (done.out + done.err)[-3000:]
-    if report.exists():
-        for suite in json.loads(report.read_text())["testsuites"]:
-            for one in suite["testsuite"]:
-                entry = {"name": f"{suite['name']}.{one['name']}", "failed": bool(one.get("failures"))}
-                result["tests"].append(entry | {key: one[key] for key in ("tolerance", "largest_error") if key in one})
+    try:
+        suites = json.loads(report.read_text())["testsuites"] if report.exists() else []
+    except (ValueError, KeyError):  # it was ended while it wrote
+        suites = []
+    for suite in suites:
+        for one in suite["testsuite"]:
+            entry = {"name": f"{suite['name']}.{one['name']}", "failed": bool(one.get("failures"))}
+            result["tests"].append(entry | {key: one[key] for key in ("tolerance", "largest_error") if key in one})
     return result
 
 
@@ -80,9 +82,9 @@ def test_programs(check: Check, data: dict) -> None:
         except Failure as failure:
             return {"name": test["name"], "seconds": 0, "code": -1, "tests": [], "why": str(failure)}
 
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        data["programs"] += pool.map(run, [test for test in tests if test not in alone])
-    data["programs"] += map(run, alone)
+    check.in_parallel(run, [test for test in tests if test not in alone], data["programs"])
+    for test in alone:
+        data["programs"].append(run(test))
     for program in data["programs"]:
         if program["code"] != 0:
             check.problem(f"{program['name']}: {program['why']}")
@@ -245,8 +247,10 @@ def sanitizer(check: Check, data: dict) -> None:
         result = {"tool": tool_name, "name": test["name"], "code": None, "why": "", "errors": None}
         try:
             done = check.run(argv, limit_s, codes=None)
+        except Late as late:  # watched for as long as there was time: no error is no proof
+            return result | {"why": str(late), "late": True}
         except Failure as failure:
-            return result | {"why": str(failure)}
+            return result | {"code": -1, "why": str(failure)}
         said = re.search(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", done.out + done.err)
         errors = int(said[1] or said[2]) if said else None
         unable = "not supported" in (done.out + done.err) and errors is None
@@ -254,14 +258,11 @@ def sanitizer(check: Check, data: dict) -> None:
                          "why": "" if done.code == 0 else done.last_words()}
 
     jobs = [(name, test) for name in ("memcheck", "racecheck") for test in programs]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        data["runs"] += pool.map(run, jobs)
+    check.in_parallel(run, jobs, data["runs"])
     if all(one.get("unable") for one in data["runs"]):
         raise Skip("compute-sanitizer does not work on this machine")
     for one in data["runs"]:
-        if one["code"] is None:
-            one["late"] = True  # watched for as long as there was time: no error is no proof
-        elif one["code"] != 0:
+        if one["code"] not in (None, 0):
             check.problem(f"{one['tool']} {one['name']}: {one['why'] or 'failed'}")
 
 

@@ -12,10 +12,12 @@ LIBRARIES = ("libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2")
 
 
 def _said(argv: list, timeout_s: float = 20) -> str:
+    """What a command that succeeds prints: nvidia-smi complains on stdout, too."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s).stdout
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def visible_gpus() -> list:
@@ -89,7 +91,8 @@ def facts() -> dict:
         memory = int(re.search(r"MemTotal:\s+(\d+)", file.read())[1]) * 1024
     with open("/proc/cpuinfo") as file:
         cpu = re.search(r"model name\s*: (.*)", file.read())
-    system = re.search(r'PRETTY_NAME="?([^"\n]*)', pathlib.Path("/etc/os-release").read_text())
+    release = pathlib.Path("/etc/os-release")
+    system = re.search(r'PRETTY_NAME="?([^"\n]*)', release.read_text() if release.exists() else "")
     return {"system": system[1] if system else "unknown", "kernel": os.uname().release,
             "cpu": cpu[1] if cpu else "unknown", "processors": len(os.sched_getaffinity(0)), "memory_bytes": memory,
             "python": sys.version.split()[0]}

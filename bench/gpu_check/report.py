@@ -97,7 +97,7 @@ def _contexts(data: dict) -> list:
 def _sanitizer(data: dict) -> list:
     def result(one):
         if one["code"] is None:
-            return f"not finished in its time: {one['why']}" if not one.get("late") else "nothing found until its time was up"
+            return "nothing found until its time was up"
         return "no error" if one["code"] == 0 else "skipped" if one["code"] == 77 else f"**{one['why'] or 'failed'}**"
 
     return table(["program", "tool", "found", "s"],
@@ -207,7 +207,7 @@ def _section(section: dict) -> list:
     if section["data"]:
         try:
             lines += RENDERERS[section["name"]](section["data"])
-        except (KeyError, IndexError, TypeError, ValueError):  # it was cut short: what it has stands in the JSON file
+        except Exception:  # it was cut short: what it has stands in the JSON file
             lines += ["What it had measured by then is in the JSON file beside this one.", ""]
     if section["commands"]:
         lines += code_block("\n".join(section["commands"]))

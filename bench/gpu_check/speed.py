@@ -112,6 +112,8 @@ def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> Non
         begin = time.monotonic()
         rounds += 1
         for group in groups:
+            if check.left() < 5:
+                break
             model, batch = group
             try:
                 said = _step(check, model, batch, ["--precision", "bf16", "--steps", min(400, WORKLOADS[model][1])])
@@ -123,7 +125,8 @@ def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> Non
                 why = refused[group].get(configuration) or peers.refusal(model, batch, configuration)
                 if not why:
                     try:
-                        answer = peers.measure(model, batch, configuration, blocks=10, seconds=0.25)
+                        answer = peers.measure(model, batch, configuration, blocks=10, seconds=0.25,
+                                               limit_s=max(1.0, min(20.0, check.left())))
                         results[group].setdefault(configuration, {})[rounds] = quantile(answer["step_ms"], 0.5)
                         continue
                     except Failure as failure:

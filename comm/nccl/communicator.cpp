@@ -1,5 +1,6 @@
 #include "comm/nccl/communicator.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -11,12 +12,13 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/signals.h"
 
 namespace lockstep::comm {
 namespace {
 
-// A call that starts work takes a thread of NCCL some tens of microseconds.
-constexpr int kYields = 200;
+// For a call that starts work NCCL makes a thread. While that is at it, a nap would take longer than it does.
+constexpr auto kAwake = std::chrono::microseconds(500);
 constexpr auto kNap = std::chrono::microseconds(50);
 // For which end() waits for abort()'s thread: what ends of itself does so in less.
 constexpr auto kAbortPatience = std::chrono::seconds(10);
@@ -52,8 +54,9 @@ void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
 }
 
 ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look) {
-  for (int looks = 0; result == ncclInProgress; ++looks) {
-    if (looks < kYields) {
+  const auto begin = Clock::now();
+  while (result == ncclInProgress) {
+    if (Clock::now() - begin < kAwake) {
       std::this_thread::yield();
     } else {
       look();
@@ -90,6 +93,7 @@ void Communicator::abort() noexcept {
   if (comm_ == nullptr) return;
   try {
     auto ending = std::make_shared<Ending>();
+    const AllSignalsBlocked blocked;
     std::thread([&api = api_, comm = comm_, device = device_, ending] {
       // A new thread is on the first GPU, where the call would make a context.
       static_cast<void>(cudaSetDevice(device));

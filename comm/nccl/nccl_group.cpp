@@ -2,20 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <functional>
-#include <map>
 #include <optional>
-#include <string_view>
 #include <thread>
 #include <utility>
 
-#include "base/cuda/probe.h"
 #include "base/cuda/runtime.h"
-#include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
-#include "base/log.h"
 #include "base/stop.h"
 #include "comm/agree.h"
 #include "comm/failure.h"
@@ -23,6 +15,8 @@
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/completion_word.h"
 #include "comm/nccl/device_arena.h"
+#include "comm/nccl/joining.h"
+#include "comm/nccl/ledger.h"
 #include "comm/nccl/marks.h"
 #include "comm/nccl/op_timer.h"
 #include "comm/nccl/roll_call.h"
@@ -36,13 +30,6 @@ constexpr auto kNap = std::chrono::microseconds(50);
 // Between two looks at the other ranks' processes by one that waits, and at everything by one that only polls.
 constexpr auto kLookAtPeersEvery = std::chrono::milliseconds(5);
 constexpr auto kLookEvery = std::chrono::milliseconds(100);
-// Operations that may be under way before the host waits for the first of them.
-constexpr std::size_t kMostUnderWay = 1024;
-
-/// How long the ranks wait for each other when they have given up: they did not begin to wait at the same moment.
-Clock::duration patience_of(Clock::duration timeout) {
-  return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(1), std::chrono::seconds(10));
-}
 
 class NcclGroup final : public DeviceGroup {
  public:
@@ -74,23 +61,16 @@ class NcclGroup final : public DeviceGroup {
   void make_wait(std::uint64_t sequence, StreamView stream) override;
 
  private:
-  void check_that_all_joined(const RollCall::Answers& answers, const std::exception_ptr& own) const;
   template <class Action>
   auto guard(Action&& action);
   void fail();
   void give(const Op& op);
-  void note_launched(const Op& op);
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
   void wait_until_complete(std::uint64_t sequence, Deadline deadline);
   void look_around();
   void look_at_peers();
   [[noreturn]] void time_out(const Op& op, double waited_seconds);
-
-  /// Launched and, as far as is known, not complete.
-  bool any_under_way() const { return completed_ < launched_; }
-  Op& launched(std::uint64_t sequence) { return under_way_[sequence % under_way_.size()]; }
-  const Op& first_under_way() { return launched(completed_ + 1); }
 
   ProcessGroup& control_;
   const StreamView producer_;
@@ -105,18 +85,13 @@ class NcclGroup final : public DeviceGroup {
   Marks marks_;
   OpTimer timer_;
 
-  std::vector<Op> under_way_;  // a ring, by sequence number
-  std::uint64_t launched_ = 0;
-  std::uint64_t completed_ = 0;
-  std::uint64_t joined_ = 0;      // the producer's stream comes after these
-  Clock::time_point progress_{};  // when completed_ last rose, or the first of those under way was launched
+  Ledger ledger_;
+  std::uint64_t joined_ = 0;  // the producer's stream comes after these
   Clock::time_point next_look_{};
   Clock::time_point next_look_at_peers_{};
 
   bool capturing_ = false;
-  std::vector<Op> captured_;
-  Marks captured_marks_;                                // events of a capture mean nothing outside of it
-  std::map<std::uint64_t, std::vector<Op>> in_graphs_;  // the last capture of so many operations
+  Marks captured_marks_;  // events of a capture mean nothing outside of it
 };
 
 NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api)
@@ -125,8 +100,7 @@ NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const Nc
       producer_(options.producer),
       communicator_(std::make_shared<Communicator>(api, options.device, control.rank(), control.size())),
       bytes_(options.producer),
-      word_(std::make_unique<CompletionWord>()),
-      under_way_(kMostUnderWay) {}
+      word_(std::make_unique<CompletionWord>()) {}
 
 NcclGroup::~NcclGroup() {
   communicator_->end();
@@ -159,65 +133,16 @@ void NcclGroup::fail() {
 void NcclGroup::join(const ncclUniqueId& id) {
   guard([&] {
     roll_call_.emplace(control_);
-    const auto begin = Clock::now();
-    const auto deadline = Deadline::after(timeout());
-    const auto patience = patience_of(timeout());
-    std::exception_ptr failure;
-    Whereabouts mine;
-    try {
-      communicator_->join(id, [&] {
-        throw_if_stopped("joining the other ranks");
-        look_at_peers();
-        if (!deadline.expired()) return;
-        throw TimeoutError(fmt::format("joining {} ranks by NCCL timed out after {:.3g} s", size(),
-                                       seconds_between(begin, Clock::now())),
-                           "look at the network between them (NCCL_SOCKET_IFNAME); NCCL_DEBUG=INFO says more");
-      });
-    } catch (const InterruptedError&) {
-      throw;
-    } catch (const Error& error) {
-      failure = std::current_exception();
-      mine.failure = error.code();
-      mine.words = std::hash<std::string_view>()(error.what());
-    }
-    // Whoever has joined waits for as long as another may still try.
-    const auto answers =
-        roll_call_->ask(mine, Deadline::after(failure == nullptr ? deadline.remaining() + 2 * patience : patience));
-    if (!answers.all.empty()) {
-      check_that_all_joined(answers, failure);
-      return;
-    }
-    if (failure == nullptr) std::rethrow_exception(answers.silence);
-    try {
-      std::rethrow_exception(failure);
-    } catch (const TimeoutError& error) {
-      throw TimeoutError(error.what() + waiting_text(answers, 0), error.remedy());
-    }
+    join_ranks(*communicator_, id, control_, *roll_call_, timeout(), [&] {
+      throw_if_stopped("joining the other ranks");
+      look_at_peers();
+    });
   });
-}
-
-/// One rank speaks for all that say the same, and none of those that have only waited in vain says so where another
-/// knows why.
-void NcclGroup::check_that_all_joined(const RollCall::Answers& answers, const std::exception_ptr& own) const {
-  constexpr auto kTimeout = static_cast<std::int64_t>(ExitCode::kTimeout);
-  auto speaker = std::ranges::find_if(
-      answers.all, [](const auto& there) { return there.failure != 0 && there.failure != kTimeout; });
-  if (speaker == answers.all.end())
-    speaker = std::ranges::find_if(answers.all, [](const auto& there) { return there.failure != 0; });
-  if (speaker == answers.all.end()) return;
-  const auto spoken_for = [&](const Whereabouts& there) {
-    return there.failure == 0 || there.failure == kTimeout || there.words == speaker->words;
-  };
-  const auto speaking_rank = static_cast<int>(speaker - answers.all.begin());
-  const Whereabouts& here = answers.all[static_cast<std::size_t>(rank())];
-  if (rank() == speaking_rank || !spoken_for(here)) std::rethrow_exception(own);
-  throw PeerError(static_cast<int>(speaker->failure),
-                  fmt::format("rank {} could not join the others by NCCL", speaking_rank));
 }
 
 void NcclGroup::shutdown() {
   guard([&] {
-    wait_until_complete(launched_, Deadline::after(timeout()));
+    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
     control_.barrier().wait_host();
     const auto deadline = Deadline::after(timeout());
     communicator_->leave([&] {
@@ -250,7 +175,7 @@ std::unique_ptr<Arena> NcclGroup::allocate(std::size_t bytes) {
 void NcclGroup::copy(void* to, const void* from, std::size_t bytes) {
   LOCKSTEP_ASSERT(!capturing_, "a copy by the host in a capture");
   guard([&] {
-    wait_until_complete(launched_, Deadline::after(timeout()));
+    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
     bytes_.copy(to, from, bytes);
   });
 }
@@ -278,10 +203,10 @@ void NcclGroup::start(const Op& op) {
     give(op);
     if (capturing_) {
       captured_marks_.record(op.sequence, stream_.get());
-      captured_.push_back(op);
+      ledger_.capture(op);
     } else {
       marks_.record(op.sequence, stream_.get());
-      note_launched(op);
+      ledger_.launch(op);
     }
   });
 }
@@ -306,23 +231,14 @@ void NcclGroup::give(const Op& op) {
   word_->count_up(stream_.view());
 }
 
-void NcclGroup::note_launched(const Op& op) {
-  if (!any_under_way()) progress_ = Clock::now();
-  launched(op.sequence) = op;
-  launched_ = op.sequence;
-}
-
 void NcclGroup::make_room(std::uint64_t count) {
-  const std::uint64_t last = launched_ + count;
-  if (last - completed_ > under_way_.size()) wait_until_complete(last - under_way_.size(), Deadline::after(timeout()));
+  if (const std::uint64_t first = ledger_.in_the_way_of(count); first > 0)
+    wait_until_complete(first, Deadline::after(timeout()));
 }
 
 bool NcclGroup::is_complete(std::uint64_t sequence) {
-  if (const std::uint64_t completed = word_->read(); completed != completed_) {
-    completed_ = completed;
-    progress_ = Clock::now();
-  }
-  return completed_ >= sequence;
+  ledger_.complete(word_->read());
+  return ledger_.completed() >= sequence;
 }
 
 bool NcclGroup::is_done(std::uint64_t sequence) {
@@ -334,7 +250,8 @@ bool NcclGroup::is_done(std::uint64_t sequence) {
 }
 
 void NcclGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
-  LOCKSTEP_ASSERT(!capturing_ && sequence <= launched_, "a wait for operation #{}, which is only captured", sequence);
+  LOCKSTEP_ASSERT(!capturing_ && sequence <= ledger_.launched(), "a wait for operation #{}, which is only captured",
+                  sequence);
   guard([&] { wait_until_complete(sequence, deadline); });
 }
 
@@ -349,7 +266,7 @@ void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
     throw_if_stopped("waiting for the other ranks");
     look_around();
     if (is_complete(sequence)) return;
-    if (deadline.expired()) time_out(first_under_way(), seconds_between(begin, Clock::now()));
+    if (deadline.expired()) time_out(ledger_.first_under_way(), seconds_between(begin, Clock::now()));
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -358,7 +275,7 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
   guard([&] {
     if (capturing_) {
       // begin_capture() has seen to what came before.
-      if (sequence > launched_) captured_marks_.make_wait(sequence, native(stream));
+      if (sequence > ledger_.launched()) captured_marks_.make_wait(sequence, native(stream));
     } else {
       if (!is_complete(sequence)) marks_.make_wait(sequence, native(stream));
       if (stream.native == producer_.native) joined_ = std::max(joined_, sequence);
@@ -370,14 +287,14 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
 
 void NcclGroup::poll() {
   failure_.throw_if_any();
-  if (capturing_ || is_complete(launched_)) return;
+  if (capturing_ || is_complete(ledger_.launched())) return;
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   guard([&] {
     look_around();
-    if (!is_complete(launched_) && now - progress_ > timeout())
-      time_out(first_under_way(), seconds_between(progress_, now));
+    if (!is_complete(ledger_.launched()) && now - ledger_.progress() > timeout())
+      time_out(ledger_.first_under_way(), seconds_between(ledger_.progress(), now));
   });
 }
 
@@ -387,11 +304,11 @@ void NcclGroup::look_around() {
   if (status == cudaErrorNotReady)
     static_cast<void>(cudaGetLastError());  // it is noted as if it were an error
   else
-    check_cuda(status, "a collective");
+    check_cuda(status, "a collective, or what came before it,");
   const ncclResult_t result = communicator_->async_error();
   if (result != ncclSuccess)
     throw_nccl_error(communicator_->api(), communicator_->get(), result,
-                     any_under_way() ? describe(first_under_way()) : std::string("NCCL"));
+                     ledger_.any_under_way() ? describe(ledger_.first_under_way()) : std::string("NCCL"));
   look_at_peers();
 }
 
@@ -402,15 +319,16 @@ void NcclGroup::look_at_peers() {
   try {
     control_.watch_peers();
   } catch (const DeviceError& error) {
-    if (!any_under_way()) throw;
-    throw DeviceError(fmt::format("{}, and this rank waits for it in {}", error.what(), describe(first_under_way())),
-                      error.remedy());
+    if (!ledger_.any_under_way()) throw;
+    throw DeviceError(
+        fmt::format("{}, and this rank waits for it in {}", error.what(), describe(ledger_.first_under_way())),
+        error.remedy());
   }
 }
 
 void NcclGroup::time_out(const Op& op, double waited_seconds) {
-  const auto answers =
-      roll_call_->ask({.issued = last_issued(), .completed = completed_}, Deadline::after(patience_of(timeout())));
+  const auto answers = roll_call_->ask({.issued = last_issued(), .completed = ledger_.completed()},
+                                       Deadline::after(patience_of(timeout())));
   const int behind = first_behind(answers, op.sequence);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
@@ -421,7 +339,7 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
 std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {
   LOCKSTEP_ASSERT(!capturing_, "times are read in a capture");
   return guard([&] {
-    wait_until_complete(launched_, Deadline::after(timeout()));
+    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
     return timer_.times(origin);
   });
 }
@@ -431,9 +349,9 @@ std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {
 void NcclGroup::begin_capture() {
   LOCKSTEP_ASSERT(!capturing_, "a capture in a capture");
   guard([&] {
-    if (!is_complete(launched_)) marks_.make_wait(launched_, native(producer_));
-    joined_ = launched_;
-    captured_.clear();
+    if (!is_complete(ledger_.launched())) marks_.make_wait(ledger_.launched(), native(producer_));
+    joined_ = ledger_.launched();
+    ledger_.begin_capture();
     captured_marks_.clear();
     capturing_ = true;
   });
@@ -442,49 +360,23 @@ void NcclGroup::begin_capture() {
 std::uint64_t NcclGroup::end_capture() {
   LOCKSTEP_ASSERT(capturing_, "the end of a capture that was not begun");
   capturing_ = false;
-  set_last_issued(launched_);
-  const std::uint64_t count = captured_.size();
-  if (count == 0) return 0;
-  // Room for one launch that is under way and one that follows.
-  if (under_way_.size() < 2 * count) {
-    std::vector<Op> larger(2 * count);
-    for (std::uint64_t sequence = completed_ + 1; sequence <= launched_; ++sequence)
-      larger[sequence % larger.size()] = launched(sequence);
-    under_way_ = std::move(larger);
-  }
-  in_graphs_[count] = captured_;
-  return count;
+  set_last_issued(ledger_.launched());
+  return ledger_.end_capture();
 }
 
 void NcclGroup::replayed(std::uint64_t count) {
   LOCKSTEP_ASSERT(!capturing_, "a launch in a capture");
   if (count == 0) return;
-  const auto ops = in_graphs_.find(count);
-  LOCKSTEP_ASSERT(ops != in_graphs_.end(), "no capture had {} operations", count);
-  LOCKSTEP_ASSERT(joined_ >= launched_ || is_complete(launched_), "a launch that operation #{} may still overtake",
-                  launched_);
+  LOCKSTEP_ASSERT(ledger_.has_captured(count), "no capture had {} operations", count);
+  const std::uint64_t before = ledger_.launched();
+  LOCKSTEP_ASSERT(joined_ >= before || is_complete(before), "a launch that operation #{} may still overtake", before);
   guard([&] {
     make_room(count);
-    for (Op op : ops->second) {
-      op.sequence = launched_ + 1;
-      op.step = step();
-      note_launched(op);
-    }
-    set_last_issued(launched_);
-    marks_.record(launched_, native(producer_));
-    joined_ = launched_;
+    ledger_.replay(count, step());
+    joined_ = ledger_.launched();
+    set_last_issued(joined_);
+    marks_.record(joined_, native(producer_));
   });
-}
-
-/// NCCL refuses two ranks on one GPU of one host. The second one is told to take itself for another host, which it then
-/// reaches as such: over sockets. Whether ranks may share GPUs at all is for others to say.
-void tell_sharing_ranks_apart(ProcessGroup& control) {
-  const std::string mine = fmt::format("{} {}", host_name(), current_cuda_bus_id());
-  const auto all = control.all_gather_text(mine);
-  const auto first = std::ranges::find(all, mine) - all.begin();
-  if (first == control.rank()) return;
-  log_debug("shares its GPU with rank {}", first);
-  set_env("NCCL_HOSTID", fmt::format("{}-rank-{}", host_name(), control.rank()), /*overwrite=*/false);
 }
 
 }  // namespace
@@ -504,17 +396,7 @@ std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOp
   compare_manifests(control, {{"NCCL", nccl_version_text(*api)}});
 
   tell_sharing_ranks_apart(control);
-  ncclUniqueId id{};
-  agree_on(control, [&] {
-    if (control.rank() > 0) return;
-    const ncclResult_t result = api->get_unique_id(&id);
-    if (result != ncclSuccess) throw_nccl_error(*api, nullptr, result, "preparing to join the ranks by NCCL");
-  });
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(&id, 1));
-  const auto ids = control.all_gather_objects(control.rank() == 0 ? bytes : bytes.first(0));
-  LOCKSTEP_ASSERT(ids[0].size() == sizeof id, "an id of {} bytes", ids[0].size());
-  std::memcpy(&id, ids[0].data(), sizeof id);
-  group->join(id);
+  group->join(agree_on_id(control, *api));
   return group;
 }
 

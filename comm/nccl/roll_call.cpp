@@ -1,5 +1,8 @@
 #include "comm/nccl/roll_call.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "base/error.h"
 #include "base/text.h"
 
@@ -17,6 +20,10 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 }  // namespace
+
+Clock::duration patience_of(Clock::duration timeout) {
+  return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(1), std::chrono::seconds(10));
+}
 
 RollCall::RollCall(ProcessGroup& control)
     : control_(control), arena_(control.allocate(static_cast<std::size_t>(control.size()) * kArenaAlignment)) {}

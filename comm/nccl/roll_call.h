@@ -7,9 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "comm/process_group.h"
 
 namespace lockstep::comm {
+
+/// How long ranks that have given up wait for each other's answers: they did not begin to wait at the same moment.
+Clock::duration patience_of(Clock::duration timeout);
 
 /// What a rank tells the others of itself.
 struct Whereabouts {

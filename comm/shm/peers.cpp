@@ -4,10 +4,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 
 #include "base/error.h"
 #include "base/host.h"
@@ -18,32 +20,67 @@ namespace {
 
 struct Introduction {
   std::array<char, 64> host{};
+  std::array<char, 48> kernel{};  // of this start of it
+  std::array<char, 64> spaces{};  // what of it this process sees
   int pid = 0;
   CpuMask cpus;
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
+/// What a namespace of this process is called: the same for processes that share it.
+std::string namespace_of(const char* kind) {
+  std::array<char, 64> name{};
+  const ssize_t length = ::readlink(fmt::format("/proc/self/ns/{}", kind).c_str(), name.data(), name.size() - 1);
+  return length > 0 ? std::string(name.data(), static_cast<std::size_t>(length)) : std::string();
+}
+
+std::string kernel_text() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
+
+template <std::size_t N>
+void put(const std::string& text, std::array<char, N>& into) {
+  text.copy(into.data(), into.size() - 1);
+}
+
 }  // namespace
 
 Peers::Peers(Store& store, Deadline deadline) {
   Introduction mine;
-  const std::string host = host_name();
-  host.copy(mine.host.data(), mine.host.size() - 1);
+  put(host_name(), mine.host);
+  put(kernel_text(), mine.kernel);
+  put(namespace_of("pid") + namespace_of("net"), mine.spaces);
   mine.pid = ::getpid();
   mine.cpus = allowed_cpus();
-  CpuMask cpus;
+  std::vector<Introduction> all;
   const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
   for (const std::string& bytes : store.all_gather_text("meeting the other ranks", text, deadline)) {
-    Introduction theirs;
-    if (bytes.size() != sizeof theirs)
+    if (bytes.size() != sizeof mine)
       throw OutOfStepError("a rank introduces itself as this one does not", "start every rank with the same binary");
-    std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    peers_.push_back({theirs.host.data(), theirs.pid, UniqueFd()});
-    cpus |= theirs.cpus;
-    if (elsewhere_ < 0 && peers_.back().host != peers_.front().host) elsewhere_ = static_cast<int>(peers_.size()) - 1;
+    std::memcpy(&all.emplace_back(), bytes.data(), sizeof mine);
   }
-  oversubscribed_ = cpus.count() < peers_.size();
-  if (oversubscribed_ && elsewhere_ < 0 && store.rank() == 0) warn_of_crowd(static_cast<int>(peers_.size()), cpus);
+  const auto same_host = [](const Introduction& a, const Introduction& b) {
+    return a.host == b.host && a.kernel == b.kernel && a.spaces == b.spaces;
+  };
+  // Hosts that are one machine share its cores all the same.
+  CpuMask cpus;
+  std::vector<int> neighbours;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    auto place = std::find_if(hosts_.begin(), hosts_.end(), [&](const std::vector<int>& ranks) {
+      return same_host(all[static_cast<std::size_t>(ranks.front())], all[r]);
+    });
+    if (place == hosts_.end()) place = hosts_.emplace(hosts_.end());
+    place->push_back(static_cast<int>(r));
+    peers_.push_back({all[r].host.data(), all[r].pid, static_cast<int>(place - hosts_.begin()), UniqueFd()});
+    if (all[r].kernel != mine.kernel) continue;
+    cpus |= all[r].cpus;
+    neighbours.push_back(static_cast<int>(r));
+  }
+  if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
+  oversubscribed_ = cpus.count() < neighbours.size();
+  if (oversubscribed_ && store.rank() == neighbours.front()) warn_of_crowd(static_cast<int>(neighbours.size()), cpus);
 }
 
 std::string Peers::name_of(int rank) const {
@@ -56,9 +93,10 @@ std::string Peers::full_name_of(int rank) const {
 }
 
 void Peers::watch(int own_rank) {
-  for (std::size_t r = 0; r < peers_.size(); ++r)
-    if (static_cast<int>(r) != own_rank)
-      peers_[r].process.reset(static_cast<int>(::syscall(SYS_pidfd_open, peers_[r].pid, 0)));
+  for (const int rank : hosts_[static_cast<std::size_t>(host_of(own_rank))])
+    if (rank != own_rank)
+      peers_[static_cast<std::size_t>(rank)].process.reset(
+          static_cast<int>(::syscall(SYS_pidfd_open, peers_[static_cast<std::size_t>(rank)].pid, 0)));
 }
 
 bool Peers::has_ended(int rank) const {

@@ -1,4 +1,4 @@
-// The other processes of a job on this host.
+// The other processes of a job, and the hosts that they are on.
 #pragma once
 
 #include <string>
@@ -10,34 +10,46 @@
 
 namespace lockstep::comm {
 
-/// Who the ranks of `store` are, and whether they live. Not thread-safe.
+/// Who the ranks of `store` are, which of them are on one host, and whether those on this one live. Not thread-safe.
+///
+/// A host is where processes can share memory and need no network to talk: the same name (LOCKSTEP_HOST_NAME), the same
+/// kernel since its start, and the same namespaces of processes and of networks. So containers and network namespaces
+/// of one machine are hosts of their own.
 class Peers {
  public:
+  Peers() = default;
   /// Collective; the store is not kept.
   Peers(Store& store, Deadline deadline);
 
   /// The first rank that is on another host than rank 0; -1 if all are on one.
   int elsewhere() const { return elsewhere_; }
-  /// Whether the ranks may run on fewer cores than they are.
+  /// The ranks of each host in ascending order, hosts in the order of their first ranks.
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  /// Which of hosts() `rank` is on.
+  int host_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].place; }
+  /// Whether the ranks of this machine may run on fewer cores than they are.
   bool oversubscribed() const { return oversubscribed_; }
 
+  int pid_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].pid; }
   /// "rank 1 (host b)".
   std::string name_of(int rank) const;
   /// "rank 1 (host b, pid 4711)".
   std::string full_name_of(int rank) const;
 
-  /// Starts to watch the others' processes: once it is known that they are on this host.
+  /// Starts to watch the other processes on this rank's host.
   void watch(int own_rank);
-  /// Whether the process of `rank` has ended, though it may not have been waited for.
+  /// Whether the process of `rank`, which is on this host, has ended, though it may not have been waited for.
   bool has_ended(int rank) const;
 
  private:
   struct Peer {
     std::string host;
     int pid = 0;
+    int place = 0;     // in hosts_
     UniqueFd process;  // a pidfd; none where the kernel has none
   };
   std::vector<Peer> peers_;
+  std::vector<std::vector<int>> hosts_;
   int elsewhere_ = -1;
   bool oversubscribed_ = false;
 };

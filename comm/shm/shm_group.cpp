@@ -17,6 +17,7 @@
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
 #include "comm/shm/segment.h"
+#include "comm/shm/shm_arena.h"
 
 namespace lockstep::comm {
 namespace {
@@ -38,24 +39,6 @@ void relax_cpu() {
   __builtin_ia32_pause();
 #endif
 }
-
-class ShmArena final : public Arena {
- public:
-  ShmArena(Segment segment, int rank, std::size_t bytes, std::uint64_t number)
-      : Arena(segment.part(rank), bytes), segment_(std::move(segment)), number_(number) {}
-  ~ShmArena() override {
-    // An exception that unwinds past an arena leaves operations on it under way in the group's queue.
-    if (std::uncaught_exceptions() > 0) segment_.leak();
-  }
-
-  /// The group's arenas are counted from 1.
-  std::uint64_t number() const { return number_; }
-  std::size_t part_bytes() const { return segment_.part_bytes(); }
-
- private:
-  Segment segment_;
-  std::uint64_t number_;
-};
 
 /// "an allocation" for the group's own exchanges, which have no sequence number.
 std::string name_of(const Op& op) { return op.sequence == 0 ? std::string("an allocation") : describe(op); }
@@ -281,12 +264,16 @@ void ShmGroup::shutdown() {
 }  // namespace
 
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout) {
-  const int rank = store->rank(), size = store->size();
   Peers peers(*store, Deadline::after(timeout));
+  return make_shm_group(std::move(store), std::move(peers), timeout);
+}
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Peers&& peers, Clock::duration timeout) {
+  const int rank = store->rank(), size = store->size();
   if (const int other = peers.elsewhere(); other >= 0) {
     const std::string what = fmt::format("{} and {} share no memory", peers.name_of(0), peers.name_of(other));
     if (rank != other) throw PeerError(static_cast<int>(ExitCode::kDevice), what);
-    throw DeviceError(what, "start them with mpirun, and with --backend mpi");
+    throw DeviceError(what, "leave --backend out: auto goes through the network");
   }
   int round = 0;
   const auto exchange = [&](const std::string& mine) {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "comm/process_group.h"
+#include "comm/shm/peers.h"
 #include "comm/store.h"
 
 namespace lockstep::comm {
@@ -16,5 +17,7 @@ namespace lockstep::comm {
 /// the lowest rank that cannot and PeerError on the others, and `store` is left where it was, of use for something
 /// else.
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout);
+/// For ranks that have met: `peers` are those of `store`, and are taken with it.
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Peers&& peers, Clock::duration timeout);
 
 }  // namespace lockstep::comm

@@ -12,7 +12,10 @@ std::uint64_t Parameter::next_version() {
 const Tensor& Parameter::as(DType dtype) {
   if (dtype == value_.dtype()) return value_;
   LOCKSTEP_ASSERT(dtype == DType::kBF16, "a parameter as {}", name_of(dtype));
-  if (!copy_.defined()) copy_ = backend_->empty(value_.shape(), dtype);
+  if (!copy_.defined()) {
+    copy_ = backend_->empty(value_.shape(), dtype);
+    copy_version_ = kNoVersion;
+  }
   if (copy_version_ != version_) {
     backend_->pointwise().cast(value_, copy_);
     copy_version_ = version_;

@@ -78,9 +78,10 @@ class Parameter {
   Tensor gradient_;
   FileLayout layout_;
   std::uint64_t version_ = next_version();
-  Tensor copy_;                     // bf16; undefined until it is asked for
-  std::uint64_t copy_version_ = 0;  // of the value that it holds
-  int pending_uses_ = 0;            // recorded on a tape and not yet walked by backward
+  Tensor copy_;  // bf16; undefined until it is asked for
+  static constexpr std::uint64_t kNoVersion = 0;
+  std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
+  int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool touched_ = false;  // has contributed in the backward pass under way

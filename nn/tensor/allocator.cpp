@@ -31,8 +31,7 @@ CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
     : source_(std::move(source)), free_lists_{std::vector<Block*>(4 * 64), std::vector<Block*>(4 * 64)} {}
 
 CachingAllocator::~CachingAllocator() {
-  for (const auto& block : blocks_)
-    if (block->data != nullptr) source_->free(block->data, block->bytes);
+  for (const auto& block : blocks_) source_->free(block->data, block->bytes);
 }
 
 Block* CachingAllocator::acquire(std::size_t bytes) {
@@ -43,23 +42,46 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   Block*& list = free_lists_[pool_][static_cast<std::size_t>(size_class)];
   Block* block = list;
-  if (block != nullptr) {
+  if (block != nullptr)
     list = block->next_free;
-  } else {
-    blocks_.push_back(std::make_unique<Block>());
-    block = blocks_.back().get();
-    block->bytes = class_bytes(size_class);
-    block->size_class = size_class;
-    block->pool = static_cast<int>(pool_);
-    block->owner = this;
-    block->data = source_->allocate(block->bytes);  // if it throws, a block without memory stays behind, unused
-    ++stats_.system_allocations;
-    stats_.bytes_held += block->bytes;
-  }
+  else
+    block = make_block(size_class);
   block->references.store(1, std::memory_order_relaxed);
   stats_.bytes_in_use += block->bytes;
   stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
   return block;
+}
+
+Block* CachingAllocator::make_block(int size_class) {
+  auto made = std::make_unique<Block>();
+  made->bytes = class_bytes(size_class);
+  made->size_class = size_class;
+  made->pool = static_cast<int>(pool_);
+  made->owner = this;
+  made->data = allocate(made->bytes);
+  ++stats_.system_allocations;
+  stats_.bytes_held += made->bytes;
+  return blocks_.emplace_back(std::move(made)).get();
+}
+
+std::byte* CachingAllocator::allocate(std::size_t bytes) {
+  try {
+    return source_->allocate(bytes);
+  } catch (const OutOfMemoryError&) {
+    if (!give_back_idle()) throw;
+  }
+  return source_->allocate(bytes);
+}
+
+bool CachingAllocator::give_back_idle() {
+  constexpr std::size_t kOrdinary = 0;
+  for (Block*& list : free_lists_[kOrdinary])
+    for (; list != nullptr; list = list->next_free) {
+      source_->free(list->data, list->bytes);
+      stats_.bytes_held -= list->bytes;
+      list->data = nullptr;
+    }
+  return std::erase_if(blocks_, [](const auto& block) { return block->data == nullptr; }) > 0;
 }
 
 void CachingAllocator::use(Pool pool) {

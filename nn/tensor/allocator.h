@@ -27,8 +27,9 @@ struct Block {
 };
 
 /// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
-/// wasted; 256 bytes at least) and
-/// hands them out again: a training loop of fixed shapes asks the system for nothing after its first steps.
+/// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
+/// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
+/// back to the source, which is then asked once more.
 /// Thread-safe. Must outlive every tensor that it gave memory to.
 class CachingAllocator {
  public:
@@ -37,12 +38,12 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  /// A block of at least `bytes` with one reference; its content is unspecified.
+  /// A block of at least `bytes` with one reference; its content is unspecified. Throws what the source does.
   Block* acquire(std::size_t bytes);
   /// Note [Recorded memory]
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
-  /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
-  /// share one: they run one after the other, and leave nothing for each other in it.
+  /// gone by then. So blocks acquired while it is made come from a pool of their own, go back there, and never to the
+  /// source. Recordings share one: they run one after the other, and leave nothing for each other in it.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
 
@@ -58,6 +59,10 @@ class CachingAllocator {
   Stats stats() const;
 
  private:
+  Block* make_block(int size_class);
+  std::byte* allocate(std::size_t bytes);
+  bool give_back_idle();
+
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
   std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class

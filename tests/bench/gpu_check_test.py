@@ -11,9 +11,11 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 parser = argparse.ArgumentParser()
@@ -23,8 +25,8 @@ places, others = parser.parse_known_args()
 SOURCE, BUILD = places.source, (places.build or places.source / "build").absolute()
 sys.path.insert(0, str(SOURCE / "bench"))
 
-from gpu_check import correctness, machine, peers, report, sources, speed  # noqa: E402
-from gpu_check.check import Check, Skip, run_section  # noqa: E402
+from gpu_check import build, correctness, machine, peers, report, sources, speed  # noqa: E402
+from gpu_check.check import Check, Late, Skip, run_section  # noqa: E402
 from harness.processes import Failure, clean_up  # noqa: E402
 
 STEP = {"step_ms": 0.1, "step_ms_p10": 0.09, "step_ms_p90": 0.12, "graphs": True, "replays_per_step": 1.0}
@@ -168,6 +170,8 @@ class Sections(unittest.TestCase):
 
         self.assertEqual((self.run_one(skips).status, self.run_one(skips).problems), ("skipped", ["not here"]))
         self.assertEqual(self.run_one(lambda check, data: data["missing"]).status, "failed")
+        self.assertEqual(self.run_one(lambda check, data: check.missing).status, "failed")
+        self.assertEqual(self.run_one(lambda check, data: next(iter([]))).status, "failed")
         self.assertEqual(self.run_one(lambda check, data: check.problem("odd")).status, "failed")
         self.assertEqual(self.run_one(lambda check, data: None).status, "passed")
 
@@ -188,6 +192,47 @@ class Sections(unittest.TestCase):
             except OSError:
                 state = "gone"
         self.assertIn(state, ("gone", "Z"))
+
+    def test_ranks_that_hang_are_ended_together(self):
+        def hangs(check, data):
+            check.finish_ranks(check.start_ranks(4, ["bash", "-c", "trap '' TERM; while :; do sleep 1; done"],
+                                                 shared=False), 60)
+
+        section = self.run_one(hangs, limit_s=1)
+        self.assertRegex(section.problems[0], "rank 0 of 4 was ended after")
+        self.assertLess(section.seconds, 10)  # 3 s of patience, not 3 s a rank
+
+    def test_what_runs_in_parallel_ends_with_an_exception(self):
+        def job(number):
+            if number == 1:
+                time.sleep(0.5)
+                raise AttributeError("odd")
+            return self.check.run(["bash", "-c", "sleep 60"] if number > 1 else ["true"], 60, codes=None).code
+
+        results, begin = [], time.monotonic()
+        with self.assertRaisesRegex(AttributeError, "odd"):
+            self.check.in_parallel(job, list(range(9)), results, 3)
+        self.assertEqual(results, [0])
+        self.assertLess(time.monotonic() - begin, 10)
+
+    def test_lateness_is_no_failure_of_its_own(self):
+        with self.assertRaises(Late):
+            self.check.run(["sleep", "60"], 0.2)
+        with self.assertRaises(Failure) as raised:
+            self.check.run(["/nowhere/compute-sanitizer"])
+        self.assertNotIsInstance(raised.exception, Late)
+
+    @unittest.skipUnless((BUILD / "tests" / "comm_agree_test").exists(), "it is not built")
+    def test_ranks_of_a_test_write_one_file(self):
+        test = {"name": "comm_agree_test.np3", "timeout_s": 60, "environment": ["LOCKSTEP_TEST_GROUP=tcp"],
+                "command": [str(SOURCE / "tests/support/run_ranks"), "3", str(BUILD / "tests" / "comm_agree_test")]}
+        result = correctness._one_test(self.check, test)
+        self.assertEqual(result["code"], 0, result)
+        self.assertGreater(len(result["tests"]), 2)
+        # All ranks are told one name: here it is a pipe, which would have what each of them writes.
+        done = subprocess.run([*test["command"], "--gtest_output=json:/dev/stderr"], capture_output=True, text=True,
+                              env=self.check.env | {"LOCKSTEP_TEST_GROUP": "tcp"}, timeout=60, check=True)
+        self.assertEqual(done.stderr.count('"testsuites"'), 1)
 
     def test_ranks_are_joined_and_the_first_that_fails_is_named(self):
         def ranks(check, data):
@@ -212,6 +257,7 @@ while read -r line; do
     *build*compile+graph*) echo '{"version": "2.11.0", "build_s": 2, "refused": "RuntimeError: no"}' ;;
     *build*max-autotune*) sleep 60 ;;
     *build*) echo '{"version": "2.11.0", "build_s": 1.5}' ;;
+    *step*reduce-overhead*) [[ -z ${HANG:-} ]] || { touch "$HANG"; sleep 60; }; echo '{"step_ms": [4, 4, 4]}' ;;
     *step*eager+graph*) echo '{"step_ms": [2, 1, 3]}' ;;
     *step*) echo '{"step_ms": [4, 4, 4]}' ;;
   esac
@@ -221,19 +267,34 @@ done
 echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
 """
 
-    def test_take_turns_with_lockstep_and_the_fastest_counts(self):
+    def section(self, limit_s: float, **more):
         with tempfile.TemporaryDirectory() as directory:
             for name, text in (("python3", self.PLAYED), ("lockstep", self.LOCKSTEP)):
                 (pathlib.Path(directory) / name).write_text(text)
                 (pathlib.Path(directory) / name).chmod(0o755)
             check = Check(pathlib.Path(directory), ["GPU"], False, "", time.monotonic() + 100)
             self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
-            check.env["PATH"] = f"{directory}:{check.env['PATH']}"
+            check.env |= {"PATH": f"{directory}:{check.env['PATH']}", **more}
             torch = peers.Peers(check.env, check.scratch, quick=False)
             self.addCleanup(torch.stop)
             torch.wait_until_built(time.monotonic() + 3)
-            section = run_section(check, "pytorch", "PyTorch", 50,
-                                  lambda check, data: speed.against_pytorch(check, data, torch, ""))
+            return run_section(check, "pytorch", "PyTorch", limit_s,
+                               lambda check, data: speed.against_pytorch(check, data, torch, ""))
+
+    def test_one_that_hangs_does_so_once(self):
+        with tempfile.TemporaryDirectory() as directory:
+            section = self.section(9, HANG=f"{directory}/hung")
+            self.assertTrue((pathlib.Path(directory) / "hung").exists())
+        self.assertLess(section.seconds, 16)
+        self.assertEqual(section.status, "passed", section.problems)
+        first = section.data["groups"][0]
+        self.assertIn("hangs", {one["name"]: one["why"] for one in first["refused"]}["reduce-overhead"])
+        self.assertEqual(first["best"], "eager+graph", "what was measured before counts")
+        text = report.markdown(whole_report() | {"sections": [vars(section)]})
+        self.assertNotIn("What it had measured by then", text)
+
+    def test_take_turns_with_lockstep_and_the_fastest_counts(self):
+        section = self.section(50)
         self.assertEqual((section.status, section.problems), ("passed", []))
         self.assertEqual((section.data["version"], section.data["rounds"]), ("2.11.0", 5))
         self.assertEqual([(g["model"], g["batch"]) for g in section.data["groups"]],
@@ -265,6 +326,41 @@ class Sources(unittest.TestCase):
             self.assertEqual(sources.digest(root), first)
             (root / "nn" / "a.cu").write_text("2")
             self.assertNotEqual(sources.digest(root), first)
+
+
+class Archive(unittest.TestCase):
+    def test_is_unpacked_once_and_whole(self):
+        with tempfile.TemporaryDirectory() as directory:
+            place = pathlib.Path(directory) / ".gpu"
+            (place / "tree" / "bin").mkdir(parents=True)
+            (place / "tree" / "packed.json").write_text('{"programs": false}')
+            (place / "tree" / "bin" / "mpirun").write_text("1")
+            archive = place / "lockstep-gpu.tar.xz"
+
+            def pack():
+                with tarfile.open(archive, "w:xz") as made:
+                    made.add(place / "tree", ".")
+
+            program = place / "bin" / "mpirun"
+            with unittest.mock.patch.multiple(build, PLACE=place, ARCHIVE=archive, ROOT=pathlib.Path(directory)):
+                build.unpack()
+                self.assertEqual(build.packed(), {})
+                pack()
+                whole = archive.read_bytes()
+                archive.write_bytes(whole[:len(whole) // 2])
+                with self.assertRaisesRegex(Failure, "cannot be unpacked"):
+                    build.unpack()
+                archive.write_bytes(whole)
+                build.unpack()
+                self.assertEqual(build.packed(), {"programs": False})
+                program.write_text("kept")
+                build.unpack()
+                self.assertEqual(program.read_text(), "kept")
+                # Another one, though it may be of an earlier hour.
+                pack()
+                os.utime(archive, (1, 1))
+                build.unpack()
+                self.assertEqual(program.read_text(), "1")
 
 
 class Program(unittest.TestCase):

@@ -169,7 +169,13 @@ TEST_F(OptionSources, UnknownVariablesNameTheNearest) {
 }
 
 TEST_F(OptionSources, ReservedAndForeignVariablesAreNoMistakes) {
-  parse({}, {{"LOCKSTEP_JOB", "/x"}, {"LOCKSTEP_LAUNCHER", "1"}, {"LOCKSTEP_TEST_X", ""}, {"LOCKSTEP_LOG_DIR", ""}});
+  parse({}, {{"LOCKSTEP_JOB", "/x"},
+             {"LOCKSTEP_LAUNCHER", "1"},
+             {"LOCKSTEP_MEETING", "4f"},
+             {"LOCKSTEP_HOST_NAME", "a"},
+             {"LOCKSTEP_SOCKET_IFNAME", "eth"},
+             {"LOCKSTEP_TEST_X", ""},
+             {"LOCKSTEP_LOG_DIR", ""}});
   EXPECT_EQ(example_.lr, 0.5);
 }
 

@@ -167,6 +167,21 @@ TEST(LaunchFlags, ReachTheOptions) {
   EXPECT_THAT(parsed.program, ElementsAre("prog", "-n"));
 }
 
+TEST(LaunchFlags, NameHosts) {
+  launcher::LaunchOptions options;
+  parse_options(launch_options(options),
+                words({"-H", "a:4,b:2", "--host-timeout-seconds", "20", "-x", "MINE", "-x", "YOURS=1", "--", "prog"}));
+  EXPECT_THAT(options.hosts, ElementsAre(launcher::HostSpec{"a", "", 4}, launcher::HostSpec{"b", "", 2}));
+  EXPECT_EQ(options.host_seconds, 20);
+  EXPECT_THAT(options.exports, ElementsAre("MINE", "YOURS=1"));
+  EXPECT_THAT(complaint({"launch", "--hosts", "a:x", "--", "true"}), HasSubstr("'x' is no number of slots"));
+  EXPECT_THAT(complaint({"launch", "--hosts", "a", "--hostfile", "f", "--", "true"}), HasSubstr("exclude each other"));
+  EXPECT_THAT(complaint({"launch", "--hostfile", "/no/such", "--", "true"}), HasSubstr("/no/such"));
+  EXPECT_THAT(complaint({"launch", "--export", "1A", "--", "true"}), HasSubstr("'1A' is no name of a variable"));
+  EXPECT_THAT(complaint({"launch", "--host-timeout-seconds", "2", "--", "true"}),
+              HasSubstr("--host-timeout-seconds 2"));
+}
+
 /// `count` GPUs, the last one in parts.
 devices::Gpus gpus(int count, bool mig = false) {
   devices::Gpus made;

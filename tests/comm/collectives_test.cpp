@@ -1,10 +1,12 @@
 // Every collective against a plain loop, on the group that make_group gives.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
 
+#include "base/host.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 
@@ -20,6 +22,26 @@ struct Expected {
   Bytes bytes;
 };
 
+/// Which ranks are on one host, in the order of their first ranks; all on one where that makes no difference.
+const std::vector<std::vector<int>>& hosts() {
+  static const std::vector<std::vector<int>> all = [] {
+    std::vector<std::string> names;
+    std::vector<std::vector<int>> found;
+    const auto host_of_rank = group().all_gather_text(group().name() == "hosts" ? host_name() : "");
+    for (int rank = 0; rank < group().size(); ++rank) {
+      const std::string& name = host_of_rank[static_cast<std::size_t>(rank)];
+      const auto at = std::find(names.begin(), names.end(), name) - names.begin();
+      if (at == static_cast<std::ptrdiff_t>(names.size())) {
+        names.push_back(name);
+        found.emplace_back();
+      }
+      found[static_cast<std::size_t>(at)].push_back(rank);
+    }
+    return found;
+  }();
+  return all;
+}
+
 Expected expected_of(OpKind kind, DType dtype, ReduceOp op, std::size_t count, int root, std::uint64_t seed) {
   const auto parts = reference::contributions(dtype, count, seed, group().size());
   const std::size_t element = size_of(dtype);
@@ -29,8 +51,9 @@ Expected expected_of(OpKind kind, DType dtype, ReduceOp op, std::size_t count, i
     return Expected{slice.begin * element, Bytes(begin, begin + static_cast<std::ptrdiff_t>(slice.count * element))};
   };
   switch (kind) {
-    case OpKind::kAllReduce: return {0, reference::reduce(dtype, op, parts)};
-    case OpKind::kReduceScatter: return slice_bytes(reference::reduce(dtype, op, parts), group().rank());
+    case OpKind::kAllReduce: return {0, reference::reduce_on_hosts(dtype, op, parts, hosts())};
+    case OpKind::kReduceScatter:
+      return slice_bytes(reference::reduce_on_hosts(dtype, op, parts, hosts()), group().rank());
     case OpKind::kBroadcast: return {0, parts[static_cast<std::size_t>(root)]};
     case OpKind::kAllGather: {
       Expected all;

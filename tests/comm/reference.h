@@ -103,6 +103,42 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& parts) {
   return {};
 }
 
+/// The same in two levels: the parts of each host first, hosts in the order in which they are given; bf16 is rounded
+/// once, at the end.
+inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
+                             const std::vector<std::vector<int>>& hosts) {
+  const auto widen = [](const Bytes& narrow) {
+    Bytes wide(narrow.size() * 2);
+    for (std::size_t i = 0; i < narrow.size() / 2; ++i) {
+      BFloat16 value;
+      std::memcpy(&value, narrow.data() + i * 2, 2);
+      const float single = value.to_float();
+      std::memcpy(wide.data() + i * 4, &single, 4);
+    }
+    return wide;
+  };
+  const bool widened = dtype == DType::kBF16;
+  std::vector<Bytes> partials;
+  for (const auto& ranks : hosts) {
+    std::vector<Bytes> theirs;
+    for (const int rank : ranks) {
+      const Bytes& part = parts[static_cast<std::size_t>(rank)];
+      theirs.push_back(widened ? widen(part) : part);
+    }
+    partials.push_back(reduce(widened ? DType::kF32 : dtype, op, theirs));
+  }
+  Bytes result = reduce(widened ? DType::kF32 : dtype, op, partials);
+  if (!widened) return result;
+  Bytes narrow(result.size() / 2);
+  for (std::size_t i = 0; i < narrow.size() / 2; ++i) {
+    float single = 0;
+    std::memcpy(&single, result.data() + i * 4, 4);
+    const BFloat16 rounded = BFloat16::from_float(single);
+    std::memcpy(narrow.data() + i * 2, &rounded, 2);
+  }
+  return narrow;
+}
+
 /// The contributions of ranks 0 to world_size - 1.
 inline std::vector<Bytes> contributions(DType dtype, std::size_t count, std::uint64_t seed, int world_size) {
   std::vector<Bytes> parts;

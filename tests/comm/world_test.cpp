@@ -108,6 +108,21 @@ TEST(World, WhetherMpiJoinsTheRanks) {
   EXPECT_TRUE(discover({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}).mpi_joins);
 }
 
+// A launcher of several hosts names the job: the ranks need no MPI, though it would join them.
+TEST(World, ANamedMeetingNeedsNoMpi) {
+  const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
+  EXPECT_FALSE(discover(mpirun).meets_over_tcp);
+  Variables named = mpirun;
+  named.insert({{"LOCKSTEP_MEETING", "4f2a"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "21000"}});
+  const World world = discover(named);
+  EXPECT_TRUE(world.mpi_joins);
+  EXPECT_TRUE(world.meets_over_tcp);
+  EXPECT_EQ(world.meeting.host, "10.0.0.1");
+  EXPECT_EQ(world.meeting.port, 21000);
+  EXPECT_EQ(world.meeting.job, "4f2a");
+  EXPECT_TRUE(discover({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).meets_over_tcp);
+}
+
 TEST(World, WithoutLocalRanksAllAreOnThisHost) {
   expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}}), 3, 4, 3, 4, Starter::kTorchrun);
 }

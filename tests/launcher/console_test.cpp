@@ -29,8 +29,8 @@ std::string read_now(int fd) {
 /// A console on two pipes.
 class PipedConsole {
  public:
-  PipedConsole(int ranks, bool prefix)
-      : out_(pipe()), err_(pipe()), console(ranks, prefix, out_.second.get(), err_.second.get()) {}
+  PipedConsole(int ranks, bool prefix, std::size_t host_width = 0)
+      : out_(pipe()), err_(pipe()), console(ranks, prefix, out_.second.get(), err_.second.get(), host_width) {}
   std::string out() { return drain(console.queues().front(), out_.first.get()); }
   std::string err() { return drain(console.queues().back(), err_.first.get()); }
 
@@ -54,6 +54,15 @@ class PipedConsole {
  public:
   Console console;
 };
+
+TEST(ConsoleTest, HostsStandInThePrefix) {
+  PipedConsole piped(11, true, 4);
+  piped.console.set_host(0, "a");
+  piped.console.set_host(10, "long");
+  piped.console.add(10, 1, "ten\n");
+  piped.console.add(0, 1, "zero\n");
+  EXPECT_EQ(piped.out(), "[10@long] ten\n[ 0@a   ] zero\n");
+}
 
 TEST(ConsoleTest, WholeLinesWithPrefixes) {
   PipedConsole piped(11, true);

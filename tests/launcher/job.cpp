@@ -1,4 +1,4 @@
-#include "job.h"
+#include "tests/launcher/job.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "base/env.h"
@@ -21,7 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMarkVariable = "LOCKSTEP_TEST_JOB";
 constexpr auto kPause = Millis(2);
 
 std::string read_file(const std::string& path) {
@@ -59,12 +59,15 @@ bool somebody_maps(const std::string& file) {
 
 }  // namespace
 
-Job::Job(std::vector<std::string> launch_arguments) : shm_before_(names_in("/dev/shm")) {
+std::string make_test_directory() {
   std::string pattern = (fs::temp_directory_path() / "launch-test-XXXXXX").string();
   EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
-  directory_ = pattern;
+  return pattern;
+}
+
+Job::Job(std::vector<std::string> launch_arguments, const JobSetup& setup)
+    : directory_(setup.directory.empty() ? make_test_directory() : setup.directory), shm_before_(names_in("/dev/shm")) {
   fs::create_directory(directory_ + "/tmp");
-  mark_ = directory_;
 
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
@@ -72,15 +75,20 @@ Job::Job(std::vector<std::string> launch_arguments) : shm_before_(names_in("/dev
   ::posix_spawn_file_actions_addopen(&actions, 1, (directory_ + "/out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::posix_spawn_file_actions_addopen(&actions, 2, (directory_ + "/err").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   launch_arguments.insert(launch_arguments.begin(), {LAUNCHER_TOOL, "launch"});
+  launch_arguments.insert(launch_arguments.begin(), setup.prefix.begin(), setup.prefix.end());
   std::vector<char*> argv;
   for (auto& argument : launch_arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  const auto tmpdir = env("TMPDIR");
-  set_env("TMPDIR", directory_ + "/tmp");
-  set_env(kMarkVariable, mark_);
-  EXPECT_EQ(::posix_spawn(&launcher_, LAUNCHER_TOOL, &actions, nullptr, argv.data(), environ), 0);
-  unset_env(kMarkVariable);
-  tmpdir ? set_env("TMPDIR", *tmpdir) : unset_env("TMPDIR");
+  auto environment = setup.environment;
+  environment.emplace_back("TMPDIR", directory_ + "/tmp");
+  environment.emplace_back(kMarkVariable, directory_);
+  std::vector<std::pair<std::string, std::optional<std::string>>> before;
+  for (const auto& [name, value] : environment) {
+    before.emplace_back(name, env(name));
+    set_env(name, value);
+  }
+  EXPECT_EQ(::posix_spawnp(&launcher_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+  for (const auto& [name, value] : before) value ? set_env(name, *value) : unset_env(name);
   ::posix_spawn_file_actions_destroy(&actions);
 }
 
@@ -118,7 +126,7 @@ std::vector<JobProcess> Job::processes() const {
     const auto pid = parse_int(name);
     if (!pid) continue;
     const std::string text = read_file("/proc/" + name + "/environ");
-    if (variable_of(text, kMarkVariable) != mark_) continue;
+    if (variable_of(text, kMarkVariable) != directory_) continue;
     const auto rank = parse_int(variable_of(text, "OMPI_COMM_WORLD_RANK"));
     found.push_back({static_cast<pid_t>(*pid), JobProcess::Role::kProgram, static_cast<int>(rank.value_or(-1))});
   }
@@ -148,8 +156,19 @@ JobProcess Job::find(JobProcess::Role role, int rank) const {
   return {-1, role, rank};
 }
 
+std::vector<pid_t> Job::running(const std::string& word, const std::string& variable, const std::string& value) const {
+  std::vector<pid_t> found;
+  for (const auto& process : processes()) {
+    const auto words = split(read_file(fmt::format("/proc/{}/cmdline", process.pid)), '\0');
+    const auto text = read_file(fmt::format("/proc/{}/environ", process.pid));
+    const bool chosen = variable.empty() || variable_of(text, variable) == value;
+    if (chosen && std::find(words.begin(), words.end(), word) != words.end()) found.push_back(process.pid);
+  }
+  return found;
+}
+
 bool Job::says(const std::string& text) const {
-  const Deadline deadline = Deadline::after_seconds(10);
+  const Deadline deadline = Deadline::after_seconds(30);
   while ((out() + err()).find(text) == std::string::npos) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(kPause);

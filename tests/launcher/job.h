@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -18,10 +19,22 @@ struct JobProcess {
   int rank;  // of wrappers and programs
 };
 
+/// A new directory for tests.
+std::string make_test_directory();
+
+struct JobSetup {
+  std::vector<std::pair<std::string, std::string>> environment = {};
+  std::vector<std::string> prefix = {};  // a command that becomes the launcher: "ip netns exec …"
+  std::string directory = {};            // the job's own, which it removes; made where there is none
+};
+
+/// Environment variable that marks all processes of a Job; its value is Job::directory().
+inline constexpr const char* kMarkVariable = "LOCKSTEP_TEST_JOB";
+
 /// One job with a private TMPDIR. The destructor kills what still runs and removes the files.
 class Job {
  public:
-  explicit Job(std::vector<std::string> launch_arguments);
+  explicit Job(std::vector<std::string> launch_arguments, const JobSetup& setup = {});
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -37,8 +50,13 @@ class Job {
   std::vector<JobProcess> processes() const;
   /// The first process in `role`, waited for: the job may only be starting. pid -1 if there is none in time.
   JobProcess find(JobProcess::Role role, int rank = 0) const;
+  /// Marked processes with `word` among the words of their command line; with `variable` only those in whose
+  /// environment it has this value.
+  std::vector<pid_t> running(const std::string& word, const std::string& variable = {},
+                             const std::string& value = {}) const;
   /// Waits for `text` in out() or err(); false if it does not come.
   bool says(const std::string& text) const;
+  const std::string& directory() const { return directory_; }
 
   /// What is left of the job, one a line; empty if nothing is.
   std::string leftovers() const;
@@ -46,7 +64,6 @@ class Job {
   std::string leftovers_at(Deadline deadline) const;
 
  private:
-  std::string mark_;
   std::string directory_;
   pid_t launcher_ = -1;
   int status_ = -1;

@@ -9,7 +9,7 @@
 
 #include "base/env.h"
 #include "base/text.h"
-#include "job.h"
+#include "tests/launcher/job.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "base/text.h"
-#include "job.h"
+#include "tests/launcher/job.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -1,10 +1,13 @@
 // A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other room.
-//   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] -- PROGRAM ARGS…
+//   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
+//                        [--host-timeout-seconds S] [-x NAME[=VALUE]] -- PROGRAM ARGS…
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "launcher/hosts/host_helper.h"
+#include "launcher/hosts/rsh.h"
 #include "launcher/launch.h"
 #include "launcher/rank_wrapper.h"
 
@@ -28,6 +31,10 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
     if (flag == "-n") options.ranks = std::stoi(value);
     if (flag == "--log-dir") options.log_dir = value;
     if (flag == "--grace-seconds") options.grace_seconds = std::stod(value);
+    if (flag == "--hosts") options.hosts = launcher::parse_hosts(value);
+    if (flag == "--hostfile") options.hosts = launcher::read_hostfile(value);
+    if (flag == "--host-timeout-seconds") options.host_seconds = std::stod(value);
+    if (flag == "-x") options.exports.push_back(value);
   }
   return options;
 }
@@ -38,6 +45,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
     if (arguments.at(0) == "_rank") return launcher::rank_wrapper({arguments.begin() + 2, arguments.end()});
+    if (arguments.at(0) == "_host") return launcher::host_helper(0);
+    if (arguments.at(0) == "_rsh") return launcher::remote_start({arguments.begin() + 1, arguments.end()});
     return launcher::launch(parse(arguments));
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.line().c_str());

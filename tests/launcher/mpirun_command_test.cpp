@@ -98,6 +98,59 @@ TEST(MpirunCommandTest, RootTerminalAndBinding) {
   EXPECT_THAT(command_for(options, facts).set_env, Contains(Pair("LOCKSTEP_BIND", "socket")));
 }
 
+HostFacts two_hosts() {
+  HostFacts facts = two_cores();
+  facts.name = "a";
+  facts.several = {.shares = {{"b", 2}, {"a", 1}},
+                   .hostfile = "/tmp/job/hosts",
+                   .agent = "/tmp/job/lockstep",
+                   .networks = "10.0.0.0/24",
+                   .not_networks = "172.17.0.0/16",
+                   .meeting = "abc",
+                   .address = "10.0.0.2",
+                   .port = 20001,
+                   .exported = {"LOCKSTEP_LR"},
+                   .oversubscribed = false};
+  return facts;
+}
+
+TEST(MpirunCommandTest, SeveralHosts) {
+  const auto command = command_for(options_for(3), two_hosts());
+  EXPECT_THAT(command.argv,
+              testing::ElementsAre("/usr/bin/mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3", "--hostfile",
+                                   "/tmp/job/hosts", "--map-by", "seq", "-x", "LOCKSTEP_MEETING", "-x", "MASTER_ADDR",
+                                   "-x", "MASTER_PORT", "-x", "LOCKSTEP_BIND", "-x", "LOCKSTEP_LR", "/opt/lockstep",
+                                   "_rank", "--", "train", "--lr", "0.1"));
+  EXPECT_FALSE(command.oversubscribed);  // three ranks on two cores, but not on one host
+  EXPECT_EQ(hostfile_text(two_hosts().several), "b\nb\na\n");
+  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_plm_rsh_agent", "/tmp/job/lockstep _rsh")));
+  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_btl_tcp_if_include", "10.0.0.0/24")));
+  EXPECT_THAT(command.set_env, Contains(Pair("OMPI_MCA_oob_tcp_if_include", "10.0.0.0/24")));
+  EXPECT_THAT(command.set_env, Contains(Pair("MASTER_ADDR", "10.0.0.2")));
+  EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_HOST_NAME", "a")));
+  EXPECT_THAT(command.set_env, Contains(Pair("TMPDIR", "/tmp/job")));
+  EXPECT_THAT(command.unset_env, Contains("OMPI_MCA_orte_tmpdir_base"));
+  // One host alone is told nothing of all that.
+  EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Not(Contains(Key("LOCKSTEP_MEETING"))));
+}
+
+TEST(MpirunCommandTest, TheUsersInterfacesWinBetweenHosts) {
+  const auto own = command_for(options_for(3), two_hosts(), {{"OMPI_MCA_btl_tcp_if_exclude", "eth9"}}).set_env;
+  EXPECT_THAT(own, Not(Contains(Key("OMPI_MCA_btl_tcp_if_include"))));
+  EXPECT_THAT(own, Contains(Key("OMPI_MCA_oob_tcp_if_include")));
+  auto facts = two_hosts();
+  facts.several.networks.clear();
+  EXPECT_THAT(command_for(options_for(3), facts).set_env,
+              Contains(Pair("OMPI_MCA_btl_tcp_if_exclude", "127.0.0.1/8,172.17.0.0/16")));
+}
+
+TEST(MpirunCommandTest, WhatGoesAlongToOtherHosts) {
+  for (const char* name : {"LOCKSTEP_LR", "NCCL_DEBUG", "OMP_NUM_THREADS"}) EXPECT_TRUE(goes_along(name)) << name;
+  for (const char* name : {"LOCKSTEP_JOB", "LOCKSTEP_LAUNCHER", "LOCKSTEP_HOST_NAME", "LOCKSTEP_SHM", "PATH", "HOME",
+                           "CUDA_VISIBLE_DEVICES"})
+    EXPECT_FALSE(goes_along(name)) << name;
+}
+
 TEST(MpirunCommandTest, NoArgumentIsASeparator) {
   for (const std::string argument : {":", ":\\", ":\\\\", "", "a", "\\", "a:b", "::", ":x"}) {
     EXPECT_NE(protect_argument(argument), ":");

@@ -128,6 +128,67 @@ TEST(VerdictTest, ARankThatLeftWithoutFinalize) {
   EXPECT_THAT(verdict.line, HasSubstr("MPI_Finalize"));
 }
 
+JobReport job_of(const std::vector<RankReport>& ranks) {
+  JobReport job;
+  job.ranks = ranks;
+  job.started_at = kStart;
+  job.mpirun = {How::kSignalled, SIGKILL};
+  job.mpirun_killed_by_us = true;
+  return job;
+}
+
+LostHost lost_host(const char* name, int last_heard_ms, std::vector<int> ranks) {
+  LostHost host;
+  host.name = name;
+  host.last_heard = kStart + Millis(last_heard_ms);
+  host.silent = true;
+  host.ranks = std::move(ranks);
+  return host;
+}
+
+TEST(VerdictTest, ALostHostIsTheCauseOfWhatFailsAfterwards) {
+  const std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 4}, 9000),
+                                         rank_that(1, {How::kSignalled, SIGABRT}, 3000), lost_rank(2, 2500),
+                                         lost_rank(3, 2500)};
+  JobReport job = job_of(ranks);
+  job.lost_hosts = {lost_host("c", 2600, {}), lost_host("b", 2500, {2, 3})};
+  const auto verdict = judge(job);
+  EXPECT_EQ(verdict.exit_code, 4);
+  EXPECT_FALSE(verdict.rank);
+  EXPECT_THAT(verdict.line,
+              HasSubstr("host b (ranks 2 and 3) was lost: it does not answer since 2.5 s after the start"));
+  EXPECT_THAT(verdict.line, HasSubstr("→"));
+}
+
+TEST(VerdictTest, WhatFailedBeforeAHostWasLostIsTheCause) {
+  const std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 3}, 2000), lost_rank(1, 2500, true)};
+  JobReport job = job_of(ranks);
+  job.lost_hosts = {lost_host("b", 2500, {1})};
+  EXPECT_EQ(judge(job).rank, 0);
+  EXPECT_EQ(judge(job).exit_code, 3);
+}
+
+TEST(VerdictTest, AConnectionThatEndsSaysWhy) {
+  JobReport job = job_of({});
+  auto host = lost_host("b", 100, {1, 2, 3});
+  host.silent = false;
+  host.why = "Connection reset by peer";
+  job.lost_hosts = {host};
+  EXPECT_THAT(judge(job).line, HasSubstr("host b (ranks 1 to 3) was lost: the connection to it ended 0.1 s after the "
+                                         "start (Connection reset by peer)"));
+}
+
+TEST(VerdictTest, AnEndedDaemonExplainsLostRanks) {
+  const std::vector<RankReport> lost = {rank_that(0, {}, 50, true), lost_rank(1, 100)};
+  JobReport job = job_of(lost);
+  job.daemon = DaemonEnd{"b", SIGKILL};
+  EXPECT_EQ(judge(job).exit_code, 4);
+  EXPECT_EQ(judge(job).line, "Open MPI's daemon on host b, which holds its ranks, was ended by SIGKILL");
+  const std::vector<RankReport> failed = {rank_that(0, {How::kExited, 3}, 50), lost_rank(1, 100)};
+  job.ranks = failed;
+  EXPECT_EQ(judge(job).exit_code, 3);
+}
+
 TEST(VerdictTest, MissingPrograms) {
   const auto missing = judge_ranks({rank_that(0, {How::kNotStarted, ENOENT}, 1)});
   EXPECT_EQ(missing.exit_code, 127);

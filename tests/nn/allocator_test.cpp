@@ -159,6 +159,66 @@ TEST_F(AllocatorTest, RecordingsHaveMemoryOfTheirOwn) {
   EXPECT_EQ(allocator.stats().system_allocations, 3u);
 }
 
+/// Has so many bytes, and counts how often it was asked.
+class SmallMemory final : public MemorySource {
+ public:
+  explicit SmallMemory(std::size_t bytes, int& asked) : left_(bytes), asked_(asked) {}
+  std::byte* allocate(std::size_t bytes) override {
+    ++asked_;
+    if (bytes > left_) throw OutOfMemoryError(fmt::format("{} bytes", bytes));
+    left_ -= bytes;
+    return host_->allocate(bytes);
+  }
+  void free(std::byte* data, std::size_t bytes) noexcept override {
+    left_ += bytes;
+    host_->free(data, bytes);
+  }
+
+ private:
+  std::unique_ptr<MemorySource> host_ = make_host_memory();
+  std::size_t left_;
+  int& asked_;
+};
+
+TEST(FullMemory, IdleBlocksAreGivenBackFirst) {
+  int asked = 0;
+  CachingAllocator allocator(std::make_unique<SmallMemory>(2048, asked));
+  const Tensor held = Tensor::empty(allocator, {64});
+  held.f32()[0] = 5;
+  for (const std::int64_t count : {64, 128, 192}) {
+    const Tensor a = Tensor::empty(allocator, {count}), b = Tensor::empty(allocator, {count});
+    EXPECT_NE(a.raw(), b.raw());
+  }
+  EXPECT_EQ(allocator.stats().bytes_held, 256u + 2 * 768u);
+  EXPECT_EQ(asked, 1 + 2 + 2 + 2 + 1) << "all but one request found room at once";
+  {
+    const Tensor all = Tensor::empty(allocator, {448});
+    EXPECT_EQ(allocator.stats().bytes_held, 2048u);
+    asked = 0;
+    EXPECT_THROW(Tensor::empty(allocator, {1}), OutOfMemoryError);
+    EXPECT_EQ(asked, 1) << "nothing was idle";
+  }
+  EXPECT_THROW(Tensor::empty(allocator, {449}), OutOfMemoryError);
+  EXPECT_EQ(allocator.stats().bytes_held, 256u);
+  EXPECT_EQ(allocator.stats().bytes_in_use, 256u);
+  EXPECT_EQ(held.f32()[0], 5.0f);
+}
+
+TEST(FullMemory, WhatRecordingsUseIsKept) {
+  int asked = 0;
+  CachingAllocator allocator(std::make_unique<SmallMemory>(1024, asked));
+  { const Tensor ordinary = Tensor::empty(allocator, {128}); }
+  const void* recorded = nullptr;
+  {
+    const RecordedMemory memory(allocator);
+    recorded = Tensor::empty(allocator, {192}).raw();
+  }
+  EXPECT_EQ(allocator.stats().bytes_held, 768u) << "what was ordinary made room for it";
+  EXPECT_THROW(Tensor::empty(allocator, {128}), OutOfMemoryError);
+  const RecordedMemory memory(allocator);
+  EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), recorded);
+}
+
 TEST(ShapeTest, CountsAndCompares) {
   EXPECT_EQ(Shape().count(), 1);
   EXPECT_EQ((Shape{2, 0, 3}).count(), 0);

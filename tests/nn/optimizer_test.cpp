@@ -225,5 +225,19 @@ TEST(Optimizer, WritesTheRoundedCopyAlong) {
   }
 }
 
+// Trained in f32 first: the copy that is asked for then is made of what there is.
+TEST(Optimizer, CopiesThatAreAskedForAfterAnUpdate) {
+  const auto backend = make_cpu_backend(1);
+  Parameter p(*backend, {37});
+  backend->pointwise().copy(random_tensor(*backend, {37}, 1), p.value());
+  p.bind_gradient(random_tensor(*backend, {37}, 2));
+  const auto optimizer = make_sgd({{"p", &p}}, {});
+  optimizer->begin_step(0.1);
+  optimizer->update(std::array{std::size_t{0}});
+  const Tensor copy = p.as(DType::kBF16);
+  for (std::int64_t i = 0; i < 37; ++i)
+    ASSERT_EQ(copy.data<BFloat16>()[i].bits, BFloat16::from_float(p.value().f32()[i]).bits) << i;
+}
+
 }  // namespace
 }  // namespace lockstep::nn

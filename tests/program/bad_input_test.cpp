@@ -30,6 +30,7 @@ TEST_P(BadInputTest, IsOneLineWithARemedy) {
   const TemporaryDirectory directory;
   // Files that some of the cases name.
   std::ofstream(directory.path() / "cut.safetensors") << "1234";
+  std::ofstream(directory.path() / "hosts.txt") << "a slots=2\n# b\nc slotz=2\n";
   std::ofstream(directory.path() / "typo.toml") << "data = \"digits\"\nepocs = 3\n";
   const auto outcome = run(GetParam().line, directory.path());
   EXPECT_EQ(outcome.code, GetParam().code) << outcome.out << outcome.err;
@@ -108,6 +109,9 @@ INSTANTIATE_TEST_SUITE_P(
     OnRanks, BadInputTest,
     ::testing::Values(
         BadInput{"lockstep launch -n 3 -- lockstep train cnn --data digits --bach 3", 2, "--batch"},
+        BadInput{"lockstep launch --hostfile hosts.txt -- true", 2, "hosts.txt:3: "},
+        BadInput{"lockstep launch --hosts localhost:2 -n 3 -- true", 2, "3 ranks, but the hosts have 2 slots"},
+        BadInput{"lockstep launch --hosts no.such.host.invalid:2 -- true", 4, "host no.such.host.invalid: its name"},
         BadInput{"lockstep launch -n 3 -- lockstep train cnn --data mnist:/nowhere", 3, "/nowhere"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --quiet --lr 1e30", 7, "at step 2"},
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --device cuda", 4, "--device cuda: "},

@@ -230,7 +230,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cub
     return CUBLAS_STATUS_INVALID_VALUE;
   if (preference.align_c != preference.align_d) return CUBLAS_STATUS_INVALID_VALUE;
   if ((problem.desc.epilogue & settings.refused_epilogues) != 0 || settings.workspace_bytes > preference.workspace)
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+    return settings.calls_refused_invalid ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
   const Choice choice = {problem.hash(),
                          preference.align_a,
                          preference.align_b,

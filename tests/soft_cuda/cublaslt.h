@@ -17,6 +17,7 @@ struct CublasLtSettings {
   bool rough_gelu = false;              // off by 1e-3
   bool other_gelu = false;              // x / (1 + exp(-1.702 x))
   std::uint32_t refused_epilogues = 0;  // bits of cublasLtEpilogue_t: there is no kernel for what has one of them
+  bool calls_refused_invalid = false;   // and says that it was asked wrongly
   std::uint64_t workspace_bytes = 0;    // that every kernel wants, and then fills with garbage
 };
 void set_cublaslt(const CublasLtSettings& settings);

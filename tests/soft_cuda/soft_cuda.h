@@ -55,8 +55,9 @@ struct Counts {
   std::uint64_t pinned = 0;       // allocations of pinned memory that are not freed
   std::uint64_t contexts = 0;     // devices that this process has used, by calls that make a context of CUDA's
   std::uint64_t live_streams = 0, live_events = 0;
-  std::uint64_t host_waits = 0;     // of the host for a stream, an event or a device
-  std::uint64_t early_returns = 0;  // threads that had returned when the others of their block met at a barrier
+  std::uint64_t prioritised_graphs = 0;  // whose nodes keep the priorities of the streams that they came from
+  std::uint64_t host_waits = 0;          // of the host for a stream, an event or a device
+  std::uint64_t early_returns = 0;       // threads that had returned when the others of their block met at a barrier
 };
 Counts counts();
 

@@ -190,6 +190,17 @@ TEST_F(SoftMachine, CaptureWithAStreamThatDoesNotComeBackFails) {
   fork.record(stream.get());
   fork.make_wait(side.get());
   EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaErrorStreamCaptureUnjoined);
+
+  // Nor may work hang loose behind the mark by which it came back.
+  cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal);
+  fork.record(stream.get());
+  fork.make_wait(side.get());
+  submit(side.get(), [] {});
+  CudaEvent join;
+  join.record(side.get());
+  submit(side.get(), [] {});
+  join.make_wait(stream.get());
+  EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaErrorStreamCaptureUnjoined);
 }
 
 TEST_F(SoftMachine, DevicesHaveTheirOwnMemoryAndStreams) {

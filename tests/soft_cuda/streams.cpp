@@ -37,6 +37,7 @@ struct Stream {
   bool runs = false;  // on some thread
   std::shared_ptr<Graph> capture;
   bool began_capture = false;
+  std::uint64_t captured = 0;  // pieces of work, ever
   std::thread worker;
   bool ends = false;     // the worker's
   bool is_made = false;  // not a default stream
@@ -48,6 +49,7 @@ struct Event {
   std::shared_ptr<Stream> stream;  // of the last record
   std::uint64_t position = 0;      // done when the stream has done as many
   std::shared_ptr<Graph> capture;  // recorded while this was captured
+  std::uint64_t captured = 0;      // the stream's, then
   std::shared_ptr<double> ms = std::make_shared<double>(0.0);
 };
 
@@ -132,6 +134,7 @@ cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work)
   if (stream->capture != nullptr) {
     if (stream->capture->broken) return noted(cudaErrorStreamCaptureInvalidated);
     stream->capture->work.push_back(std::move(work));
+    ++stream->captured;
     return cudaSuccess;
   }
   stream->queue.push_back(std::move(work));
@@ -283,7 +286,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (found->capture != nullptr) return broken(found->capture);
   if (found->done == found->submitted) return cudaSuccess;
   if (!found->runs && !found->worker.joinable()) run_until(lock, found, found->done + 1);
-  return cudaErrorNotReady;
+  return noted(cudaErrorNotReady);  // as the real one does, though it is none
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -295,8 +298,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (found->capture == nullptr) {  // this stream joins what is captured
       found->capture = mark->capture;
       ++found->capture->streams_apart;
-    } else if (found->began_capture && mark->stream != found && mark->stream->capture == found->capture) {
-      mark->stream->capture = nullptr;  // and that one leaves it
+    } else if (found->began_capture && mark->stream != found && mark->stream->capture == found->capture &&
+               mark->captured == mark->stream->captured) {  // nothing of it is behind the mark
+      mark->stream->capture = nullptr;                      // and that one leaves it
       --found->capture->streams_apart;
     }
     return cudaSuccess;
@@ -343,6 +347,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (found == nullptr || mark == nullptr || found->device != mark->device)
     return noted(cudaErrorInvalidResourceHandle);
   mark->capture = found->capture;
+  mark->captured = found->captured;
   mark->stream = found;
   if (found->capture != nullptr) return cudaSuccess;
   mark->position = found->submitted + 1;
@@ -358,7 +363,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto stream = mark->stream;
   if (stream == nullptr || stream->done >= mark->position) return cudaSuccess;
   if (!stream->runs && !stream->worker.joinable()) run_until(lock, stream, stream->done + 1);
-  return cudaErrorNotReady;
+  return noted(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -424,8 +429,10 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
   const std::lock_guard lock(mutex);
+  if ((flags & ~std::uint64_t{cudaGraphInstantiateFlagUseNodePriority}) != 0) return noted(cudaErrorInvalidValue);
+  if (flags != 0) ++counted.prioritised_graphs;
   const auto at = graphs.find(graph);
   if (at == graphs.end()) return noted(cudaErrorInvalidValue);
   const auto copy = std::make_shared<Graph>(*at->second);

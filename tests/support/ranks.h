@@ -17,8 +17,9 @@ comm::ProcessGroup& group();
 const comm::World& world();
 
 /// Which groups this run is to use: LOCKSTEP_TEST_GROUP in the environment, "inline" or "thread" (MPI, moved on by the
-/// caller or by a thread), "shm", or "tcp" (shm without MPI: run_ranks then starts
-/// no mpirun). Several ranks must set it.
+/// caller or by a thread), "shm", "tcp" (shm without MPI: run_ranks then starts no mpirun), or one of several hosts
+/// that are one machine: "hosts2" (every two ranks are on one; moved on by the caller), "hosts2-thread", "hosts2-mpi"
+/// (MPI introduces them); see run_ranks. Several ranks must set it.
 comm::GroupOptions group_options();
 
 /// For tests on a group that needs another: main() makes the latter, and group() is what `make` builds on it. Both are

@@ -47,12 +47,22 @@ class FailurePrinter final : public ::testing::EmptyTestEventListener {
   std::string test_ = "-";
 };
 
-/// Ranks other than 0 print failures alone: N copies of the same progress help nobody.
+/// Ranks other than 0 print failures alone: N copies of the same progress help nobody. And --gtest_output names one
+/// file.
 void quieten(int rank) {
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   if (rank == 0) return;
   delete listeners.Release(listeners.default_result_printer());
+  delete listeners.Release(listeners.default_xml_generator());  // of JSON, too
   listeners.Append(new FailurePrinter(rank));
+}
+
+std::string test_group() { return env("LOCKSTEP_TEST_GROUP").value_or(g_world.size == 1 ? "inline" : ""); }
+
+std::string expected_group() {
+  const std::string value = test_group();
+  if (value.starts_with("hosts")) return "hosts";
+  return value == "shm" || value == "tcp" ? "shm" : "mpi";
 }
 
 /// True if the tests passed on every rank.
@@ -75,8 +85,7 @@ int run(int argc, char** argv) {
   comm::GroupOptions options = group_options();
   options.timeout_seconds = 60;
   g_group = comm::make_group(g_world, options);
-  const bool shared = options.backend == comm::GroupOptions::Backend::kShm;
-  LOCKSTEP_ASSERT(g_world.size == 1 || (g_group->name() == "shm") == shared, "asked for another group");
+  LOCKSTEP_ASSERT(g_world.size == 1 || g_group->name() == expected_group(), "asked for another group");
   if (g_make_layer != nullptr) {
     g_below = std::move(g_group);
     g_group = g_make_layer(*g_below);
@@ -100,14 +109,17 @@ const comm::World& world() { return g_world; }
 
 comm::GroupOptions group_options() {
   using Options = comm::GroupOptions;
-  const std::string value = env("LOCKSTEP_TEST_GROUP").value_or(g_world.size == 1 ? "inline" : "");
+  const std::string value = test_group();
+  const bool hosts = value.starts_with("hosts");
   Options options;
   options.backend = value == "shm" || value == "tcp" ? Options::Backend::kShm : Options::Backend::kMpi;
-  options.progress = value == "thread" ? Options::Progress::kThread : Options::Progress::kInline;
-  if (value != "shm" && value != "tcp" && value != "thread" && value != "inline")
-    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread, shm nor tcp", value),
+  if (hosts) options.backend = Options::Backend::kAuto;
+  options.progress = value.ends_with("thread") ? Options::Progress::kThread : Options::Progress::kInline;
+  if (value != "shm" && value != "tcp" && value != "thread" && value != "inline" && !hosts)
+    throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread, shm, tcp nor hosts…", value),
                      "set it: a test that took one of them by default would not show that it ran on the others");
-  if (g_world.size > 1 && g_world.mpi_joins != (value != "tcp"))
+  const bool without_mpi = value == "tcp" || (hosts && !value.ends_with("-mpi"));
+  if (g_world.size > 1 && g_world.mpi_joins == without_mpi)
     throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={}, but MPI {} these ranks", value,
                                  g_world.mpi_joins ? "joins" : "does not join"),
                      "start them with tests/support/run_ranks");

@@ -96,6 +96,15 @@ class Training {
   std::vector<nn::HostTensor> state() const { return nn::state_of(*module_); }
   std::string hash() const { return nn::parameters_sha256(*module_); }
   nn::Module& module() { return *module_; }
+  /// The parameters as bf16.
+  std::vector<std::vector<std::byte>> copies() {
+    std::vector<std::vector<std::byte>> all;
+    for (const auto& [name, parameter] : module_->named_parameters()) {
+      const nn::Tensor copy = parameter->as(DType::kBF16);
+      backend_->download(copy, all.emplace_back(copy.bytes()));
+    }
+    return all;
+  }
   nn::Backend& backend() { return *backend_; }
   const RecordedSteps& recorded() const { return step_.recorded(); }
 
@@ -195,6 +204,31 @@ TEST_P(CudaStep, LearnsInBf16AsInF32) {
   EXPECT_NEAR(got.back().totals.loss, wanted.back().totals.loss, 0.15 * wanted.front().totals.loss);
   EXPECT_NE(bf16.hash(), f32.hash());
   EXPECT_NEAR(bf16.evaluate().accuracy, f32.evaluate().accuracy, 0.1);
+}
+
+// Also where a recording reads bf16 copies of them; and copies that nothing of the recording reads are made again.
+TEST_P(CudaStep, WeightsThatAreLoadedAreThoseOfTheNextStep) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    if (GetParam() == "cnn" && dtype == DType::kF32) continue;  // slow in software
+    Setting setting = {.cuda = true, .model = GetParam(), .activations = dtype, .record = false};
+    Training eager(setting);
+    setting.record = true;
+    Training recorded(setting);
+    const auto first = eager.state();
+    eager.run(8);
+    recorded.run(8);
+    ASSERT_GT(recorded.recorded().replayed(), 0);
+    nn::load_state(eager.module(), first, "the beginning");
+    nn::load_state(recorded.module(), first, "the beginning");
+    const auto wanted = eager.run(4), got = recorded.run(4);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << name_of(dtype) << ", step " << i + 1;
+    EXPECT_EQ(recorded.hash(), eager.hash());
+    EXPECT_EQ(recorded.copies(), eager.copies()) << name_of(dtype);
+    recorded.run(2);
+    eager.run(2);
+    EXPECT_EQ(recorded.copies(), eager.copies()) << name_of(dtype);
+  }
 }
 
 TEST_P(CudaStep, ALossThatIsNotFiniteMovesNothing) {

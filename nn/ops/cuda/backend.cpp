@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
+#include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/readback.h"
 #include "nn/ops/cuda/recording.h"
 #include "nn/ops/cuda/write.h"
@@ -64,19 +65,13 @@ void CudaBackend::finish_inputs() {
 std::shared_ptr<MemorySource> CudaBackend::staging_memory() { return std::make_shared<PinnedSource>(context_.device); }
 
 void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {
-  LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
-  if (from.empty()) return;
   make_current(context_.device);
-  check_cuda(cudaMemcpyAsync(to.raw(), from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()), "uploading");
-  stream_.synchronize();
+  copy_to_device(context_, from, to);
 }
 
 void CudaBackend::download(const Tensor& from, std::span<std::byte> to) {
-  LOCKSTEP_ASSERT(to.size() <= from.bytes(), "{} bytes of {}", to.size(), from.bytes());
-  if (to.empty()) return;
   make_current(context_.device);
-  check_cuda(cudaMemcpyAsync(to.data(), from.raw(), to.size(), cudaMemcpyDeviceToHost, stream_.get()), "downloading");
-  stream_.synchronize();
+  copy_to_host(context_, from, to);
 }
 
 void CudaBackend::write(std::span<const std::byte> from, const Tensor& to) {

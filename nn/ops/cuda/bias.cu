@@ -8,6 +8,7 @@ namespace {
 // Enough blocks to keep a large GPU busy, and rows enough for each thread that putting partial sums together is cheap.
 constexpr std::int64_t kSumBlocks = 1024;
 constexpr int kRowsPerThread = 8;
+constexpr int kJoinColumns = 8;  // of a block that puts them together: a sector of f32, and many threads for each
 
 // sums[j][c]: over the rows of chunk j of x (rows, packs · kWidth).
 template <int kWidth, class T>
@@ -72,7 +73,7 @@ void sum_columns(Context& context, const Tensor& x, bool accumulate, const Tenso
       if (plan.chunks == 1) return start_sums<kWidth>(context, plan, from, accumulate, sums.f32());
       const Tensor parts = Tensor::empty(context.allocator, {plan.chunks, columns});
       start_sums<kWidth>(context, plan, from, false, parts.f32());
-      const ColumnPlan last = plan_columns(plan.chunks, columns, 1, 1);
+      const ColumnPlan last = plan_columns(plan.chunks, columns, 1, 1, kJoinColumns);
       LOCKSTEP_ASSERT(last.chunks == 1, "{} parts of sums", plan.chunks);
       start_sums<1>(context, last, parts.f32(), accumulate, sums.f32());
     });

@@ -136,7 +136,7 @@ class CudaConv final : public ConvKernels {
   }
 
   bool keeps_non_finite(const ConvPlan& made, const Tensor& y, ConvArrays arrays) {
-    return relu_keeps_non_finite(context_, pointwise_, y.size(3), y, [&](const Tensor& bias) {
+    return relu_keeps_non_finite(context_, y.size(3), y, [&](const Tensor& bias) {
       arrays.b = bias.raw();
       run(made, arrays);
     });

@@ -95,7 +95,8 @@ std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Prod
   int count = 0;
   const cublasStatus_t status = library.heuristic(handle, plan->desc_.get(), plan->a_.get(), plan->b_.get(),
                                                   plan->d_.get(), plan->d_.get(), preference.get(), 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return std::nullopt;
+  // Some versions call a combination that they do not have invalid.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return std::nullopt;
   check_cublaslt(status, "choosing a kernel for a matrix product");
   if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   plan->algorithm_ = found.algo;

@@ -37,12 +37,14 @@ struct ColumnPlan {
   int lines = 1;  // kBlock / tile
 };
 
-/// About `blocks` blocks, fewer where a thread would have less than `rows_per_thread` rows.
-constexpr ColumnPlan plan_columns(std::int64_t rows, std::int64_t packs, std::int64_t blocks, int rows_per_thread) {
+/// About `blocks` blocks, fewer where a thread would have less than `rows_per_thread` rows. `most_tile` is a power of
+/// two.
+constexpr ColumnPlan plan_columns(std::int64_t rows, std::int64_t packs, std::int64_t blocks, int rows_per_thread,
+                                  int most_tile = kWarp) {
   ColumnPlan plan;
   plan.rows = rows;
   plan.packs = packs;
-  plan.tile = static_cast<int>(at_most(power_of_two_above(packs), kWarp));
+  plan.tile = static_cast<int>(at_most(power_of_two_above(packs), most_tile));
   plan.lines = kBlock / plan.tile;
   plan.tiles = ceil_div(packs, plan.tile);
   const std::int64_t wanted = at_most(at_least(blocks / at_least(plan.tiles, 1), 1), 65535);

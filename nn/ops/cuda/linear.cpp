@@ -1,16 +1,17 @@
 #include "nn/ops/linear.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <vector>
 
-#include "base/cuda/runtime.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
 #include "nn/ops/cuda/gelu_probe.h"
+#include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/ops/cuda/relu_mask.h"
@@ -87,8 +88,8 @@ class CudaLinear final : public LinearKernels {
       forward(x, w, b, Epilogue::kNone, aside);
       return pointwise_.gelu(aside, GeluKind::kTanh, y);
     }
-    forward(x, w, b, Epilogue::kRelu, y);
-    write_mask(context_, y, aside);
+    forward(x, w, b, Epilogue::kNone, y);
+    relu_with_mask(context_, y, aside);
   }
 
   void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& aside,
@@ -235,21 +236,11 @@ class CudaLinear final : public LinearKernels {
     return made;
   }
 
-  void upload(const std::vector<float>& values, const Tensor& to) {
-    const Tensor f32 = Tensor::empty(context_.allocator, {to.count()});
-    LOCKSTEP_ASSERT(values.size() == static_cast<std::size_t>(to.count()));
-    check_cuda(cudaMemcpyAsync(f32.raw(), values.data(), f32.bytes(), cudaMemcpyHostToDevice, native(context_.stream)),
-               "trying a fused activation");
-    pointwise_.cast(f32, to);
-    check_cuda(cudaStreamSynchronize(native(context_.stream)), "trying a fused activation");  // for `values`
-  }
-
   std::vector<float> values_of(const Tensor& tensor) {
     const Tensor f32 = Tensor::empty(context_.allocator, {tensor.count()});
     pointwise_.cast(tensor, f32);
-    const std::vector<std::byte> bytes = bytes_of(f32);
     std::vector<float> values(static_cast<std::size_t>(tensor.count()));
-    std::memcpy(values.data(), bytes.data(), bytes.size());
+    copy_to_host(context_, f32, std::as_writable_bytes(std::span(values)));
     return values;
   }
 
@@ -258,13 +249,12 @@ class CudaLinear final : public LinearKernels {
   bool try_gelu(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = kGeluProbes;
     const Tensor x = filled({kSamples, kIn}, dtype, 0.0f), w = filled({kOut, kIn}, dtype, 0.0f);
-    const Tensor b = filled({kOut}, dtype, 0.0f), y = filled({kSamples, kOut}, dtype, 0.0f);
+    const Tensor b = upload_as(context_, gelu_probes(), dtype), y = filled({kSamples, kOut}, dtype, 0.0f);
     const Tensor aside = filled({kSamples, kOut}, dtype, 0.0f);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
     auto forward =
         try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kGelu, dtype, kOut), arrays);
     if (!forward) return false;
-    upload(gelu_probes(), b);
     run(*forward, arrays);
     const auto probes = values_of(b);  // as they are rounded
     if (!gelu_results_agree(probes, values_of(aside), values_of(y), dtype)) return false;
@@ -282,35 +272,28 @@ class CudaLinear final : public LinearKernels {
   // product that is 0. Waits for the GPU.
   bool try_masks(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = 256;
-    const auto zeros = [&](const Shape& shape) { return filled(shape, dtype, 0.0f); };
-    const Tensor x = zeros({kSamples, kIn}), w = zeros({kOut, kIn}), b = zeros({kOut}), y = zeros({kSamples, kOut});
-    const Aside mask = aside_of(Epilogue::kRelu, kSamples, kOut, dtype);
-    const Tensor theirs = Tensor::empty(context_.allocator, mask.shape, mask.dtype);
-    const Tensor ours = Tensor::empty(context_.allocator, mask.shape, mask.dtype);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), theirs.raw()};
+    // x, w and the bias in one piece: the product's operands are 0, the signs have no period below the whole.
+    constexpr std::int64_t kOfX = kSamples * kIn, kOfW = kOut * kIn;
+    std::vector<float> values(kOfX + kOfW + kOut);
+    for (std::size_t c = 0; c < kOut; ++c)
+      values[kOfX + kOfW + c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
+    const Tensor operands = upload_as(context_, values, dtype);
+    const Tensor y = Tensor::empty(context_.allocator, {kSamples, kOut}, dtype);
+    const Tensor masks = Tensor::empty(context_.allocator, {2 * kSamples, mask_pitch_of(kOut) / 8}, DType::kU8);
+    const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
+    const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
+                                  operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
     auto plan = try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kRelu, dtype, kOut), arrays);
     if (!plan) return false;
-    // Signs of no period below the whole.
-    std::vector<float> signs(kOut);
-    for (std::size_t c = 0; c < signs.size(); ++c)
-      signs[c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
-    upload(signs, b);
     run(*plan, arrays);
-    write_mask(context_, y, ours);
-    return bytes_of(theirs) == bytes_of(ours);
-  }
-
-  std::vector<std::byte> bytes_of(const Tensor& tensor) {
-    std::vector<std::byte> bytes(tensor.bytes());
-    check_cuda(
-        cudaMemcpyAsync(bytes.data(), tensor.raw(), bytes.size(), cudaMemcpyDeviceToHost, native(context_.stream)),
-        "trying a fused activation");
-    check_cuda(cudaStreamSynchronize(native(context_.stream)), "trying a fused activation");
-    return bytes;
+    relu_with_mask(context_, y, ours);
+    std::vector<std::byte> bytes(masks.bytes());
+    copy_to_host(context_, masks, bytes);
+    return std::equal(bytes.begin(), bytes.begin() + std::ssize(bytes) / 2, bytes.begin() + std::ssize(bytes) / 2);
   }
 
   bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
-    return relu_keeps_non_finite(context_, pointwise_, y.size(1), y, [&](const Tensor& bias) {
+    return relu_keeps_non_finite(context_, y.size(1), y, [&](const Tensor& bias) {
       arrays.bias = bias.raw();
       run(plan, arrays);
     });

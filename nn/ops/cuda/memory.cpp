@@ -1,12 +1,27 @@
 #include "nn/ops/cuda/memory.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <thread>
 
+#include "base/deadline.h"
 #include "base/text.h"
 
 namespace lockstep::nn::cuda {
+namespace {
+
+// What a stream was given may wait for a rank that is gone: whoever runs out of memory then must still get to say so.
+void wait_a_while(cudaStream_t stream) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  while (cudaStreamQuery(stream) == cudaErrorNotReady && !deadline.expired())
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  static_cast<void>(cudaGetLastError());  // "not ready" is noted as if it were an error; a real one comes again
+}
+
+}  // namespace
 
 void make_current(int device) {
   int current = -1;
@@ -36,19 +51,32 @@ std::byte* DeviceMemory::allocate(std::size_t bytes) {
                                 human_bytes(static_cast<double>(bytes))),
                     "run the work once before it is recorded");
   void* data = nullptr;
-  const cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  cudaError_t status = take(data, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
+    // What the pool holds may be in other pieces: they become one when the system has them back, and that takes them
+    // when nothing uses them any more.
+    wait_a_while(stream_);
+    check_cuda(cudaMemPoolTrimTo(pool_, 0), "giving back memory");
+    status = take(data, bytes);
+  }
+  if (status == cudaErrorMemoryAllocation) {
     std::size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
     const auto text = [](std::size_t n) { return human_bytes(static_cast<double>(n)); };
-    throw CudaError(fmt::format("{} is out of memory: {} more were asked for; this process holds {}, {} of {} are free",
-                                current_gpu_text(), text(bytes), text(held_), text(free), text(total)),
-                    "use a smaller batch or model, or see with nvidia-smi who else uses that GPU");
+    throw OutOfMemoryError(
+        fmt::format("{} is out of memory: {} more were asked for; this process holds {}, {} of {} are free",
+                    current_gpu_text(), text(bytes), text(held_), text(free), text(total)),
+        "use a smaller batch or model, or see with nvidia-smi who else uses that GPU");
   }
   check_cuda(status, "allocating memory");
   held_ += bytes;
   return static_cast<std::byte*>(data);
+}
+
+cudaError_t DeviceMemory::take(void*& data, std::size_t bytes) {
+  const cudaError_t status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
+  if (status == cudaErrorMemoryAllocation) static_cast<void>(cudaGetLastError());
+  return status;
 }
 
 void DeviceMemory::free(std::byte* data, std::size_t bytes) noexcept {
@@ -84,7 +112,9 @@ std::byte* PinnedSource::allocate(std::size_t bytes) {
 void PinnedSource::free(std::byte* data, std::size_t) noexcept {
   cudaSetDevice(device_);
   const std::lock_guard lock(mutex_);
-  given_.erase(data);
+  const auto at = given_.find(data);
+  if (std::uncaught_exceptions() > 0) at->second.abandon();  // see Note [Unwinding]
+  given_.erase(at);
 }
 
 }  // namespace lockstep::nn::cuda

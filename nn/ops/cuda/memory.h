@@ -29,7 +29,8 @@ class DeviceMemory final : public MemorySource {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// Throws CudaError with the GPU and what was asked, held and free there; also while `stream`'s work is recorded.
+  /// Throws OutOfMemoryError with the GPU and what was asked, held and free there; CudaError while `stream`'s work is
+  /// recorded.
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
 
@@ -37,6 +38,8 @@ class DeviceMemory final : public MemorySource {
   void share_with(int other);
 
  private:
+  cudaError_t take(void*& data, std::size_t bytes);
+
   int device_;
   cudaStream_t stream_;
   cudaMemPool_t pool_ = nullptr;

@@ -9,9 +9,13 @@ namespace lockstep::nn::cuda {
 // A row-major matrix (R, C) that lies densely is, number by number, the column-major matrix (C, R) whose columns are C
 // apart: its transpose. So instead of a result (R, C) the library is asked for (C, R), the transpose of the product,
 // which is the product of the transposes in the other order:
-//   forward           y  (N, O) = x (N, I) · w (O, I)ᵀ    yᵀ  (O, N) = op(w) (O, I) · x (I, N),   w lies as (I, O):
-//   turned backward, input   dx (N, I) = dy (N, O) · w (O, I)    dxᵀ (I, N) = w (I, O) · dy (O, N) backward, weight  dw
-//   (O, I) = dy (N, O)ᵀ · x (N, I)   dwᵀ (I, O) = x (I, N) · op(dy) (N, O),  dy lies as (O, N): turned
+//
+//   forward:          y  (N, O) = x (N, I) · w (O, I)ᵀ,   so  yᵀ  (O, N) = op(w) (O, I) · x (I, N);   w lies turned
+//
+//   backward, input:  dx (N, I) = dy (N, O) · w (O, I),   so  dxᵀ (I, N) = w (I, O) · dy (O, N)
+//
+//   backward, weight: dw (O, I) = dy (N, O)ᵀ · x (N, I),  so  dwᵀ (I, O) = x (I, N) · op(dy) (N, O);  dy lies turned
+//
 // What a bias is added to, and a bias's gradient is summed for, is then a row of yᵀ.
 
 /// A column-major matrix whose columns lie one behind the other.

@@ -1,8 +1,15 @@
 #include "nn/ops/cuda/readback.h"
 
+#include <exception>
+
 namespace lockstep::nn::cuda {
 
-CudaReadback::~CudaReadback() { cudaEventSynchronize(arrived_.get()); }
+CudaReadback::~CudaReadback() {
+  if (std::uncaught_exceptions() > 0)
+    memory_.abandon();
+  else
+    cudaEventSynchronize(arrived_.get());
+}
 
 void CudaReadback::begin(const Tensor& from) {
   LOCKSTEP_ASSERT(from.bytes() <= memory_.bytes(), "{} bytes for {}", from.bytes(), memory_.bytes());

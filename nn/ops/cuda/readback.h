@@ -6,11 +6,16 @@
 
 namespace lockstep::nn::cuda {
 
+// Note [Unwinding]
+// An exception may leave collectives under way that the other ranks no longer take part in, and the GPU waits for them
+// until their communicator is aborted, which comes last. Whatever is let go of before must not wait for the GPU: what
+// it may still read or write stays where it is until the process ends.
+
 /// Of the GPU that is current when it is made. Its stream must outlive it.
 class CudaReadback final : public Readback {
  public:
   CudaReadback(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
-  /// Waits for what is under way.
+  /// Waits for what is under way; but see Note [Unwinding].
   ~CudaReadback() override;
   CudaReadback(const CudaReadback&) = delete;
   CudaReadback& operator=(const CudaReadback&) = delete;

@@ -60,7 +60,8 @@ std::unique_ptr<Recording> record_graph(StreamView stream, FunctionRef<void()> w
     return nullptr;
   }
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  // Else all of it would run with the priority of the stream that it is launched in, collectives too.
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());

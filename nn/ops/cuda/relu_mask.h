@@ -9,10 +9,11 @@ namespace lockstep::nn::cuda {
 // Note [Masks]
 // Element c of a row of y has bit c % 8, counted from the lowest, of byte c / 8 of that row's mask; rows of masks are
 // mask_pitch_of(columns) bits long, and what is behind the last column is unspecified. cuBLASLt writes and reads masks
-// by itself, but says nowhere in which order: it is asked once, and left alone with them where its order is another.
+// by itself, but says nowhere in which order: it is asked once, and left alone with them where its order is another. It
+// is not asked what it makes of 0: either bit is a derivative of ReLU there.
 
-/// y (N, C), f32 or bf16; mask is U8.
-void write_mask(Context& context, const Tensor& y, const Tensor& mask);
+/// y (N, C) = ReLU(y), f32 or bf16, NaN as it is; the result's mask, U8.
+void relu_with_mask(Context& context, const Tensor& y, const Tensor& mask);
 /// dx (N, C) = 0 where the mask's bits are 0.
 void apply_mask(Context& context, const Tensor& mask, const Tensor& dx);
 

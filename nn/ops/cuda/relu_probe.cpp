@@ -5,13 +5,15 @@
 #include <limits>
 #include <vector>
 
-#include "base/cuda/runtime.h"
+#include "nn/ops/cuda/host_copies.h"
 
 namespace lockstep::nn::cuda {
 namespace {
 
 // Kernels work in tiles of at most a few hundred rows and columns; the last ones are the ones that are cut off.
 constexpr std::int64_t kLookedAt = 1 << 16;
+// A bias lies at a multiple of so many elements: at no odder a place than one in memory of its own.
+constexpr std::int64_t kPitch = 256;
 
 float read(const float& value) { return value; }
 float read(const BFloat16& value) { return value.to_float(); }
@@ -19,17 +21,17 @@ float read(const BFloat16& value) { return value.to_float(); }
 template <class T>
 bool all(Context& context, const Tensor& y, std::int64_t begin, bool (*wanted)(float)) {
   std::vector<T> values(static_cast<std::size_t>(std::min(kLookedAt, y.count() - begin)));
-  check_cuda(cudaMemcpyAsync(values.data(), y.data<T>() + begin, values.size() * sizeof(T), cudaMemcpyDeviceToHost,
-                             native(context.stream)),
-             "trying a fused ReLU");
-  check_cuda(cudaStreamSynchronize(native(context.stream)), "trying a fused ReLU");
+  copy_to_host(context, y.reshaped({y.count()}).slice(begin, y.count()), std::as_writable_bytes(std::span(values)));
   return std::all_of(values.begin(), values.end(), [&](const T& value) { return wanted(read(value)); });
 }
 
 bool all(Context& context, const Tensor& y, bool (*wanted)(float)) {
-  for (const std::int64_t begin : {std::int64_t{0}, std::max<std::int64_t>(0, y.count() - kLookedAt)})
+  const std::int64_t last = std::max<std::int64_t>(0, y.count() - kLookedAt);
+  for (const std::int64_t begin : {std::int64_t{0}, last}) {
     if (!(y.dtype() == DType::kBF16 ? all<BFloat16>(context, y, begin, wanted) : all<float>(context, y, begin, wanted)))
       return false;
+    if (last == 0) break;  // that was all of it
+  }
   return true;
 }
 
@@ -38,14 +40,15 @@ bool is_not_finite(float value) { return !std::isfinite(value); }  // infinity a
 
 }  // namespace
 
-bool relu_keeps_non_finite(Context& context, PointwiseKernels& pointwise, std::int64_t channels, const Tensor& y,
+bool relu_keeps_non_finite(Context& context, std::int64_t channels, const Tensor& y,
                            FunctionRef<void(const Tensor& bias)> run) {
-  const Tensor bias = Tensor::empty(context.allocator, {channels}, y.dtype());
-  pointwise.fill(bias, std::numeric_limits<float>::quiet_NaN());
-  run(bias);
+  const std::int64_t pitch = (channels + kPitch - 1) / kPitch * kPitch;
+  std::vector<float> values(static_cast<std::size_t>(2 * pitch), std::numeric_limits<float>::quiet_NaN());
+  std::fill(values.begin() + pitch, values.end(), std::numeric_limits<float>::infinity());
+  const Tensor biases = upload_as(context, values, y.dtype());
+  run(biases.slice(0, channels));
   if (!all(context, y, is_nan)) return false;
-  pointwise.fill(bias, std::numeric_limits<float>::infinity());
-  run(bias);
+  run(biases.slice(pitch, pitch + channels));
   return all(context, y, is_not_finite);
 }
 

@@ -3,7 +3,7 @@
 
 #include "base/function_ref.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/ops/pointwise.h"
+#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 
@@ -16,7 +16,7 @@ namespace lockstep::nn::cuda {
 
 /// Whether `run`, which is given a bias of `channels` elements to add before its ReLU and overwrites y (…, channels),
 /// lets NaN and infinity through. Leaves anything in y.
-bool relu_keeps_non_finite(Context& context, PointwiseKernels& pointwise, std::int64_t channels, const Tensor& y,
+bool relu_keeps_non_finite(Context& context, std::int64_t channels, const Tensor& y,
                            FunctionRef<void(const Tensor& bias)> run);
 
 }  // namespace lockstep::nn::cuda

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "tests/comm/reference.h"
 #include "tests/soft_cuda/soft_cuda.h"
@@ -46,6 +47,7 @@ struct Comm {
   ncclResult_t comes_to = ncclSuccess;
   std::function<bool()> when;  // and not before this is true
   cudaStream_t stream = nullptr;
+  std::vector<std::function<void()>> not_started;  // of a call that is in progress
 };
 
 std::mutex mutex;  // of all that follows
@@ -117,28 +119,34 @@ void begin(Comm& comm, bool hangs, ncclResult_t comes_to) {
   comm.state = at_once ? comes_to : ncclInProgress;
 }
 
-ncclResult_t finish_group() {
-  Comm& comm = *group_comm;
-  const cudaStream_t stream = comm.stream;
-  std::unique_lock lock(mutex);
-  if (the_script.call != ncclSuccess) {
-    grouped.clear();
-    return the_script.call;
-  }
-  if (comm.state == ncclInProgress) ++counted.calls_in_progress;
+/// Gives the stream what a call asked for, once the call has come to its end: NCCL does that on a thread of its own,
+/// and what the caller gives the stream before comes before.
+void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
+  if (comm.state != ncclSuccess) return;
   const bool stalls = the_script.stalls;
-  std::vector<std::function<void()>> work = std::move(grouped);
-  grouped.clear();
+  auto work = std::exchange(comm.not_started, {});
   lock.unlock();  // an eager device runs it now
   for (auto& piece : work)
-    soft_cuda::submit(stream, [&comm, stalls, piece = std::move(piece)] {
+    soft_cuda::submit(comm.stream, [&comm, stalls, piece = std::move(piece)] {
       while (stalls && !comm.aborted) std::this_thread::sleep_for(50us);
       if (comm.aborted) return;
       if (the_script.on_run) the_script.on_run();
       piece();
     });
   lock.lock();
+}
+
+ncclResult_t finish_group() {
+  Comm& comm = *group_comm;
+  std::unique_lock lock(mutex);
+  if (the_script.call != ncclSuccess) {
+    grouped.clear();
+    return the_script.call;
+  }
+  if (comm.state == ncclInProgress) ++counted.calls_in_progress;
+  comm.not_started = std::exchange(grouped, {});
   begin(comm, the_script.call_hangs, the_script.call_ends);
+  start_work(comm, lock);
   return comm.state;
 }
 
@@ -305,12 +313,13 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
 }
 
 ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* result) {
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   Comm& comm = *of(handle);
   if (comm.state == ncclInProgress && !comm.hangs && (comm.when == nullptr || comm.when())) {
     if (comm.looks_left-- <= 0) {
       comm.state = comm.comes_to;
       comm.when = nullptr;
+      start_work(comm, lock);
     }
   }
   *result = comm.state == ncclSuccess ? the_script.async : comm.state.load();

@@ -29,6 +29,8 @@ class NcclGpuFaults : public ::testing::Test {
     GroupOptions options = testing::group_options();
     options.timeout_seconds = 60;
     control_ = make_group(testing::world(), options);
+    // Reading NCCL from a disk, and its kernels, takes longer than a rank may be missing here.
+    make_group_on_gpu(*control_, 60s)->shutdown();
     group_ = make_group_on_gpu(*control_, timeout);
     arena_ = group_->allocate(1 << 20);
     // So that all connections are there.
@@ -62,7 +64,11 @@ TEST_F(NcclGpuFaults, ARankThatNeverComes) {
     return;
   }
   group_->set_step(9);
-  const std::string what = broken_by<TimeoutError>([&] { all_reduce().wait_host(); });
+  const std::string what = broken_by<TimeoutError>([&] {
+    const Work work = all_reduce();
+    work.wait(producer_on_gpu().view());
+    work.wait_host();
+  });
   EXPECT_THAT(what, AllOf(StartsWith("allreduce #3 (sum of 262144 f32 at byte 0, step 9) timed out after 3"),
                           HasSubstr(fmt::format("rank {} (host ", control_->size() - 1))));
   // The abort has let go of the stream.
@@ -74,6 +80,7 @@ TEST_F(NcclGpuFaults, ARankThatNeverComes) {
 
 TEST_F(NcclGpuFaults, ARankThatDies) {
   start(60s);
+  control_->barrier().wait_host();  // nobody is at the end of the last operation still
   if (is_last()) ::_exit(0);
   const auto begin = Clock::now();
   const std::string what = broken_by<Error>([&] { all_reduce().wait_host(); });

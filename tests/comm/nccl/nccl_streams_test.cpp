@@ -37,6 +37,23 @@ TEST_F(NcclGroupTest, OperationsStandBetweenTheProducerAndWhoeverWaits) {
   EXPECT_TRUE(work.done());
 }
 
+// NCCL's call returns before its kernel has been given to the stream.
+TEST_F(NcclGroupTest, WhoeverWaitsIsBehindWhatTheBackgroundStarts) {
+  soft_cuda::set_streams(soft_cuda::Streams::kLazy);
+  script().looks_in_progress = 3;
+  make();
+  Log log;
+  script().on_run = [&] { log.add("operation"); };
+  CudaStream consumer;
+  const Work work = all_reduce();
+  work.wait(consumer.view());
+  soft_cuda::submit(consumer.get(), [&] { log.add("consume"); });
+  consumer.synchronize();
+  EXPECT_THAT(log.all(), ElementsAre("operation", "consume"));
+  work.wait_host();
+  EXPECT_TRUE(work.done());
+}
+
 TEST_F(NcclGroupTest, AnEarlyOperationIsWaitedForByALaterMark) {
   soft_cuda::set_streams(soft_cuda::Streams::kLazy);
   make();

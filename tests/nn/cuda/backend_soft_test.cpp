@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -86,6 +90,27 @@ TEST_F(SoftBackend, NothingButFinishInputsWaits) {
   EXPECT_EQ(soft_cuda::counts().host_waits, before + 1) << "there was nothing to wait for";
 }
 
+// It is an answer, not an error that the next call would be blamed for.
+TEST_F(SoftBackend, WhatIsNotReadyLeavesNoError) {
+  const auto backend = make_cuda_backend({});
+  const auto readback = backend->make_readback(4);
+  const Tensor x = backend->zeros({1});
+  readback->begin(x);
+  EXPECT_FALSE(readback->ready());
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// Collectives are in a stream of high priority, and stay so.
+TEST_F(SoftBackend, RecordingsKeepThePrioritiesOfStreams) {
+  const auto backend = make_cuda_backend({});
+  const Tensor x = backend->empty({1});
+  const auto before = soft_cuda::counts().prioritised_graphs;
+  std::string why_not;
+  const auto recording = backend->record([&] { backend->pointwise().fill(x, 1.0f); }, why_not);
+  ASSERT_NE(recording, nullptr) << why_not;
+  EXPECT_EQ(soft_cuda::counts().prioritised_graphs, before + 1);
+}
+
 TEST_F(SoftBackend, OneContextOnItsOwnGpu) {
   {
     const auto backend = make_cuda_backend({.device = 1});
@@ -125,11 +150,56 @@ TEST_F(SoftBackend, SmallGpuFillsUp) {
   try {
     const Tensor wanted = backend->empty({200'000});
     FAIL() << "more than there is";
-  } catch (const CudaError& error) {
+  } catch (const OutOfMemoryError& error) {
     EXPECT_STREQ(error.what(),
                  "GPU 0 (Soft GPU, 0000:1b:00.0) is out of memory: 917.5 kB more were asked for; this process holds "
                  "458.8 kB, 541.2 kB of 1.0 MB are free");
   }
+}
+
+// What was freed, but is of another size, goes back to the GPU, though kernels that use it may still be under way.
+TEST_F(SoftBackend, IdleMemoryMakesRoom) {
+  soft_cuda::set_memory_bytes(1'000'000);
+  const auto backend = make_cuda_backend({});
+  const Tensor held = backend->empty({50'000});
+  bool done = false;
+  {
+    const Tensor used = backend->empty({100'000});
+    soft_cuda::submit(native(backend->stream()), [&, data = used.f32()] {
+      *data = 1;  // the machine would stop here, had it been freed before
+      done = true;
+    });
+  }
+  const Tensor wanted = backend->empty({150'000});
+  EXPECT_TRUE(done);
+  const CachingAllocator::Stats stats = backend->allocator().stats();
+  EXPECT_EQ(stats.bytes_held, stats.bytes_in_use);
+  EXPECT_EQ(soft_cuda::counts().allocations, 2u);
+  EXPECT_THROW(backend->empty({100'000}), OutOfMemoryError);
+}
+
+// The GPU does what never ends by itself, as a collective whose other ranks are gone: an error must get out all the
+// same.
+void unwind_and_exit() {
+  soft_cuda::set_machine({.streams = Streams::kThreads});
+  const auto backend = make_cuda_backend({});
+  const Tensor x = backend->empty({1});
+  soft_cuda::submit(native(backend->stream()), [] { std::this_thread::sleep_for(std::chrono::hours(1)); });
+  try {
+    const auto readback = backend->make_readback(4);
+    const auto staging = backend->staging_memory();
+    const std::unique_ptr<std::byte, std::function<void(std::byte*)>> batch(
+        staging->allocate(100), [&](std::byte* data) { staging->free(data, 100); });
+    readback->begin(x);
+    throw std::runtime_error("something");
+  } catch (const std::runtime_error&) {
+    std::_Exit(soft_cuda::counts().pinned == 2 ? 0 : 1);
+  }
+}
+
+TEST_F(SoftBackend, UnwindingWaitsForNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(unwind_and_exit(), ::testing::ExitedWithCode(0), "");
 }
 
 // probe_cuda() asks once in a process: each machine is met by a process of its own.

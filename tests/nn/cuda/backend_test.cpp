@@ -99,7 +99,7 @@ TEST_F(CudaBackendTest, OutOfMemorySaysWhereHowMuchAndWhatThereIs) {
   try {
     const Tensor wanted = backend_->empty({std::int64_t{1} << 38});
     FAIL() << "got a terabyte";
-  } catch (const CudaError& error) {
+  } catch (const OutOfMemoryError& error) {
     EXPECT_THAT(
         error.what(),
         MatchesRegex("GPU 0 \\(.+, [0-9a-fA-F:]+\\.[0-9]\\) is out of memory: 1.1 TB more were asked for; this process "

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -51,6 +52,18 @@ TEST(Grid, Columns) {
           }
         }
   EXPECT_EQ(plan_columns(0, 5, 1024, 4).chunks, 0);
+}
+
+TEST(Grid, NarrowTilesHaveMoreLines) {
+  for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{896}, std::int64_t{65535}})
+    for (const std::int64_t packs : kMany) {
+      const ColumnPlan plan = plan_columns(rows, packs, 1, 1, 8);
+      ASSERT_EQ(plan.tile, std::min<std::int64_t>(power_of_two_above(packs), 8));
+      ASSERT_EQ(plan.tile * plan.lines, kBlock);
+      ASSERT_GE(plan.tiles * plan.tile, packs);
+      ASSERT_EQ(plan.chunks, 1);
+      ASSERT_GE(plan.chunk, rows);
+    }
 }
 
 TEST(Grid, Transposes) {

@@ -44,6 +44,35 @@ TEST_P(SoftLinear, SoundReluIsFused) {
   EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 4);
 }
 
+// Trying a ReLU: what the product reads goes there in one piece, and nothing is started but the product and a kernel.
+TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
+  const Tensor y = activation(cpu->empty({kN, kOut})),
+               mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+  auto before = soft_cuda::counts();
+  linear->forward(x, w, b, Epilogue::kRelu, y);
+  auto after = soft_cuda::counts();
+  EXPECT_EQ(after.launches, before.launches);
+  EXPECT_EQ(after.copies, before.copies + 3);  // two biases, and two results
+  before = after;
+  linear->forward_masked(x, w, b, y, mask);
+  after = soft_cuda::counts();
+  EXPECT_EQ(after.launches, before.launches + 1);  // the mask as we make it
+  EXPECT_EQ(after.copies, before.copies + 5);      // that, and the same for its kernel
+}
+
+TEST_P(SoftLinear, MasksOfOursGoWithNan) {
+  soft_cuda::set_cublaslt({.reverses_masks = true});
+  linear = cuda::make_linear_kernels(context, *pointwise);
+  x_host.f32()[kIn] = kNaN;
+  x = activation(x_host);
+  const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+  const auto y =
+      results({activation_like({kN, kOut})}, [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+  const Tensor expected = expected_forward(Epilogue::kRelu);
+  ASSERT_TRUE(std::isnan(expected.f32()[kOut]));
+  expect_close(expected, y[0], tolerance());
+}
+
 TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
   std::vector<CublasLtSettings> all = {{.relu_loses_nan = true}};
   // To bf16 the largest number of f32 is infinite.
@@ -62,12 +91,14 @@ TEST_P(SoftLinear, ReluThatLosesNanOrInfinityIsAKernelOfItsOwn) {
 TEST_P(SoftLinear, WhatIsNotFusedIsDoneBehindTheProduct) {
   for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
     for (const auto& [refused, used] : {std::pair{CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_BIAS},
-                                        std::pair{CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT}}) {
-      soft_cuda::set_cublaslt({.refused_epilogues = static_cast<std::uint32_t>(refused)});
-      linear = cuda::make_linear_kernels(context, *pointwise);
-      expect_close(expected_forward(epilogue), forward(epilogue), tolerance());
-      EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, used);
-    }
+                                        std::pair{CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT}})
+      for (const bool invalid : {false, true}) {
+        soft_cuda::set_cublaslt(
+            {.refused_epilogues = static_cast<std::uint32_t>(refused), .calls_refused_invalid = invalid});
+        linear = cuda::make_linear_kernels(context, *pointwise);
+        expect_close(expected_forward(epilogue), forward(epilogue), tolerance());
+        EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, used);
+      }
 }
 
 // Masks that are packed otherwise, epilogues that there are no kernels for, a ReLU that loses NaN: with kernels of

@@ -87,7 +87,7 @@ TEST_P(CudaLinear, BackwardBias) {
     }
 }
 
-// Also where the kernel was chosen, and tried, for sound numbers before. See Note [ReLU apart].
+// Also where the kernel was chosen, and tried, for sound numbers before. See Note [Probing ReLU].
 TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
   for (const auto& [n, in, out] : {Sizes{3, 5, 7}, Sizes{64, 128, 256}, Sizes{130, 64, 65}}) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));

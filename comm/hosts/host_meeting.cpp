@@ -1,0 +1,158 @@
+#include "comm/hosts/host_meeting.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "comm/hosts/calls.h"
+#include "comm/hosts/interfaces.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Connections that cannot be made are to be known well before the timeout of a whole job: there may be another way.
+constexpr auto kConnectWithin = std::chrono::seconds(30);
+
+/// What went wrong on this rank, so that all ranks learn of it and go on or fail together.
+class Problem {
+ public:
+  template <class Action>
+  void catch_from(Action&& action) {
+    if (!text_.empty()) return;
+    try {
+      action();
+    } catch (const UsageError& error) {
+      keep(error);
+    } catch (const DeviceError& error) {
+      keep(error);
+    } catch (const PeerError&) {
+      // The ranks of one host have agreed already, and the one that failed speaks.
+      text_ = " ";
+    }
+  }
+
+  const std::string& text() const { return text_; }
+
+  /// Throws on all ranks if there is a text among `all`: this rank's own error where it is the lowest that has one.
+  void settle(const std::vector<std::string>& all, int rank) const {
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r].empty() || all[r] == " ") continue;
+      if (static_cast<int>(r) == rank && failure_ != nullptr) std::rethrow_exception(failure_);
+      const auto code = static_cast<int>(parse_int(all[r].substr(0, all[r].find(' '))).value_or(4));
+      throw PeerError(code, fmt::format("rank {}: {}", r, all[r].substr(all[r].find(' ') + 1)));
+    }
+  }
+
+ private:
+  void keep(const Error& error) {
+    failure_ = std::current_exception();
+    text_ = fmt::format("{} {}", error.code(), error.what());
+  }
+
+  std::string text_;
+  std::exception_ptr failure_;
+};
+
+std::string random_text() {
+  std::array<unsigned char, kNonceBytes / 2> bytes{};
+  std::size_t got = 0;
+  while (got < bytes.size()) {
+    const ssize_t n = ::getrandom(bytes.data() + got, bytes.size() - got, 0);
+    if (n > 0) got += static_cast<std::size_t>(n);
+  }
+  std::string text;
+  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+/// What a rank tells the others before they connect: the number of its bell, then an address and a port a line.
+struct Introduction {
+  int bell = -1;
+  std::vector<CallAddress> addresses;
+
+  std::string encode() const {
+    std::string text = fmt::format("{}\n", bell);
+    for (const CallAddress& address : addresses) text += fmt::format("{} {}\n", address.host, address.port);
+    return text;
+  }
+  static Introduction decode(const std::string& text) {
+    Introduction one;
+    std::istringstream in(text);
+    in >> one.bell;
+    for (CallAddress address; in >> address.host >> address.port;) one.addresses.push_back(address);
+    return one;
+  }
+};
+
+}  // namespace
+
+HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, Clock::duration timeout) {
+  const auto deadline = Deadline::after(timeout);
+  const Hosts& hosts = peers.hosts();
+  HostMeeting met;
+  met.rank = store.rank();
+  met.ranks = store.size();
+  met.host = peers.host_of(met.rank);
+  const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
+  met.local = static_cast<int>(std::lower_bound(here.begin(), here.end(), met.rank) - here.begin());
+  const auto smallest =
+      std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  met.lanes = static_cast<int>(smallest->size());
+  const bool drives = met.local < met.lanes;
+
+  Problem problem;
+  // Segment::map asks twice, but for a host that fails in between: all hosts take part in both.
+  int round = 0;
+  const auto exchange = [&](const std::string& mine) {
+    const auto all = store.all_gather_text(fmt::format("sharing memory, round {}", ++round), mine, deadline);
+    std::vector<std::string> ours;
+    for (const int rank : here) ours.push_back(all[static_cast<std::size_t>(rank)]);
+    return ours;
+  };
+  const std::size_t part_bytes = align_up(sizeof(Desk)) + static_cast<std::size_t>(met.ranks) * 256;
+  problem.catch_from([&] { met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange); });
+  while (round < 2) exchange("");
+
+  Introduction mine;
+  std::optional<Calls> calls;
+  problem.catch_from([&] {
+    mine.bell = met.bells.number();
+    if (!drives) return;
+    calls.emplace(met.rank, met.host, peers, std::min<Clock::duration>(kLinkPatience, timeout));
+    mine.addresses = calls->listen(usable_addresses(env, meeting));
+  });
+  problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), met.rank);
+  const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
+  const std::string nonce =
+      store.broadcast_text("naming the job", met.rank == 0 ? random_text() : std::string(), 0, deadline);
+
+  problem.catch_from([&] {
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      const int rank = here[i];
+      if (rank == met.rank) continue;
+      met.bells.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).bell);
+    }
+    if (!drives) return;
+    for (std::size_t h = 0; h < hosts.size(); ++h) {
+      if (static_cast<int>(h) == met.host) continue;
+      const int rank = hosts[h][static_cast<std::size_t>(met.local)];
+      calls->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
+    }
+    met.links = calls->connect(nonce, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+  });
+  problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)), met.rank);
+
+  peers.watch(met.rank);
+  met.peers = std::move(peers);
+  return met;
+}
+
+}  // namespace lockstep::comm

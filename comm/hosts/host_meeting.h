@@ -1,0 +1,47 @@
+// How the ranks of several hosts come together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "comm/hosts/link.h"
+#include "comm/hosts/plan.h"
+#include "comm/hosts/roster.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/segment.h"
+#include "comm/store.h"
+
+namespace lockstep::comm {
+
+/// How long a connection on which nothing is acknowledged is given, where the group's timeout is not shorter: far
+/// longer than a switch that restarts or a cable that is plugged in again takes.
+inline constexpr auto kLinkPatience = std::chrono::seconds(30);
+
+/// What a group on several hosts is made of, on one rank.
+struct HostMeeting {
+  int rank = 0;
+  int ranks = 1;
+  int host = 0;   // of peers.hosts()
+  int local = 0;  // this rank's place on it
+  int lanes = 1;  // as many as the smallest host has ranks
+  Peers peers;
+  Segment board;  // a Desk in each rank's part, and the texts of all ranks behind it
+  DoorBells bells;
+  std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
+  HostTuning tuning = {};
+};
+
+/// Note [Between hosts]
+/// Ranks with the same place on their hosts connect with each other, one connection a pair: the higher rank calls, at
+/// the addresses that the lower one has put into the store, one after the other, until one answers. A call begins with
+/// a hello: protocol, job (a random number from the store, so that strangers and other jobs cannot join), both ranks.
+/// Whoever says anything else is turned away. When all have all their connections, nobody listens any more.
+///
+/// Collective. `meeting` is the host where the ranks of `store` meet, if they do over TCP. Throws UsageError for
+/// a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share memory, or those of
+/// two cannot connect before `deadline`; both on the lowest rank that fails, PeerError on the others, and `store` and
+/// `peers` are left where they were.
+HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, Clock::duration timeout);
+
+}  // namespace lockstep::comm

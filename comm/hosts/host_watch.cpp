@@ -1,0 +1,238 @@
+// How an engine finds out, and says, who is not there.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "comm/hosts/host_engine.h"
+#include "comm/hosts/names.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr const char* kWaiting = "waiting for the other ranks";
+// Between the end of a rank that was asked to stop and the same request to the next one, on a busy machine.
+constexpr auto kStopStraggles = std::chrono::milliseconds(50);
+// How long an operation stands still before the ranks tell each other whom they wait for: inside the timeout, and long
+// enough that a slow step is none.
+constexpr Clock::duration kPatience = std::chrono::seconds(1);
+constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
+// What this rank's last words may take.
+constexpr auto kFarewell = std::chrono::milliseconds(200);
+
+}  // namespace
+
+bool HostEngine::waits_for_local(int local) const {
+  const std::uint64_t place = completed_ + 1;
+  if (local == roster_.local() || posted_ < place) return false;
+  if (!roster_.has_posted(local, place)) return true;
+  if (local >= roster_.drivers() || roster_.has_finished(local, place)) return false;
+  for (int i = 0; i < roster_.size(); ++i)
+    if (!roster_.has_posted(i, place)) return false;
+  return true;
+}
+
+void HostEngine::look_around() {
+  // This rank's own view first.
+  check_step();
+  check_verdict();
+  if (idle()) return;
+  check_locals();
+  check_links();
+  check_connections();
+  const auto now = Clock::now();
+  const std::uint64_t progress = posted_ + finished_ + completed_ + (lane_ ? lane_->progress() : 0);
+  if (progress != progress_at_last_look_) still_since_ = now;
+  progress_at_last_look_ = progress;
+  if (idle() || now - still_since_ < std::min(kPatience, timeout_ / 3)) return;
+  find_who_is_silent(silent_);
+  if (lane_) lane_->tell_of_wait(silent_);
+  // The others here have no links, or other ones.
+  find_who_is_missing(false);
+  if (lane_) roster_.blame(completed_ + 1, missing_);
+}
+
+void HostEngine::check_verdict() const {
+  if (const auto verdict = roster_.verdict()) verdict->raise();
+  if (lane_ && lane_->verdict()) lane_->verdict()->raise();
+}
+
+void HostEngine::check_step() const {
+  const std::uint64_t place = finished_ + 1;
+  if (place > posted_) return;
+  const Op& ours = entry_of(place).op;
+  const int local = roster_.posted_otherwise(place, ours);
+  if (local < 0) return;
+  const Op theirs = roster_.posted_by(local, place);
+  throw OutOfStepError(
+      fmt::format("out of step: {} is in {}{}, this rank is in {}", met_.peers.name_of(rank_of_local(local)),
+                  name_of_op(theirs), same_operation(theirs, ours) ? " after other operations or in another arena" : "",
+                  name_of_op(ours)),
+      kSameProgram);
+}
+
+void HostEngine::check_locals() {
+  for (int local = 0; local < roster_.size(); ++local) {
+    const int rank = rank_of_local(local);
+    if (!waits_for_local(local) || !met_.peers.has_ended(rank)) continue;
+    // What it has done before its end counts.
+    advance();
+    if (idle()) return;
+    if (!waits_for_local(local)) continue;
+    // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
+    std::this_thread::sleep_for(kStopStraggles);
+    throw_if_stopped(kWaiting);
+    check_verdict();
+    throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
+                                  name_of_op(first()), whereabouts_of(rank)),
+                      fmt::format("look at the log of rank {}", rank));
+  }
+}
+
+void HostEngine::check_links() {
+  for (std::size_t i = 0; lane_ && i < lane_->links(); ++i) {
+    if (!lane_->waits_for(i) || !lane_->link(i).is_down()) continue;
+    std::this_thread::sleep_for(kStopStraggles);
+    throw_if_stopped(kWaiting);
+    // Another link may tell why.
+    advance();
+    check_verdict();
+    if (idle()) return;
+    if (lane_->waits_for(i)) fail_for_link(i);
+  }
+}
+
+void HostEngine::fail_for_link(std::size_t i) {
+  const Link& link = lane_->link(i);
+  const int rank = link.rank();
+  if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
+    throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank),
+                                  name_of_op(first())),
+                      fmt::format("look at the log of rank {}", rank));
+  throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
+                                met_.peers.name_of(rank), errno_text(link.error()), name_of_op(first())),
+                    "look at that host and the network to it");
+}
+
+/// What has been sent, and is sent again and again, and nobody acknowledges: TCP itself would go on for a quarter of an
+/// hour. A peer that only does not read acknowledges, and is waited for; where nothing is on its way keepalive does the
+/// same (host_meeting.cpp).
+void HostEngine::check_connections() {
+  const auto now = Clock::now();
+  if (!lane_ || now < next_connection_check_) return;
+  next_connection_check_ = now + kConnectionCheckEvery;
+  const auto patience = std::min<Clock::duration>(kLinkPatience, timeout_);
+  for (std::size_t i = 0; i < lane_->links(); ++i) {
+    const Link& link = lane_->link(i);
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (link.is_down() || ::getsockopt(link.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    Clock::time_point& since = silent_since_[i];
+    const auto last_word = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
+    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || last_word > since) since = now;
+    if (now - since < patience || !lane_->waits_for(i)) continue;
+    throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and this rank waits for it in {}",
+                                  met_.peers.name_of(link.rank()), seconds_between(since, now), name_of_op(first())),
+                      "look at that host and the network to it");
+  }
+}
+
+void HostEngine::look_for_the_ended() {
+  check_verdict();
+  if (lane_ && idle()) lane_->listen();
+  std::string who;
+  int rank = -1;
+  for (int local = 0; local < roster_.size() && rank < 0; ++local)
+    if (local != roster_.local() && met_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
+  for (std::size_t i = 0; lane_ && rank < 0 && i < lane_->links(); ++i)
+    if (lane_->link(i).is_down()) rank = lane_->link(i).rank();
+  if (rank < 0) return;
+  std::this_thread::sleep_for(kStopStraggles);
+  throw_if_stopped(kWaiting);
+  throw DeviceError(fmt::format("{} has ended", met_.peers.full_name_of(rank)),
+                    fmt::format("look at the log of rank {}", rank));
+}
+
+/// Whom this rank itself misses in the first operation: ranks of this host that have not come to it, else those at the
+/// other ends of its links that have not said that they wait in it, too. Only this is told to others: what they
+/// conclude from it must not come back as if somebody had seen it.
+void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
+  silent.clear();
+  const std::uint64_t place = completed_ + 1;
+  for (int i = 0; i < roster_.size(); ++i)
+    if (!roster_.has_posted(i, place)) silent.push_back(rank_of_local(i));
+  if (!silent.empty() || !lane_ || finished_ >= place) return;
+  for (std::size_t i = 0; i < lane_->links(); ++i)
+    if (lane_->waits_for(i) && lane_->said_to_wait_for(i, place) == nullptr) silent.push_back(lane_->link(i).rank());
+}
+
+/// Those who have said that they wait are not to blame; those whom they miss are. `as_others_say`: also those whom
+/// the other ranks of this host have found.
+void HostEngine::find_who_is_missing(bool as_others_say) {
+  find_who_is_silent(missing_);
+  const std::uint64_t place = completed_ + 1;
+  if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
+  const auto waits_too = [&](int rank) {
+    if (met_.peers.host_of(rank) == met_.host) return true;
+    for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
+      if (lane_->link(i).rank() == rank) return lane_->said_to_wait_for(i, place) != nullptr;
+    return false;
+  };
+  const auto add = [&](int rank) {
+    if (rank >= 0 && !waits_too(rank) && std::find(missing_.begin(), missing_.end(), rank) == missing_.end())
+      missing_.push_back(rank);
+  };
+  if (lane_ && finished_ < place)
+    for (std::size_t i = 0; i < lane_->links(); ++i)
+      if (const std::vector<int>* const said = lane_->said_to_wait_for(i, place))
+        for (const int rank : *said) add(rank);
+  for (int i = 0; as_others_say && i < roster_.drivers(); ++i)
+    if (i != roster_.local() && !roster_.has_finished(i, place))
+      for (const int rank : roster_.blamed_by(i, place)) add(rank);
+  std::sort(missing_.begin(), missing_.end());
+}
+
+std::string HostEngine::whereabouts_of(int rank) const {
+  if (met_.peers.host_of(rank) != met_.host) return {};
+  const auto local = static_cast<int>(std::lower_bound(here_.begin(), here_.end(), rank) - here_.begin());
+  if (!roster_.has_posted_any(local)) return "it has issued nothing yet";
+  return fmt::format("the last that it issued is {}", name_of_op(roster_.last_posted_by(local)));
+}
+
+void HostEngine::time_out(double waited_seconds) {
+  find_who_is_missing(true);
+  if (missing_.empty())
+    for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
+      if (lane_->waits_for(i)) missing_.push_back(lane_->link(i).rank());
+  if (missing_.empty())
+    for (int i = 0; i < roster_.size(); ++i)
+      if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(missing_.size(), kNamed); ++i) {
+    const std::string where = whereabouts_of(missing_[i]);
+    names.push_back(met_.peers.name_of(missing_[i]) + (where.empty() ? "" : ", " + where));
+  }
+  if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
+  throw TimeoutError(
+      fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds, join(names, "; ")),
+      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                  missing_.empty() ? 0 : missing_.front()));
+}
+
+void HostEngine::tell_of_end(const std::exception_ptr& failure) {
+  auto verdict = Verdict::of(failure);
+  if (!verdict) return;
+  // "This rank" is this one.
+  if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
+    verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
+  roster_.announce(*verdict);
+  if (lane_ && !lane_->has_been_told()) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,38 @@
+// What groups on several hosts have in common, whoever moves them on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "comm/failure.h"
+#include "comm/hosts/host_engine.h"
+#include "comm/process_group.h"
+#include "comm/store.h"
+
+namespace lockstep::comm {
+
+class HostsGroup : public ProcessGroup {
+ public:
+  std::string name() const override { return "hosts"; }
+  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
+
+ protected:
+  HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);
+
+  /// Gives the engine its next operation; its place.
+  virtual std::uint64_t hand_over(const HostEngine::Order& order) = 0;
+  virtual void wait_for_place(std::uint64_t place, Deadline deadline) = 0;
+  void start(const Op& op) override;
+
+  HostEngine engine_;
+  Failure failure_;  // what broke the group
+  std::unique_ptr<Store> store_;
+
+ private:
+  void run(const HostEngine::Order& order);
+
+  std::uint64_t arenas_ = 0;
+};
+
+}  // namespace lockstep::comm

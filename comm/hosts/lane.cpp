@@ -1,0 +1,396 @@
+#include "comm/hosts/lane.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "comm/hosts/partial.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Of all links together, that a lane has room for from the start.
+constexpr std::size_t kBytesAhead = 4 << 20;
+// What a link may bring, or take, before the others have their turn: a few chunks.
+constexpr int kTurns = 8;
+
+bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
+
+}  // namespace
+
+Lane::Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,
+           std::vector<Link> links)
+    : number_(number),
+      host_(host),
+      names_(peers),
+      hosts_(peers.hosts()),
+      roster_(roster),
+      tuning_(tuning),
+      window_(kWindow),
+      pool_(tuning.chunk_bytes, std::max<std::size_t>(kBytesAhead / tuning.chunk_bytes, links.size())),
+      own_partial_(std::make_unique_for_overwrite<std::byte[]>(tuning.chunk_bytes)),
+      sources_(peers.hosts().size()) {
+  for (Link& link : links) {
+    peers_.emplace_back(std::move(link));
+    peers_.back().staging = std::make_unique_for_overwrite<std::byte[]>(tuning.chunk_bytes);
+    peers_.back().outgoing.reserve(sizeof(std::int32_t) * Desk::kMostBlamed);
+  }
+  for (Operation& operation : window_) operation.ways.resize(peers_.size());
+  sources_.reserve(std::max(hosts_.size(), static_cast<std::size_t>(roster.size())));
+  ready_.reserve(peers_.size());
+}
+
+int Lane::local_of(int rank) const {
+  const auto& ranks = hosts_[static_cast<std::size_t>(host_)];
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+// ---- Operations ----
+
+void Lane::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
+  LOCKSTEP_ASSERT(place == opened_ + 1 && place <= closed_ + kWindow, "operation {} after {}", place, opened_);
+  opened_ = place;
+  Operation& operation = this->operation(place);
+  operation.open = true;
+  operation.together = false;
+  operation.op = op;
+  operation.part_bytes = part_bytes;
+  operation.plan = Plan(op, hosts_, static_cast<int>(roster_.drivers()), tuning_);
+  operation.reduced = 0;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    Way& way = operation.ways[i];
+    if (way.heard) compare(way.first, operation, peers_[i].link);
+    while (!way.early.empty()) {
+      const Chunk chunk = operation.plan.chunk(peers_[i].link.host(), number_, way.collected++);
+      ChunkPool::Block* const block = way.early.pop();
+      std::memcpy(op.data + chunk.begin, block->bytes, chunk.bytes);
+      pool_.give_back(block);
+    }
+  }
+}
+
+bool Lane::is_done(std::uint64_t place) const {
+  const Operation& operation = this->operation(place);
+  const Plan& plan = operation.plan;
+  const std::uint32_t own = plan.chunk_count(host_, number_);
+  if (!operation.together || operation.reduced < own) return false;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const int other = peers_[i].link.host();
+    const Way& way = operation.ways[i];
+    if (plan.contributes(host_) && way.contributed < plan.chunk_count(other, number_)) return false;
+    if (plan.publishes(host_, other) && way.published < own) return false;
+    if (plan.publishes(other, host_) && way.spread < plan.chunk_count(other, number_)) return false;
+  }
+  return true;
+}
+
+void Lane::close(std::uint64_t place) {
+  LOCKSTEP_ASSERT(place == closed_ + 1, "the end of operation {} after {}", place, closed_);
+  closed_ = place;
+  Operation& operation = this->operation(place);
+  operation.open = false;
+  for (Way& way : operation.ways) way = {};
+}
+
+// ---- What comes in ----
+
+std::size_t Lane::index_of(const Link& link) const { return peer_of_host(link.host()); }
+
+std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
+  Peer& peer = peers_[index_of(link)];
+  if (header.magic != MessageHeader::kMagic) not_understood(link, "no header of lockstep's");
+  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) {
+    if (header.bytes > peer.words.size()) not_understood(link, "too many words");
+    return peer.words.data();
+  }
+  if (header.kind != MessageKind::kContribute && header.kind != MessageKind::kPublish)
+    not_understood(link, "an unknown message");
+  if (header.place <= closed_) {
+    compare_with_known(header, link);
+    out_of_step(link, header, nullptr);
+  }
+  if (header.place > closed_ + kWindow) return nullptr;
+  Operation& operation = this->operation(header.place);
+  Way& way = operation.ways[index_of(link)];
+  if (!way.heard) {
+    way.heard = true;
+    way.first = header;
+  }
+  if (operation.open) compare(header, operation, link);
+  if (header.bytes > tuning_.chunk_bytes) not_understood(link, "a chunk that is too long");
+  if (operation.open) {
+    const bool contributes = header.kind == MessageKind::kContribute;
+    const int owner = contributes ? host_ : link.host();
+    const std::uint32_t next = contributes ? way.arrived : way.collected;
+    if (header.chunk != next || next >= operation.plan.chunk_count(owner, number_))
+      not_understood(link, "a chunk out of turn");
+    const Chunk chunk = operation.plan.chunk(owner, number_, next);
+    if (header.bytes != (contributes ? operation.plan.wire_bytes(chunk) : chunk.bytes))
+      not_understood(link, "a chunk of another length");
+    if (!contributes) return operation.op.data + chunk.begin;
+  }
+  peer.filling = pool_.take();
+  return peer.filling->bytes;
+}
+
+void Lane::arrived(Link& link, const MessageHeader& header) {
+  Peer& peer = peers_[index_of(link)];
+  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) return take_notice(peer, header);
+  Operation& operation = this->operation(header.place);
+  Way& way = operation.ways[index_of(link)];
+  ChunkPool::Block* const block = std::exchange(peer.filling, nullptr);
+  if (header.kind == MessageKind::kContribute) {
+    way.contributions.push(block);
+    ++way.arrived;
+    ++progress_;
+    return;
+  }
+  ++progress_;
+  if (block == nullptr) {
+    ++way.collected;
+  } else if (operation.open) {
+    // Opened while it came in.
+    const Chunk chunk = operation.plan.chunk(link.host(), number_, way.collected++);
+    std::memcpy(operation.op.data + chunk.begin, block->bytes, chunk.bytes);
+    pool_.give_back(block);
+  } else {
+    way.early.push(block);
+  }
+}
+
+void Lane::take_notice(Peer& peer, const MessageHeader& header) {
+  if (header.kind == MessageKind::kVerdict) {
+    const auto verdict = Verdict::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
+    if (!verdict) not_understood(peer.link, "a verdict that is none");
+    told_ = true;
+    if (!verdict_) verdict_ = verdict;
+  } else {
+    peer.said_place = header.place;
+    peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), Desk::kMostBlamed));
+    static_assert(sizeof(int) == sizeof(std::int32_t));
+    std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
+  }
+  // Who waits, or ends, in something else under the same number will never meet this rank, which has its own view of
+  // it: now, or when it comes there.
+  if (header.place <= opened_) return compare_with_known(header, peer.link);
+  if (header.place > closed_ + kWindow) return;
+  Way& way = operation(header.place).ways[index_of(peer.link)];
+  way.heard = true;
+  way.first = header;
+}
+
+/// Of an operation that this rank has come to: as long as it is remembered.
+void Lane::compare_with_known(const MessageHeader& header, const Link& link) const {
+  if (header.place > 0 && header.place + kWindow > opened_) compare(header, operation(header.place), link);
+}
+
+void Lane::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
+  if (header.history != operation.op.history) out_of_step(link, header, &operation.op);
+}
+
+// ---- The arithmetic ----
+
+bool Lane::look_for_locals() {
+  bool moved = false;
+  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
+    Operation& operation = this->operation(place);
+    if (operation.together || !roster_.all_posted(place, operation.op)) continue;
+    operation.together = moved = true;
+  }
+  return moved;
+}
+
+bool Lane::may_reduce(const Operation& operation) const {
+  if (!operation.together || operation.reduced >= operation.plan.chunk_count(host_, number_)) return false;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const Way& way = operation.ways[i];
+    if (operation.plan.contributes(peers_[i].link.host()) && way.arrived <= operation.reduced) return false;
+    // What is sent is what the result overwrites.
+    if (operation.plan.small() && operation.plan.contributes(host_) &&
+        way.contributed < operation.plan.chunk_count(peers_[i].link.host(), number_))
+      return false;
+  }
+  return true;
+}
+
+bool Lane::reduce_all() {
+  bool moved = false;
+  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
+    Operation& operation = this->operation(place);
+    while (may_reduce(operation)) {
+      reduce_next(operation);
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void Lane::reduce_next(Operation& operation) {
+  const Plan& plan = operation.plan;
+  const Op& op = operation.op;
+  const Chunk chunk = plan.chunk(host_, number_, operation.reduced++);
+  const std::size_t hosts = hosts_.size();
+  // Where the result is made: with the rank that it is for, or here.
+  const int at = chunk.rank >= 0 ? local_of(chunk.rank) : roster_.local();
+  if (reduces(op.kind)) {
+    const std::byte* const mine = contribution(operation, chunk, own_partial_.get());
+    sources_.resize(hosts);
+    for (std::size_t h = 0; h < hosts; ++h)
+      sources_[h] = static_cast<int>(h) == host_
+                        ? mine
+                        : operation.ways[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
+    reduce_partials(op.region.dtype, op.reduce, plan.widened(), copy_of(operation, at) + chunk.begin, sources_,
+                    chunk.bytes / size_of(op.region.dtype));
+    if (op.kind == OpKind::kAllReduce) spread(operation, chunk, at);
+  } else if (op.kind == OpKind::kAllGather) {
+    spread(operation, chunk, at);
+  } else if (op.kind == OpKind::kBroadcast) {
+    int from = roster_.local();
+    if (plan.contributes(host_)) {
+      from = local_of(op.root);
+    } else if (chunk.bytes > 0) {
+      for (std::size_t i = 0; i < peers_.size(); ++i)
+        if (plan.contributes(peers_[i].link.host()))
+          std::memcpy(op.data + chunk.begin, operation.ways[i].contributions.first()->bytes, chunk.bytes);
+    }
+    spread(operation, chunk, from);
+  }
+  for (std::size_t i = 0; i < peers_.size(); ++i)
+    if (plan.contributes(peers_[i].link.host())) pool_.give_back(operation.ways[i].contributions.pop());
+}
+
+/// What this host has for a chunk of another one's part, or of its own, as it travels: where it lies, or in `staging`.
+const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, std::byte* staging) {
+  const Op& op = operation.op;
+  if (op.kind == OpKind::kBroadcast) return copy_of(operation, local_of(op.root)) + chunk.begin;
+  if (chunk.bytes == 0) return op.data;
+  if (roster_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
+  sources_.resize(static_cast<std::size_t>(roster_.size()));
+  for (int i = 0; i < roster_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
+  reduce_partial(op.region.dtype, op.reduce, operation.plan.widened(), staging, sources_,
+                 chunk.bytes / size_of(op.region.dtype));
+  return staging;
+}
+
+/// From one local copy to the others.
+void Lane::spread(const Operation& operation, const Chunk& chunk, int from) const {
+  if (chunk.bytes == 0) return;
+  const std::byte* const source = copy_of(operation, from) + chunk.begin;
+  for (int i = 0; i < roster_.size(); ++i)
+    if (i != from) std::memcpy(copy_of(operation, i) + chunk.begin, source, chunk.bytes);
+}
+
+bool Lane::spread_all() {
+  bool moved = false;
+  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
+    Operation& operation = this->operation(place);
+    if (!operation.together) continue;
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      Way& way = operation.ways[i];
+      for (; way.spread < way.collected; ++way.spread, moved = true)
+        if (roster_.size() > 1)
+          spread(operation, operation.plan.chunk(peers_[i].link.host(), number_, way.spread), roster_.local());
+    }
+  }
+  return moved;
+}
+
+// ---- What goes out ----
+
+bool Lane::send_all() {
+  bool moved = false;
+  // Every host begins with another one, so that they do not all send to the same.
+  for (std::size_t n = 0; n < peers_.size(); ++n)
+    moved |= send_to((static_cast<std::size_t>(host_) + n) % peers_.size());
+  return moved;
+}
+
+bool Lane::send_to(std::size_t index) {
+  Peer& peer = peers_[index];
+  if (peer.link.is_down()) return false;
+  bool moved = false;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    if (!peer.link.sending() && !begin_next(index)) break;
+    if (!peer.link.send_some()) break;
+    moved = true;
+    if (peer.link.sending()) continue;
+    if (Operation* const operation = std::exchange(peer.sending, nullptr)) {
+      Way& way = operation->ways[index];
+      ++(peer.sending_kind == MessageKind::kContribute ? way.contributed : way.published);
+      ++progress_;
+    }
+  }
+  return moved;
+}
+
+bool Lane::begin_next(std::size_t index) {
+  Peer& peer = peers_[index];
+  const int other = peer.link.host();
+  if (!peer.outgoing.empty() && told_place_ <= closed_) peer.outgoing.clear();
+  if (!peer.outgoing.empty()) {
+    // In place of `outgoing`, which may be set anew meanwhile.
+    std::memcpy(peer.staging.get(), peer.outgoing.data(), peer.outgoing.size());
+    MessageHeader header = header_for(operation(told_place_).op, told_place_, MessageKind::kNotice);
+    header.bytes = static_cast<std::uint32_t>(peer.outgoing.size());
+    peer.outgoing.clear();
+    peer.link.begin(header, peer.staging.get());
+    return true;
+  }
+  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
+    Operation& operation = this->operation(place);
+    if (!operation.together) continue;
+    const Plan& plan = operation.plan;
+    Way& way = operation.ways[index];
+    const bool contributes = plan.contributes(host_) && way.contributed < plan.chunk_count(other, number_);
+    if (!contributes && !(plan.publishes(host_, other) && way.published < operation.reduced)) continue;
+    const std::uint32_t number = contributes ? way.contributed : way.published;
+    const Chunk chunk = plan.chunk(contributes ? other : host_, number_, number);
+    MessageHeader header =
+        header_for(operation.op, place, contributes ? MessageKind::kContribute : MessageKind::kPublish);
+    header.chunk = number;
+    header.bytes = static_cast<std::uint32_t>(contributes ? plan.wire_bytes(chunk) : chunk.bytes);
+    const std::byte* const payload =
+        contributes ? contribution(operation, chunk, peer.staging.get())
+                    : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : roster_.local()) + chunk.begin;
+    // Nobody publishes to the root's host: what it sends away its other ranks take here.
+    if (contributes && operation.op.kind == OpKind::kBroadcast && !plan.small())
+      spread(operation, chunk, local_of(operation.op.root));
+    peer.sending = &operation;
+    peer.sending_kind = header.kind;
+    peer.link.begin(header, payload);
+    return true;
+  }
+  return false;
+}
+
+// ---- Together ----
+
+bool Lane::advance() {
+  bool moved = listen();
+  moved |= look_for_locals();
+  moved |= spread_all();
+  moved |= reduce_all();
+  moved |= send_all();
+  // Small reductions wait for their sends.
+  moved |= reduce_all();
+  return moved;
+}
+
+bool Lane::listen() {
+  listen_to(ready_);
+  if (::poll(ready_.data(), ready_.size(), 0) <= 0) {
+    for (Peer& peer : peers_)
+      if (peer.link.is_held()) peer.link.receive_some(*this);
+    return false;
+  }
+  bool moved = false;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    Link& link = peers_[i].link;
+    if (!link.is_held() && (ready_[i].revents & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
+    for (int turn = 0; turn < kTurns && link.receive_some(*this); ++turn) moved = true;
+  }
+  found(ready_.data());
+  return moved;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,160 @@
+// One rank's share of what travels between hosts.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/hosts/chunk_pool.h"
+#include "comm/hosts/link.h"
+#include "comm/hosts/plan.h"
+#include "comm/hosts/roster.h"
+#include "comm/hosts/verdict.h"
+#include "comm/op.h"
+#include "comm/shm/peers.h"
+
+namespace lockstep::comm {
+
+/// Note [Lanes]
+/// A lane is one rank of each host, connected with each other. It moves its chunks of an operation (Note [Two levels])
+/// once all ranks of its host have posted it: it reduces what they have put in and sends it, reduces what comes in from
+/// the other hosts, in their order, into its own chunks, and writes what is final into the copies of all ranks of its
+/// host. Chunks follow each other, so the two phases, both directions and the arithmetic all go on at the same time.
+///
+/// Several operations are under way at once. A message may come before this rank has posted its operation: its payload
+/// then waits in a block of the pool. It may be so early that there is no room to remember it (kWindow operations after
+/// the first that is unfinished here); then nothing more is read from that link. That ends: its sender has finished the
+/// first one, so what this rank needs for that has come before.
+class Lane final : private Link::Sink {
+ public:
+  static constexpr std::uint64_t kWindow = 8;
+  static_assert(kWindow <= Seat::kSlots);
+
+  /// `peers` and `roster` outlive it. `host` is this rank's; links[i] is to hosts in ascending order, without its own.
+  Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,
+       std::vector<Link> links);
+
+  /// This rank has posted `op` in `place`, the next one; `part_bytes` lie between the ranks' copies of its arena.
+  /// Throws OutOfStepError where another host has come to something else there.
+  void open(std::uint64_t place, const Op& op, std::size_t part_bytes);
+  /// Whether all that this lane has to do for an open operation is done.
+  bool is_done(std::uint64_t place) const;
+  /// The first one, which is done, is forgotten.
+  void close(std::uint64_t place);
+
+  /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
+  /// none.
+  bool advance();
+  /// Reads what has come, for a rank that has nothing under way.
+  bool listen();
+
+  std::size_t links() const { return peers_.size(); }
+  const Link& link(std::size_t i) const { return peers_[i].link; }
+  /// Whether the first operation cannot be finished without something from (or room at) the other end.
+  bool waits_for(std::size_t i) const;
+  /// What the other end said last that it waits for in `place`; nothing if it has said nothing about it.
+  const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t place) const;
+  /// Tells the others whom this rank waits for in the first operation, if it has not.
+  void tell_of_wait(const std::vector<int>& ranks);
+  /// Tells them why the group ends, as far as they take it before `deadline`.
+  void tell_of_end(const Verdict& verdict, Deadline deadline);
+  /// Whether the verdict came from a link: then all have heard it.
+  bool has_been_told() const { return told_; }
+  /// What came from a link.
+  const std::optional<Verdict>& verdict() const { return verdict_; }
+  /// Counts up with every chunk that is sent or has come; words do not count.
+  std::uint64_t progress() const { return progress_; }
+
+  /// What poll(2) waits for, one entry a link; and what it found.
+  void listen_to(std::vector<pollfd>& entries) const;
+  void found(const pollfd* entries);
+
+ private:
+  /// One operation's way to and from one host. Chunks in either direction come in order.
+  struct Way {
+    std::uint32_t contributed = 0;  // chunks of their part, sent
+    std::uint32_t published = 0;    // chunks of our part, sent
+    std::uint32_t arrived = 0;      // chunks of our part that they have contributed
+    std::uint32_t collected = 0;    // chunks of their part that are here
+    std::uint32_t spread = 0;       // of those, in all copies
+    BlockQueue contributions;       // arrived, not reduced
+    BlockQueue early;               // collected before the operation was open
+    bool heard = false;
+    MessageHeader first;  // if heard
+  };
+  struct Operation {
+    bool open = false;
+    bool together = false;  // all ranks of this host have posted it
+    Op op;
+    std::size_t part_bytes = 0;
+    Plan plan;
+    std::uint32_t reduced = 0;  // chunks of our part that are final
+    std::vector<Way> ways;      // by peer
+  };
+  struct Peer {
+    explicit Peer(Link l) : link(std::move(l)) {}
+    Link link;
+    Operation* sending = nullptr;  // whose message is on its way out, if any
+    MessageKind sending_kind = MessageKind::kContribute;
+    std::unique_ptr<std::byte[]> staging;  // for payloads that are made for sending
+    ChunkPool::Block* filling = nullptr;   // what is arriving
+    std::vector<int> said;                 // its last notice
+    std::uint64_t said_place = 0;
+    std::string outgoing;                                // a notice that waits for its turn
+    std::array<std::byte, Verdict::kMostBytes> words{};  // of notices and verdicts that arrive
+  };
+
+  std::byte* room_for(Link& link, const MessageHeader& header) override;
+  void arrived(Link& link, const MessageHeader& header) override;
+  void take_notice(Peer& peer, const MessageHeader& header);
+  void compare_with_known(const MessageHeader& header, const Link& link) const;
+
+  Operation& operation(std::uint64_t place) { return window_[place % kWindow]; }
+  const Operation& operation(std::uint64_t place) const { return window_[place % kWindow]; }
+  std::size_t index_of(const Link& link) const;
+  std::size_t peer_of_host(int host) const { return static_cast<std::size_t>(host < host_ ? host : host - 1); }
+  std::byte* copy_of(const Operation& operation, int local) const {
+    return operation.op.data + (local - roster_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
+  }
+  int local_of(int rank) const;
+  void compare(const MessageHeader& header, const Operation& operation, const Link& link) const;
+  [[noreturn]] void out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const;
+  [[noreturn]] void not_understood(const Link& link, const char* why) const;
+
+  bool look_for_locals();
+  bool reduce_all();
+  bool may_reduce(const Operation& operation) const;
+  void reduce_next(Operation& operation);
+  bool spread_all();
+  bool send_all();
+  bool send_to(std::size_t index);
+  bool begin_next(std::size_t index);
+  const std::byte* contribution(Operation& operation, const Chunk& chunk, std::byte* staging);
+  void spread(const Operation& operation, const Chunk& chunk, int from) const;
+
+  const int number_;
+  const int host_;
+  const Peers& names_;
+  const Hosts& hosts_;
+  const Roster& roster_;
+  const HostTuning tuning_;
+  std::vector<Peer> peers_;
+  std::vector<Operation> window_;
+  std::uint64_t closed_ = 0;  // operations up to this place are done and forgotten
+  std::uint64_t opened_ = 0;
+  ChunkPool pool_;
+  std::unique_ptr<std::byte[]> own_partial_;
+  std::vector<const std::byte*> sources_;  // scratch
+  std::vector<pollfd> ready_;              // scratch
+  std::uint64_t told_place_ = 0;
+  std::vector<int> told_ranks_;
+  bool told_ = false;
+  std::optional<Verdict> verdict_;
+  std::uint64_t progress_ = 0;
+};
+
+}  // namespace lockstep::comm

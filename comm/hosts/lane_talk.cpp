@@ -1,0 +1,102 @@
+// What lanes say to each other beside the data, and what they make of it.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "comm/hosts/lane.h"
+#include "comm/hosts/names.h"
+
+namespace lockstep::comm {
+
+bool Lane::waits_for(std::size_t i) const {
+  if (opened_ == closed_) return false;
+  const Operation& operation = this->operation(closed_ + 1);
+  if (!operation.together) return false;
+  const Plan& plan = operation.plan;
+  const Way& way = operation.ways[i];
+  const int other = peers_[i].link.host();
+  const std::uint32_t own = plan.chunk_count(host_, number_), theirs = plan.chunk_count(other, number_);
+  return (plan.contributes(other) && operation.reduced < own && way.arrived <= operation.reduced) ||
+         (plan.publishes(other, host_) && way.collected < theirs) ||
+         (plan.contributes(host_) && way.contributed < theirs) ||
+         (plan.publishes(host_, other) && way.published < operation.reduced);
+}
+
+const std::vector<int>* Lane::said_to_wait_for(std::size_t i, std::uint64_t place) const {
+  return peers_[i].said_place == place ? &peers_[i].said : nullptr;
+}
+
+void Lane::tell_of_wait(const std::vector<int>& ranks) {
+  if (opened_ == closed_) return;
+  if (told_place_ == closed_ + 1 && told_ranks_ == ranks) return;
+  told_place_ = closed_ + 1;
+  told_ranks_ = ranks;
+  const std::size_t count = std::min(ranks.size(), Desk::kMostBlamed);
+  for (Peer& peer : peers_) peer.outgoing.assign(reinterpret_cast<const char*>(ranks.data()), count * sizeof(int));
+  for (Peer& peer : peers_)
+    if (count == 0) peer.outgoing.assign(sizeof(int), '\xff');  // rank -1: it waits, and knows of nobody to name
+  send_all();
+}
+
+void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
+  const std::string words = verdict.encode();
+  MessageHeader header;
+  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, closed_ + 1, MessageKind::kVerdict);
+  header.kind = MessageKind::kVerdict;
+  header.bytes = static_cast<std::uint32_t>(words.size());
+  std::vector<bool> told(peers_.size());
+  for (;;) {
+    bool unsaid = false;
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      Link& link = peers_[i].link;
+      if (link.is_down()) continue;
+      if (link.sending()) link.send_some();
+      if (!link.sending() && !told[i]) {
+        told[i] = true;
+        link.begin(header, reinterpret_cast<const std::byte*>(words.data()));
+        link.send_some();
+      }
+      unsaid = unsaid || link.sending() || !told[i];
+    }
+    if (!unsaid || deadline.expired()) return;
+    std::vector<pollfd> entries;
+    for (const Peer& peer : peers_)
+      entries.push_back({peer.link.is_down() || !peer.link.sending() ? -1 : peer.link.fd(), POLLOUT, 0});
+    if (::poll(entries.data(), entries.size(), 10) < 0) continue;
+    for (std::size_t i = 0; i < peers_.size(); ++i)
+      if ((entries[i].revents & (POLLERR | POLLHUP)) != 0) peers_[i].link.take_down();
+  }
+}
+
+void Lane::listen_to(std::vector<pollfd>& entries) const {
+  entries.clear();
+  for (const Peer& peer : peers_) {
+    const Link& link = peer.link;
+    const int events = (link.is_held() ? 0 : POLLIN) | (link.is_full() && link.sending() ? POLLOUT : 0);
+    entries.push_back({link.is_down() || events == 0 ? -1 : link.fd(), static_cast<short>(events), 0});
+  }
+}
+
+void Lane::found(const pollfd* entries) {
+  for (std::size_t i = 0; i < peers_.size(); ++i)
+    if (peers_[i].link.is_held() && (entries[i].revents & (POLLERR | POLLHUP)) != 0) peers_[i].link.take_down();
+}
+
+void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
+  const Op theirs = op_of(header);
+  std::string what = fmt::format("out of step: {} is in {}", names_.name_of(link.rank()), name_of_op(theirs));
+  if (ours == nullptr)
+    what += ", which this rank has done otherwise";
+  else
+    what += fmt::format("{}, this rank is in {}",
+                        same_operation(theirs, *ours) ? " after other operations or in another arena" : "",
+                        name_of_op(*ours));
+  throw OutOfStepError(what, kSameProgram);
+}
+
+void Lane::not_understood(const Link& link, const char* why) const {
+  throw DeviceError(fmt::format("{} is no longer understood: it sent {}", names_.name_of(link.rank()), why),
+                    "start every rank with the same binary, on machines of one kind");
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,85 @@
+// A connection between two hosts.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "comm/hosts/message.h"
+
+namespace lockstep::comm {
+
+/// Sends and receives messages over a stream socket, one at a time each way, and never blocks. Not thread-safe.
+class Link {
+ public:
+  /// Where what arrives goes.
+  class Sink {
+   public:
+    virtual ~Sink() = default;
+    /// Room for the payload of a message, which may be none; nullptr: not now, ask again later.
+    virtual std::byte* room_for(Link& link, const MessageHeader& header) = 0;
+    /// All of it is there. May throw.
+    virtual void arrived(Link& link, const MessageHeader& header) = 0;
+  };
+
+  /// `socket` does not block; `host` and `rank` are whose end the other one is.
+  Link(UniqueFd socket, int host, int rank) : socket_(std::move(socket)), host_(host), rank_(rank) {}
+
+  int host() const { return host_; }
+  int rank() const { return rank_; }
+  int fd() const { return socket_.get(); }
+
+  /// Whether a message is being sent, whose payload has to stay.
+  bool sending() const { return sent_ < sizeof out_ + out_.bytes && !idle_; }
+  /// Starts one: there is none.
+  void begin(const MessageHeader& header, const std::byte* payload);
+  /// Sends as much of it as goes; whether anything went.
+  bool send_some();
+  /// The socket took less than it was offered: poll(2) tells when it takes more.
+  bool is_full() const { return full_; }
+
+  /// Takes some of what has arrived; whether there was anything.
+  bool receive_some(Sink& sink);
+  /// A message has arrived for which there is no room yet: nothing behind it can be read.
+  bool is_held() const { return held_; }
+
+  /// Whether nothing will come any more: the peer has ended, or the connection is lost.
+  bool is_down() const { return down_; }
+  /// poll(2) says so of a link that is held.
+  void take_down();
+  /// What has happened to it, as errno says; 0: the peer has closed it.
+  int error() const { return error_; }
+
+  /// The header that has arrived last, if any.
+  bool has_heard() const { return heard_; }
+  const MessageHeader& last_heard() const { return in_; }
+
+ private:
+  bool offer_room(Sink& sink);
+  void end_message(Sink& sink);
+
+  UniqueFd socket_;
+  int host_;
+  int rank_;
+
+  MessageHeader out_;
+  const std::byte* payload_ = nullptr;
+  std::size_t sent_ = 0;  // of header and payload
+  bool idle_ = true;
+  bool full_ = false;
+
+  std::array<std::byte, sizeof(MessageHeader)> next_{};  // the header that is arriving
+  std::size_t next_bytes_ = 0;
+  MessageHeader in_;  // of the payload that is arriving, or of the last one
+  std::byte* room_ = nullptr;
+  std::size_t left_ = 0;  // of the payload
+  bool in_payload_ = false;
+  bool held_ = false;
+  bool heard_ = false;
+  bool down_ = false;
+  int error_ = 0;
+};
+
+}  // namespace lockstep::comm

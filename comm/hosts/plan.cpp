@@ -1,0 +1,88 @@
+#include "comm/hosts/plan.h"
+
+#include <algorithm>
+
+#include "comm/slice.h"
+
+namespace lockstep::comm {
+namespace {
+
+bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
+
+std::size_t small_limit(const HostTuning& tuning, std::size_t hosts) {
+  return std::max<std::size_t>(tuning.small_bytes / (hosts - 1), 256);
+}
+
+}  // namespace
+
+Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning)
+    : hosts_(&hosts),
+      count_(op.region.count),
+      element_(size_of(op.region.dtype)),
+      lanes_(static_cast<std::size_t>(lanes)),
+      by_rank_(op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather) {
+  bool crowded = false;
+  for (const auto& ranks : hosts) {
+    ranks_ += static_cast<int>(ranks.size());
+    crowded = crowded || ranks.size() > 1;
+  }
+  widened_ = crowded && reduces(op.kind) && op.region.dtype == DType::kBF16 && op.reduce == ReduceOp::kSum;
+  small_ = !by_rank_ && op.region.bytes() <= small_limit(tuning, hosts.size());
+  if (op.kind != OpKind::kAllGather) contributors_ = kAll;
+  publishes_ = !small_ && op.kind != OpKind::kReduceScatter;
+  if (op.kind == OpKind::kBroadcast) {
+    for (std::size_t h = 0; h < hosts.size(); ++h)
+      if (std::binary_search(hosts[h].begin(), hosts[h].end(), op.root)) root_host_ = static_cast<int>(h);
+    contributors_ = root_host_;
+  }
+  if (small_) {
+    chunk_bytes_ = std::max<std::size_t>(op.region.bytes(), 1);
+    return;
+  }
+  // Large parts in the largest chunks; smaller ones in so many that both phases are under way at once.
+  const std::size_t part = op.region.bytes() / hosts.size();
+  const std::size_t most = widened_ ? tuning.chunk_bytes / 2 : tuning.chunk_bytes;
+  chunk_bytes_ =
+      std::clamp(part / (lanes_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
+}
+
+std::size_t Plan::piece_count(int host) const {
+  return by_rank_ ? (*hosts_)[static_cast<std::size_t>(host)].size() : 1;
+}
+
+Plan::Piece Plan::piece(int host, std::size_t index) const {
+  const Slice slice = by_rank_ ? slice_of(count_, element_, (*hosts_)[static_cast<std::size_t>(host)][index], ranks_)
+                               : slice_of(count_, element_, host, static_cast<int>(hosts_->size()));
+  return {slice.begin * element_, slice.count * element_};
+}
+
+std::uint64_t Plan::all_chunks(int host) const {
+  if (small_) return 1;
+  std::uint64_t chunks = 0;
+  for (std::size_t i = 0; i < piece_count(host); ++i) chunks += chunks_in(piece(host, i));
+  return chunks;
+}
+
+std::uint32_t Plan::chunk_count(int host, int lane) const {
+  const auto first = static_cast<std::uint64_t>(lane);
+  const std::uint64_t all = all_chunks(host);
+  return all <= first ? 0 : static_cast<std::uint32_t>((all - first + lanes_ - 1) / lanes_);
+}
+
+Chunk Plan::chunk(int host, int lane, std::uint32_t number) const {
+  if (small_) return {0, count_ * element_, -1};
+  std::size_t left = static_cast<std::size_t>(number) * lanes_ + static_cast<std::size_t>(lane);
+  for (std::size_t i = 0;; ++i) {
+    const Piece at = piece(host, i);
+    const std::size_t chunks = chunks_in(at);
+    if (left >= chunks) {
+      left -= chunks;
+      continue;
+    }
+    const std::size_t begin = left * chunk_bytes_;
+    return {at.begin + begin, std::min(chunk_bytes_, at.bytes - begin),
+            by_rank_ ? (*hosts_)[static_cast<std::size_t>(host)][i] : -1};
+  }
+}
+
+}  // namespace lockstep::comm

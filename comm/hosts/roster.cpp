@@ -1,0 +1,147 @@
+#include "comm/hosts/roster.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+
+DoorBells::DoorBells() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    throw DeviceError(fmt::format("making a pipe: {}", errno_text(errno)), "raise ulimit -n");
+  hear_.reset(ends[0]);
+  ring_.reset(ends[1]);
+}
+
+void DoorBells::open(std::size_t local, int pid, int number) {
+  const std::string path = fmt::format("/proc/{}/fd/{}", pid, number);
+  // For reading too: writing to a pipe whose readers have all died would be the end of this process.
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) throw DeviceError(fmt::format("cannot open another rank's pipe {}: {}", path, errno_text(errno)));
+  if (others_.size() <= local) others_.resize(local + 1);
+  others_[local] = std::move(fd);
+}
+
+void DoorBells::ring(std::size_t local) const {
+  // A pipe that is full rings already.
+  [[maybe_unused]] const ssize_t written = ::write(others_[local].get(), "", 1);
+}
+
+void DoorBells::ring_own() const { [[maybe_unused]] const ssize_t written = ::write(ring_.get(), "", 1); }
+
+void DoorBells::silence() const {
+  std::array<char, 64> rings;
+  while (::read(hear_.get(), rings.data(), rings.size()) == static_cast<ssize_t>(rings.size())) {
+  }
+}
+
+Roster::Roster(int local, int size, int drivers, const Segment& board, DoorBells bells)
+    : local_(local), size_(size), drivers_(drivers), bells_(std::move(bells)) {
+  for (int i = 0; i < size; ++i) desks_.push_back(reinterpret_cast<Desk*>(board.part(i)));
+}
+
+bool Roster::have_finished(int count, std::uint64_t place, std::uint64_t& known) const {
+  if (known >= place) return true;
+  std::uint64_t least = seat(0).finished.load(std::memory_order_acquire);
+  for (int i = 1; i < count; ++i) least = std::min(least, seat(i).finished.load(std::memory_order_acquire));
+  known = least;
+  return least >= place;
+}
+
+bool Roster::may_post(std::uint64_t place) {
+  return place <= Seat::kSlots || have_finished(size_, place - Seat::kSlots, finished_by_all_);
+}
+
+bool Roster::drivers_have_finished(std::uint64_t place) { return have_finished(drivers_, place, finished_by_drivers_); }
+
+void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
+  Seat& own = seat(local_);
+  Slot& slot = own.slot_of(place);
+  write(slot, op);
+  if (!text.empty()) std::memcpy(slot.bytes.data(), text.data(), std::min(text.size(), Slot::kBytes));
+  slot.place.store(place, std::memory_order_release);
+  own.posted.store(place, std::memory_order_release);
+}
+
+bool Roster::all_posted(std::uint64_t place, const Op& op) const {
+  for (int i = 0; i < size_; ++i)
+    if (!has_posted(i, place) || seat(i).slot_of(place).history != op.history) return false;
+  return true;
+}
+
+int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
+  for (int i = 0; i < size_; ++i)
+    if (has_posted(i, place) && seat(i).slot_of(place).history != op.history) return i;
+  return -1;
+}
+
+// The sleeper writes `asleep` and reads what it waits for; the ringer writes that and reads `asleep`. With a full fence
+// between the two on both sides, one of them sees the other.
+
+void Roster::ring_all() const {
+  if (size_ == 1) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int i = 0; i < size_; ++i)
+    if (i != local_ && seat(i).asleep.load(std::memory_order_relaxed) != 0 &&
+        seat(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
+      bells_.ring(static_cast<std::size_t>(i));
+}
+
+void Roster::wake_up() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (seat(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) bells_.ring_own();
+}
+
+void Roster::lie_down() const {
+  seat(local_).asleep.store(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void Roster::get_up() const {
+  // Whoever has cleared it rings, or has rung: a ring that comes after this one only wakes the next sleep early.
+  if (seat(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) bells_.silence();
+}
+
+void Roster::blame(std::uint64_t place, const std::vector<int>& ranks) const {
+  Desk& own = desk(local_);
+  own.blame_place.store(0, std::memory_order_release);
+  const std::size_t count = std::min(ranks.size(), Desk::kMostBlamed);
+  for (std::size_t i = 0; i < count; ++i) own.blamed[i].store(ranks[i], std::memory_order_relaxed);
+  own.blamed_count.store(static_cast<std::uint32_t>(count), std::memory_order_relaxed);
+  own.blame_place.store(place, std::memory_order_release);
+}
+
+std::vector<int> Roster::blamed_by(int local, std::uint64_t place) const {
+  const Desk& theirs = desk(local);
+  std::vector<int> ranks;
+  if (theirs.blame_place.load(std::memory_order_acquire) != place) return ranks;
+  const std::size_t count =
+      std::min<std::size_t>(theirs.blamed_count.load(std::memory_order_relaxed), Desk::kMostBlamed);
+  for (std::size_t i = 0; i < count; ++i) ranks.push_back(theirs.blamed[i].load(std::memory_order_relaxed));
+  return ranks;
+}
+
+void Roster::announce(const Verdict& verdict) const {
+  Desk& first = desk(0);
+  std::uint32_t none = Desk::kNoVerdict;
+  if (!first.verdict_state.compare_exchange_strong(none, Desk::kVerdictInTheMaking)) return;
+  const std::string bytes = verdict.encode();
+  std::memcpy(first.verdict.data(), bytes.data(), bytes.size());
+  first.verdict_bytes = static_cast<std::uint32_t>(bytes.size());
+  first.verdict_state.store(Desk::kVerdictIsThere, std::memory_order_release);
+  ring_all();
+}
+
+std::optional<Verdict> Roster::verdict() const {
+  const Desk& first = desk(0);
+  if (first.verdict_state.load(std::memory_order_acquire) != Desk::kVerdictIsThere) return std::nullopt;
+  return Verdict::decode({first.verdict.data(), first.verdict_bytes});
+}
+
+}  // namespace lockstep::comm

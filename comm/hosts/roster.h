@@ -1,0 +1,121 @@
+// The ranks of one host, who move a group's operations on together.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/unique_fd.h"
+#include "comm/hosts/verdict.h"
+#include "comm/op.h"
+#include "comm/shm/board.h"
+#include "comm/shm/segment.h"
+
+namespace lockstep::comm {
+
+/// What a rank writes and the other ranks of its host read.
+struct Desk {
+  Seat seat;  // its operations (Note [Slots]), and whether it sleeps
+
+  /// Whom a rank that is connected to other hosts waits for in its operation `blame_place`.
+  static constexpr std::size_t kMostBlamed = 16;
+  alignas(64) std::atomic<std::uint64_t> blame_place;
+  std::atomic<std::uint32_t> blamed_count;
+  std::array<std::atomic<std::int32_t>, kMostBlamed> blamed;
+
+  /// The host's, on its first rank's desk: what has ended the group, written once.
+  static constexpr std::uint32_t kNoVerdict = 0, kVerdictInTheMaking = 1, kVerdictIsThere = 2;
+  alignas(64) std::atomic<std::uint32_t> verdict_state;
+  std::array<char, Verdict::kMostBytes> verdict;
+  std::uint32_t verdict_bytes;
+};
+
+/// Wakes ranks of one host that sleep in poll(2): each has a pipe, whose other end the others open through /proc.
+class DoorBells {
+ public:
+  DoorBells();
+  /// What the others need to find this rank's.
+  int number() const { return ring_.get(); }
+  /// Opens that of `local`, which process `pid` knows by `number`. Throws DeviceError.
+  void open(std::size_t local, int pid, int number);
+
+  int fd() const { return hear_.get(); }
+  void ring(std::size_t local) const;
+  void ring_own() const;
+  void silence() const;
+
+ private:
+  UniqueFd hear_, ring_;
+  std::vector<UniqueFd> others_;
+};
+
+/// Not thread-safe, but for wake_up(). `board` has a Desk in each rank's part.
+class Roster {
+ public:
+  Roster(int local, int size, int drivers, const Segment& board, DoorBells bells);
+
+  int local() const { return local_; }
+  int size() const { return size_; }
+  /// The first ranks of the host are connected to other hosts.
+  int drivers() const { return drivers_; }
+  bool drives() const { return local_ < drivers_; }
+
+  // An operation's place is posted by each rank that has come to it, and finished by each that has done its share.
+  bool may_post(std::uint64_t place);
+  /// `text` is for the others to read, up to Slot::kBytes.
+  void post(std::uint64_t place, const Op& op, std::string_view text);
+  bool has_posted(int local, std::uint64_t place) const {
+    return seat(local).slot_of(place).place.load(std::memory_order_acquire) == place;
+  }
+  /// Whether all have posted `op` there: the same one.
+  bool all_posted(std::uint64_t place, const Op& op) const;
+  /// The first that has posted something else there; -1 if none has.
+  int posted_otherwise(std::uint64_t place, const Op& op) const;
+  Op posted_by(int local, std::uint64_t place) const { return read(seat(local).slot_of(place)); }
+  bool has_posted_any(int local) const { return seat(local).posted.load(std::memory_order_acquire) > 0; }
+  Op last_posted_by(int local) const { return posted_by(local, seat(local).posted.load(std::memory_order_acquire)); }
+  const std::byte* text_of(int local, std::uint64_t place) const { return seat(local).slot_of(place).bytes.data(); }
+
+  void finish(std::uint64_t place) { seat(local_).finished.store(place, std::memory_order_release); }
+  bool has_finished(int local, std::uint64_t place) const {
+    return seat(local).finished.load(std::memory_order_acquire) >= place;
+  }
+  /// Whether nobody on this host works on it any more.
+  bool drivers_have_finished(std::uint64_t place);
+
+  /// After what others may wait for has been written.
+  void ring_all() const;
+  /// From another thread of this process.
+  void wake_up() const;
+  /// As in shm/bell.h. What sleeps in poll(2) listens to bell_fd() too.
+  void lie_down() const;
+  void get_up() const;
+  int bell_fd() const { return bells_.fd(); }
+
+  /// Whom this rank waits for in `place`, for those who wait for it.
+  void blame(std::uint64_t place, const std::vector<int>& ranks) const;
+  std::vector<int> blamed_by(int local, std::uint64_t place) const;
+
+  /// The first one stands.
+  void announce(const Verdict& verdict) const;
+  std::optional<Verdict> verdict() const;
+
+ private:
+  Desk& desk(int local) const { return *desks_[static_cast<std::size_t>(local)]; }
+  Seat& seat(int local) const { return desk(local).seat; }
+  bool have_finished(int count, std::uint64_t place, std::uint64_t& known) const;
+
+  const int local_;
+  const int size_;
+  const int drivers_;
+  std::vector<Desk*> desks_;
+  DoorBells bells_;
+  std::uint64_t finished_by_all_ = 0;  // lower bounds, as last read
+  std::uint64_t finished_by_drivers_ = 0;
+};
+
+}  // namespace lockstep::comm

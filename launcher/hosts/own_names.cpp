@@ -1,0 +1,130 @@
+#include "launcher/hosts/own_names.h"
+
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "launcher/process.h"
+
+namespace lockstep::launcher {
+namespace {
+
+bool same_address(const sockaddr& a, const sockaddr& b) {
+  if (a.sa_family != b.sa_family) return false;
+  if (a.sa_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in&>(a).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(b).sin_addr.s_addr;
+  if (a.sa_family == AF_INET6)
+    return std::memcmp(&reinterpret_cast<const sockaddr_in6&>(a).sin6_addr,
+                       &reinterpret_cast<const sockaddr_in6&>(b).sin6_addr, sizeof(in6_addr)) == 0;
+  return false;
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24) == 127;
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+bool is_own_address(const sockaddr& address, const ifaddrs* interfaces) {
+  if (is_loopback(address)) return true;
+  for (const ifaddrs* each = interfaces; each != nullptr; each = each->ifa_next)
+    if (each->ifa_addr != nullptr && same_address(*each->ifa_addr, address)) return true;
+  return false;
+}
+
+bool resolves_to_this_host(const std::string& name, const ifaddrs* interfaces) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return false;
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next)
+    if (is_own_address(*each->ai_addr, interfaces)) return true;
+  return false;
+}
+
+bool is_called(const std::string& name) {
+  if (name == "localhost" || name.starts_with("localhost.")) return true;
+  const std::string full = system_name();
+  return name == full || name == full.substr(0, full.find('.'));
+}
+
+struct Answer {
+  std::int32_t index;
+  std::int32_t own;
+};
+
+[[noreturn]] void look_up(std::span<const std::string> names, const std::vector<bool>& known, int output) {
+  ifaddrs* interfaces = nullptr;
+  if (::getifaddrs(&interfaces) != 0) interfaces = nullptr;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (known[i]) continue;
+    threads.emplace_back([&, i] {
+      const Answer answer{static_cast<std::int32_t>(i), resolves_to_this_host(names[i], interfaces)};
+      [[maybe_unused]] const auto sent = ::write(output, &answer, sizeof answer);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  ::_exit(0);
+}
+
+}  // namespace
+
+std::string system_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  const bool known = ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0';
+  return known ? name.data() : "localhost";
+}
+
+std::vector<bool> own_names(std::span<const std::string> names, Deadline deadline) {
+  std::vector<bool> own(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) own[i] = is_called(names[i]);
+  if (std::ranges::all_of(own, [](bool known) { return known; })) return own;
+
+  int ends[2];
+  check_system(::pipe2(ends, O_CLOEXEC) == 0, "making a pipe");
+  UniqueFd input(ends[0]), output(ends[1]);
+  const pid_t pid = ::fork();
+  check_system(pid >= 0, "starting a process");
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    look_up(names, own, output.get());
+  }
+  output.reset();
+  for (;;) {
+    pollfd entry = {input.get(), POLLIN, 0};
+    const auto left = std::chrono::ceil<Millis>(deadline.remaining());
+    const int ready = ::poll(&entry, 1, static_cast<int>(left.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) break;
+    Answer answer;
+    if (::read(input.get(), &answer, sizeof answer) != static_cast<ssize_t>(sizeof answer)) break;  // all are told
+    own[static_cast<std::size_t>(answer.index)] = answer.own != 0;
+  }
+  ::kill(pid, SIGKILL);
+  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return own;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,104 @@
+#include "launcher/hosts/protocol.h"
+
+#include "base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+std::string body_of(const Order& m) {
+  return Writer()
+      .put(m.ranks)
+      .put(m.silence_seconds)
+      .put(m.finds_port)
+      .put_sized(m.name)
+      .put_sized(m.token)
+      .put_sized(m.program)
+      .put_text(m.directory)
+      .take();
+}
+std::string body_of(const ToRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
+std::string body_of(const LetGo& m) { return Writer().put(m.id).take(); }
+std::string body_of(const Run& m) { return m.command; }
+std::string body_of(const Hold&) { return {}; }
+std::string body_of(const Ping& m) { return Writer().put(m.launcher_ns).take(); }
+std::string body_of(const Pause&) { return {}; }
+std::string body_of(const Finish&) { return {}; }
+std::string body_of(const Ready& m) {
+  return Writer().put(m.port).put_sized(m.directory).put_sized(m.shm_directory).put_text(m.warning).take();
+}
+std::string body_of(const Refused& m) { return m.why; }
+std::string body_of(const Came& m) { return Writer().put(m.id).take(); }
+std::string body_of(const FromRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
+std::string body_of(const Gone& m) { return Writer().put(m.id).take(); }
+std::string body_of(const RunOutput& m) { return m.bytes; }
+std::string body_of(const RunEnded& m) { return Writer().put(m.ending.how).put<std::int32_t>(m.ending.value).take(); }
+std::string body_of(const Pong& m) { return Writer().put(m.launcher_ns).put(m.helper_ns).take(); }
+
+void read(Reader& in, Order& m) {
+  m.ranks = in.take<std::int32_t>();
+  m.silence_seconds = in.take<double>();
+  m.finds_port = in.take<bool>();
+  m.name = in.take_sized();
+  m.token = in.take_sized();
+  m.program = in.take_sized();
+  m.directory = in.rest();
+}
+template <class WithBytes>
+void read_bytes(Reader& in, WithBytes& m) {
+  m.id = in.take<std::uint32_t>();
+  m.bytes = in.rest();
+}
+void read(Reader& in, ToRank& m) { read_bytes(in, m); }
+void read(Reader& in, FromRank& m) { read_bytes(in, m); }
+void read(Reader& in, LetGo& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, Came& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, Gone& m) { m.id = in.take<std::uint32_t>(); }
+void read(Reader& in, Run& m) { m.command = in.rest(); }
+void read(Reader&, Hold&) {}
+void read(Reader&, Pause&) {}
+void read(Reader&, Finish&) {}
+void read(Reader& in, Ping& m) { m.launcher_ns = in.take<std::int64_t>(); }
+void read(Reader& in, Ready& m) {
+  m.port = in.take<std::int32_t>();
+  m.directory = in.take_sized();
+  m.shm_directory = in.take_sized();
+  m.warning = in.rest();
+}
+void read(Reader& in, Refused& m) { m.why = in.rest(); }
+void read(Reader& in, RunOutput& m) { m.bytes = in.rest(); }
+void read(Reader& in, RunEnded& m) {
+  m.ending.how = in.take<Ending::How>();
+  m.ending.value = in.take<std::int32_t>();
+}
+void read(Reader& in, Pong& m) {
+  m.launcher_ns = in.take<std::int64_t>();
+  m.helper_ns = in.take<std::int64_t>();
+}
+
+/// The alternative with this index, filled.
+template <std::size_t index = 0>
+HostMessage parse(std::size_t kind, Reader& in) {
+  if constexpr (index < std::variant_size_v<HostMessage>) {
+    if (kind != index) return parse<index + 1>(kind, in);
+    std::variant_alternative_t<index, HostMessage> message;
+    read(in, message);
+    return message;
+  } else {
+    throw MpiError(fmt::format("message of unknown kind {} between hosts", kind));
+  }
+}
+
+}  // namespace
+
+std::string encode_host(const HostMessage& message) {
+  return frame(message.index(), std::visit([](const auto& m) { return body_of(m); }, message));
+}
+
+std::optional<HostMessage> HostDecoder::next() {
+  const auto frame = frames_.next();
+  if (!frame) return std::nullopt;
+  Reader in(frame->body);
+  return parse(frame->kind, in);
+}
+
+}  // namespace lockstep::launcher

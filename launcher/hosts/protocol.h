@@ -1,0 +1,99 @@
+// What the launcher and its helper on another host say to each other once they have found that they are the same
+// binary: frames over the remote agent's standard input and output.
+//
+// Launcher → helper: Order, then ToRank, LetGo, Run, Hold, Ping, Pause in any number, then Finish.
+// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, RunOutput, RunEnded, Pong.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "launcher/frame.h"
+#include "launcher/process.h"
+
+namespace lockstep::launcher {
+
+/// Make the job's directories and be ready for `ranks` ranks. `name`: what this host is called in messages.
+struct Order {
+  std::int32_t ranks = 0;
+  double silence_seconds = 10;  // without a word from the launcher after which the helper ends the job on its host
+  bool finds_port = false;      // Ready names a port that is free there
+  std::string name;
+  std::string token;      // of the job: goes into the directories
+  std::string program;    // that the ranks will run
+  std::string directory;  // in which
+};
+/// Bytes for the wrapper on connection `id`.
+struct ToRank {
+  std::uint32_t id = 0;
+  std::string bytes;
+};
+/// Close connection `id`.
+struct LetGo {
+  std::uint32_t id = 0;
+};
+/// Run this shell command, which starts Open MPI's daemon.
+struct Run {
+  std::string command;
+};
+/// Stop the daemon: it has begun to end the ranks, and the launcher gives them more time.
+struct Hold {};
+struct Ping {
+  std::int64_t launcher_ns = 0;  // the launcher's steady clock
+};
+/// The launcher is being stopped (Ctrl-Z): its silence means nothing until it speaks again.
+struct Pause {};
+/// The job has ended: clean up.
+struct Finish {};
+
+struct Ready {
+  std::int32_t port = 0;
+  std::string directory, shm_directory;  // of the job there
+  std::string warning;                   // for the user; empty: none
+};
+/// Cannot take part; "what → remedy".
+struct Refused {
+  std::string why;
+};
+/// A wrapper has connected.
+struct Came {
+  std::uint32_t id = 0;
+};
+struct FromRank {
+  std::uint32_t id = 0;
+  std::string bytes;
+};
+/// Its connection has ended, and all that it sent has been passed on.
+struct Gone {
+  std::uint32_t id = 0;
+};
+struct RunOutput {
+  std::string bytes;
+};
+struct RunEnded {
+  Ending ending;
+};
+struct Pong {
+  std::int64_t launcher_ns = 0;  // of the Ping
+  std::int64_t helper_ns = 0;    // the helper's steady clock
+};
+
+using HostMessage = std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank,
+                                 Gone, RunOutput, RunEnded, Pong>;
+
+std::string encode_host(const HostMessage& message);
+
+/// Turns a byte stream back into messages. Throws MpiError on bytes that no encode_host() made.
+class HostDecoder {
+ public:
+  void feed(std::string_view bytes) { frames_.feed(bytes); }
+  std::optional<HostMessage> next();
+
+ private:
+  FrameCutter frames_;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,39 @@
+#include "nn/ops/cuda/host_copies.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+
+namespace lockstep::nn::cuda {
+
+void copy_to_device(Context& context, std::span<const std::byte> from, const Tensor& to) {
+  LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
+  if (from.empty()) return;
+  const cudaStream_t stream = native(context.stream);
+  check_cuda(cudaMemcpyAsync(to.raw(), from.data(), from.size(), cudaMemcpyHostToDevice, stream), "uploading");
+  check_cuda(cudaStreamSynchronize(stream), "uploading");
+}
+
+void copy_to_host(Context& context, const Tensor& from, std::span<std::byte> to) {
+  LOCKSTEP_ASSERT(to.size() <= from.bytes(), "{} bytes of {}", to.size(), from.bytes());
+  if (to.empty()) return;
+  const cudaStream_t stream = native(context.stream);
+  check_cuda(cudaMemcpyAsync(to.data(), from.raw(), to.size(), cudaMemcpyDeviceToHost, stream), "downloading");
+  check_cuda(cudaStreamSynchronize(stream), "downloading");
+}
+
+Tensor upload_as(Context& context, std::span<const float> values, DType dtype) {
+  const Tensor made = Tensor::empty(context.allocator, {static_cast<std::int64_t>(values.size())}, dtype);
+  if (dtype == DType::kBF16) {
+    std::vector<BFloat16> rounded(values.size());
+    std::ranges::transform(values, rounded.begin(), BFloat16::from_float);
+    copy_to_device(context, std::as_bytes(std::span(rounded)), made);
+  } else {
+    LOCKSTEP_ASSERT(dtype == DType::kF32, "floats as {}", name_of(dtype));
+    copy_to_device(context, std::as_bytes(values), made);
+  }
+  return made;
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,1 @@
+"""What scripts/try-images is made of."""

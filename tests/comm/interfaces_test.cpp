@@ -1,0 +1,74 @@
+// At which addresses a host can be reached.
+#include "comm/hosts/interfaces.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+EnvLookup with(const std::string& filter) {
+  return [filter](const std::string& name) {
+    return name == "LOCKSTEP_SOCKET_IFNAME" ? std::optional(filter) : std::nullopt;
+  };
+}
+const EnvLookup kNothing = [](const std::string&) { return std::nullopt; };
+
+TEST(Interfaces, AreNamedByTheirBeginnings) {
+  EXPECT_TRUE(has_interface("eth", "eth0"));
+  EXPECT_TRUE(has_interface("ib,eth", "eth1"));
+  EXPECT_FALSE(has_interface("ib,eth", "enp3s0"));
+  EXPECT_FALSE(has_interface("eth1", "eth"));
+}
+
+TEST(Interfaces, AreNamedExactlyBehindAnEqualsSign) {
+  EXPECT_TRUE(has_interface("=eth0,ib0", "ib0"));
+  EXPECT_FALSE(has_interface("=eth0,ib0", "ib01"));
+}
+
+TEST(Interfaces, AreLeftOutBehindACaret) {
+  EXPECT_FALSE(has_interface("^docker,lo", "docker0"));
+  EXPECT_FALSE(has_interface("^docker,lo", "lo"));
+  EXPECT_TRUE(has_interface("^docker,lo", "eth0"));
+  EXPECT_FALSE(has_interface("^=eth0", "eth0"));
+  EXPECT_TRUE(has_interface("^=eth0", "eth01"));
+}
+
+TEST(Interfaces, TheOneThatIsAskedForGivesTheAddresses) {
+  const auto addresses = usable_addresses(with("lo"), "");
+  ASSERT_FALSE(addresses.empty());
+  for (const auto& address : addresses) EXPECT_EQ(address.interface, "lo");
+  EXPECT_EQ(addresses[0].text(), "127.0.0.1");
+}
+
+TEST(Interfaces, OneThatIsNotThereIsAUsageError) {
+  try {
+    usable_addresses(with("nosuch"), "");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("LOCKSTEP_SOCKET_IFNAME=\"nosuch\" names no interface"));
+    EXPECT_THAT(error.remedy(), HasSubstr("lo"));
+  }
+}
+
+TEST(Interfaces, TheWayToTheMeetingPointComesFirst) {
+  EXPECT_EQ(usable_addresses(kNothing, "127.0.0.1").at(0).text(), "127.0.0.1");
+  // A name that nobody knows is no reason to fail: the others have met there.
+  EXPECT_FALSE(usable_addresses(kNothing, "no-such-host.invalid").empty());
+}
+
+TEST(Interfaces, LoopbackIsTheLastResort) {
+  const auto addresses = usable_addresses(kNothing, "");
+  ASSERT_FALSE(addresses.empty());
+  if (addresses.size() == 1) return;
+  for (const auto& address : addresses) EXPECT_NE(address.interface, "lo");
+}
+
+}  // namespace
+}  // namespace lockstep::comm

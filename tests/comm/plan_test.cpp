@@ -1,0 +1,113 @@
+// Which bytes cross which link.
+#include "comm/hosts/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "comm/slice.h"
+
+namespace lockstep::comm {
+namespace {
+
+const std::vector<Hosts> kLayouts = {
+    {{0}, {1}}, {{0}, {1}, {2}}, {{0, 1}, {2}}, {{0, 1, 2}, {3}}, {{0, 1}, {2, 3}, {4}}, {{0, 2, 4}, {1, 3}},
+};
+
+int lanes_of(const Hosts& hosts) {
+  std::size_t least = hosts[0].size();
+  for (const auto& ranks : hosts) least = std::min(least, ranks.size());
+  return static_cast<int>(least);
+}
+
+Op op_of(OpKind kind, std::size_t count, DType dtype = DType::kF32, int root = 0) {
+  Op op;
+  op.kind = kind;
+  op.root = root;
+  op.region.count = count;
+  op.region.dtype = dtype;
+  return op;
+}
+
+constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
+
+TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneLanes) {
+  for (const Hosts& hosts : kLayouts)
+    for (const OpKind kind : kKinds)
+      for (const std::size_t count : {5'000ul, 65'536ul, 1'000'003ul}) {
+        const Op op = op_of(kind, count);
+        const HostTuning tuning;
+        const Plan plan(op, hosts, lanes_of(hosts), tuning);
+        ASSERT_FALSE(plan.small());
+        std::vector<int> covered(op.region.bytes() / 4);
+        for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
+          for (int lane = 0; lane < lanes_of(hosts); ++lane)
+            for (std::uint32_t c = 0; c < plan.chunk_count(host, lane); ++c) {
+              const Chunk chunk = plan.chunk(host, lane, c);
+              ASSERT_EQ(chunk.begin % 64, 0u);
+              ASSERT_GT(chunk.bytes, 0u);
+              ASSERT_LE(plan.wire_bytes(chunk), tuning.chunk_bytes);
+              for (std::size_t at = chunk.begin; at < chunk.begin + chunk.bytes; at += 4) ++covered[at / 4];
+            }
+        for (std::size_t i = 0; i < covered.size(); ++i) ASSERT_EQ(covered[i], 1) << name_of(kind) << " at " << i;
+      }
+}
+
+TEST(Plan, RanksHaveTheirSlicesOnTheirHosts) {
+  for (const Hosts& hosts : kLayouts) {
+    int ranks = 0;
+    for (const auto& host : hosts) ranks += static_cast<int>(host.size());
+    const Op op = op_of(OpKind::kReduceScatter, 100'000);
+    const Plan plan(op, hosts, lanes_of(hosts), {});
+    for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
+      for (std::uint32_t c = 0; c < plan.chunk_count(host, 0); ++c) {
+        const Chunk chunk = plan.chunk(host, 0, c);
+        const Slice slice = slice_of(op.region.count, 4, chunk.rank, ranks);
+        EXPECT_GE(chunk.begin, slice.begin * 4);
+        EXPECT_LE(chunk.begin + chunk.bytes, (slice.begin + slice.count) * 4);
+        EXPECT_EQ(std::count(hosts[static_cast<std::size_t>(host)].begin(), hosts[static_cast<std::size_t>(host)].end(),
+                             chunk.rank),
+                  1);
+      }
+  }
+}
+
+TEST(Plan, AFewBytesTakeOneMessageEachWay) {
+  for (const Hosts& hosts : kLayouts)
+    for (const OpKind kind : {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kBarrier})
+      for (const std::size_t count : {0ul, 1ul, 60ul}) {
+        const Plan plan(op_of(kind, count), hosts, lanes_of(hosts), {});
+        ASSERT_TRUE(plan.small());
+        for (int host = 0; host < static_cast<int>(hosts.size()); ++host) {
+          ASSERT_EQ(plan.chunk_count(host, 0), 1u);
+          EXPECT_EQ(plan.chunk(host, 0, 0).bytes, count * 4);
+          for (int lane = 1; lane < lanes_of(hosts); ++lane) EXPECT_EQ(plan.chunk_count(host, lane), 0u);
+          for (int other = 0; other < static_cast<int>(hosts.size()); ++other)
+            EXPECT_FALSE(plan.publishes(host, other));
+        }
+      }
+}
+
+TEST(Plan, OnlyTheRootsHostContributesToABroadcast) {
+  const Hosts hosts = {{0, 2, 4}, {1, 3}};
+  const Plan plan(op_of(OpKind::kBroadcast, 100'000, DType::kF32, 3), hosts, 2, {});
+  EXPECT_FALSE(plan.contributes(0));
+  EXPECT_TRUE(plan.contributes(1));
+  EXPECT_TRUE(plan.publishes(1, 0));
+  EXPECT_FALSE(plan.publishes(0, 1));  // it has them all
+}
+
+TEST(Plan, SumsOfBf16TravelWideFromHostsWithSeveralRanks) {
+  const Op op = op_of(OpKind::kAllReduce, 100'000, DType::kBF16);
+  EXPECT_FALSE(Plan(op, {{0}, {1}}, 1, {}).widened());
+  const Hosts hosts = {{0, 1}, {2}};
+  const Plan plan(op, hosts, 1, {});
+  EXPECT_TRUE(plan.widened());
+  EXPECT_EQ(plan.wire_bytes(plan.chunk(0, 0, 0)), 2 * plan.chunk(0, 0, 0).bytes);
+  Op least = op;
+  least.reduce = ReduceOp::kMin;
+  EXPECT_FALSE(Plan(least, hosts, 1, {}).widened());
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,322 @@
+"""docker/ and what its documents say, without an engine and without a cluster. scripts/try-images builds and runs it.
+
+  docker_test.py [--source DIR] [--build DIR] [unittest's arguments]
+"""
+import argparse
+import copy
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+parser = argparse.ArgumentParser()
+parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
+parser.add_argument("--build", type=pathlib.Path)
+places, others = parser.parse_known_args()
+SOURCE, BUILD = places.source, (places.build or places.source / "build").absolute()
+LOCKSTEP = str(BUILD / "lockstep")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import schema  # noqa: E402
+from commands import Dockerfile, commands_in, unknown_flags, words_of  # noqa: E402
+
+DOCKERFILES = sorted((SOURCE / "docker").glob("*.Dockerfile"))
+SCRIPTS = [*sorted((SOURCE / "docker/rootfs").glob("[!.]*")), *sorted((SOURCE / "docker/slurm").glob("*.sbatch"))]
+SCRIPTS = [path for path in SCRIPTS if path.read_text().startswith("#!")]
+DOCUMENTS = [SOURCE / "docs/docker.md", SOURCE / "docs/cluster.md"]
+
+
+class Dockerfiles(unittest.TestCase):
+    """Both files, instruction by instruction."""
+
+    def each(self):
+        self.assertEqual([path.name for path in DOCKERFILES], ["cpu.Dockerfile", "cuda.Dockerfile"])
+        for path in DOCKERFILES:
+            with self.subTest(path.name):
+                yield path, Dockerfile(path)
+
+    def test_what_they_copy_and_run_is_there(self):
+        for _, file in self.each():
+            copied = [text.split() for text in file.all("COPY")]
+            self.assertTrue(copied)
+            for words in copied:
+                if not words[0].startswith("--from"):
+                    for name in words[:-1]:
+                        self.assertTrue((SOURCE / name).exists(), name)
+            stages = {text.split()[-1] for text in file.all("FROM") if " AS " in text}
+            for source in re.findall(r"(?:--from=|,from=)(\w+)", "\n".join(map(" ".join, file.instructions))):
+                self.assertIn(source, stages)
+            for script in re.findall(r"(?<![/\w])(?:docker|scripts)/[\w/.-]+", "\n".join(file.all("RUN"))):
+                self.assertTrue((SOURCE / script).exists(), script)
+
+    def test_nothing_they_need_is_ignored(self):
+        ignored = [line for line in (SOURCE / ".dockerignore").read_text().splitlines() if line and line[0] not in "#!"]
+        rooms = re.findall(r"add_subdirectory\((\w+)\)", (SOURCE / "CMakeLists.txt").read_text())
+        self.assertIn("comm", rooms)
+        for needed in (*rooms, "cmake", "CMakeLists.txt", "scripts", "docker/rootfs"):
+            if needed != "tests":  # left out of builds without BUILD_TESTING
+                self.assertNotIn(needed, ignored)
+
+    def test_last_stages(self):
+        for _, file in self.each():
+            stage = file.last_stage()
+            names = [name for name, _ in stage]
+            self.assertGreater(names.index("USER"), max(i for i, name in enumerate(names) if name == "RUN"),
+                               "nothing is installed as the user, and nothing runs as root")
+            values = dict(stage)
+            self.assertEqual(values["USER"], "mpiuser")
+            entry = json.loads(values["ENTRYPOINT"])
+            self.assertEqual(entry[0], "/usr/bin/tini")
+            self.assertTrue((SOURCE / "docker/rootfs" / pathlib.Path(entry[-1]).name).exists())
+            self.assertEqual(unknown_flags(LOCKSTEP, json.loads(values["CMD"])), [])
+            labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", values["LABEL"])
+            self.assertEqual(set(labels), {"title", "description", "version", "revision", "source", "licenses"})
+
+    def test_version_is_the_projects(self):
+        version = re.search(r"project\(lockstep VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text()).group(1)
+        for _, file in self.each():
+            self.assertTrue(any(f"VERSION={version}" in text.split() for text in file.all("ARG")), version)
+
+    def test_what_both_say_alike(self):
+        cpu, cuda = (file for _, file in self.each())
+        for name in ("ENTRYPOINT", "USER", "WORKDIR", "EXPOSE"):
+            self.assertEqual(cpu.all(name), cuda.all(name))
+        self.assertTrue(set(cpu.all("ENV")) <= set(cuda.all("ENV")))
+
+    def test_packages_exist(self):
+        text = (SOURCE / "docker/rootfs/install").read_text()
+        packages = re.findall(r"^  ([a-z][a-z0-9 -]*?) *(?:#.*)?$", re.search(r"packages\+=\((.*?)\n\)", text,
+                                                                               re.DOTALL).group(1), re.MULTILINE)
+        packages = " ".join(packages).split()
+        self.assertIn("tini", packages)
+        if not shutil.which("apt-cache"):
+            self.skipTest("no apt on this machine")
+        known = subprocess.run(["apt-cache", "pkgnames"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        if "libopenmpi-dev" not in known or "tini" not in known:
+            self.skipTest("apt knows no packages: apt-get update")
+        self.assertEqual([package for package in packages if package not in known], [])
+
+
+class Scripts(unittest.TestCase):
+    """The scripts in the images and in front of Slurm, run with stand-ins."""
+
+    def setUp(self):
+        self.scratch = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def enterContext(self, context):  # unittest has it since Python 3.11
+        value = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        return value
+
+    def run_script(self, *command, **environment):
+        return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+                              env={"PATH": f"{self.scratch}:{os.environ['PATH']}", **environment})
+
+    def stand_in(self, name: str, text: str) -> None:
+        path = self.scratch / name
+        path.write_text("#!/bin/bash\n" + text)
+        path.chmod(0o755)
+
+    def test_syntax(self):
+        self.assertGreaterEqual(len(SCRIPTS), 5)
+        for script in SCRIPTS:
+            shell = script.read_text().splitlines()[0].removeprefix("#!").strip()
+            done = self.run_script(shell, "-n", script)
+            self.assertEqual((done.returncode, done.stdout), (0, ""), script)
+            if script.suffix != ".sbatch":
+                self.assertTrue(os.access(script, os.X_OK), script)
+
+    def test_shellcheck(self):
+        if not shutil.which("shellcheck"):
+            self.skipTest("shellcheck is not installed")
+        done = self.run_script("shellcheck", *SCRIPTS)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_entrypoint_becomes_the_command(self):
+        done = self.run_script(SOURCE / "docker/rootfs/entrypoint", "sh", "-c", "echo $$ $PPID; exit 7")
+        self.assertEqual(done.returncode, 7)
+        self.assertEqual(len(done.stdout.split()), 2, done.stdout)
+
+    def test_entrypoint_finds_a_place_to_write(self):
+        done = self.run_script(SOURCE / "docker/rootfs/entrypoint", "sh", "-c", "echo $TMPDIR", TMPDIR="/nowhere")
+        self.assertTrue(pathlib.Path(done.stdout.strip()).is_dir(), done.stdout)
+        done = self.run_script(SOURCE / "docker/rootfs/entrypoint", "sh", "-c", "echo $TMPDIR", TMPDIR=str(self.scratch))
+        self.assertEqual(done.stdout.strip(), str(self.scratch))
+
+    def test_entrypoint_names_a_user_without_a_name(self):
+        self.stand_in("id", 'case "$*" in -un) exit 1 ;; -u) echo 12345 ;; -g) echo 54321 ;; esac')
+        done = self.run_script(SOURCE / "docker/rootfs/entrypoint", "/bin/cat", TMPDIR=str(self.scratch))
+        state = next(self.scratch.glob("entrypoint.*"))
+        self.assertIn("mpiuser:*:12345:54321::/home/mpiuser:/bin/sh\n", (state / "passwd").read_text())
+        self.assertIn("root:", (state / "passwd").read_text())
+        self.assertIn(":54321:\n", (state / "group").read_text())
+        self.assertEqual(state.stat().st_mode & 0o777, 0o700)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_sshd_wants_keys(self):
+        self.stand_in("getent", f"echo mpiuser:x:1000:1000::{self.scratch}/home:/bin/sh")
+        done = self.run_script(SOURCE / "docker/rootfs/entrypoint", "sshd", TMPDIR=str(self.scratch))
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stdout, r"entrypoint: sshd: neither .*/home/\.ssh/authorized_keys nor .* → mount ")
+        self.assertEqual(len(done.stdout.splitlines()), 1)
+
+    def run_batch(self, script: pathlib.Path, *arguments, code: int = 0):
+        self.stand_in("srun", f'printf "%s\\n" "$@" >{self.scratch}/srun.said; exit {code}')
+        self.stand_in("scontrol", f'echo "$@" >{self.scratch}/scontrol.said')
+        done = self.run_script("bash", script, *arguments, SLURM_CPUS_PER_TASK="3", SLURM_JOB_ID="41")
+        self.assertEqual(done.returncode, code, done.stdout)
+        return (self.scratch / "srun.said").read_text().splitlines()
+
+    def test_batch_scripts(self):
+        for script in sorted((SOURCE / "docker/slurm").glob("*.sbatch")):
+            with self.subTest(script.name):
+                words = self.run_batch(script)
+                self.assertIn("--mpi=pmix", words)
+                self.assertIn("--cpus-per-task=3", words)
+                self.assertEqual(unknown_flags(LOCKSTEP, words), [])
+                self.assertIn("digits", words)
+                words = self.run_batch(script, "mlp", "--data", "a b", code=143)
+                self.assertEqual(words[words.index("lockstep"):], ["lockstep", "train", "mlp", "--data", "a b"])
+                self.assertFalse((self.scratch / "scontrol.said").exists())
+                self.run_batch(script, code=75)
+                self.assertEqual((self.scratch / "scontrol.said").read_text(), "requeue 41\n")
+                (self.scratch / "scontrol.said").unlink()
+
+    # Options of sbatch and what their values look like, as in its manual.
+    BATCH_OPTIONS = {"job-name": r"\w+", "nodes": r"\d+", "ntasks-per-node": r"\d+", "cpus-per-task": r"\d+",
+                     "gpus-per-node": r"(\w+:)?\d+", "time": r"\d\d:\d\d:\d\d", "output": r"[\w.%-]+",
+                     "open-mode": r"append|truncate", "requeue": None, "signal": r"([BR]+:)?[A-Z0-9]+(@\d+)?"}
+
+    def test_batch_options(self):
+        for script in sorted((SOURCE / "docker/slurm").glob("*.sbatch")):
+            lines = script.read_text().splitlines()
+            last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+            self.assertTrue(all(line.startswith("#") for line in lines[:last]), "sbatch stops at the first command")
+            for line in lines:
+                if not line.startswith("#SBATCH"):
+                    continue
+                name, _, value = line.removeprefix("#SBATCH --").partition("=")
+                self.assertIn(name, self.BATCH_OPTIONS, line)
+                pattern = self.BATCH_OPTIONS[name]
+                self.assertTrue(value == "" if pattern is None else re.fullmatch(pattern, value), line)
+
+    def test_hostfile(self):
+        lines = (SOURCE / "docker/ssh/hostfile.example").read_text().splitlines()
+        hosts = [line for line in lines if line and not line.startswith("#")]
+        self.assertGreaterEqual(len(hosts), 2)
+        for line in hosts:
+            self.assertRegex(line, r"^[\w.-]+ slots=[1-9]\d*$")
+
+
+class Manifests(unittest.TestCase):
+    """The MPIJobs, against the operator's schema and against what its controller does with them."""
+
+    @classmethod
+    def setUpClass(cls):
+        import yaml  # Debian: python3-yaml
+        cls.schema = json.loads((pathlib.Path(__file__).resolve().parent / "mpijob_schema.json").read_text())["schema"]
+        cls.jobs = {path.name: yaml.safe_load(path.read_text()) for path in
+                    sorted((SOURCE / "docker/kubernetes").glob("*.yaml"))}
+
+    def test_schema(self):
+        self.assertEqual(list(self.jobs), ["mpijob-gpu.yaml", "mpijob.yaml"])
+        for name, job in self.jobs.items():
+            self.assertEqual(schema.problems(job, self.schema), [], name)
+            self.assertEqual((job["apiVersion"], job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
+
+    def test_the_schema_finds_mistakes(self):
+        def spoil(change):
+            job = copy.deepcopy(self.jobs["mpijob.yaml"])
+            change(job["spec"], job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"])
+            return schema.problems(job, self.schema)
+
+        def rename(fields, old, new):
+            fields[new] = fields.pop(old)
+
+        self.assertEqual(spoil(lambda job, pod: rename(job, "slotsPerWorker", "slotPerWorker")),
+                         ["it.spec: there is no field slotPerWorker"])
+        self.assertEqual(spoil(lambda job, pod: job.update(slotsPerWorker="2")), ["it.spec.slotsPerWorker: '2' is no integer"])
+        self.assertEqual(len(spoil(lambda job, pod: job.update(mpiImplementation="Open MPI"))), 1)
+        self.assertIn("there is no field mountpath", spoil(
+            lambda job, pod: rename(pod["containers"][0]["volumeMounts"][0], "mountPath", "mountpath"))[1])
+        self.assertEqual(spoil(lambda job, pod: job.pop("mpiReplicaSpecs")), ["it.spec: lacks mpiReplicaSpecs"])
+        self.assertEqual(len(spoil(lambda job, pod: pod["containers"][0].pop("name"))), 1)
+        self.assertIn("is no array", spoil(lambda job, pod: pod["containers"][0].update(args="sshd"))[0])
+        self.assertIn("leaves this out", spoil(lambda job, pod: pod.update(affinity={"nodeAffinity": {}}))[0])
+
+    def test_what_the_controller_makes_of_it(self):
+        for name, job in self.jobs.items():
+            spec = job["spec"]
+            self.assertEqual(spec["sshAuthMountPath"], "/home/mpiuser/.ssh", name)
+            for role in ("Launcher", "Worker"):
+                pod = spec["mpiReplicaSpecs"][role]["template"]["spec"]
+                # It adds the keys and its environment to the first container.
+                self.assertEqual(len(pod["containers"]), 1, name)
+                container = pod["containers"][0]
+                self.assertNotIn("command", container, "it would take the entry point's place")
+                self.assertEqual(unknown_flags(LOCKSTEP, container["args"]), [], name)
+                self.assertTrue(pod["securityContext"]["runAsNonRoot"])
+                self.assertFalse(container["securityContext"]["allowPrivilegeEscalation"])
+                mounted = {mount["name"] for mount in container["volumeMounts"]}
+                self.assertEqual(mounted, {volume["name"] for volume in pod["volumes"]})
+                self.assertIn("/tmp", [mount["mountPath"] for mount in container["volumeMounts"]])
+            worker = spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+            self.assertEqual(worker["args"], ["sshd"])
+            self.assertEqual(worker["readinessProbe"]["tcpSocket"]["port"], worker["ports"][0]["containerPort"])
+            gpus = worker["resources"]["limits"].get("nvidia.com/gpu")
+            self.assertIn(gpus, (None, spec["slotsPerWorker"]), "a rank for each GPU")
+
+
+class Documents(unittest.TestCase):
+    """What docs/docker.md and docs/cluster.md tell people to type."""
+
+    def lines(self):
+        for document in DOCUMENTS:
+            lines = commands_in(document.read_text())
+            self.assertGreater(len(lines), 5, document)
+            for line in lines:
+                with self.subTest(document.name, line=line):
+                    yield line
+
+    def test_flags(self):
+        for line in self.lines():
+            self.assertEqual(unknown_flags(LOCKSTEP, words_of(line)), [])
+
+    def test_files(self):
+        texts = [path.read_text() for path in (*DOCUMENTS, *DOCKERFILES)]
+        named = set(re.findall(r"(?<![\w/.:-])(?:docker|scripts|docs|tests)/[\w/.-]*\w", "\n".join(texts)))
+        self.assertGreater(len(named), 8)
+        self.assertEqual(sorted(name for name in named if not (SOURCE / name).exists()), [])
+
+    def test_builds(self):
+        comments = "\n".join(line.removeprefix("#") for path in DOCKERFILES for line in path.read_text().splitlines()
+                             if line.startswith("#"))
+        builds = [words_of(line) for line in
+                  (*self.lines(), *re.sub(r"\\\n", " ", comments).splitlines()) if line.split()[:2] == ["docker", "build"]]
+        self.assertGreater(len(builds), 4)
+        for words in builds:
+            path = SOURCE / words[words.index("-f") + 1]
+            file = Dockerfile(path)
+            for before, word in zip(words, words[1:]):
+                if before == "--build-arg":
+                    self.assertIn(word.partition("=")[0], file.arguments(), words)
+                if before == "--build-context":
+                    self.assertIn(f"scratch AS {word.partition('=')[0]}", "\n".join(file.all("FROM")), words)
+
+    def test_the_checks_find_mistakes(self):
+        self.assertEqual(unknown_flags(LOCKSTEP, words_of("mpirun lockstep train cnn --lr 1 --epoch 2 --data=x")),
+                         ["`lockstep train` has no --epoch"])
+        self.assertEqual(unknown_flags(LOCKSTEP, words_of("lockstep launch -n 2 --lr 1 -- lockstep trian cnn")),
+                         ["`lockstep launch` has no --lr", "there is no `lockstep trian`"])
+        self.assertEqual(commands_in("text `a`\n```\nb \\\n  --c # d\n# e\n```\n"), ["b --c"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *others])

@@ -1,0 +1,207 @@
+// Jobs on two hosts that are network namespaces, joined by a cable and reached over real ssh. Skipped where this
+// process may not make namespaces, or has no ip, ssh or sshd.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "base/text.h"
+#include "tests/launcher/job.h"
+
+namespace lockstep::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr const char* kAddressA = "10.79.0.1";
+constexpr const char* kAddressB = "10.79.0.2";
+
+bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// Two namespaces and an sshd in each. `why_not()` says why there are none.
+class TwoHosts {
+ public:
+  TwoHosts() : a_(fmt::format("lstest{}a", ::getpid())), b_(fmt::format("lstest{}b", ::getpid())), why_not_(make()) {}
+  ~TwoHosts() {
+    for (const auto& name : {a_, b_}) {
+      kill_all_in(name);
+      run("ip netns del " + name);
+    }
+    if (made_run_directory_) ::rmdir("/run/sshd");
+    std::error_code ignored;
+    if (!setup.directory.empty()) fs::remove_all(setup.directory, ignored);
+  }
+
+  const std::string& why_not() const { return why_not_; }
+  const std::string& b() const { return b_; }
+  bool set_link(const char* state) { return run(fmt::format("ip -n {} link set eth0 {}", b_, state)); }
+  /// What a power failure does, as far as a kernel that goes on can show it.
+  static void kill_all_in(const std::string& name) { run(fmt::format("ip netns pids {} | xargs -r kill -9", name)); }
+
+  JobSetup setup;
+
+ private:
+  std::string make() {
+    for (const char* program : {"ip", "ssh", "ssh-keygen", "/usr/sbin/sshd"})
+      if (!run(fmt::format("command -v {}", program))) return fmt::format("there is no {}", program);
+    if (::geteuid() != 0 || !run("ip netns add " + a_) || !run("ip netns add " + b_))
+      return "this process may not make network namespaces";
+    const bool joined = run(fmt::format("ip link add eth0 netns {} type veth peer name eth0 netns {}", a_, b_)) &&
+                        configure(a_, kAddressA) && configure(b_, kAddressB);
+    if (!joined) return "network namespaces cannot be joined here";
+    setup.directory = make_test_directory();
+    if (!start_sshd()) return "sshd does not start";
+    setup.prefix = {"ip", "netns", "exec", a_};
+    setup.environment = {{"OMPI_MCA_plm_rsh_agent", fmt::format("ssh -F {}/ssh", setup.directory)}};
+    return {};
+  }
+
+  static bool configure(const std::string& name, const char* address) {
+    return run(fmt::format("ip -n {} addr add {}/24 dev eth0", name, address)) &&
+           run(fmt::format("ip -n {} link set lo up", name)) && run(fmt::format("ip -n {} link set eth0 up", name));
+  }
+
+  bool start_sshd() {
+    const std::string& directory = setup.directory;
+    for (const char* key : {"host", "user"})
+      if (!run(fmt::format("ssh-keygen -q -t ed25519 -N '' -f {}/{}", directory, key))) return false;
+    made_run_directory_ = ::mkdir("/run/sshd", 0755) == 0;
+    std::ofstream(directory + "/sshd") << fmt::format(
+        "Port 22\nHostKey {0}/host\nAuthorizedKeysFile {0}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
+        "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
+        "SetEnv {1}={0} TMPDIR={0}/tmp OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n",
+        directory, kMarkVariable);
+    const std::string key = first_line(directory + "/host.pub");
+    std::ofstream(directory + "/known") << kAddressA << ' ' << key << '\n' << kAddressB << ' ' << key << '\n';
+    write_client_config("user", "known");
+    return run(fmt::format("ip netns exec {} /usr/sbin/sshd -f {}/sshd", a_, directory)) &&
+           run(fmt::format("ip netns exec {} /usr/sbin/sshd -f {}/sshd", b_, directory));
+  }
+
+ public:
+  void write_client_config(const std::string& key, const std::string& known_hosts) {
+    std::ofstream(setup.directory + "/ssh") << fmt::format(
+        "Host *\n  IdentityFile {0}/{1}\n  IdentitiesOnly yes\n  UserKnownHostsFile {0}/{2}\n"
+        "  GlobalKnownHostsFile /dev/null\n  User root\n",
+        setup.directory, key, known_hosts);
+  }
+
+ private:
+  std::string a_, b_;
+  bool made_run_directory_ = false;
+  std::string why_not_;
+};
+
+class LaunchNetworksTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!hosts_.why_not().empty()) GTEST_SKIP() << hosts_.why_not();
+  }
+  /// A job of this shell script with a rank on each host.
+  Job start(const std::string& script, const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> arguments = {"--hosts", fmt::format("{}:1,{}:1", kAddressA, kAddressB)};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
+      arguments.push_back(word);
+    return Job(arguments, hosts_.setup);
+  }
+  static bool ready(const Job& job) {
+    return job.says(fmt::format("[0@{}] ready", kAddressA)) && job.says(fmt::format("[1@{}] ready", kAddressB));
+  }
+  static std::string lost_host() { return fmt::format("host {} (rank 1) was lost: ", kAddressB); }
+
+  TwoHosts hosts_;
+};
+
+constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
+// Busy machines log in slowly, and clean up slowly.
+Deadline soon() { return Deadline::after_seconds(10); }
+
+TEST_F(LaunchNetworksTest, RanksOnBothHostsMeetWhereTheyCanReachEachOther) {
+  Job job =
+      start("echo rank $OMPI_COMM_WORLD_RANK meets at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.79.0..)");
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] rank 0 meets at 10.79.0.1, 10.79.0.1\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] rank 1 meets at 10.79.0.1, 10.79.0.2\n"));
+  EXPECT_EQ(job.leftovers_at(soon()), "");
+}
+
+TEST_F(LaunchNetworksTest, AMpiProgramRunsOverTheNetwork) {
+  Job job({"--hosts", fmt::format("{}:1,{}:1", kAddressA, kAddressB), "--", MPI_LEAVE_PROGRAM, "abort"}, hosts_.setup);
+  EXPECT_EQ(job.wait(), 17) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2 (host 10.79.0.2, pid "));
+  EXPECT_EQ(job.leftovers_at(soon()), "");
+}
+
+TEST_F(LaunchNetworksTest, ALinkThatDropsFor2SecondsCostsNothingElse) {
+  Job job = start("echo ready; sleep 5; echo done");
+  ASSERT_TRUE(ready(job)) << job.err();
+  ASSERT_TRUE(hosts_.set_link("down"));
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  ASSERT_TRUE(hosts_.set_link("up"));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] done"));
+}
+
+TEST_F(LaunchNetworksTest, ALinkThatIsGoneIsALostHostAndBothSidesCleanUp) {
+  Job job = start(kWait, {"--host-timeout-seconds", "6"});
+  ASSERT_TRUE(ready(job)) << job.err();
+  ASSERT_TRUE(run(fmt::format("ip -n {} link del eth0", hosts_.b())));
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr(lost_host() + "it does not answer since "));
+  EXPECT_EQ(job.leftovers_at(soon()), "");
+}
+
+TEST_F(LaunchNetworksTest, AHostThatIsRemovedIsNamed) {
+  Job job = start(kWait, {"--host-timeout-seconds", "6"});
+  ASSERT_TRUE(ready(job)) << job.err();
+  TwoHosts::kill_all_in(hosts_.b());
+  ASSERT_TRUE(run("ip netns del " + hosts_.b()));
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr(lost_host()));
+  // Its directories lay in a file system that both hosts see.
+  EXPECT_EQ(job.leftovers_at(soon()), "");
+}
+
+TEST_F(LaunchNetworksTest, AKilledLauncherLeavesNothingOnEitherHost) {
+  Job job = start(kWait);
+  ASSERT_TRUE(ready(job)) << job.err();
+  job.send(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_EQ(job.leftovers_at(soon()), "");
+}
+
+TEST_F(LaunchNetworksTest, AnUnknownHostKeyIsNamed) {
+  hosts_.write_client_config("user", "nobody");
+  Job job = start("echo ran");
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr("host 10.79.0.2: its host key is unknown ("));
+}
+
+TEST_F(LaunchNetworksTest, ARefusedKeyIsNamed) {
+  hosts_.write_client_config("host", "known");
+  Job job = start("echo ran");
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr("host 10.79.0.2: it refuses the key ("));
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

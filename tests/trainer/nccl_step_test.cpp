@@ -1,0 +1,160 @@
+// Training on several ranks over NCCL's group, on GPUs and an NCCL in software: against the same ranks on the CPU, and
+// from recordings against kernel by kernel.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "comm/nccl/nccl_group.h"
+#include "data/open.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
+#include "tests/comm/nccl/fake_nccl.h"
+#include "tests/soft_cuda/soft_cuda.h"
+#include "tests/support/ranks.h"
+#include "trainer/step.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using ::testing::Each;
+using testing::group;
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+struct Setting {
+  bool cuda = true;
+  bool record = true;
+  double clip_norm = 0;
+  std::uint64_t global_batch = 180;
+};
+
+class Training {
+ public:
+  explicit Training(const Setting& setting)
+      : backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
+        generator_(static_cast<std::uint64_t>(group().rank()) + 1),  // rank 0's parameters become everyone's
+        splits_(data::open_data("digits")),
+        module_(nn::make_model(context_, {.name = "mlp",
+                                          .sample_shape = splits_.train->sample_dims(),
+                                          .classes = splits_.train->classes(),
+                                          .hidden = {32, 24}})),
+        gpus_(setting.cuda
+                  ? comm::make_nccl_group(
+                        group(), {.producer = backend_->stream(), .timeout = kPatience, .api = &comm::fake_nccl::api()})
+                  : nullptr),
+        loader_(splits_.train,
+                sampler::DistributedSampler(
+                    {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch}, group().rank(),
+                    group().size()),
+                {.workers = 1, .memory = backend_->staging_memory()}) {
+    comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : group();
+    replica_.emplace(gradients, *backend_, *module_, ddp::BucketLimits{.first_bytes = 1 << 10, .bytes = 1 << 13});
+    step_.emplace(*backend_, *module_, *replica_, nn::make_adamw(replica_->parameters(), {}),
+                  splits_.train->sample_dims(),
+                  TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true, .record = setting.record});
+  }
+  // As a run ends: nothing that is recorded is left when the group is.
+  ~Training() {
+    step_.reset();
+    replica_.reset();
+    if (gpus_ != nullptr) gpus_->shutdown();
+  }
+
+  std::vector<TrainingStep::Outcome> run(int steps) {
+    std::vector<TrainingStep::Outcome> outcomes;
+    for (int i = 0; i < steps; ++i) {
+      backend_->finish_inputs();
+      step_->run(++steps_, loader_.next(), 1e-3);
+      while (step_->outcome_due()) outcomes.push_back(step_->take_outcome());
+    }
+    while (step_->outcomes_waiting() > 0) outcomes.push_back(step_->take_outcome());
+    replica_->check();
+    return outcomes;
+  }
+
+  std::string hash() const { return nn::parameters_sha256(*module_); }
+  const RecordedSteps& recorded() const { return step_->recorded(); }
+
+ private:
+  std::unique_ptr<nn::Backend> backend_;
+  nn::Generator generator_;
+  nn::Context context_{*backend_, generator_};
+  data::DataSplits splits_;
+  std::unique_ptr<nn::Module> module_;
+  std::unique_ptr<comm::DeviceGroup> gpus_;
+  data::Loader loader_;
+  std::optional<Replica> replica_;
+  std::optional<TrainingStep> step_;
+  std::int64_t steps_ = 0;
+};
+
+class NcclStep : public ::testing::TestWithParam<soft_cuda::Streams> {
+ protected:
+  void SetUp() override {
+    comm::fake_nccl::reset();
+    soft_cuda::set_streams(GetParam());
+    // As NCCL does it: no call has come to its end when it returns.
+    comm::fake_nccl::script().looks_in_progress = 1;
+  }
+  void TearDown() override {
+    EXPECT_EQ(comm::fake_nccl::counts().aborts, 0);
+    EXPECT_EQ(comm::fake_nccl::counts().calls_in_progress, 0);
+    soft_cuda::set_streams(soft_cuda::Streams::kEager);
+  }
+};
+
+TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
+  for (const double clip : {0.0, 0.5}) {
+    Training cpu({.cuda = false, .clip_norm = clip});
+    Training cuda({.clip_norm = clip});
+    const auto wanted = cpu.run(12), got = cuda.run(12);
+    EXPECT_GT(cuda.recorded().replayed(), 3);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].totals.count, wanted[i].totals.count);
+      EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-4 * wanted[i].totals.loss) << "step " << i + 1;
+      EXPECT_NEAR(got[i].grad_norm, wanted[i].grad_norm, 1e-3 * wanted[i].grad_norm) << "step " << i + 1;
+    }
+  }
+}
+
+// 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
+TEST_P(NcclStep, RecordedStepsAreTheSteps) {
+  Training eager({.record = false, .clip_norm = 1.0});
+  Training recorded({.clip_norm = 1.0});
+  const auto wanted = eager.run(20), got = recorded.run(20);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 10);
+  EXPECT_EQ(eager.recorded().replayed(), 0);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    ASSERT_EQ(got[i].grad_norm, wanted[i].grad_norm) << "step " << i + 1;
+  }
+  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+}
+
+// One sample: all ranks but the first record that they contribute nothing.
+TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
+  Training eager({.record = false, .global_batch = 1});
+  Training recorded({.global_batch = 1});
+  const auto wanted = eager.run(9), got = recorded.run(9);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 2);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].totals.count, 1);
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+  }
+  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, NcclStep, ::testing::Values(soft_cuda::Streams::kEager, soft_cuda::Streams::kThreads),
+                         [](const auto& test) {
+                           return test.param == soft_cuda::Streams::kEager ? "eager" : "threads";
+                         });
+
+}  // namespace
+}  // namespace lockstep::trainer
