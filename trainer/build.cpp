@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "data/open.h"
+#include "data/tokens.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "trainer/replica.h"
@@ -48,6 +49,8 @@ data::DataSplits open_splits(const TrainConfig& config) {
     else if (config.data.starts_with("random:"))
       options.classes = 2;
   }
+  if (config.model.name == "gpt2" && options.classes == 0 && config.data.starts_with("random:tokens"))
+    options.classes = data::kGpt2Tokens;
   return data::open_data(config.data, options);
 }
 
