@@ -84,7 +84,7 @@ class Benchmark {
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     comm::compare_manifests(group_, manifest);
-    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config));
+    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config, muted_));
     step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
                   trainer::format_of(*splits_.train),
                   trainer::TrainingStep::Options{.clip_norm = config.clip_norm,

@@ -157,10 +157,10 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
 }
 
-ddp::BucketLimits bucket_limits(const TrainConfig& config) {
+ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
   return {.first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
-          .bytes = static_cast<std::size_t>(config.bucket_mb * kMib)};
+          .bytes = config.bucket_mb ? static_cast<std::size_t>(*config.bucket_mb * kMib) : group.long_enough_bytes()};
 }
 
 }  // namespace lockstep::trainer
