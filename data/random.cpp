@@ -63,8 +63,12 @@ class Random : public Dataset {
 DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t length, int classes, std::uint64_t seed) {
   const auto quantiles = std::make_shared<const std::vector<float>>(normal_quantiles());
   const std::uint64_t test_length = std::max<std::uint64_t>(1, length / 10);
-  return {std::make_shared<Random>(Dataset::Info{"random train", length, dims, classes}, quantiles, seed, 0),
-          std::make_shared<Random>(Dataset::Info{"random test", test_length, dims, classes}, quantiles, seed, length)};
+  return {
+      std::make_shared<Random>(Dataset::Info{.name = "random train", .size = length, .dims = dims, .classes = classes},
+                               quantiles, seed, 0),
+      std::make_shared<Random>(
+          Dataset::Info{.name = "random test", .size = test_length, .dims = dims, .classes = classes}, quantiles, seed,
+          length)};
 }
 
 }  // namespace lockstep::data
