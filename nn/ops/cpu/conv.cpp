@@ -19,9 +19,10 @@ using Tag = memory::format_tag;
 // up to 800 times slower. So weights are reordered into packed copies (kept until the version changes) and weight
 // gradients out of a packed buffer into the plain one.
 struct Packed {
-  HeldPrimitive reorder;   // none: the plain layout is what the primitive wants, or `block`
-  std::int64_t block = 0;  // of output channels: we move them there ourselves
-  Tensor memory;
+  dnnl::memory::desc layout;  // empty: the plain one is what the primitive wants
+  HeldPrimitive reorder;      // none: it is plain, or `block`
+  std::int64_t block = 0;     // of output channels: we move them there ourselves
+  Tensor memory;              // undefined until it is needed
   std::uint64_t version = 0;  // 0: never packed
 
   bool is_stale(std::uint64_t wanted) const { return version != wanted || wanted == 0; }
@@ -66,8 +67,8 @@ struct BackwardWeight {
 
 class CpuConv final : public ConvKernels {
  public:
-  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
+  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
@@ -243,25 +244,32 @@ class CpuConv final : public ConvKernels {
   Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
     Packed packed;
     if (plain == wanted) return packed;
+    packed.layout = wanted;
     packed.block = output_block(wanted);
     if (packed.block == 0) packed.reorder = make_reorder(plain, wanted, false);
-    packed.memory = bytes_for(wanted);
     return packed;
   }
 
   const void* pack(Packed& packed, const Tensor& w, std::uint64_t version) {
-    if (!packed.memory.defined()) return w.raw();
+    if (packed.layout.get_size() == 0) return w.raw();
     if (packed.is_stale(version)) {
-      if (packed.block > 0) {
-        pack_outputs(w, packed.block, packed.memory.f32());
+      const auto fill = [&](const Tensor& memory) { fill_packed(packed, w, memory); };
+      if (shared_ != nullptr) {
+        packed.memory = shared_->get(w.raw(), version, packed.layout, fill);
       } else {
-        packed.reorder.bind(DNNL_ARG_FROM, w);
-        packed.reorder.bind(DNNL_ARG_TO, packed.memory);
-        packed.reorder.run();
+        if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
+        fill(packed.memory);
       }
     }
     packed.version = version;
     return packed.memory.raw();
+  }
+
+  static void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
+    if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
+    packed.reorder.bind(DNNL_ARG_FROM, w);
+    packed.reorder.bind(DNNL_ARG_TO, memory);
+    packed.reorder.run();
   }
 
   const void* pack_turned_weights(BackwardInput& held, const Tensor& w, std::uint64_t version) {
@@ -270,6 +278,7 @@ class CpuConv final : public ConvKernels {
       if (packed.is_stale(version)) turn(w, held.turned);
       return pack(packed, held.turned, version);
     }
+    if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
     if (packed.is_stale(version)) pack_turned(w, packed.block, packed.memory.f32());
     packed.version = version;
     return packed.memory.raw();
@@ -352,6 +361,7 @@ class CpuConv final : public ConvKernels {
   OneDnn& onednn_;
   CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;
@@ -359,9 +369,9 @@ class CpuConv final : public ConvKernels {
 
 }  // namespace
 
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
-                                               PointwiseKernels& pointwise) {
-  return std::make_unique<CpuConv>(onednn, allocator, pointwise);
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
+                                               PackedWeights* shared) {
+  return std::make_unique<CpuConv>(onednn, allocator, pointwise, shared);
 }
 
 }  // namespace lockstep::nn::cpu
