@@ -191,9 +191,9 @@ void Conv2d::absorb(BatchNorm& norm) {
     bias[c] = static_cast<float>((double{bias[c]} - double{mean[c]}) * scale + double{beta[c]});
   }
   set_values(weight_, weights);
-  absorbed_bias_ = std::make_unique<Parameter>(backend, Shape{weight_.value().size(0)});
-  set_values(*absorbed_bias_, bias);
-  bias_ = absorbed_bias_.get();
+  if (bias_ == nullptr)
+    bias_ = &register_parameter("bias", std::make_unique<Parameter>(backend, Shape{weight_.value().size(0)}));
+  set_values(*bias_, bias);
   norm.absorbed_ = true;
 }
 

@@ -103,7 +103,6 @@ class Conv2d final : public Module {
   Window window_;
   Parameter& weight_;
   Parameter* bias_;
-  std::unique_ptr<Parameter> absorbed_bias_;
 };
 
 class MaxPool2d final : public Module {

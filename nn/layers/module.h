@@ -56,7 +56,8 @@ class Module {
   bool training() const { return training_; }
 
   /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
-  /// normalisation, that becomes part of the convolution's weights. So parameters change, and are not to be saved.
+  /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
+  /// more.
   void fuse();
 
  protected:
