@@ -12,6 +12,7 @@
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
+#include "trainer/adopt_card.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {

@@ -12,7 +12,6 @@
 #include "data/image_form.h"
 #include "data/text.h"
 #include "nn/models/models.h"
-#include "trainer/config.h"
 
 namespace lockstep::trainer {
 
@@ -27,19 +26,10 @@ struct ModelCard {
   std::uint64_t seed = 0;
 };
 
-ModelCard card_of(const TrainConfig& config, const data::Dataset& dataset);
-
 /// {"format": "pt", "lockstep": …}
 std::map<std::string, std::string> metadata_of(const ModelCard& card);
 
 /// The card among `metadata`, if there is one. Throws IoError naming `source` for one that does not say what it should.
 std::optional<ModelCard> card_among(const std::map<std::string, std::string>& metadata, const std::string& source);
-
-/// Of a file: nothing where it is another program's, or of another kind. Throws IoError as nn::read_weights() does.
-std::optional<ModelCard> read_card(const std::string& path);
-
-/// Sizes that `model` leaves open become those of the card. Throws UsageError naming the flag for others, and for
-/// another model.
-void adopt(ModelConfig& model, const ModelCard& card, const std::string& source);
 
 }  // namespace lockstep::trainer

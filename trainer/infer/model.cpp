@@ -9,6 +9,7 @@
 #include "data/image_views.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
+#include "trainer/adopt_card.h"
 
 namespace lockstep::trainer {
 namespace {
