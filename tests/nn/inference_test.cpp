@@ -170,7 +170,9 @@ TEST_F(Inference, EvaluationChangesNothing) {
   EXPECT_EQ(forward(*backend, *resnet, x), alone);
   std::size_t i = 0;
   for (const auto& named : resnet->named_buffers())
-    if (named.tensor->dtype() == DType::kF32) EXPECT_EQ(values_of(*backend, *named.tensor), before[i++]);
+    if (named.tensor->dtype() == DType::kF32) {
+      EXPECT_EQ(values_of(*backend, *named.tensor), before[i++]);
+    }
   const auto dropped = model({.name = "gpt",
                               .sample_shape = {4},
                               .classes = 5,

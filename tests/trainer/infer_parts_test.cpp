@@ -200,7 +200,7 @@ TEST(InferReport, PercentilesAreNearestRanks) {
 }
 
 TEST(InferReport, TellsRatesAndLatencies) {
-  InferReport report{.kind = InferReport::Kind::kImages, .device = {}, .streams = 2, .wall_s = 2};
+  InferReport report{.kind = InferReport::Kind::kImages, .device = {}, .streams = 2, .wall_s = 2, .tally = {}};
   report.tally.results = 4;
   report.tally.damaged = 1;
   report.tally.result_ms = {1, 2, 3, 4};
@@ -229,28 +229,34 @@ nn::HostTensor shaped(const std::string& name, std::vector<std::int64_t> shape) 
   return {.name = name, .dtype = DType::kF32, .shape = std::move(shape), .bytes = {}};
 }
 
+ModelConfig named(const char* name) {
+  ModelConfig made;
+  made.name = name;
+  return made;
+}
+
 TEST(SpecOf, ReadsSizesFromShapes) {
   const auto resnet =
-      spec_of({.name = "resnet18"}, {shaped("conv1.weight", {64, 3, 7, 7}), shaped("fc.weight", {17, 512})});
+      spec_of(named("resnet18"), {shaped("conv1.weight", {64, 3, 7, 7}), shaped("fc.weight", {17, 512})});
   EXPECT_EQ(resnet.classes, 17);
   EXPECT_THAT(resnet.sample_shape, ElementsAre(224, 224, 3));
   const auto gpt2 = spec_of(
-      {.name = "gpt2"}, {shaped("transformer.wte.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
-                         shaped("transformer.h.0.ln_1.weight", {128}), shaped("transformer.h.1.ln_1.weight", {128})});
+      named("gpt2"), {shaped("transformer.wte.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
+                      shaped("transformer.h.0.ln_1.weight", {128}), shaped("transformer.h.1.ln_1.weight", {128})});
   EXPECT_EQ(gpt2.classes, 100);
   EXPECT_EQ(gpt2.gpt.width, 128);
   EXPECT_EQ(gpt2.gpt.context, 40);
   EXPECT_EQ(gpt2.gpt.layers, 2);
   EXPECT_EQ(gpt2.gpt.heads, 2);
   const auto mlp =
-      spec_of({.name = "mlp"}, {shaped("module.fc1.weight", {30, 784}), shaped("module.fc2.weight", {4, 30})});
+      spec_of(named("mlp"), {shaped("module.fc1.weight", {30, 784}), shaped("module.fc2.weight", {4, 30})});
   EXPECT_THAT(mlp.hidden, ElementsAre(30));
   EXPECT_THAT(mlp.sample_shape, ElementsAre(784));
   EXPECT_EQ(mlp.classes, 4);
-  const auto cnn = spec_of({.name = "cnn"}, {shaped("conv1.weight", {32, 1, 3, 3}),
-                                             shaped("fc1.weight", {128, 64 * 49}), shaped("fc2.weight", {10, 128})});
+  const auto cnn = spec_of(named("cnn"), {shaped("conv1.weight", {32, 1, 3, 3}), shaped("fc1.weight", {128, 64 * 49}),
+                                          shaped("fc2.weight", {10, 128})});
   EXPECT_THAT(cnn.sample_shape, ElementsAre(28, 28, 1));
-  EXPECT_THROW(spec_of({.name = "gpt"}, {shaped("wte.weight", {10, 12})}), UsageError);
+  EXPECT_THROW(spec_of(named("gpt"), {shaped("wte.weight", {10, 12})}), UsageError);
 }
 
 // A model of three positions whose next token is the sum of those that it sees, modulo 10.

@@ -96,10 +96,10 @@ class ImageWorker final : public InferWorker {
     order_.resize(top);
     const double largest = *std::ranges::max_element(logits_);
     sum_ = 0;
-    for (const float logit : logits_) sum_ += std::exp(logit - largest);
+    for (const float logit : logits_) sum_ += std::exp(double{logit} - largest);
     probabilities_.clear();
     for (const int i : order_)
-      probabilities_.push_back(std::exp(logits_[static_cast<std::size_t>(i)] - largest) / sum_);
+      probabilities_.push_back(std::exp(double{logits_[static_cast<std::size_t>(i)]} - largest) / sum_);
   }
 
   std::string name_of(int i) const {
