@@ -156,7 +156,7 @@ void BatchNorm::start_at_zero() {
 }
 
 Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
-  return relu(tape, add(tape, forward(tape, x), residual));
+  return add_relu(tape, forward(tape, x), residual);
 }
 
 namespace {

@@ -138,6 +138,8 @@ class BatchNorm final : public Module {
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// relu(forward(x) + residual)
   Var forward_add_relu(Tape& tape, Var x, Var residual);
+  /// Whether a convolution computes all of it (Conv2d::absorb).
+  bool absorbed() const { return absorbed_; }
   /// The activation of norm(conv(x)); `conv` computes all of it where it has absorbed this.
   Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.

@@ -163,8 +163,12 @@ class ResNet final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    x = bn1_->forward_behind(*conv1_, tape, x, Epilogue::kRelu);
-    if (!small_images_) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
+    if (!small_images_ && bn1_->absorbed()) {
+      x = conv1_->forward(tape, x, Epilogue::kRelu, square(3, 2));
+    } else {
+      x = bn1_->forward_behind(*conv1_, tape, x, Epilogue::kRelu);
+      if (!small_images_) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
+    }
     for (Stage* stage : stages_) x = stage->forward(tape, x);
     const std::int64_t height = x.shape()[1], width = x.shape()[2];
     x = pool2d(tape, PoolKind::kAverage, x, {.kernel = {height, width}, .stride = {1, 1}, .padding = {0, 0}});
