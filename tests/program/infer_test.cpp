@@ -174,7 +174,8 @@ TEST_F(Infer, TokensByNumberAndByVocabulary) {
   const auto words = infer(numbers + "--prompt abc --vocab vocab.json --merges merges.txt");
   EXPECT_EQ(words.out, "abcdefg\n") << words.err;
   // An empty prompt begins behind the token between texts.
-  EXPECT_EQ(infer(numbers + "--prompt \"\" --vocab vocab.json --merges merges.txt").code, 0);
+  write(directory_->path() / "nothing.txt", "");
+  EXPECT_EQ(infer(numbers + "--input nothing.txt --vocab vocab.json --merges merges.txt").code, 0);
   expect_refusal(numbers + "--prompt abc", 3, "'abc' at byte 0 is no token");
   expect_refusal(numbers + "--prompt 481", 3, "'481'");
   expect_refusal(numbers + "--prompt abc --vocab vocab.json", 2, "--merges");
@@ -188,7 +189,7 @@ TEST_F(Infer, WhatIsWrongWithAText) {
   expect_refusal(gpt + "--input latin1.txt", 3, "latin1.txt: byte 7 is not UTF-8");
   expect_refusal(gpt + "--input empty.txt", 3, "empty.txt: it is empty");
   expect_refusal(gpt + "--input empty.txt --lines", 3, "empty");
-  expect_refusal(gpt + "--prompt \"\"", 2, "empty prompt");
+  expect_refusal(gpt + "--prompt \"\"", 2, "--prompt");
   expect_refusal(gpt + "--input none.txt", 3, "none.txt");
   expect_refusal(gpt + "--input .", 3, "directory");
   expect_refusal(gpt + "--prompt a --input fox.txt", 2, "--input");

@@ -137,28 +137,22 @@ class ImageWorker final : public InferWorker {
 };
 
 data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
-  const auto& dims = model.spec.sample_shape;
-  const auto refuse = [&](const std::string& what) {
-    throw UsageError(fmt::format("{} takes {}, not images", model.spec.name, what),
-                     "give it --input random:…, or use a model for images");
-  };
-  if (model.card && model.card->image == nullptr && dims.size() != 3)
-    refuse(fmt::format("samples of {} numbers ({})", dims.empty() ? 0 : dims[0], model.card->data));
   data::ImageForm form;
   if (model.card && model.card->image != nullptr) {
     form = *model.card->image;
-    if (!config.image_size) return form;
-    if (!form.cropped || !model.spec.name.starts_with("resnet"))
-      throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
-                                   form.height, form.width),
-                       "leave --image-size out");
+  } else {
+    const auto& dims = model.spec.sample_shape;
+    if (dims.size() != 3 || (dims[2] != 3 && dims[2] != 1))
+      throw UsageError(fmt::format("{} takes samples of {}, not images", model.spec.name,
+                                   dims.size() == 3 ? fmt::format("{} channels", dims[2])
+                                                    : fmt::format("{} numbers", dims.empty() ? 0 : dims[0])),
+                       "give it --input random:…, or use a model for images");
+    form.height = static_cast<int>(dims[0]);
+    form.width = static_cast<int>(dims[1]);
+    form.channels = static_cast<int>(dims[2]);
+    form.cropped = form.height == form.width && !model.spec.name.ends_with("-cifar");
   }
-  if (dims.size() != 3) refuse(fmt::format("samples of {} numbers", dims.empty() ? 0 : dims[0]));
-  if (dims[2] != 3 && dims[2] != 1) refuse(fmt::format("{} channels", dims[2]));
-  form.height = static_cast<int>(dims[0]);
-  form.width = static_cast<int>(dims[1]);
-  form.channels = static_cast<int>(dims[2]);
-  form.cropped = form.height == form.width && !model.spec.name.ends_with("-cifar") && form.cropped;
+  if (config.image_size) form.height = form.width = *config.image_size;
   return form;
 }
 

@@ -123,8 +123,13 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   }
   model.spec = model.card ? model.card->spec : spec_of(given, tensors);
   nn::ModelSpec& spec = model.spec;
-  if (config.image_size && spec.sample_shape.size() == 3)
+  if (config.image_size && spec.sample_shape.size() == 3) {
+    if (model.card && !is_resnet(spec.name))
+      throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
+                                   spec.sample_shape[0], spec.sample_shape[1]),
+                       "leave --image-size out");
     spec.sample_shape[0] = spec.sample_shape[1] = *config.image_size;
+  }
   if (sample_shape) spec.sample_shape = *sample_shape;
   // Values that are loaded next need not be drawn.
   const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
