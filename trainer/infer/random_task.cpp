@@ -46,17 +46,19 @@ class RandomWorker final : public InferWorker {
     result_.resize(y.bytes());
     backend_.download(y, result_);
     tape_.reset();
-    tally.result_ms.push_back(1e3 * seconds_between(start, Clock::now()));
+    const double ms = 1e3 * seconds_between(start, Clock::now());
+    tally.result_ms.push_back(ms);
     ++tally.results;
-    put(text_of(y.shape()));
+    put(text_of(y.shape(), ms));
   }
 
  private:
-  std::string text_of(const nn::Shape& shape) const {
+  std::string text_of(const nn::Shape& shape, double ms) const {
     const std::string device = to_string(backend_.device());
     if (!config_.json) return fmt::format("{}, {}\n", to_string(shape), device);
     const std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
-    return nlohmann::ordered_json{{"event", "tensor"}, {"shape", dims}, {"device", device}}.dump() + "\n";
+    return nlohmann::ordered_json{{"event", "tensor"}, {"shape", dims}, {"device", device}, {"latency_ms", ms}}.dump() +
+           "\n";
   }
 
   nn::Tensor make(std::uint64_t job) {

@@ -77,7 +77,8 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
-      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine());
+      const Purpose purpose = shared_ != nullptr ? Purpose::kEvaluation : Purpose::kTraining;
+      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine(), purpose);
       const auto desc = problem.describe_forward(onednn_.engine());
       held.winograd = problem.winograd();
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
@@ -94,8 +95,11 @@ class CpuConv final : public ConvKernels {
     if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
     held.conv.bind(DNNL_ARG_DST, to);
     held.conv.run();
-    if (held.winograd) from_blocked(to.f32(), y);
-    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    const bool relu = epilogue == Epilogue::kRelu;  // see Note [ReLU apart]
+    if (held.winograd)
+      from_blocked(to.f32(), y, relu);
+    else if (relu)
+      pointwise_.relu(y, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
@@ -153,17 +157,22 @@ class CpuConv final : public ConvKernels {
   }
 
  private:
+  // Backends that share packed weights only evaluate: their forward need not go together with a backward, and of
+  // Winograd's ways oneDNN then takes the one that is faster for few samples.
+  enum class Purpose : std::uint8_t { kTraining, kEvaluation };
+
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
     Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
-            const dnnl::engine& engine)
+            const dnnl::engine& engine, Purpose purpose = Purpose::kTraining)
         : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
           plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
           any_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
           bias(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
           strides{window.stride[0], window.stride[1]},
-          padding{window.padding[0], window.padding[1]} {
+          padding{window.padding[0], window.padding[1]},
+          kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
       choose_algorithm(xs, ws, ys, engine);
@@ -185,6 +194,7 @@ class CpuConv final : public ConvKernels {
       y = f32_desc(dims_of(y), Tag::nChw16c);
       try {
         const auto forward = describe_forward(engine);
+        if (kind == dnnl::prop_kind::forward_inference) return;
         describe_backward_input(engine, forward);
         describe_backward_weight(engine, forward);
       } catch (const dnnl::error&) {
@@ -193,8 +203,8 @@ class CpuConv final : public ConvKernels {
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
-      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), dnnl::prop_kind::forward_training,
-                                                 algorithm, x, any_weights, bias, y, strides, padding, padding);
+      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), kind, algorithm, x, any_weights, bias, y,
+                                                 strides, padding, padding);
     }
     dnnl::convolution_backward_data::primitive_desc describe_backward_input(
         const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
@@ -210,6 +220,7 @@ class CpuConv final : public ConvKernels {
     dnnl::algorithm algorithm = dnnl::algorithm::convolution_direct;
     memory::desc x, y, plain_weights, any_weights, bias;
     memory::dims strides, padding;
+    dnnl::prop_kind kind;
   };
 
   // Where the address of packed weights goes: behind the places that key_of fills.
