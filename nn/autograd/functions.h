@@ -49,6 +49,8 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
 Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
+/// relu(add(x, y)) in one pass.
+Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 

@@ -130,11 +130,21 @@ void write_safetensors(const std::string& path, const std::vector<HostTensor>& t
   file.commit();
 }
 
-std::vector<HostTensor> read_safetensors(const std::string& path) {
+namespace {
+
+/// An opened file, read up to the data.
+struct Opened {
+  std::ifstream in;
+  nlohmann::json header;
+  std::uint64_t data_bytes = 0;
+};
+
+Opened open_file(const std::string& path) {
   std::error_code failed;
   const auto status = std::filesystem::status(path, failed);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
-  std::ifstream in(path, std::ios::binary);
+  Opened opened{.in = std::ifstream(path, std::ios::binary), .header = {}};
+  std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
                   "give the path of a safetensors file");
@@ -148,11 +158,31 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
   std::string text(header_bytes, '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) refuse(path, "its header is cut");
 
-  const auto header = parse_header(path, text);
-  const std::uint64_t data_bytes = file_bytes - 8 - header_bytes;
+  opened.header = parse_header(path, text);
+  opened.data_bytes = file_bytes - 8 - header_bytes;
+  return opened;
+}
+
+constexpr const char* kMetadata = "__metadata__";
+
+}  // namespace
+
+std::map<std::string, std::string> read_safetensors_metadata(const std::string& path) {
+  const Opened opened = open_file(path);
+  const auto found = opened.header.find(kMetadata);
+  if (found == opened.header.end()) return {};
+  try {
+    return found->get<std::map<std::string, std::string>>();
+  } catch (const nlohmann::json::exception&) {
+    refuse(path, "its __metadata__ is no map from text to text");
+  }
+}
+
+std::vector<HostTensor> read_safetensors(const std::string& path) {
+  auto [in, header, data_bytes] = open_file(path);
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items())
-    if (name != "__metadata__") entries.push_back(parse_entry(path, name, value, data_bytes));
+    if (name != kMetadata) entries.push_back(parse_entry(path, name, value, data_bytes));
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;

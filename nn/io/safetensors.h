@@ -29,4 +29,7 @@ void write_safetensors(const std::string& path, const std::vector<HostTensor>& t
 /// otherwise not as the format says. Nothing is allocated from a length that has not been checked.
 std::vector<HostTensor> read_safetensors(const std::string& path);
 
+/// What a file says beside its tensors (its "__metadata__"); reads the header alone. Throws as read_safetensors does.
+std::map<std::string, std::string> read_safetensors_metadata(const std::string& path);
+
 }  // namespace lockstep::nn

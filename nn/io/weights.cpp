@@ -63,9 +63,23 @@ std::vector<HostTensor> read_index(const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+bool holds_torch_file(const std::string& path) {
+  std::error_code failed;
+  return fs::is_regular_file(path, failed) && is_torch_file(MappedFile(path).bytes());
+}
+
+}  // namespace
+
+std::map<std::string, std::string> read_weights_metadata(const std::string& path) {
+  if (path.ends_with(".json") || holds_torch_file(path)) return {};
+  return read_safetensors_metadata(path);
+}
+
 std::vector<HostTensor> read_weights(const std::string& path) {
   if (path.ends_with(".json")) return read_index(path);
-  if (fs::is_regular_file(path) && is_torch_file(MappedFile(path).bytes())) return read_torch_file(path);
+  if (holds_torch_file(path)) return read_torch_file(path);
   return read_safetensors(path);
 }
 

@@ -26,8 +26,17 @@ std::vector<NamedBuffer> Module::named_buffers() const {
 }
 
 void Module::train(bool training) {
+  check_usage(!training || !fused_, "training a model that has been fused for evaluation", "build it anew");
   training_ = training;
   for (const auto& [name, child] : children_) child->train(training);
+}
+
+void Module::fuse() {
+  train(false);
+  if (fused_) return;
+  fused_ = true;
+  fuse_children();
+  for (const auto& [name, child] : children_) child->fuse();
 }
 
 Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {
