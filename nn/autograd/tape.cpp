@@ -94,7 +94,7 @@ void Tape::forget_uses(const Node& node) {
 
 // All counts go down before the first call: on_ready may throw.
 void Tape::finish_uses(const Node& node) {
-  std::array<Parameter*, 2> ready = {};
+  Node::Parameters ready = {};
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Parameter* const parameter = node.parameters()[i];
     if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;

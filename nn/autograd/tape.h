@@ -61,7 +61,9 @@ class TapeObserver {
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
 class Node {
  public:
-  explicit Node(Var output, std::array<Parameter*, 2> parameters = {}) : output_(output), parameters_(parameters) {}
+  /// Those that it contributes to; nullptr: none.
+  using Parameters = std::array<Parameter*, 4>;
+  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {}
   virtual ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -70,12 +72,12 @@ class Node {
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
-  const std::array<Parameter*, 2>& parameters() const { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
 
  private:
   friend class Tape;
   Var output_;
-  std::array<Parameter*, 2> parameters_;  // nullptr: none
+  Parameters parameters_;
   OpLabel label_;                         // of the operator that recorded it
 };
 
