@@ -34,6 +34,10 @@ class Attention final : public Module {
     return c_proj_.forward(tape, causal_attention(tape, c_attn_.forward(tape, x), heads_));
   }
 
+  Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
+    return c_proj_.forward(tape, extend_attention(tape, c_attn_.forward(tape, x), heads_, past, cache));
+  }
+
   std::string type_name() const override { return "Attention"; }
 
  private:
@@ -76,6 +80,12 @@ class Gpt::Block final : public Module {
     return add(tape, x, mlp_drop_.forward(tape, mlp_.forward(tape, ln_2_.forward(tape, x))));
   }
 
+  /// Of tokens that follow `past` others, without dropout; `cache` as AttentionKernels::extend() has it.
+  Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
+    x = add(tape, x, attn_.next(tape, ln_1_.forward(tape, x), past, cache));
+    return add(tape, x, mlp_.forward(tape, ln_2_.forward(tape, x)));
+  }
+
   std::string type_name() const override { return "Block"; }
 
  private:
@@ -98,10 +108,60 @@ Gpt::Gpt(Context& context, const GptSpec& spec)
         return register_module("ln_f", std::make_unique<LayerNorm>(context, spec.width));
       }()) {}
 
-Var Gpt::forward(Tape& tape, Var tokens) {
-  if (tokens.value().dtype() != DType::kI32 || tokens.shape().size() != 2)
-    throw UsageError(fmt::format("gpt was given {} of {}", to_string(tokens.shape()), name_of(tokens.value().dtype())),
+namespace {
+
+void check_tokens(const Tensor& tokens) {
+  if (tokens.dtype() != DType::kI32 || tokens.shape().size() != 2)
+    throw UsageError(fmt::format("gpt was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
                      "it takes tokens (N, T): use it with text or tokens (--data text:FILE)");
+}
+
+}  // namespace
+
+class Gpt::Cache final : public Memory {
+ public:
+  Cache(Tape& tape, const GptSpec& spec, std::int64_t batch, std::int64_t most) {
+    for (std::int64_t i = 0; i < spec.layers; ++i)
+      layers_.push_back(tape.backend().empty({batch, most, 2 * spec.width}, tape.activations()));
+  }
+
+  const Tensor& layer(std::size_t i) const { return layers_[i]; }
+  /// Whether `tokens` (N, T) go on with what is here.
+  void check_room(const Tensor& tokens) const {
+    const std::int64_t batch = layers_[0].size(0), most = layers_[0].size(1);
+    if (tokens.size(0) != batch || tokens.size(1) < 1 || tokens.size(1) > most - seen())
+      throw UsageError(fmt::format("tokens {} behind {} of {} texts with room for {}", to_string(tokens.shape()),
+                                   seen(), batch, most),
+                       "begin with more room, or again with the last tokens alone");
+  }
+  void move_on(std::int64_t tokens) { seen_ += tokens; }
+
+ private:
+  std::vector<Tensor> layers_;
+};
+
+std::unique_ptr<LanguageModel::Memory> Gpt::begin(Tape& tape, std::int64_t batch, std::int64_t most) const {
+  if (batch < 1 || most < 1 || most > spec_.context)
+    throw UsageError(fmt::format("{} texts of {} tokens for a gpt of {} positions", batch, most, spec_.context),
+                     "give it as many tokens as it has positions, or fewer");
+  return std::make_unique<Cache>(tape, spec_, batch, most);
+}
+
+Var Gpt::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
+  auto* const cache = dynamic_cast<Cache*>(&memory);
+  LOCKSTEP_ASSERT(cache != nullptr && !tape.recording() && !training(), "gpt generates in evaluation mode");
+  check_tokens(tokens);
+  cache->check_room(tokens);
+  const std::int64_t past = cache->seen();
+  Var x = add_positions(tape, embedding(tape, tokens, wte_.weight()), wpe_.weight(), past);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->next(tape, x, past, cache->layer(i));
+  cache->move_on(tokens.size(1));
+  // All others' logits are known to the text already.
+  return linear(tape, ln_f_.forward(tape, last_rows(tape, x)), wte_.weight(), nullptr);
+}
+
+Var Gpt::forward(Tape& tape, Var tokens) {
+  check_tokens(tokens.value());
   Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
   for (Block* block : blocks_) x = block->forward(tape, x);
   return linear(tape, ln_f_.forward(tape, x), wte_.weight(), nullptr);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/layers/layers.h"
+#include "nn/models/language_model.h"
 
 namespace lockstep::nn {
 
@@ -19,7 +20,7 @@ struct GptSpec {
 /// Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), with the names and layouts of Hugging
 /// Face's weight files: wte, wpe, h.N.{ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj}, ln_f. The last
 /// layer is wte again. Tokens (N, T) i32, T ≤ context → logits (N, T, vocabulary).
-class Gpt final : public Module {
+class Gpt final : public LanguageModel {
  public:
   /// Throws UsageError for sizes that do not go together.
   Gpt(Context& context, const GptSpec& spec);
@@ -27,8 +28,15 @@ class Gpt final : public Module {
   std::string type_name() const override { return "Gpt"; }
   const GptSpec& spec() const { return spec_; }
 
+  std::int64_t vocabulary() const override { return spec_.vocabulary; }
+  std::optional<std::int64_t> positions() const override { return spec_.context; }
+  /// Keys and values of all layers: 2 · layers · width numbers a token.
+  std::unique_ptr<Memory> begin(Tape& tape, std::int64_t batch, std::int64_t most) const override;
+  Var next(Tape& tape, const Tensor& tokens, Memory& memory) const override;
+
  private:
   class Block;
+  class Cache;
 
   GptSpec spec_;
   Embedding& wte_;
