@@ -50,12 +50,13 @@ double process_age_s() {
 
 /// Samples of the size that a model is known for, enough for one step.
 std::string made_up_data(const std::string& model, std::int64_t samples) {
-  if (model.starts_with("gpt"))
-    throw UsageError(fmt::format("bench step {} has no tokens", model), "give it some: --data text:FILE or tokens:FILE");
-  const char* const shape = model == "linear"                             ? "5"
-                            : model == "resnet18-cifar"                   ? "3x32x32"
+  if (model.starts_with("gpt") || model == "lstm")
+    throw UsageError(fmt::format("bench step {} has no tokens", model),
+                     "give it some: --data text:FILE or tokens:FILE");
+  const char* const shape = model == "linear"                            ? "5"
+                            : model == "resnet18-cifar"                  ? "3x32x32"
                             : model == "resnet18" || model == "resnet50" ? "3x224x224"
-                                                                          : "1x28x28";
+                                                                         : "1x28x28";
   return fmt::format("random:{},{}", shape, samples);
 }
 
