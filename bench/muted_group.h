@@ -26,6 +26,7 @@ class MutedGroup final : public comm::ProcessGroup {
 
   std::string name() const override { return inner_.name(); }
   Device device() const override { return inner_.device(); }
+  std::size_t long_enough_bytes() const override { return inner_.long_enough_bytes(); }
   std::unique_ptr<comm::Arena> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { inner_.copy(to, from, bytes); }
   void zero(const comm::Region& region) override { inner_.zero(region); }

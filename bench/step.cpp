@@ -50,13 +50,11 @@ double process_age_s() {
 
 /// Samples of the size that a model is known for, enough for one step.
 std::string made_up_data(const std::string& model, std::int64_t samples) {
-  if (model.starts_with("gpt") || model == "lstm")
-    throw UsageError(fmt::format("bench step {} has no tokens", model),
-                     "give it some: --data text:FILE or tokens:FILE");
-  const char* const shape = model == "linear"                            ? "5"
-                            : model == "resnet18-cifar"                  ? "3x32x32"
-                            : model == "resnet18" || model == "resnet50" ? "3x224x224"
-                                                                         : "1x28x28";
+  const char* const shape = model == "linear"                             ? "5"
+                            : model.starts_with("gpt") || model == "lstm" ? "tokens"
+                            : model == "resnet18-cifar"                   ? "3x32x32"
+                            : model == "resnet18" || model == "resnet50"  ? "3x224x224"
+                                                                          : "1x28x28";
   return fmt::format("random:{},{}", shape, samples);
 }
 
@@ -86,7 +84,7 @@ class Benchmark {
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     comm::compare_manifests(group_, manifest);
-    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config));
+    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config, muted_));
     step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
                   trainer::format_of(*splits_.train),
                   trainer::TrainingStep::Options{.clip_norm = config.clip_norm,

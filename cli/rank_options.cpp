@@ -330,7 +330,7 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",
-             .default_text = fmt::to_string(config.bucket_mb),
+             .default_text = "25, between hosts on the CPU 4",
              .set = number(config.bucket_mb, kBucketMib)});
   table.add({.name = "first-bucket-mb",
              .placeholder = "X",

@@ -4,6 +4,11 @@
 
 namespace lockstep::comm {
 
+bool same_operation(const Op& a, const Op& b) {
+  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
+         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
+}
+
 std::string describe(const Op& op) {
   std::string details;
   const auto add = [&](const std::string& text) { details += (details.empty() ? "" : ", ") + text; };

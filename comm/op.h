@@ -31,6 +31,9 @@ constexpr std::uint64_t digest(const Op& op, std::uint64_t history) {
   return history;
 }
 
+/// Whether two ranks mean the same by these operations, whatever they have done before.
+bool same_operation(const Op& a, const Op& b);
+
 /// "allreduce #7 (sum of 4096 f32 at byte 0, step 3)", for messages and records.
 std::string describe(const Op& op);
 

@@ -48,6 +48,10 @@ class ProcessGroup {
   /// issued, as if that stream ran them.
   virtual Device device() const { return {}; }
 
+  /// How long an operation has to be for what carries it to reach its speed: of more that could have been one
+  /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
+  virtual std::size_t long_enough_bytes() const { return std::size_t{25} << 20; }
+
   /// Collective: the same `bytes` on every rank. Zeroed, page-aligned (on a GPU: aligned to 256 bytes). Throws
   /// std::bad_alloc when there is no memory, DeviceError when there is none that ranks can share (PeerError on the
   /// ranks that had it).

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kKnown =
     "known data: digits, mnist:DIR, cifar10:DIR, images:DIR, random:SHAPE,LEN, text:FILE, tokens:FILE";
 constexpr const char* kRandomHelp =
-    "write random:SHAPE,LEN with SHAPE a number of features or CxHxW, such as random:3x32x32,1000";
+    "write random:SHAPE,LEN with SHAPE a number of features, CxHxW or 'tokens', such as random:3x32x32,1000";
 // 4 GiB of f32: far above any sample, far below overflow.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 
@@ -45,7 +45,8 @@ std::vector<std::int64_t> parse_shape(const std::string& spec, const std::string
 DataSplits open_random(const std::string& spec, const std::string& argument, const OpenOptions& options) {
   const auto pieces = split(argument, ',');
   if (pieces.size() != 2) throw UsageError(fmt::format("data '{}' needs a shape and a length", spec), kRandomHelp);
-  const auto dims = parse_shape(spec, pieces[0]);
+  const bool tokens = pieces[0] == "tokens";
+  const auto dims = tokens ? std::vector<std::int64_t>() : parse_shape(spec, pieces[0]);
   const auto length = parse_int(pieces[1]);
   if (!length || *length < 0) {
     throw UsageError(fmt::format("data '{}': '{}' is not a number of samples", spec, pieces[1]), kRandomHelp);
@@ -53,6 +54,9 @@ DataSplits open_random(const std::string& spec, const std::string& argument, con
   if (*length == 0) {
     throw IoError(fmt::format("data '{}': empty data set", spec), "give data with at least one sample");
   }
+  if (tokens)
+    return make_random_tokens(options.context, static_cast<std::uint64_t>(*length),
+                              options.classes > 0 ? options.classes : kRandomTokens, options.seed);
   return make_random(dims, static_cast<std::uint64_t>(*length), options.classes > 0 ? options.classes : kRandomClasses,
                      options.seed);
 }

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "data/open.h"
+#include "data/tokens.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "trainer/replica.h"
@@ -48,6 +49,8 @@ data::DataSplits open_splits(const TrainConfig& config) {
     else if (config.data.starts_with("random:"))
       options.classes = 2;
   }
+  if (config.model.name == "gpt2" && options.classes == 0 && config.data.starts_with("random:tokens"))
+    options.classes = data::kGpt2Tokens;
   return data::open_data(config.data, options);
 }
 
@@ -157,10 +160,10 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
 }
 
-ddp::BucketLimits bucket_limits(const TrainConfig& config) {
+ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
   return {.first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
-          .bytes = static_cast<std::size_t>(config.bucket_mb * kMib)};
+          .bytes = config.bucket_mb ? static_cast<std::size_t>(*config.bucket_mb * kMib) : group.long_enough_bytes()};
 }
 
 }  // namespace lockstep::trainer

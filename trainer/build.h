@@ -34,7 +34,8 @@ DType activations_of(const TrainConfig& config);
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
 
-ddp::BucketLimits bucket_limits(const TrainConfig& config);
+/// Of the gradients that `group` carries.
+ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group);
 
 /// What must be the same on every rank before they train together.
 comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);

@@ -126,7 +126,7 @@ void validate(const TrainConfig& config) {
   require_range("--weight-decay", config.weight_decay.value_or(0.0), 0.0);
   require_range("--clip-norm", config.clip_norm, 0.0);
   constexpr double kLeastBucketMib = std::numeric_limits<double>::min();
-  require_range("--bucket-mb", config.bucket_mb, kLeastBucketMib, kMostBucketMib);
+  require_range("--bucket-mb", config.bucket_mb.value_or(1), kLeastBucketMib, kMostBucketMib);
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
   validate_device(config);
   for (const std::string& file : {config.save, config.metrics, config.trace})
@@ -171,7 +171,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"precision", name_of(config.precision)},
       {"tf32", fmt::to_string(config.tf32)},
       {"graphs", fmt::to_string(config.graphs)},
-      {"bucket-mb", fmt::to_string(config.bucket_mb)},
+      {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"check-replicas", fmt::to_string(config.check_replicas)},
       {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks

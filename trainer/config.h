@@ -76,7 +76,7 @@ struct TrainConfig {
   bool graphs = true;               // steps that come again are recorded and run again as a whole, where a device can
   int threads = 0;                  // compute threads a rank; 0: its share of the cores
   double timeout_seconds = 300;     // longest wait for another rank
-  double bucket_mb = 25;            // MiB of gradients in a bucket
+  std::optional<double> bucket_mb;  // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
   double first_bucket_mb = 1;       // MiB in the bucket that is ready first
   std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
 

@@ -55,7 +55,7 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_));
+    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
                   format_of(*splits_.train),

@@ -15,6 +15,7 @@ namespace lockstep::comm {
 class HostsGroup : public ProcessGroup {
  public:
   std::string name() const override { return "hosts"; }
+  std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
 
  protected:

@@ -12,9 +12,4 @@ inline constexpr const char* kSameProgram = "start every rank with the same bina
 /// "an allocation" for the group's own exchanges, which have no sequence number.
 inline std::string name_of_op(const Op& op) { return op.sequence == 0 ? std::string("an allocation") : describe(op); }
 
-inline bool same_operation(const Op& a, const Op& b) {
-  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
-         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
-}
-
 }  // namespace lockstep::comm

@@ -28,11 +28,6 @@ Op op_of(const Notice& notice) {
   return op;
 }
 
-bool same_operation(const Op& a, const Op& b) {
-  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
-         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
-}
-
 }  // namespace
 
 StallWatch::StallWatch(const Session& session, const TagLayout& tags)

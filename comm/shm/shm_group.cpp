@@ -43,11 +43,6 @@ void relax_cpu() {
 /// "an allocation" for the group's own exchanges, which have no sequence number.
 std::string name_of(const Op& op) { return op.sequence == 0 ? std::string("an allocation") : describe(op); }
 
-bool same_operation(const Op& a, const Op& b) {
-  return a.kind == b.kind && a.reduce == b.reduce && a.root == b.root && a.region.count == b.region.count &&
-         a.region.dtype == b.region.dtype && a.region.offset_bytes == b.region.offset_bytes;
-}
-
 class ShmGroup final : public ProcessGroup {
  public:
   ShmGroup(int rank, int size, Clock::duration timeout, Peers peers, Segment board)

@@ -48,6 +48,7 @@ class ConvNode final : public Node {
         epilogue_ == Epilogue::kRelu ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
     ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
     if (!x_.needs_grad()) return;
+    tape.parameters_done(*this);
     Tensor dx = backend.empty(x_.shape(), dy.dtype());
     backend.conv().backward_input(dy, w.as(dy.dtype()), w.version(), window_, dx);
     tape.contribute(x_, std::move(dx));

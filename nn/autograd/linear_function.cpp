@@ -33,6 +33,7 @@ class LinearNode final : public Node {
       backend.linear().backward_weight(x, dy, target.accumulate, target.gradient);
     }
     if (x_.needs_grad()) {
+      tape.parameters_done(*this);
       Tensor dx = backend.empty(x_.shape(), dy.dtype());
       if (x_.aside().defined()) {
         backend.linear().backward_input_through(dy, w.as(dy.dtype()), x_.activation(), x_.aside(), as_rows(dx));

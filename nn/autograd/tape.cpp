@@ -88,13 +88,20 @@ void Tape::add_to_grad(Tensor& sum, Tensor grad) {
 }
 
 void Tape::forget_uses(const Node& node) {
+  if (node.parameters_done_) return;
   for (Parameter* parameter : node.parameters())
     if (parameter != nullptr && --parameter->pending_uses_ == 0) parameter->touched_ = false;
 }
 
 // All counts go down before the first call: on_ready may throw.
+<<<<<<< HEAD
 void Tape::finish_uses(const Node& node) {
   Node::Parameters ready = {};
+=======
+void Tape::finish_uses(Node& node) {
+  if (std::exchange(node.parameters_done_, true)) return;
+  std::array<Parameter*, 2> ready = {};
+>>>>>>> models
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Parameter* const parameter = node.parameters()[i];
     if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;
@@ -102,6 +109,13 @@ void Tape::finish_uses(const Node& node) {
   }
   for (Parameter* parameter : ready)
     if (parameter != nullptr && parameter->on_ready) parameter->on_ready();
+}
+
+void Tape::parameters_done(Node& node) {
+  // What happens when they are ready is not the operator's work.
+  if (observer_ != nullptr) observer_->op_ended(node.label_, true);
+  finish_uses(node);
+  if (observer_ != nullptr) observer_->op_begins();
 }
 
 void Tape::walk(Node& node) {

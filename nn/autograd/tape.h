@@ -68,7 +68,8 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute).
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where it
+  /// has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
@@ -77,7 +78,12 @@ class Node {
  private:
   friend class Tape;
   Var output_;
+<<<<<<< HEAD
   Parameters parameters_;
+=======
+  std::array<Parameter*, 2> parameters_;  // nullptr: none
+  bool parameters_done_ = false;
+>>>>>>> models
   OpLabel label_;                         // of the operator that recorded it
 };
 
@@ -143,6 +149,10 @@ class Tape {
   /// The same of what `v` is the result of `activation` of. GELU needs what was put aside of it.
   Tensor take_grad_through(Var v, Epilogue activation);
 
+  /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and
+  /// their collective travel while it goes on. They keep their values until backward() returns.
+  void parameters_done(Node& node);
+
   /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
   /// as nothing needs them. Once for each forward pass.
@@ -181,7 +191,7 @@ class Tape {
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
-  static void finish_uses(const Node& node);
+  static void finish_uses(Node& node);
   void add_to_grad(Tensor& sum, Tensor grad);
 
   Backend& backend_;

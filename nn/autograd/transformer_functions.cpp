@@ -24,6 +24,7 @@ class LayerNormNode final : public Node {
                                   add_beta, beta_wants ? beta->gradient() : Tensor());
     }
     if (!x_.needs_grad()) return;
+    tape.parameters_done(*this);
     Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
     kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
     tape.contribute(x_, std::move(dx));

@@ -26,24 +26,34 @@ inline std::uint64_t mix(std::uint64_t seed, int rank, std::size_t index) {
   return z ^ (z >> 31);
 }
 
-inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, int rank) {
-  Bytes bytes(count * size_of(dtype));
+/// Of such bits: magnitudes over twelve binary orders, so that the order of summation shows.
+inline double real_of(std::uint64_t bits) {
+  return (static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5) * static_cast<double>(1u << (bits % 12));
+}
+
+template <class Make>
+Bytes elements(std::size_t count, std::uint64_t seed, int rank, const Make& make) {
+  using T = decltype(make(seed));
+  Bytes bytes(count * sizeof(T));
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t bits = mix(seed, rank, i);
-    // Magnitudes over twelve binary orders: the order of summation shows.
-    const double real =
-        std::ldexp(static_cast<double>(bits >> 12) / 4503599627370496.0 - 0.5, static_cast<int>(bits % 12));
-    const auto put = [&](auto value) { std::memcpy(bytes.data() + i * sizeof(value), &value, sizeof(value)); };
-    switch (dtype) {
-      case DType::kF32: put(static_cast<float>(real)); break;
-      case DType::kF64: put(real); break;
-      case DType::kBF16: put(BFloat16::from_float(static_cast<float>(real))); break;
-      case DType::kI32: put(static_cast<std::int32_t>(bits)); break;
-      case DType::kI64: put(static_cast<std::int64_t>(bits)); break;
-      case DType::kU8: put(static_cast<std::uint8_t>(bits)); break;
-    }
+    const T value = make(mix(seed, rank, i));
+    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
   }
   return bytes;
+}
+
+inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, int rank) {
+  const auto all = [&](const auto& make) { return elements(count, seed, rank, make); };
+  switch (dtype) {
+    case DType::kF32: return all([](std::uint64_t bits) { return static_cast<float>(real_of(bits)); });
+    case DType::kF64: return all(real_of);
+    case DType::kBF16:
+      return all([](std::uint64_t bits) { return BFloat16::from_float(static_cast<float>(real_of(bits))); });
+    case DType::kI32: return all([](std::uint64_t bits) { return static_cast<std::int32_t>(bits); });
+    case DType::kI64: return all([](std::uint64_t bits) { return static_cast<std::int64_t>(bits); });
+    case DType::kU8: return all([](std::uint64_t bits) { return static_cast<std::uint8_t>(bits); });
+  }
+  return {};
 }
 
 template <class T>

@@ -29,6 +29,29 @@ std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
   return "";
 }
 
+TEST(OpenData, MakesUpTokens) {
+  const DataSplits data = open_data("random:tokens,50", {.classes = 7, .seed = 3, .context = 9});
+  EXPECT_TRUE(data.train->has_tokens());
+  EXPECT_EQ(data.train->sample_dims(), std::vector<std::int64_t>{9});
+  EXPECT_EQ(data.train->size(), 50u);
+  EXPECT_EQ(data.test->size(), 5u);
+  std::vector<std::int32_t> tokens(9), labels(9), again(9);
+  std::set<std::int32_t> seen;
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    data.train->read_tokens(i, tokens, labels);
+    EXPECT_TRUE(std::equal(tokens.begin() + 1, tokens.end(), labels.begin()));
+    seen.insert(tokens.begin(), tokens.end());
+    seen.insert(labels.back());
+  }
+  EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2, 3, 4, 5, 6}));
+  data.train->read_tokens(49, again, labels);
+  EXPECT_EQ(tokens, again);
+  data.test->read_tokens(0, again, labels);
+  EXPECT_NE(tokens, again);
+  EXPECT_EQ(open_data("random:tokens,50").train->classes(), kRandomTokens);
+  EXPECT_THAT(error_of<UsageError>("random:tokens,5", {.context = 0}), HasSubstr("--context"));
+}
+
 TEST(Open, UnknownNamesGetTheNearest) {
   EXPECT_EQ(error_of<UsageError>("digit"),
             "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, cifar10:DIR, images:DIR, "

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "nn/layers/layers.h"
+#include "nn/models/models.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/panels.h"
 #include "tests/nn/values.h"
@@ -271,7 +271,8 @@ TEST(LstmThreads, DoNotChangeTheNumbers) {
     const Tensor x = backend->zeros({s.batch, s.steps, s.inputs}), y = backend->empty({s.batch, s.steps, s.width});
     const Tensor kept = backend->lstm().forward(x, weights, {}, y, {}, true);
     std::vector<float> all = values_of(y);
-    LstmGradients gradients = {.b_ih = backend->empty({4 * s.width})};
+    LstmGradients gradients;
+    gradients.b_ih = backend->empty({4 * s.width});
     backend->lstm().backward(x, weights, {}, y, kept, random(y.shape(), 6), gradients, Tensor());
     const auto db = values_of(gradients.b_ih);
     all.insert(all.end(), db.begin(), db.end());
@@ -424,6 +425,105 @@ TEST_F(LstmLayer, RefusesWhatDoesNotFit) {
   EXPECT_THROW(layer.forward(tape, tape.input(backend->empty({2, 1, 3}, DType::kI32))), UsageError);
   std::vector<LstmState> states = {{backend->zeros({3, 5}), backend->zeros({3, 5})}};
   EXPECT_THROW(layer.forward(tape, tape.input(backend->zeros({2, 1, 3})), states), UsageError);
+}
+
+class LstmModels : public LstmLayer {
+ protected:
+  // The tape outlives the models that the tests make.
+  LstmModels() { tape.set_recording(false); }
+
+  Tensor tokens(const Shape& shape, std::uint64_t seed) {
+    SplitMix64 random(seed);
+    const Tensor made = backend->empty(shape, DType::kI32);
+    for (std::int32_t& token : made.span<std::int32_t>()) token = static_cast<std::int32_t>(random.below(kVocabulary));
+    return made;
+  }
+  ModelSpec spec(std::vector<std::int64_t> sample_shape) const {
+    return {.name = "lstm",
+            .sample_shape = std::move(sample_shape),
+            .classes = kVocabulary,
+            .lstm = {.layers = 2, .width = 6}};
+  }
+  static std::vector<std::string> names_of(const Module& module) {
+    std::vector<std::string> names;
+    for (const auto& [name, parameter] : module.named_parameters()) names.push_back(name);
+    return names;
+  }
+
+  static constexpr int kVocabulary = 11;
+  Tape tape{*backend};
+};
+
+TEST_F(LstmModels, OfTextHaveTheNamesOfPyTorchsExample) {
+  const auto model = make_model(context, spec({9}));
+  EXPECT_EQ(names_of(*model),
+            (std::vector<std::string>{"encoder.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "rnn.bias_ih_l0",
+                                      "rnn.bias_hh_l0", "rnn.weight_ih_l1", "rnn.weight_hh_l1", "rnn.bias_ih_l1",
+                                      "rnn.bias_hh_l1", "decoder.weight", "decoder.bias"}));
+  EXPECT_EQ(to_string(*model),
+            "LstmLanguageModel(\n  (drop): Dropout(p=0, inplace=False)\n  (encoder): Embedding(11, 6)\n"
+            "  (rnn): LSTM(6, 6, num_layers=2, batch_first=True)\n  (drop_out): Dropout(p=0, inplace=False)\n"
+            "  (decoder): Linear(in_features=6, out_features=11, bias=True)\n)");
+  for (const std::int64_t n : {0, 1, 3})
+    EXPECT_EQ(model->forward(tape, tape.input(tokens({n, 5}, 1))).shape(), (Shape{n, 5, kVocabulary}));
+  EXPECT_THROW(model->forward(tape, tape.input(backend->zeros({2, 5}))), UsageError);
+  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .lstm = {.layers = 0}}), UsageError);
+  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .lstm = {.width = 0}}), UsageError);
+}
+
+// A text in pieces, each from where the one before has ended, as when it is generated.
+TEST_F(LstmModels, OfTextGoOn) {
+  const auto model = make_model(context, spec({9}));
+  model->train(false);
+  auto& text = dynamic_cast<LanguageModel&>(*model);
+  EXPECT_EQ(text.vocabulary(), kVocabulary);
+  EXPECT_FALSE(text.positions().has_value());
+  for (const std::int64_t batch : {1, 3}) {
+    constexpr std::int64_t kTokens = 7;
+    const Tensor all = tokens({batch, kTokens}, 2);
+    const auto logits = values_of(model->forward(tape, tape.input(all)).value());
+    const auto memory = text.begin(tape, batch, kTokens);
+    std::int64_t seen = 0;
+    for (const std::int64_t count : {3, 1, 1, 2}) {
+      const Tensor part = backend->empty({batch, count}, DType::kI32);
+      for (std::int64_t b = 0; b < batch; ++b)
+        std::copy_n(all.data<std::int32_t>() + b * kTokens + seen, count, part.data<std::int32_t>() + b * count);
+      const Var last = text.next(tape, part, *memory);
+      seen += count;
+      ASSERT_EQ(last.shape(), (Shape{batch, kVocabulary}));
+      EXPECT_EQ(memory->seen(), seen);
+      const auto got = values_of(last.value());
+      for (std::int64_t b = 0; b < batch; ++b)
+        for (std::int64_t k = 0; k < kVocabulary; ++k)
+          EXPECT_NEAR(got[at(b * kVocabulary + k)], logits[at((b * kTokens + seen - 1) * kVocabulary + k)], 1e-5f);
+    }
+    EXPECT_THROW(text.next(tape, tokens({batch, 1}, 3), *memory), UsageError);
+    EXPECT_THROW(text.next(tape, tokens({batch + 1, 1}, 3), *text.begin(tape, batch, 4)), UsageError);
+  }
+  EXPECT_THROW(text.begin(tape, 0, 4), UsageError);
+}
+
+// Rows of pixels are steps, and the last one tells the class: what is in the last row changes the result, and a row
+// more in front is another sequence.
+TEST_F(LstmModels, OfImagesReadRows) {
+  const auto model = make_model(context, spec({5, 4, 2}));
+  EXPECT_EQ(names_of(*model).front(), "rnn.weight_ih_l0");
+  const Tensor images = random_tensor(*backend, {3, 5, 4, 2}, 1);
+  const auto logits = values_of(model->forward(tape, tape.input(images)).value());
+  auto parameters = model->named_parameters();
+  const auto find = [&](const std::string& name) -> Parameter& {
+    return *std::ranges::find(parameters, name, &NamedParameter::name)->parameter;
+  };
+  const auto layer = [&](const std::string& l) {
+    return LstmParameters{find("rnn.weight_ih_l" + l), find("rnn.weight_hh_l" + l), find("rnn.bias_ih_l" + l),
+                          find("rnn.bias_hh_l" + l)};
+  };
+  const Var steps = lstm(tape, lstm(tape, tape.input(images.reshaped({3, 5, 8})), layer("0")), layer("1"));
+  const Tensor last = backend->empty({3, 6});
+  for (std::int64_t n = 0; n < 3; ++n) std::copy_n(steps.value().f32() + (n * 5 + 4) * 6, 6, last.f32() + n * 6);
+  EXPECT_EQ(values_of(linear(tape, tape.input(last), find("decoder.weight"), &find("decoder.bias")).value()), logits);
+  for (const std::int64_t n : {0, 1, 3, 2, 3})
+    EXPECT_EQ(model->forward(tape, tape.input(backend->zeros({n, 5, 4, 2}))).shape(), (Shape{n, kVocabulary}));
 }
 
 }  // namespace

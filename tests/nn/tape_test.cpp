@@ -130,6 +130,20 @@ TEST_F(TapeTest, ReadyComesOnceAndAfterTheLastContribution) {
   }
 }
 
+TEST_F(TapeTest, ReadyComesBeforeTheInputsGradient) {
+  const auto w = parameter({4, 4}, 3);
+  const Var input = tape.differentiable_input(x);
+  int ready = 0;
+  w->on_ready = [&] {
+    ++ready;
+    EXPECT_TRUE(w->has_gradient());
+    EXPECT_FALSE(tape.grad(input).defined()) << "a collective could have travelled meanwhile";
+  };
+  tape.backward(loss_of(linear(tape, input, *w, nullptr)).value);
+  EXPECT_EQ(ready, 1);
+  EXPECT_TRUE(tape.grad(input).defined());
+}
+
 TEST_F(TapeTest, UnusedParametersAreNeverReady) {
   const auto used = parameter({4, 4}, 3), dead_end = parameter({4, 4}, 4), frozen = parameter({4, 4}, 5),
              elsewhere = parameter({4, 4}, 6);
