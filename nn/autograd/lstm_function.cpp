@@ -39,7 +39,8 @@ class LstmNode final : public Node {
     Tensor dx;
     if (x_.needs_grad()) dx = tape.backend().empty(x_.shape(), dy.dtype());
     tape.backend().lstm().backward(as_sequence(x_.value()), weights_of(parameters(), dy.dtype()), from_,
-                                   output().value(), kept_, dy, gradients, dx.defined() ? as_sequence(dx) : dx);
+                                   output().value(), kept_, dy, gradients, dx.defined() ? as_sequence(dx) : dx,
+                                   [&] { tape.parameters_done(*this); });
     if (dx.defined()) tape.contribute(x_, std::move(dx));
   }
 
@@ -78,7 +79,8 @@ class TakeRowsNode final : public Node {
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) {
   const Tape::OpScope scope(tape, "lstm", &parameters.w_ih);
   const std::int64_t inputs = parameters.w_ih.value().size(1), width = parameters.w_hh.value().size(1);
-  const bool fits = x.shape().size() >= 3 && x.shape()[1] >= 1 && (x.value().dtype() == DType::kF32 || x.value().dtype() == DType::kBF16);
+  const bool fits = x.shape().size() >= 3 && x.shape()[1] >= 1 &&
+                    (x.value().dtype() == DType::kF32 || x.value().dtype() == DType::kBF16);
   if (!fits || as_sequence(x.value()).size(2) != inputs)
     throw UsageError(fmt::format("an LSTM over {} features was given {} of {}", inputs, to_string(x.shape()),
                                  name_of(x.value().dtype())),
@@ -102,8 +104,7 @@ Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) 
     to = {.h = backend.empty({batch, width}, dtype), .c = backend.empty({batch, width}, dtype)};
   }
   Tensor y = backend.empty({batch, sequence.size(1), width}, dtype);
-  Tensor kept =
-      backend.lstm().forward(sequence, weights_of(all, dtype), from, y, to, needs_grad && tape.recording());
+  Tensor kept = backend.lstm().forward(sequence, weights_of(all, dtype), from, y, to, needs_grad && tape.recording());
   if (state != nullptr) *state = std::move(to);
   const Var out = tape.make_var(std::move(y), needs_grad);
   tape.record<LstmNode>(out, x, all, std::move(from), std::move(kept));

@@ -68,8 +68,8 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where it
-  /// has more to do when the parameters have got theirs, it says so (tape.parameters_done).
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where
+  /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
@@ -78,13 +78,9 @@ class Node {
  private:
   friend class Tape;
   Var output_;
-<<<<<<< HEAD
   Parameters parameters_;
-=======
-  std::array<Parameter*, 2> parameters_;  // nullptr: none
   bool parameters_done_ = false;
->>>>>>> models
-  OpLabel label_;                         // of the operator that recorded it
+  OpLabel label_;  // of the operator that recorded it
 };
 
 /// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/function_ref.h"
 #include "nn/tensor/tensor.h"
 
 namespace lockstep::nn {
@@ -33,8 +34,9 @@ struct LstmGradients {
 /// x (B, T, I), y (B, T, H), B ≥ 0 and T ≥ 1. For t = 0, 1, …
 ///   (i, f, g, o) = x_t · w_ihᵀ + b_ih + h_{t-1} · w_hhᵀ + b_hh
 ///   c_t = σ(f) ⊙ c_{t-1} + σ(i) ⊙ tanh(g),  y_t = h_t = σ(o) ⊙ tanh(c_t)
-/// (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997, with the forget gate of Gers et al., 2000). Activations,
-/// weights, biases and states are of one type, f32 or, where the backend computes in it, bf16; gradients are f32.
+/// (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997, with the forget gate of Gers et al., 2000).
+/// Activations, weights, biases and states are of one type, f32 or, where the backend computes in it, bf16; gradients
+/// are f32.
 class LstmKernels {
  public:
   virtual ~LstmKernels() = default;
@@ -43,9 +45,11 @@ class LstmKernels {
   virtual Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
                          const LstmState& to, bool keep) = 0;
   /// Of forward() with this `from` and y, which has returned `kept`, whose content is used up. dx is overwritten;
-  /// undefined: not wanted. `from` is taken as constant, and nothing flows back from `to`.
+  /// undefined: not wanted. `from` is taken as constant, and nothing flows back from `to`. Calls `gradients_done` once,
+  /// when the gradients of the parameters are there, or given to the device: before dx where that can wait.
   virtual void backward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
-                        const Tensor& kept, const Tensor& dy, const LstmGradients& gradients, const Tensor& dx) = 0;
+                        const Tensor& kept, const Tensor& dy, const LstmGradients& gradients, const Tensor& dx,
+                        FunctionRef<void()> gradients_done) = 0;
 };
 
 }  // namespace lockstep::nn

@@ -179,11 +179,11 @@ TEST_P(Lstm, IsThatOfAPlainLoop) {
         expect_close(expected.db, gradients.b_hh, "db_hh", added);
       };
       const LstmGradients gradients = fresh(0.0f), more = fresh(0.5f);
-      backend->lstm().backward(x, weights, from, y, kept, dy, gradients, dx);
+      backend->lstm().backward(x, weights, from, y, kept, dy, gradients, dx, [] {});
       expect_gradients(gradients, 0.0);
       expect_close(expected.dx, dx, "dx");
       const Tensor again = backend->lstm().forward(x, weights, from, y, {}, true);
-      backend->lstm().backward(x, weights, from, y, again, dy, more, Tensor());
+      backend->lstm().backward(x, weights, from, y, again, dy, more, Tensor(), [] {});
       expect_gradients(more, 0.5);
     }
 }
@@ -203,7 +203,7 @@ TEST_P(Lstm, ComputesTheGradientsThatAreWanted) {
     if (wanted & 4) gradients.b_ih = unset({4 * s.width});
     if (wanted & 8) gradients.b_hh = unset({4 * s.width});
     const Tensor dx = wanted & 16 ? unset(x.shape()) : Tensor();
-    backend->lstm().backward(x, weights, {}, y, kept, dy, gradients, dx);
+    backend->lstm().backward(x, weights, {}, y, kept, dy, gradients, dx, [] {});
     if (wanted & 1) expect_close(expected.dw_ih, gradients.w_ih, "dw_ih");
     if (wanted & 2) expect_close(expected.dw_hh, gradients.w_hh, "dw_hh");
     if (wanted & 4) expect_close(expected.db, gradients.b_ih, "db_ih");
@@ -247,7 +247,7 @@ TEST_P(Lstm, FollowsItsWeights) {
     const Reference expected(s, x, weights, {}, dy);
     const Tensor y = unset(dy.shape()), dx = unset(x.shape());
     const Tensor kept = backend->lstm().forward(x, weights, {}, y, {}, true);
-    backend->lstm().backward(x, weights, {}, y, kept, dy, {}, dx);
+    backend->lstm().backward(x, weights, {}, y, kept, dy, {}, dx, [] {});
     expect_close(expected.y, y, "y");
     expect_close(expected.dx, dx, "dx");
     backend->pointwise().copy(random(weights.w_hh.shape(), static_cast<std::uint64_t>(10 + round)), weights.w_hh);
@@ -273,7 +273,7 @@ TEST(LstmThreads, DoNotChangeTheNumbers) {
     std::vector<float> all = values_of(y);
     LstmGradients gradients;
     gradients.b_ih = backend->empty({4 * s.width});
-    backend->lstm().backward(x, weights, {}, y, kept, random(y.shape(), 6), gradients, Tensor());
+    backend->lstm().backward(x, weights, {}, y, kept, random(y.shape(), 6), gradients, Tensor(), [] {});
     const auto db = values_of(gradients.b_ih);
     all.insert(all.end(), db.begin(), db.end());
     results.push_back(std::move(all));

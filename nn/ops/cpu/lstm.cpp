@@ -121,7 +121,8 @@ class CpuLstm final : public LstmKernels {
   }
 
   void backward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y, const Tensor& kept,
-                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx) override {
+                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx,
+                FunctionRef<void()> gradients_done) override {
     const Sizes at(x, y);
     const Tensor gates = kept.slice(0, at.rows() * at.gates).reshaped({at.rows(), at.gates});
     if (at.batch > 0) {
@@ -139,6 +140,7 @@ class CpuLstm final : public LstmKernels {
     if (gradients.w_hh.defined())
       linear_.backward_weight(h_before(at, from.h, y), gates, gradients.accumulate[1], gradients.w_hh);
     if (gradients.w_ih.defined()) linear_.backward_weight(inputs, gates, gradients.accumulate[0], gradients.w_ih);
+    gradients_done();
     if (dx.defined()) linear_.backward_input(gates, weights.w_ih, dx.reshaped({at.rows(), at.inputs}));
   }
 
@@ -191,9 +193,8 @@ class CpuLstm final : public LstmKernels {
   template <class Body>
   static void over_features(const Sizes& at, const Body& body) {
     const std::int64_t work = at.batch * at.width * kGates * kPanel;
-    parallel_for(panels_of(at.width), (kGrain + work - 1) / work, [&](std::int64_t begin, std::int64_t end) {
-      body(begin * kPanel, std::min(end * kPanel, at.width));
-    });
+    parallel_for(panels_of(at.width), (kGrain + work - 1) / work,
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * kPanel, std::min(end * kPanel, at.width)); });
   }
 
   // `panels`: nullptr where h was zero.
@@ -230,9 +231,7 @@ class CpuLstm final : public LstmKernels {
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
         const float* const c = cells + row * at.width + first;
-        const float* const c_before = t > 0               ? c - at.width
-                                      : c_first.defined() ? c_first.f32() + place
-                                                          : nullptr;
+        const float* const c_before = t > 0 ? c - at.width : c_first.defined() ? c_first.f32() + place : nullptr;
         float* const d = gates + row * at.gates + first;
         cell_backward(d, at.width, count, c, c_before, dh + place, dc + place);
         if (t == 0) continue;

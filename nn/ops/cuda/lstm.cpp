@@ -57,9 +57,13 @@ class CudaLstm final : public LstmKernels {
   }
 
   void backward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y, const Tensor& kept,
-                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx) override {
+                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx,
+                FunctionRef<void()> gradients_done) override {
     check(x, weights, y);
-    if (x.size(0) == 0) return clear(gradients);
+    if (x.size(0) == 0) {
+      clear(gradients);
+      return gradients_done();
+    }
     const Held& held = find(x, y, true);
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;
@@ -85,6 +89,7 @@ class CudaLstm final : public LstmKernels {
       held.plan.backward_weights(handle(), arrays, made.raw());
       scatter(held, made, gradients);
     }
+    gradients_done();
     if (dx.defined()) hand_over(made_dx, dx);
   }
 

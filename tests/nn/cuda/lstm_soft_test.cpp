@@ -35,7 +35,7 @@ class CudaLstmSoft : public DeviceTest {
                   {weights.b_hh.shape()}},
                  [&](const auto& out) {
                    const Tensor kept = lstm.forward(x, weights, {}, out[0], {}, true);
-                   lstm.backward(x, weights, {}, out[0], kept, dy, {out[2], out[3], out[4], out[5]}, out[1]);
+                   lstm.backward(x, weights, {}, out[0], kept, dy, {out[2], out[3], out[4], out[5]}, out[1], [] {});
                  })) {
       const auto values = values_of(made);
       all.insert(all.end(), values.begin(), values.end());

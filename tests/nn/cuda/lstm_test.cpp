@@ -106,14 +106,14 @@ TEST_P(CudaLstm, Backward) {
         const Tensor y_host = cpu->empty(s.y()), dx = cpu->empty(s.x());
         const Tensor kept = cpu->lstm().forward(x_host, host, from_host, y_host, {}, true);
         rounded(y_host);
-        cpu->lstm().backward(x_host, host, from_host, y_host, kept, dy_host, gradients_of(wanted), dx);
+        cpu->lstm().backward(x_host, host, from_host, y_host, kept, dy_host, gradients_of(wanted), dx, [] {});
         std::vector<Output> outputs;
         for (int i = 0; i < 4; ++i) outputs.push_back({shapes[i], DType::kF32, first[static_cast<std::size_t>(i)]});
         outputs.push_back(activation_like(s.x()));
         const auto got = results(outputs, [&](const auto& out) {
           const Tensor y = activation(cpu->zeros(s.y()));
           const Tensor reserve = lstm->forward(x, device, from, y, {}, true);
-          lstm->backward(x, device, from, y, reserve, dy, gradients_of(out), out[4]);
+          lstm->backward(x, device, from, y, reserve, dy, gradients_of(out), out[4], [] {});
         });
         for (std::size_t i = 0; i < 4; ++i) {
           double scale = 1.0;
@@ -137,8 +137,8 @@ TEST_P(CudaLstm, BackwardOfWhatIsWanted) {
     return results(outputs, [&](const auto& out) {
       const auto if_wanted = [&](int i) { return wanted >> i & 1 ? out[static_cast<std::size_t>(i)] : Tensor(); };
       const Tensor kept = lstm->forward(x, device, {}, y, {}, true);
-      lstm->backward(x, device, {}, y, kept, dy, {if_wanted(0), if_wanted(1), if_wanted(2), if_wanted(3)},
-                     if_wanted(4));
+      lstm->backward(x, device, {}, y, kept, dy, {if_wanted(0), if_wanted(1), if_wanted(2), if_wanted(3)}, if_wanted(4),
+                     [] {});
     });
   };
   const auto all = run(31);
