@@ -6,8 +6,8 @@
 
 #include "base/cuda/runtime.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
-#include "nn/ops/cuda/grid.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
 namespace {
