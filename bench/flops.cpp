@@ -77,6 +77,21 @@ std::vector<Product> products_of_gpt(const nn::ModelSpec& spec) {
   return products;
 }
 
+// See nn/models/lstm.cpp. Over images the first layer reads the data, and only the last step is decoded.
+std::vector<Product> products_of_lstm(const nn::ModelSpec& spec) {
+  const bool images = spec.sample_shape.size() == 3;
+  const std::int64_t steps = spec.sample_shape[0], width = spec.lstm.width;
+  std::vector<Product> products;
+  for (std::int64_t layer = 0; layer < spec.lstm.layers; ++layer) {
+    const bool reads_data = images && layer == 0;
+    const std::int64_t in = reads_data ? spec.sample_shape[1] * spec.sample_shape[2] : width;
+    products.push_back({.rows = steps, .in = in, .out = 4 * width, .reads_data = reads_data});
+    products.push_back({.rows = steps, .in = width, .out = 4 * width});
+  }
+  products.push_back({.rows = images ? 1 : steps, .in = width, .out = spec.classes});
+  return products;
+}
+
 }  // namespace
 
 std::vector<Product> products_of(const nn::ModelSpec& spec) {
@@ -104,6 +119,7 @@ std::vector<Product> products_of(const nn::ModelSpec& spec) {
   if (spec.name == "resnet18") return products_of_resnet(spec, false, false);
   if (spec.name == "resnet50") return products_of_resnet(spec, true, false);
   if (spec.name == "resnet18-cifar") return products_of_resnet(spec, false, true);
+  if (spec.name == "lstm") return products_of_lstm(spec);
   if (spec.name == "gpt" || spec.name == "gpt2") return products_of_gpt(spec);
   throw UsageError(fmt::format("nobody has counted the arithmetic of the model '{}'", spec.name),
                    "add it to bench/flops.cpp");

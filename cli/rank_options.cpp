@@ -19,7 +19,7 @@ using trainer::TrainConfig;
 
 void add_model_options(OptionTable& table, TrainConfig& config) {
   table.positional(
-      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, gpt or gpt2", text(config.model.name)});
+      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(config.model.name)});
   table.group("Model and data");
   table.add({.name = "data",
              .placeholder = "DATA[:PATH]",
@@ -66,17 +66,17 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
     table.add(
         {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
   };
-  add_size("layers", "gpt: blocks", "4, of gpt2 12", config.model.layers);
+  add_size("layers", "gpt: blocks; lstm: layers", "4, of gpt2 12, of lstm 2", config.model.layers);
   add_size("heads", "gpt: attention heads", "4, of gpt2 12", config.model.heads);
-  add_size("width", "gpt: features", "256, of gpt2 768", config.model.width);
-  add_size("context", "gpt: tokens of a sample", "256, of gpt2 1024", config.model.context);
+  add_size("width", "gpt, lstm: features", "256, of gpt2 768", config.model.width);
+  add_size("context", "gpt, lstm: tokens of a sample", "256, of gpt2 1024", config.model.context);
   table.add({.name = "zero-init-residual",
              .kind = OptionKind::kFlag,
              .help = "ResNets: each block starts as the identity",
              .set = boolean(config.model.zero_init_residual)});
   table.add({.name = "dropout",
              .placeholder = "P",
-             .help = "gpt: probability with which an element is dropped in training",
+             .help = "gpt, lstm: probability with which an element is dropped in training",
              .default_text = fmt::to_string(config.model.dropout),
              .set = number(config.model.dropout, kFraction)});
 }

@@ -72,6 +72,9 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
   spec.gpt.width = model.width.value_or(spec.gpt.width);
   spec.gpt.context = context_of(model);
   spec.gpt.dropout = model.dropout;
+  spec.lstm = {.layers = model.layers.value_or(spec.lstm.layers),
+               .width = model.width.value_or(spec.lstm.width),
+               .dropout = model.dropout};
   spec.zero_init_residual = model.zero_init_residual;
   return spec;
 }

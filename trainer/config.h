@@ -26,10 +26,11 @@ struct ModelConfig {
   std::string name;            // linear, mlp, cnn
   std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
   std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
-  // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024)
+  // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024);
+  // lstm: layers, features and tokens (2, 256 and 256)
   std::optional<int> layers, heads, width, context;
   bool zero_init_residual = false;  // ResNets: each block starts as the identity
-  double dropout = 0.0;             // gpt: probability with which an element is dropped in training
+  double dropout = 0.0;             // gpt, lstm: probability with which an element is dropped in training
 };
 
 struct TrainConfig {

@@ -15,7 +15,8 @@ MODELS = ("mlp", "cnn")  # small ones, in which a step is short
 BATCHES = (64, 4096)
 # What is measured of each model: batches, how many steps, and whether in plain f32 too, which takes the large ones long.
 WORKLOADS = {"mlp": (BATCHES, 600, True), "cnn": (BATCHES, 600, True), "resnet18-cifar": ((512,), 200, False),
-             "resnet50": ((64,), 60, False), "gpt": ((64,), 200, True), "gpt2": ((16,), 60, False)}
+             "resnet50": ((64,), 60, False), "lstm": ((64,), 100, False), "gpt": ((64,), 200, True),
+             "gpt2": ((16,), 60, False)}
 GROUPS = [(model, batch) for model, (batches, _, _) in WORKLOADS.items() for batch in batches]
 
 

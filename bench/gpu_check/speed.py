@@ -12,7 +12,7 @@ from harness.stats import Spread, quantile, ratio
 
 
 # Tokens of a sample, and how many there are, as bench/peers/torch/models.py has them.
-_TEXTS = {"gpt": (128, 256), "gpt2": (256, 50257)}
+_TEXTS = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
 
 
 def _data(check: Check, model: str) -> list:

@@ -47,6 +47,19 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
 /// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels).
 Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
+/// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
+struct LstmParameters {
+  Parameter& w_ih;
+  Parameter& w_hh;
+  Parameter& b_ih;
+  Parameter& b_hh;
+};
+/// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H). It begins with `state` and
+/// leaves the one behind the last step there, as constants: no gradient flows through it. nullptr, or tensors that are
+/// undefined: it begins with zeros.
+Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
+/// The rows of x (…, C) with these numbers (K) i32, counted over all axes but the last → (K, C).
+Var take_rows(Tape& tape, Var x, const Tensor& numbers);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
 /// relu(add(x, y)) in one pass.

@@ -96,7 +96,7 @@ void Tape::forget_uses(const Node& node) {
 // All counts go down before the first call: on_ready may throw.
 void Tape::finish_uses(Node& node) {
   if (std::exchange(node.parameters_done_, true)) return;
-  std::array<Parameter*, 2> ready = {};
+  Node::Parameters ready = {};
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Parameter* const parameter = node.parameters()[i];
     if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;

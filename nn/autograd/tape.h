@@ -61,24 +61,26 @@ class TapeObserver {
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
 class Node {
  public:
-  explicit Node(Var output, std::array<Parameter*, 2> parameters = {}) : output_(output), parameters_(parameters) {}
+  /// Those that it contributes to; nullptr: none.
+  using Parameters = std::array<Parameter*, 4>;
+  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {}
   virtual ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where it
-  /// has more to do when the parameters have got theirs, it says so (tape.parameters_done).
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where
+  /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
-  const std::array<Parameter*, 2>& parameters() const { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
 
  private:
   friend class Tape;
   Var output_;
-  std::array<Parameter*, 2> parameters_;  // nullptr: none
+  Parameters parameters_;
   bool parameters_done_ = false;
-  OpLabel label_;                         // of the operator that recorded it
+  OpLabel label_;  // of the operator that recorded it
 };
 
 /// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.

@@ -86,8 +86,8 @@ class Cnn final : public Module {
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = {"linear",         "mlp", "cnn", "resnet18", "resnet50",
-                                                 "resnet18-cifar", "gpt", "gpt2"};
+  static const std::vector<std::string> names = {"linear",         "mlp",  "cnn", "resnet18", "resnet50",
+                                                 "resnet18-cifar", "lstm", "gpt", "gpt2"};
   return names;
 }
 
@@ -121,6 +121,12 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
                                  .zero_init_residual = spec.zero_init_residual,
                                  .channels = spec.sample_shape[2],
                                  .classes = spec.classes});
+  }
+  if (spec.name == "lstm") {
+    if (spec.sample_shape.size() == 3)
+      return std::make_unique<LstmClassifier>(context, spec.lstm, spec.sample_shape[1] * spec.sample_shape[2],
+                                              spec.classes);
+    return std::make_unique<LstmLanguageModel>(context, spec.lstm, spec.classes);
   }
   if (spec.name == "gpt" || spec.name == "gpt2") {
     GptSpec gpt = spec.gpt;

@@ -7,6 +7,7 @@
 
 #include "nn/layers/layers.h"
 #include "nn/models/gpt.h"
+#include "nn/models/lstm.h"
 
 namespace lockstep::nn {
 
@@ -17,13 +18,14 @@ struct ModelSpec {
   std::int64_t classes = 10;
   std::vector<std::int64_t> hidden = {1024, 1024};  // mlp
   GptSpec gpt = {};                                 // gpt, gpt2; its vocabulary is `classes`
+  LstmSpec lstm = {};                               // lstm; over tokens, or over the rows of images
   bool zero_init_residual = false;                  // ResNets
 };
 
 /// What a GPT of this name is where nothing else is said: GPT-2's smallest for "gpt2".
 GptSpec default_gpt(const std::string& name);
 
-/// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "gpt", "gpt2".
+/// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "lstm", "gpt", "gpt2".
 const std::vector<std::string>& model_names();
 
 /// Throws UsageError for an unknown name (with the nearest right one) or a sample shape that the model cannot take.

@@ -14,6 +14,7 @@
 #include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
+#include "nn/ops/lstm.h"
 #include "nn/ops/norm.h"
 #include "nn/ops/optim.h"
 #include "nn/ops/pointwise.h"
@@ -49,6 +50,7 @@ class Backend {
   virtual LayerNormKernels& layer_norm() = 0;
   virtual EmbeddingKernels& embedding() = 0;
   virtual AttentionKernels& attention() = 0;
+  virtual LstmKernels& lstm() = 0;
   virtual PointwiseKernels& pointwise() = 0;
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;

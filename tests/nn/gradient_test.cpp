@@ -334,5 +334,51 @@ TEST_F(Gradient, CausalAttention) {
   }
 }
 
+TEST_F(Gradient, Lstm) {
+  struct Case {
+    Shape x;
+    std::int64_t width;
+    int frozen;  // a bit for each parameter
+    bool begins;
+  };
+  for (const auto& c : {Case{{1, 1, 1}, 1, 0, false}, Case{{2, 3, 5}, 7, 0, true}, Case{{3, 2, 4}, 17, 5, false},
+                        Case{{2, 4, 3}, 2, 10, false}, Case{{2, 3, 2, 2}, 3, 15, true}}) {
+    SCOPED_TRACE(to_string(c.x));
+    const std::int64_t inputs = c.x.count() / (c.x[0] * c.x[1]), gates = 4 * c.width;
+    const std::unique_ptr<Parameter> made[] = {
+        parameter(random_tensor(*backend, {gates, inputs}, 1)), parameter(random_tensor(*backend, {gates, c.width}, 2)),
+        parameter(random_tensor(*backend, {gates}, 3)), parameter(random_tensor(*backend, {gates}, 4))};
+    std::vector<Parameter*> parameters;
+    for (int i = 0; i < 4; ++i) {
+      made[i]->set_requires_grad((c.frozen >> i & 1) == 0);
+      parameters.push_back(made[i].get());
+    }
+    LstmState first;
+    if (c.begins)
+      first = {random_tensor(*backend, {c.x[0], c.width}, 6), random_tensor(*backend, {c.x[0], c.width}, 7)};
+    expect_gradients(*backend, {{random_tensor(*backend, c.x, 5)}, parameters},
+                     [&](Tape& tape, std::span<const Var> x) {
+                       LstmState state = first;
+                       return lstm(tape, x[0], {*made[0], *made[1], *made[2], *made[3]}, c.begins ? &state : nullptr);
+                     });
+  }
+  // Twice on one tape: the second contribution is added.
+  const auto w_ih = parameter(random_tensor(*backend, {12, 3}, 1)),
+             w_hh = parameter(random_tensor(*backend, {12, 3}, 2));
+  const auto b_ih = parameter(random_tensor(*backend, {12}, 3)), b_hh = parameter(random_tensor(*backend, {12}, 4));
+  const LstmParameters shared = {*w_ih, *w_hh, *b_ih, *b_hh};
+  expect_gradients(*backend,
+                   {{random_tensor(*backend, {2, 3, 3}, 5)}, {w_ih.get(), w_hh.get(), b_ih.get(), b_hh.get()}},
+                   [&](Tape& tape, std::span<const Var> x) { return lstm(tape, lstm(tape, x[0], shared), shared); });
+}
+
+TEST_F(Gradient, TakeRows) {
+  const std::array<std::int32_t, 4> numbers = {5, 0, 3, 5};
+  const Tensor rows = backend->empty({4}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(numbers)), rows);
+  expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return take_rows(tape, x[0], rows); });
+}
+
 }  // namespace
 }  // namespace lockstep::nn

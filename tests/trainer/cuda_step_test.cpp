@@ -35,7 +35,7 @@ struct Setting {
   std::uint64_t global_batch = 48;
   sampler::Tail tail = sampler::Tail::kExact;
   double lr = 1e-2;
-  std::string data = "digits";  // and for tokens:FILE a tiny gpt
+  std::string data = "digits";  // and for tokens:FILE a tiny gpt or lstm
   double dropout = 0;
 };
 
@@ -55,7 +55,8 @@ class Training {
                        .sample_shape = splits_.train->sample_dims(),
                        .classes = splits_.train->classes(),
                        .hidden = {32, 24},
-                       .gpt = {.layers = 1, .heads = 2, .width = 16, .context = kTokens, .dropout = setting.dropout}})),
+                       .gpt = {.layers = 1, .heads = 2, .width = 16, .context = kTokens, .dropout = setting.dropout},
+                       .lstm = {.layers = 2, .width = 12, .dropout = setting.dropout}})),
         group_(make_group()),
         loader_(splits_.train,
                 sampler::DistributedSampler({.length = splits_.train->size(),
@@ -273,9 +274,9 @@ TEST_P(CudaStep, WeightsMoveBetweenDevices) {
 }
 
 // A file of made-up tokens in which the next one follows from the last, as a rule.
-class CudaGptStep : public ::testing::Test {
+class CudaTextStep : public ::testing::TestWithParam<std::string> {
  protected:
-  CudaGptStep() {
+  CudaTextStep() {
     std::string pattern = std::filesystem::temp_directory_path() / "tokens.XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
     directory_ = pattern;
@@ -286,10 +287,10 @@ class CudaGptStep : public ::testing::Test {
       file.put(static_cast<char>(token)).put('\0');
     }
   }
-  ~CudaGptStep() override { std::filesystem::remove_all(directory_); }
+  ~CudaTextStep() override { std::filesystem::remove_all(directory_); }
 
   Setting setting() const {
-    return {.model = "gpt",
+    return {.model = GetParam(),
             .global_batch = 6,
             .tail = sampler::Tail::kDrop,
             .lr = 3e-3,
@@ -302,7 +303,7 @@ class CudaGptStep : public ::testing::Test {
 };
 
 // Dropout included: the same elements are kept on both.
-TEST_F(CudaGptStep, FollowsTheCpu) {
+TEST_P(CudaTextStep, FollowsTheCpu) {
   Setting wanted_of = setting();
   wanted_of.clip_norm = 1.0;
   Setting got_of = wanted_of;
@@ -322,7 +323,7 @@ TEST_F(CudaGptStep, FollowsTheCpu) {
 }
 
 // Steps that are recorded drop other elements each time, too.
-TEST_F(CudaGptStep, RecordedStepsAreTheSteps) {
+TEST_P(CudaTextStep, RecordedStepsAreTheSteps) {
   Setting eager_of = setting();
   eager_of.cuda = true;
   eager_of.record = false;
@@ -337,7 +338,7 @@ TEST_F(CudaGptStep, RecordedStepsAreTheSteps) {
   EXPECT_EQ(recorded.hash(), eager.hash());
 }
 
-TEST_F(CudaGptStep, LearnsInBf16AsInF32) {
+TEST_P(CudaTextStep, LearnsInBf16AsInF32) {
   Setting f32_of = setting();
   f32_of.cuda = true;
   Setting bf16_of = f32_of;
@@ -350,6 +351,8 @@ TEST_F(CudaGptStep, LearnsInBf16AsInF32) {
   EXPECT_NE(bf16.hash(), f32.hash());
 }
 
+INSTANTIATE_TEST_SUITE_P(Models, CudaTextStep, ::testing::Values("gpt", "lstm"),
+                         [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Models, CudaStep, ::testing::Values("linear", "mlp", "cnn"),
                          [](const auto& test) { return test.param; });
 

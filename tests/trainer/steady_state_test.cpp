@@ -39,7 +39,8 @@ class Training {
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
-                                          .hidden = {128, 64}})),
+                                          .hidden = {128, 64},
+                                          .lstm = {.layers = 2, .width = 40}})),
         sampler_({.length = splits_.train->size(), .seed = 1, .global_batch = global_batch}, group().rank(),
                  group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),
@@ -121,7 +122,7 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TrainerSteadyState, ::testing::Values("mlp", "cnn"),
+INSTANTIATE_TEST_SUITE_P(Models, TrainerSteadyState, ::testing::Values("mlp", "cnn", "lstm"),
                          [](const auto& test) { return test.param; });
 
 // The counter itself: one that counts nothing would always pass.

@@ -33,6 +33,7 @@ class CudaBackend final : public Backend {
   LayerNormKernels& layer_norm() override { return *on_gpu(layer_norm_); }
   EmbeddingKernels& embedding() override { return *on_gpu(embedding_); }
   AttentionKernels& attention() override { return *on_gpu(attention_); }
+  LstmKernels& lstm() override { return *on_gpu(lstm_); }
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
@@ -77,6 +78,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<LayerNormKernels> layer_norm_;
   std::unique_ptr<EmbeddingKernels> embedding_;
   std::unique_ptr<AttentionKernels> attention_;
+  std::unique_ptr<LstmKernels> lstm_;
   std::unique_ptr<LossKernels> loss_;
   std::unique_ptr<OptimKernels> optim_;
 };

@@ -11,6 +11,7 @@
 #include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
+#include "nn/ops/lstm.h"
 #include "nn/ops/norm.h"
 #include "nn/ops/optim.h"
 #include "nn/ops/pointwise.h"
@@ -25,6 +26,8 @@ std::unique_ptr<LayerNormKernels> make_layer_norm_kernels(Context& context);
 std::unique_ptr<EmbeddingKernels> make_embedding_kernels(Context& context);
 /// Opens cuDNN at the first attention in bf16, and does without where there is none.
 std::unique_ptr<AttentionKernels> make_attention_kernels(Context& context);
+/// Opens cuDNN at the first layer.
+std::unique_ptr<LstmKernels> make_lstm_kernels(Context& context, PointwiseKernels& pointwise);
 std::unique_ptr<LossKernels> make_loss_kernels(Context& context);
 std::unique_ptr<OptimKernels> make_optim_kernels(Context& context);
 /// Opens cuBLASLt. Throws CudaError where there is none.
