@@ -23,12 +23,14 @@ inline std::int64_t count_of(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
-inline std::vector<float> uniform(std::string_view name, std::int64_t count, int exponent = 0, double centre = 0.0) {
+inline std::vector<float> uniform(std::string_view name, std::int64_t count, int exponent = 0, double centre = 0.0,
+                                  double apart = 0.0) {
   const std::uint64_t key = key_of(name);
   std::vector<float> values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto whole = static_cast<std::int64_t>(SplitMix64::word(key, i) >> 40) - (std::int64_t{1} << 23);
-    values[i] = static_cast<float>(std::ldexp(static_cast<double>(whole), exponent - 23) + centre);
+    const double value = std::ldexp(static_cast<double>(whole), exponent - 23);
+    values[i] = static_cast<float>(value + std::copysign(apart, value) + centre);
   }
   return values;
 }
@@ -56,7 +58,7 @@ inline std::vector<float> initial(const std::string& case_name, const std::strin
   }
   if (name.ends_with("weight") || name.ends_with("running_var")) return uniform(key, count_of(shape), -1, 1.0);
   const bool of_norm = name.find("bn") != std::string::npos || name.find(".downsample.1.") != std::string::npos;
-  return uniform(key, count_of(shape), -2, of_norm ? norm_bias : 0.0);
+  return uniform(key, count_of(shape), -2, 0.0, of_norm && name.ends_with("bias") ? norm_bias : 0.0);
 }
 
 }  // namespace lockstep::parity

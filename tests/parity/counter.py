@@ -2,7 +2,8 @@
 
 A name has a key, FNV-1a of its UTF-8 bytes (64 bits). Its word i is SplitMix64's: mix(key + (i + 1) · gamma). From words:
 
-    uniform   (the upper 24 bits − 2^23) · 2^(exponent − 23), so in ±2^exponent; plus `centre`: one rounding, to f32
+    uniform   (the upper 24 bits − 2^23) · 2^(exponent − 23), so in ±2^exponent; away from 0 by `apart`, plus `centre`;
+              rounded to f32
     sign      −1 where the lowest bit is set, else 1
     below     word mod bound
 
@@ -32,9 +33,10 @@ def count_of(shape) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def uniform(name: str, shape, exponent: int = 0, centre: float = 0.0) -> np.ndarray:
+def uniform(name: str, shape, exponent: int = 0, centre: float = 0.0, apart: float = 0.0) -> np.ndarray:
     whole = (words(name, count_of(shape)) >> np.uint64(40)).astype(np.int64) - (1 << 23)
-    return (np.ldexp(whole.astype(np.float64), exponent - 23) + centre).astype(np.float32).reshape(shape)
+    values = np.ldexp(whole.astype(np.float64), exponent - 23)
+    return (values + np.copysign(apart, values) + centre).astype(np.float32).reshape(shape)
 
 
 def signs(name: str, count: int) -> np.ndarray:
@@ -54,10 +56,11 @@ def exponent_for(shape) -> int:
 
 
 def initial(case: str, name: str, shape, norm_bias: float = 0.0) -> np.ndarray:
-    """Of a parameter or a buffer. norm_bias: where the biases of batch norms are centred."""
+    """Of a parameter or a buffer. norm_bias: how far the biases of batch norms are from 0."""
     key = f"{case}/{name}"
     if len(shape) > 1:
         return uniform(key, shape, exponent_for(shape))
     if name.endswith("weight") or name.endswith("running_var"):
         return uniform(key, shape, -1, 1.0)
-    return uniform(key, shape, -2, norm_bias if "bn" in name or ".downsample.1." in name else 0.0)
+    of_norm = "bn" in name or ".downsample.1." in name
+    return uniform(key, shape, -2, apart=norm_bias if of_norm and name.endswith("bias") else 0.0)

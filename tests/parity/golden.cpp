@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "nn/io/state.h"
 #include "tests/parity/counter.h"
@@ -45,14 +46,14 @@ void Golden::expect(const std::string& name, std::span<const float> actual, doub
   double worst = 0.0;
   const auto hold = [&](const std::string& what, double a, double b, double scale, double allowance) {
     const double error = std::abs(a - b);
-    worst = std::isfinite(error) ? std::max(worst, error / scale) : INFINITY;
+    worst = std::isfinite(error) ? std::max(worst, error / scale) : std::numeric_limits<double>::infinity();
     EXPECT_TRUE(error <= tolerance * scale + allowance)
         << name << ", " << what << ": " << a << ", not " << b << ": " << error / scale << " of " << scale;
   };
   double my_largest = 0.0, my_squares = 0.0;
   for (const float value : actual) {
     my_largest = std::max(my_largest, std::abs(static_cast<double>(value)));
-    my_squares += static_cast<double>(value) * value;
+    my_squares += static_cast<double>(value) * static_cast<double>(value);
   }
   const double norm_slack = slack * std::sqrt(static_cast<double>(count));
   hold("the largest magnitude", my_largest, largest, largest, slack);
@@ -66,7 +67,8 @@ void Golden::expect(const std::string& name, std::span<const float> actual, doub
   const auto places = below<std::int64_t>(name + "/place", kSamples, count);
   for (std::size_t i = 0; i < std::min<std::size_t>(kSamples, actual.size()); ++i) {
     const std::size_t place = actual.size() > kSamples ? static_cast<std::size_t>(places[i]) : i;
-    hold("element " + std::to_string(place), actual[place], samples[i], largest, slack);
+    hold("element " + std::to_string(place), static_cast<double>(actual[place]), static_cast<double>(samples[i]),
+         largest, slack);
   }
   errors_[name] = worst;
 }
@@ -117,7 +119,8 @@ std::vector<float> to_nchw(const std::vector<float>& values, const std::vector<s
 nn::Tensor upload(nn::Backend& backend, const std::vector<float>& values, const std::vector<std::int64_t>& nchw) {
   const nn::Shape shape = nchw.size() == 4 ? nn::Shape{nchw[0], nchw[2], nchw[3], nchw[1]} : nn::Shape(std::span(nchw));
   nn::Tensor made = backend.empty(shape);
-  backend.upload(std::as_bytes(std::span(to_nhwc(values, nchw))), made);
+  const std::vector<float> packed = to_nhwc(values, nchw);
+  backend.upload(std::as_bytes(std::span(packed)), made);
   return made;
 }
 

@@ -25,15 +25,11 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, c // 3)
 
 
-class FirstOf(nn.Module):
-    """The outputs of a module that also returns its state."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
+class Lstm(nn.LSTM):
+    """Without the states that it also returns."""
 
     def forward(self, x):
-        return self.module(x)[0]
+        return super().forward(x)[0]
 
 
 class Positions(nn.Embedding):
@@ -71,7 +67,7 @@ OPS = {
     "attention": (lambda: Attention(3), (2, 13, 72)),
     "attention-long": (lambda: Attention(2), (1, 150, 96)),
     "positions": (lambda: Positions(9, 8), (2, 7, 8)),
-    "lstm": (lambda: FirstOf(nn.LSTM(5, 7, 2, batch_first=True)), (3, 6, 5)),
+    "lstm": (lambda: Lstm(5, 7, 2, batch_first=True), (3, 6, 5)),
 }
 EMBEDDING = (11, 6, (3, 8))  # rows, features, tokens
 CROSS_ENTROPY = {"cross-entropy": (7, 10), "cross-entropy-tokens": (2, 5, 33)}  # (…, classes)

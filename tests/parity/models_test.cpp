@@ -23,6 +23,7 @@ struct Example {
   std::vector<std::int64_t> input;  // as PyTorch has it
   std::int64_t labels = 0;          // of a batch
   double norm_bias = 0.0;
+  double lr = 1e-3;
   bool tokens = false;
 };
 
@@ -30,14 +31,14 @@ std::ostream& operator<<(std::ostream& out, const Example& example) { return out
 
 struct Rule {
   const char* name;
-  double lr;
+  double rates;  // of the model's
   std::unique_ptr<nn::Optimizer> (*make)(std::vector<nn::NamedParameter> parameters);
 };
 
 const Rule kRules[] = {
-    {"sgd", 0.05,
+    {"sgd", 20.0,
      [](auto all) { return nn::make_sgd(std::move(all), {.momentum = 0.9, .nesterov = true, .weight_decay = 0.01}); }},
-    {"adamw", 0.01,
+    {"adamw", 1.0,
      [](auto all) {
        return nn::make_adamw(std::move(all), {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.1});
      }},
@@ -118,7 +119,7 @@ class Models : public ::testing::TestWithParam<Example> {
       if (step == 0 && &rule == &kRules[0]) golden_.expect("output", download(*backend_, output), kOutputs);
       tape.backward(loss.value);
       if (step == 0 && &rule == &kRules[0]) expect_gradients(parameters);
-      optimizer->begin_step(rule.lr);
+      optimizer->begin_step(rule.rates * example_.lr);
       optimizer->update(all);
     }
     expect_moved(*module, name);
@@ -154,12 +155,12 @@ INSTANTIATE_TEST_SUITE_P(All, Models,
                          ::testing::Values(Example{spec_of("linear", {5}, 10), {6, 5}, 6},
                                            Example{spec_of("mlp", {28, 28, 1}, 10), {4, 1, 28, 28}, 4},
                                            Example{spec_of("cnn", {28, 28, 1}, 10), {3, 1, 28, 28}, 3},
-                                           Example{spec_of("resnet18", {32, 32, 3}, 7), {4, 3, 32, 32}, 4, 1.5},
-                                           Example{spec_of("resnet50", {32, 32, 3}, 7), {4, 3, 32, 32}, 4, 1.5},
+                                           Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
+                                           Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 2.25, 1e-4},
                                            Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
-                                           Example{tiny_gpt(), {2, 11}, 22, 0.0, true}),
-                         [](const auto& info) {
-                           std::string name = info.param.spec.name;
+                                           Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true}),
+                         [](const auto& instance) {
+                           std::string name = instance.param.spec.name;
                            std::erase(name, '-');
                            return name;
                          });

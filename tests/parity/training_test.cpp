@@ -118,7 +118,9 @@ TEST_F(Optimizers, AreTorchsWithGradientsClippedByTheirNorm) {
 TEST_F(Optimizers, AreNotEachOthers) {
   for (const auto& [name, make] : kOptimizers)
     for (const auto& [other, unused] : kOptimizers)
-      if (name != other) EXPECT_GT(error_of(other, make, false), 1e-4) << name << " passes for " << other;
+      if (name != other) {
+        EXPECT_GT(error_of(other, make, false), 1e-4) << name << " passes for " << other;
+      }
   EXPECT_GT(error_of("sgd-clipped", kOptimizers.at("sgd"), false), 1e-3);
 }
 
