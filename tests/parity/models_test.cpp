@@ -156,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(All, Models,
                                            Example{spec_of("mlp", {28, 28, 1}, 10), {4, 1, 28, 28}, 4},
                                            Example{spec_of("cnn", {28, 28, 1}, 10), {3, 1, 28, 28}, 3},
                                            Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
-                                           Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 2.25, 1e-4},
+                                           Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 2.25, 2e-5},
                                            Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
                                            Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true}),
                          [](const auto& instance) {
