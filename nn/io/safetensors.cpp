@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "nn/io/half.h"
 
 namespace lockstep::nn {
 namespace {
@@ -35,10 +36,29 @@ const char* file_name_of(DType dtype) {
   return "?";
 }
 
-std::optional<DType> dtype_from(const std::string& name) {
+// What files have that comes as another type here.
+struct FileType {
+  DType dtype;
+  std::size_t bytes;  // of an element in the file
+};
+
+std::optional<FileType> type_from(const std::string& name) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8})
-    if (name == file_name_of(dtype)) return dtype;
+    if (name == file_name_of(dtype)) return FileType{dtype, size_of(dtype)};
+  if (name == "F16") return FileType{DType::kF32, sizeof(std::uint16_t)};
+  if (name == "BOOL") return FileType{DType::kU8, 1};
   return std::nullopt;
+}
+
+std::vector<std::byte> widened(const std::vector<std::byte>& halves) {
+  std::vector<std::byte> made(halves.size() * 2);
+  for (std::size_t i = 0; i < halves.size() / 2; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, halves.data() + i * sizeof bits, sizeof bits);
+    const float value = from_half(bits);
+    std::memcpy(made.data() + i * sizeof value, &value, sizeof value);
+  }
+  return made;
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
@@ -48,7 +68,7 @@ std::optional<DType> dtype_from(const std::string& name) {
 
 struct Entry {
   std::string name;
-  DType dtype;
+  FileType type;
   std::vector<std::int64_t> shape;
   std::uint64_t begin, end;  // in the data section
 };
@@ -75,10 +95,10 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
                   std::uint64_t data_bytes) {
   try {
     const auto dtype_name = value.at("dtype").get<std::string>();
-    const auto dtype = dtype_from(dtype_name);
-    if (!dtype) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
-    Entry entry{name, *dtype, {}, 0, 0};
-    std::uint64_t bytes = size_of(*dtype);
+    const auto type = type_from(dtype_name);
+    if (!type) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
+    Entry entry{name, *type, {}, 0, 0};
+    std::uint64_t bytes = type->bytes;
     const auto& shape = value.at("shape");
     if (!shape.is_array()) refuse(path, fmt::format("tensor '{}' has a shape that is no list", name));
     for (const auto& extent : shape) {
@@ -196,9 +216,11 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
 
   std::vector<HostTensor> tensors;
   for (auto& entry : entries) {
-    HostTensor tensor{entry.name, entry.dtype, std::move(entry.shape), std::vector<std::byte>(entry.end - entry.begin)};
+    HostTensor tensor{entry.name, entry.type.dtype, std::move(entry.shape),
+                      std::vector<std::byte>(entry.end - entry.begin)};
     if (!in.read(reinterpret_cast<char*>(tensor.bytes.data()), static_cast<std::streamsize>(tensor.bytes.size())))
       refuse(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
+    if (entry.type.bytes < size_of(tensor.dtype)) tensor.bytes = widened(tensor.bytes);
     tensors.push_back(std::move(tensor));
   }
   return tensors;
