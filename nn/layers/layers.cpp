@@ -74,7 +74,7 @@ std::string Embedding::details() const {
 }
 
 std::string LayerNorm::details() const {
-  return fmt::format("({},), eps={:g}, elementwise_affine=True", weight_.value().count(), eps_);
+  return fmt::format("({},), eps={:g}, elementwise_affine=True, bias=True", weight_.value().count(), eps_);
 }
 
 std::string GELU::details() const {
@@ -102,7 +102,7 @@ std::string AvgPool2d::details() const {
 }
 
 std::string BatchNorm::details() const {
-  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, track_running_stats=True", weight_.value().count(),
+  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True", weight_.value().count(),
                      eps_, momentum_);
 }
 

@@ -1,6 +1,21 @@
 #include "nn/layers/module.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <typeinfo>
+
 namespace lockstep::nn {
+
+std::string Module::type_name() const {
+  const char* const mangled = typeid(*this).name();
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                     std::free);
+  const std::string name = status == 0 ? known.get() : mangled;
+  const auto space = name.rfind("::");
+  return space == std::string::npos ? name : name.substr(space + 2);
+}
 
 template <class Visit>
 void Module::walk(const std::string& prefix, const Visit& visit) const {

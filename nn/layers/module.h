@@ -43,7 +43,7 @@ class Module {
 
   /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
   /// "in_features=10, out_features=1, bias=True").
-  virtual std::string type_name() const { return "Module"; }
+  virtual std::string type_name() const;
   virtual std::string details() const { return ""; }
 
   /// All of this module and its children, depth first; its own come before its children's.
