@@ -16,9 +16,10 @@ namespace {
 // Note [LSTM on the CPU]
 // What inputs contribute to the gates is one product over all steps, and so are the gradients of weights and inputs.
 // What remains for each step is a product of B rows with w_hh, forward and backward, which takes packed weights and a
-// kernel of our own (panels.h): oneDNN's recurrent primitives are slower, above all backward. A thread computes the
-// gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay in
-// its cache.
+// kernel of our own (panels.h). With 8 rows of 256 features dnnl_sgemm, which packs the weights each time, takes ten
+// times as long for it, and oneDNN's recurrent primitives take a fifth longer for the whole layer. A thread computes
+// the gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay
+// in its cache.
 
 constexpr std::int64_t kGates = 4;
 constexpr std::int64_t kGrain = std::int64_t{1} << 18;  // multiplications of a step that are worth a thread
@@ -54,8 +55,8 @@ void cell(float* __restrict gates, std::int64_t stride, std::int64_t count, floa
   }
 }
 
-// `gates` become the gradients of what they were taken of. c_before may be null: zeros. dh is the gradient of h, and dc
-// becomes that of c_before, of what it was of c.
+// `gates` become the gradients of what they were taken of. dh is the gradient of h, and dc becomes that of c_before, of
+// what it was of c.
 LOCKSTEP_SIMD_CLONES
 void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t count, const float* __restrict c,
                    const float* __restrict c_before, const float* __restrict dh, float* __restrict dc) {
@@ -66,10 +67,9 @@ void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t co
 #pragma GCC ivdep
   for (std::int64_t u = 0; u < count; ++u) {
     const float i = is[u], f = fs[u], g = gs[u], o = os[u], tanh_c = tanh_of(c[u]);
-    const float before = c_before != nullptr ? c_before[u] : 0.0f;
     const float d = dc[u] + dh[u] * o * (1.0f - tanh_c * tanh_c);
     is[u] = d * g * i * (1.0f - i);
-    fs[u] = d * before * f * (1.0f - f);
+    fs[u] = d * c_before[u] * f * (1.0f - f);
     gs[u] = d * i * (1.0f - g * g);
     os[u] = dh[u] * tanh_c * o * (1.0f - o);
     dc[u] = d * f;
@@ -128,11 +128,13 @@ class CpuLstm final : public LstmKernels {
     if (at.batch > 0) {
       const Tensor dh = empty({at.batch, at.width}), dc = empty({at.batch, at.width});
       const Tensor behind = empty({2, at.batch, at.gates});  // the gradients of two steps' gates take turns
+      const Tensor c_first = empty({at.batch, at.width});
+      start(from.c, c_first);
       pointwise_.fill(dc, 0.0f);
       const float* const panels = at.steps > 1 ? backward_panels(weights, at.width) : nullptr;
       for (std::int64_t t = at.steps - 1; t >= 0; --t)
-        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), from.c, dy.f32(), behind.f32(), dh.f32(),
-                      dc.f32());
+        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), c_first.f32(), dy.f32(), behind.f32(),
+                      dh.f32(), dc.f32());
     }
     // The gates' gradients have taken their place.
     const Tensor inputs = x.reshaped({at.rows(), at.inputs});
@@ -218,7 +220,7 @@ class CpuLstm final : public LstmKernels {
   }
 
   static void step_backward(const Sizes& at, std::int64_t t, const float* panels, float* gates, const float* cells,
-                            const Tensor& c_first, const float* dy, float* behind, float* dh, float* dc) {
+                            const float* c_first, const float* dy, float* behind, float* dh, float* dc) {
     const float* const later = behind + (t % 2) * at.batch * at.gates;
     float* const now = behind + (1 - t % 2) * at.batch * at.gates;
     over_features(at, [&](std::int64_t first, std::int64_t end) {
@@ -231,7 +233,7 @@ class CpuLstm final : public LstmKernels {
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
         const float* const c = cells + row * at.width + first;
-        const float* const c_before = t > 0 ? c - at.width : c_first.defined() ? c_first.f32() + place : nullptr;
+        const float* const c_before = t > 0 ? c - at.width : c_first + place;
         float* const d = gates + row * at.gates + first;
         cell_backward(d, at.width, count, c, c_before, dh + place, dc + place);
         if (t == 0) continue;
