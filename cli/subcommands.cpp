@@ -10,6 +10,7 @@
 #include "cli/bench_command.h"
 #include "cli/devices_command.h"
 #include "cli/eval_command.h"
+#include "cli/infer_command.h"
 #include "cli/launch_command.h"
 #include "cli/option_sources.h"
 #include "cli/train_command.h"
@@ -40,6 +41,10 @@ std::vector<std::string> eval_flags() {
   trainer::TrainConfig config;
   return eval_options(config).names();
 }
+std::vector<std::string> infer_flags() {
+  trainer::InferConfig config;
+  return infer_options(config).names();
+}
 std::vector<std::string> devices_flags() {
   bool json = false;
   return devices_options(json).names();
@@ -50,6 +55,7 @@ constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, launch_flags},
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
     Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags},
+    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
     Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},

@@ -84,6 +84,7 @@ struct BytePairs::Tables {
     std::int32_t rank, made;
   };
   std::vector<std::string> tokens;  // their bytes
+  std::optional<std::int32_t> end;
   std::array<std::int32_t, 256> single = {};
   std::unordered_map<std::uint64_t, Merge> merges;  // by the pair
   std::unique_ptr<pcre2_code, CodeDeleter> words;
@@ -127,6 +128,7 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
     if (found == numbers.end()) refuse(fmt::format("it has no token for the byte {}", byte));
     single[byte] = found->second;
   }
+  if (const auto found = numbers.find("<|endoftext|>"); found != numbers.end()) end = found->second;
   return numbers;
 }
 
@@ -223,6 +225,8 @@ BytePairs::BytePairs(const std::string& vocabulary_path, const std::string& merg
 }
 
 BytePairs::~BytePairs() = default;
+
+std::optional<std::int32_t> BytePairs::end_of_text() const { return tables_->end; }
 
 int BytePairs::size() const { return static_cast<int>(tables_->tokens.size()); }
 

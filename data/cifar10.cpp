@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "base/splitmix.h"
+#include "data/image_form.h"
 
 namespace lockstep::data {
 
@@ -108,7 +109,14 @@ std::shared_ptr<const Dataset> open_part(const fs::path& directory, const std::v
     size += files.back().bytes().size() / kRecordBytes;
   }
   Dataset::Info info{
-      .name = fmt::format("cifar10 {}", part), .size = size, .dims = {kSide, kSide, 3}, .classes = classes};
+      .name = fmt::format("cifar10 {}", part),
+      .size = size,
+      .dims = {kSide, kSide, 3},
+      .classes = classes,
+      // As batches.meta.txt has them.
+      .class_names = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"},
+      .image = std::make_shared<const ImageForm>(
+          ImageForm{.height = kSide, .width = kSide, .normalisation = kCifar10, .cropped = false})};
   return std::make_shared<Cifar10>(std::move(info), std::move(files), augment);
 }
 

@@ -11,6 +11,9 @@
 
 namespace lockstep::data {
 
+class Characters;
+struct ImageForm;
+
 /// A fixed, numbered set of labelled samples. Immutable: all members may be called from several threads at once.
 /// A sample is an array of numbers (f32) with one label, or a row of tokens (i32) with a label for each.
 class Dataset {
@@ -22,6 +25,10 @@ class Dataset {
         dims;         // of a sample: {H, W, C} for images (NHWC without N), {F} for vectors, {T} for tokens
     int classes = 0;  // labels, and tokens, lie in [0, classes)
     bool tokens = false;
+    // How samples were made of what people have, so that a model trained on them can be given more of it.
+    std::vector<std::string> class_names = {};               // of the first classes; the others are numbers
+    std::shared_ptr<const Characters> characters = nullptr;  // whose tokens they are
+    std::shared_ptr<const ImageForm> image = nullptr;        // what was made of images
   };
 
   virtual ~Dataset() = default;
@@ -36,6 +43,9 @@ class Dataset {
   int classes() const { return info_.classes; }
   /// Which of the two reads it has.
   bool has_tokens() const { return info_.tokens; }
+  const std::vector<std::string>& class_names() const { return info_.class_names; }
+  const std::shared_ptr<const Characters>& characters() const { return info_.characters; }
+  const std::shared_ptr<const ImageForm>& image() const { return info_.image; }
   std::size_t labels_per_sample() const { return info_.tokens ? elements_ : 1; }
 
   /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read.

@@ -87,6 +87,12 @@ class Walk {
   std::vector<std::pair<dev_t, ino_t>> open_;  // the folders around
 };
 
+void warn_of(std::uint64_t not_read, const std::string& first, const std::string& directory) {
+  if (not_read > 0)
+    log_warn("{}: {} image{} of types that are not read, such as {}: convert them to JPEG or PNG", printable(directory),
+             not_read, not_read == 1 ? "" : "s", printable(first));
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -138,9 +144,24 @@ ImageList list_images(const std::string& directory, const std::vector<std::strin
                  static_cast<std::int32_t>(label));
     }
   }
-  if (not_read > 0)
-    log_warn("{}: {} image{} of types that are not read, such as {}: convert them to JPEG or PNG", printable(directory),
-             not_read, not_read == 1 ? "" : "s", printable(first_not_read));
+  warn_of(not_read, first_not_read, directory);
+  return list;
+}
+
+ImageList list_all_images(const std::string& directory) {
+  ImageList list(directory);
+  Walk walk(directory);
+  if (walk.found.empty())
+    refuse(directory,
+           walk.not_read > 0
+               ? fmt::format("it has no JPEG or PNG, only other images, such as {}", printable(walk.first_not_read))
+               : "it has no images",
+           "give a file, or a directory with .jpg, .jpeg or .png files");
+  warn_of(walk.not_read, walk.first_not_read, directory);
+  for (auto& [within, names] : walk.found) {
+    std::ranges::sort(names);
+    for (const std::string& file : names) list.add(within.empty() ? file : within + "/" + file, 0);
+  }
   return list;
 }
 

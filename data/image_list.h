@@ -44,6 +44,10 @@ std::vector<std::string> list_classes(const std::string& directory);
 /// says. Files are not opened. Throws IoError for folders that cannot be read, have no image or contain themselves.
 ImageList list_images(const std::string& directory, const std::vector<std::string>& classes);
 
+/// All images in `directory` and the folders within it, without classes, as list_images() has them. Throws IoError
+/// where there are none.
+ImageList list_all_images(const std::string& directory);
+
 /// `text` on one line, whatever is in it: a file may be called anything.
 std::string printable(std::string_view text);
 

@@ -1,13 +1,8 @@
 #include "data/images.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <filesystem>
 #include <limits>
 #include <mutex>
@@ -17,7 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
+#include "data/image_form.h"
 #include "data/image_list.h"
 
 namespace lockstep::data {
@@ -27,7 +22,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t kNthForValidation = 10;
-constexpr std::int64_t kMostFileBytes = std::int64_t{256} << 20;
 
 // What one thread needs to read an image.
 struct Desk {
@@ -72,26 +66,6 @@ class Desks {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Desk>> free_;
 };
-
-void read_file(const std::string& path, std::vector<std::byte>& bytes) {
-  // Without O_NONBLOCK a named pipe would block here for ever.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) throw IoError(errno_text(errno));
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw IoError(errno_text(errno));
-  if (!S_ISREG(status.st_mode)) throw IoError("it is no regular file");
-  if (status.st_size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", status.st_size));
-  bytes.resize(static_cast<std::size_t>(status.st_size));
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + done, bytes.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(errno_text(errno));
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  bytes.resize(done);
-}
 
 /// The files of a data set that turned out to be damaged. Thread-safe.
 class Damage {
@@ -164,7 +138,7 @@ class Images final : public Dataset {
 
   void read_image(const std::string& path, std::optional<std::uint64_t> draw, std::span<float> x) const {
     const Desks::Loan desk(desks_);
-    read_file(path, desk->file);
+    read_image_file(path, desk->file);
     const ImageSize whole = desk->decoder.open(desk->file);
     const Resampling what = draw ? training_view(whole, options_.size, *draw) : evaluation_view(whole, options_.size);
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
@@ -234,12 +208,15 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
                     join(classes, ", ")),
         fmt::format("call them train and val, or name one itself: images:{}/{}", printable(directory), classes[0]));
   const int count = options.classes > 0 ? options.classes : static_cast<int>(classes.size());
+  const auto form = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size});
   const auto part = [&](const char* name, const std::shared_ptr<const ImageList>& list,
                         std::vector<std::uint32_t> files) {
     Dataset::Info info{.name = fmt::format("images {} {}", printable(directory), name),
                        .size = files.size(),
                        .dims = {options.size, options.size, 3},
-                       .classes = count};
+                       .classes = count,
+                       .class_names = classes,
+                       .image = form};
     return std::make_shared<Images>(std::move(info), list, std::move(files), options);
   };
   const auto list = checked_list(train, classes);

@@ -134,7 +134,7 @@ DataSplits open_data(const std::string& spec, const OpenOptions& options) {
       throw UsageError(
           fmt::format("--classes {} for {}: a text has as many tokens as it has characters", options.classes, spec),
           "leave --classes out");
-    return open_text(argument, options.context);
+    return open_text(argument, options.context, options.characters);
   }
 
   const auto meant = nearest(name, names);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@ struct OpenOptions {
   std::optional<bool> augment = {};                // training samples are changed at random; default: yes
   std::optional<int> image_size = {};              // images: height and width of a sample; default: kDefaultImageSize
   std::optional<std::uint64_t> most_damaged = {};  // images: files that are put up with; default: kDefaultMostDamaged
+  std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
 };
 
 /// Opens

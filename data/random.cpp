@@ -84,9 +84,11 @@ template <class Part, class... Args>
 DataSplits make_parts(std::uint64_t length, const std::vector<std::int64_t>& dims, int classes, bool tokens,
                       const Args&... args) {
   const std::uint64_t test_length = std::max<std::uint64_t>(1, length / 10);
-  return {std::make_shared<Part>(Dataset::Info{"random train", length, dims, classes, tokens}, args...,
-                                 std::uint64_t{0}),
-          std::make_shared<Part>(Dataset::Info{"random test", test_length, dims, classes, tokens}, args..., length)};
+  const auto info = [&](const char* name, std::uint64_t size) {
+    return Dataset::Info{.name = name, .size = size, .dims = dims, .classes = classes, .tokens = tokens};
+  };
+  return {std::make_shared<Part>(info("random train", length), args..., std::uint64_t{0}),
+          std::make_shared<Part>(info("random test", test_length), args..., length)};
 }
 
 }  // namespace

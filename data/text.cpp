@@ -103,22 +103,29 @@ std::string Characters::decode(std::span<const std::int32_t> tokens) const {
   return text;
 }
 
+std::string Characters::text() const {
+  std::string all;
+  for (const char32_t code : characters_) append_utf8(all, code);
+  return all;
+}
+
 Characters read_characters(const std::string& path) {
   const MappedFile file(path);
   return {file.text(), path};
 }
 
-DataSplits open_text(const std::string& path, std::int64_t context) {
+DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
   const MappedFile file(path);
-  const Characters characters(file.text(), path);
-  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(characters.encode(file.text(), path));
+  if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
+  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(characters->encode(file.text(), path));
   const TokenParts parts = split_tokens(tokens->size(), context, path);
   const auto part = [&](const char* name, const TokenRows& rows) {
     return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {} {}", path, name),
                                                 .size = rows.count(),
                                                 .dims = {context},
-                                                .classes = characters.size(),
-                                                .tokens = true},
+                                                .classes = characters->size(),
+                                                .tokens = true,
+                                                .characters = characters},
                                   tokens, rows);
   };
   return {part("train", parts.train), part("validation", parts.validation)};

@@ -13,6 +13,7 @@
 #include "data/tokens.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
+#include "trainer/adopt_card.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
@@ -34,13 +35,21 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
   return nn::make_adamw(parameters, {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = decay});
 }
 
-data::DataSplits open_splits(const TrainConfig& config) {
+std::optional<ModelCard> adopt_weights(TrainConfig& config) {
+  if (config.weights.empty()) return std::nullopt;
+  auto card = read_card(config.weights);
+  if (card) adopt(config.model, *card, config.weights);
+  return card;
+}
+
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
                             .context = context_of(config.model),
                             .augment = config.augment,
                             .image_size = config.image_size,
-                            .most_damaged = {}};
+                            .most_damaged = {},
+                            .characters = card ? card->characters : nullptr};
   if (config.most_damaged) options.most_damaged = static_cast<std::uint64_t>(*config.most_damaged);
   if (config.model.name == "linear" && options.classes == 0) {
     // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
@@ -80,8 +89,42 @@ std::string head_of(const TrainConfig& config, const nn::Module& model) {
   return last.substr(0, last.rfind('.') + 1);
 }
 
-void load_weights(const TrainConfig& config, nn::Module& model) {
+// Whether what the file's numbers mean is what the data's mean.
+void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const ModelCard& card) {
+  if (config.reset_head) return;
+  if (dataset.has_tokens() && (card.characters == nullptr) != (dataset.characters() == nullptr))
+    throw UsageError(
+        fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
+                    card.characters != nullptr ? "characters" : "tokens of another kind", card.data, dataset.name(),
+                    dataset.characters() != nullptr ? "characters" : "tokens of another kind"),
+        card.characters != nullptr ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+  const auto& names = dataset.class_names();
+  if (names.empty() || card.class_names.empty()) return;
+  for (std::size_t i = 0; i < std::max(names.size(), card.class_names.size()); ++i) {
+    const auto name = [i](const std::vector<std::string>& from) { return i < from.size() ? from[i] : "none"; };
+    if (name(names) != name(card.class_names))
+      throw UsageError(fmt::format("{} knows class {} as '{}', and {} as '{}'", config.weights, i,
+                                   name(card.class_names), dataset.name(), name(names)),
+                       "use the same classes, or train with --reset-head");
+  }
+}
+
+// Of a language model that has another vocabulary than the data: one line, where names and shapes would be many.
+void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTensor>& tensors,
+                      const data::Dataset& dataset) {
+  if (!dataset.has_tokens()) return;
+  for (const auto& tensor : tensors)
+    if (tensor.name.ends_with("wte.weight") && tensor.shape.size() == 2 && tensor.shape[0] != dataset.classes())
+      throw UsageError(fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(),
+                                   dataset.classes()),
+                       "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
+}
+
+void load_weights(const TrainConfig& config, nn::Module& model, const data::Dataset& dataset,
+                  const std::optional<ModelCard>& card) {
+  if (card) check_meaning(config, dataset, *card);
   auto tensors = nn::read_weights(config.weights);
+  check_vocabulary(config, tensors, dataset);
   nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
   if (config.reset_head) options.without = head_of(config, model);
   const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
@@ -113,7 +156,8 @@ void freeze(nn::Module& model, const std::string& patterns) {
 
 }  // namespace
 
-std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset) {
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
+                                        const std::optional<ModelCard>& card) {
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
                                  dataset.sample_elements()),
@@ -125,7 +169,7 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
-  if (!config.weights.empty()) load_weights(config, *model);
+  if (!config.weights.empty()) load_weights(config, *model, dataset, card);
   if (!config.freeze.empty()) freeze(*model, config.freeze);
   return model;
 }

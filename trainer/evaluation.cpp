@@ -21,15 +21,16 @@ std::string text_of(const EvalReport& report, const data::Dataset& dataset) {
   return text + fmt::format("  of {} samples", report.samples);
 }
 
-void run(const TrainConfig& config, Session& session) {
+void run(TrainConfig config, Session& session) {
   comm::ProcessGroup& group = *session.group;
   data::DataSplits splits;
   std::unique_ptr<nn::Module> model;
   Metrics metrics;
   comm::agree_on(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
-    splits = open_splits(config);
-    model = build_model(config, *session.backend, *splits.test);
+    const auto card = adopt_weights(config);
+    splits = open_splits(config, card);
+    model = build_model(config, *session.backend, *splits.test, card);
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
   comm::compare_manifests(group, manifest_of(config, *model, *splits.test));

@@ -109,6 +109,13 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
 }
 
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+  return open_session(config, [&] {
+    if (refusal) throw *refusal;
+    validate(config);
+  });
+}
+
+Session open_session(const TrainConfig& config, const std::function<void()>& check) {
   set_log_level_named(config.log_level);
   // Before there are threads. NVML has this order too, so what people read in its tables holds here.
   set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
@@ -116,10 +123,7 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
   options.timeout_seconds = config.timeout_seconds;
   options.backend = config.backend;
   options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
-  Session session = meet(options, [&] {
-    if (refusal) throw *refusal;
-    validate(config);
-  });
+  Session session = meet(options, check);
   const DeviceChoice choice = choose_together(config, session);
   session.device = choice.device;
   bind(session, comm::locality_of(choice.gpu.bus_id));

@@ -42,5 +42,8 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
 /// (choose_device), binds this process to cores close to it, and opens it. The GPU is the only one on which this
 /// process ever has a context. Sets CUDA_DEVICE_ORDER to PCI_BUS_ID unless it is set. Throws what cannot be.
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal);
+/// The same with another `check` than that of a training configuration, of which only what concerns devices, threads
+/// and logs is looked at.
+Session open_session(const TrainConfig& config, const std::function<void()>& check);
 
 }  // namespace lockstep::trainer

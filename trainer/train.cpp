@@ -11,6 +11,7 @@
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "nn/io/state.h"
+#include "trainer/adopt_card.h"
 #include "trainer/build.h"
 #include "trainer/evaluate.h"
 #include "trainer/progress.h"
@@ -29,8 +30,9 @@ class Run {
   Run(const TrainConfig& config, Session& session)
       : config_(config), group_(*session.group), backend_(*session.backend) {
     comm::agree_on(group_, [&] {
-      splits_ = open_splits(config_);
-      model_ = build_model(config_, backend_, *splits_.train);
+      const auto card = adopt_weights(config_);
+      splits_ = open_splits(config_, card);
+      model_ = build_model(config_, backend_, *splits_.train, card);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       if (config_.steps)
@@ -213,13 +215,13 @@ class Run {
   void save() const {
     if (config_.save.empty()) return;
     try {
-      nn::write_safetensors(config_.save, nn::state_of(*model_), {{"format", "pt"}});
+      nn::write_safetensors(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }
   }
 
-  const TrainConfig& config_;
+  TrainConfig config_;
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   Clock::time_point start_ = Clock::now();

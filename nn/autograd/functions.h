@@ -47,11 +47,6 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
 /// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels).
 Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
-/// The same for tokens that follow `past` others, whose keys and values are in `cache`, where those of the new ones are
-/// put (AttentionKernels::extend). Not differentiable: for tapes that do not record.
-Var extend_attention(Tape& tape, Var qkv, std::int64_t heads, std::int64_t past, const Tensor& cache);
-/// x (N, T, C) → (N, C), what T ends with. Not differentiable: for tapes that do not record.
-Var last_rows(Tape& tape, Var x);
 /// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
 struct LstmParameters {
   Parameter& w_ih;
@@ -67,6 +62,8 @@ Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state =
 Var take_rows(Tape& tape, Var x, const Tensor& numbers);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
+/// relu(add(x, y)) in one pass.
+Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 

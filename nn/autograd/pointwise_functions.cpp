@@ -24,6 +24,19 @@ class AddNode final : public Node {
   Var x_, y_;
 };
 
+class AddReluNode final : public Node {
+ public:
+  AddReluNode(Var output, Var x, Var y) : Node(output), x_(x), y_(y) {}
+  void backward(Tape& tape) override {
+    const Tensor gradient = tape.take_grad_through(output(), Epilogue::kRelu);
+    tape.contribute(x_, gradient);
+    tape.contribute(y_, gradient);
+  }
+
+ private:
+  Var x_, y_;
+};
+
 class FlattenNode final : public Node {
  public:
   FlattenNode(Var output, Var x) : Node(output), x_(x) {}
@@ -55,11 +68,29 @@ Var relu(Tape& tape, Var x) {
   return out;
 }
 
-Var add(Tape& tape, Var x, Var y) {
-  const Tape::OpScope scope(tape, "add");
+namespace {
+
+void check_addends(Var x, Var y) {
   if (x.shape() != y.shape() || x.value().dtype() != y.value().dtype())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
                      "operands have one shape; nothing is broadcast");
+}
+
+}  // namespace
+
+Var add_relu(Tape& tape, Var x, Var y) {
+  const Tape::OpScope scope(tape, "add_relu");
+  check_addends(x, y);
+  Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
+  tape.backend().pointwise().add_relu(x.value(), y.value(), z);
+  const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
+  tape.record<AddReluNode>(out, x, y);
+  return out;
+}
+
+Var add(Tape& tape, Var x, Var y) {
+  const Tape::OpScope scope(tape, "add");
+  check_addends(x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add(x.value(), y.value(), z);
   const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());

@@ -1,5 +1,3 @@
-#include <vector>
-
 #include "nn/autograd/functions.h"
 
 namespace lockstep::nn {
@@ -194,54 +192,18 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
   return out;
 }
 
-namespace {
-
-void check_attention(const Shape& qkv, std::int64_t heads) {
-  if (heads < 1 || qkv.size() != 3 || qkv[2] % (3 * heads) != 0)
-    throw UsageError(fmt::format("attention with {} heads was given {}", heads, to_string(qkv)),
-                     "it takes (N, T, 3 · C) with C a multiple of the heads");
-}
-
-}  // namespace
-
 Var causal_attention(Tape& tape, Var qkv, std::int64_t heads) {
   const Tape::OpScope scope(tape, "causal_attention");
   const Shape& s = qkv.shape();
-  check_attention(s, heads);
+  if (heads < 1 || s.size() != 3 || s[2] % (3 * heads) != 0)
+    throw UsageError(fmt::format("attention with {} heads was given {}", heads, to_string(s)),
+                     "it takes (N, T, 3 · C) with C a multiple of the heads");
   Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
   Tensor log_sums = tape.backend().empty({s[0], heads, s[1]});
   tape.backend().attention().forward(qkv.value(), heads, y, log_sums);
   const Var out = tape.make_var(std::move(y), qkv.needs_grad());
   tape.record<CausalAttentionNode>(out, qkv, heads, std::move(log_sums));
   return out;
-}
-
-Var extend_attention(Tape& tape, Var qkv, std::int64_t heads, std::int64_t past, const Tensor& cache) {
-  const Tape::OpScope scope(tape, "extend_attention");
-  const Shape& s = qkv.shape();
-  check_attention(s, heads);
-  LOCKSTEP_ASSERT(!tape.recording(), "extend_attention has no backward");
-  LOCKSTEP_ASSERT(cache.dtype() == qkv.value().dtype(), "a cache of {} for {}", name_of(cache.dtype()),
-                  name_of(qkv.value().dtype()));
-  Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
-  tape.backend().attention().extend(qkv.value(), heads, past, cache, y);
-  return tape.make_var(std::move(y), false);
-}
-
-Var last_rows(Tape& tape, Var x) {
-  const Shape& s = x.shape();
-  LOCKSTEP_ASSERT(s.size() == 3 && s[1] > 0 && !tape.recording(), "the last rows of {}", to_string(s));
-  const Tensor rows = x.value().reshaped({s[0] * s[1], s[2]});
-  if (s[0] == 1) return tape.make_var(rows.slice(s[1] - 1, s[1]), false);
-  const Tape::OpScope scope(tape, "last_rows");
-  std::vector<std::int32_t> numbers(static_cast<std::size_t>(s[0]));
-  for (std::size_t n = 0; n < numbers.size(); ++n)
-    numbers[n] = static_cast<std::int32_t>((static_cast<std::int64_t>(n) + 1) * s[1] - 1);
-  const Tensor which = tape.backend().empty({s[0]}, DType::kI32);
-  tape.backend().upload(std::as_bytes(std::span(numbers)), which);
-  Tensor y = tape.backend().empty({s[0], s[2]}, rows.dtype());
-  tape.backend().embedding().forward(rows, which, y);
-  return tape.make_var(std::move(y), false);
 }
 
 }  // namespace lockstep::nn

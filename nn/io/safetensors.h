@@ -25,8 +25,12 @@ struct HostTensor {
 void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// Reads the whole file. Throws IoError that names file and byte for anything that is missing, cut, overlapping or
-/// otherwise not as the format says. Nothing is allocated from a length that has not been checked.
+/// Reads the whole file. F16 comes as f32 and BOOL as u8. Throws IoError that names file and byte for anything that is
+/// missing, cut, overlapping or otherwise not as the format says. Nothing is allocated from a length that has not been
+/// checked.
 std::vector<HostTensor> read_safetensors(const std::string& path);
+
+/// What a file says beside its tensors (its "__metadata__"); reads the header alone. Throws as read_safetensors does.
+std::map<std::string, std::string> read_safetensors_metadata(const std::string& path);
 
 }  // namespace lockstep::nn

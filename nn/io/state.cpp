@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/sha256.h"
 #include "base/text.h"
@@ -63,23 +62,29 @@ Target target_of(const NamedParameter& named) {
 }
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
-// What all names start with that DataParallel and its like, or a GPT-2 with a head, put in front of them.
-std::size_t prefix_of(const std::vector<HostTensor>& tensors) {
-  std::size_t prefix = 0;
-  for (const std::string_view part : {"module.", "transformer."})
-    if (!tensors.empty() && std::ranges::all_of(tensors, [&](const HostTensor& tensor) {
-          const std::string_view name = std::string_view(tensor.name).substr(prefix);
-          // The head of a GPT-2 stands beside the transformer, and is its embedding again.
-          return name.starts_with(part) || (part == "transformer." && name == "lm_head.weight");
-        }))
-      prefix += part.size();
-  return prefix;
+constexpr std::string_view kWrapper = "module.";
+// A GPT-2 with a head has its parts in `transformer`, and the head, its table of tokens again, beside that.
+constexpr std::string_view kBesideHead = "transformer.", kHead = "lm_head.weight", kTable = "wte.weight";
+
+// Takes `part` off where all names begin so, but for those that are `alone`.
+void take_off(std::vector<std::string>& names, std::string_view part, std::string_view alone = {}) {
+  const auto has_it = [&](const std::string& name) { return name.starts_with(part); };
+  if (!std::ranges::any_of(names, has_it) ||
+      !std::ranges::all_of(names, [&](const std::string& name) { return has_it(name) || name == alone; }))
+    return;
+  for (std::string& name : names)
+    if (has_it(name)) name.erase(0, part.size());
 }
 
-// What files of GPT-2 hold beside its parameters: the mask of its attention, and its embedding a second time.
-bool is_derived(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name == "lm_head.weight";
+// What older files of GPT-2 hold beside its parameters: the mask of its attention.
+bool is_mask(const std::string& name) {
+  return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
+
+// PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
+bool may_be_missing(const std::string& name) { return name.ends_with("num_batches_tracked"); }
+
+std::string quoted(const std::vector<std::string>& names) { return fmt::format("\"{}\"", fmt::join(names, "\", \"")); }
 
 bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16; }
 bool converts(DType from, DType to) { return from == to || (to == DType::kF32 && is_float(from)); }
@@ -109,58 +114,136 @@ std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::for
 
 }  // namespace
 
+namespace {
+
+// A parameter or buffer, and what a file has for it.
+struct Slot {
+  Target target;
+  const HostTensor* given = nullptr;
+};
+
+struct Slots {
+  std::vector<std::string> names;  // in registration order
+  std::vector<Slot> slots;
+
+  Slot* find(const std::string& name) {
+    const auto at = std::ranges::find(names, name);
+    return at == names.end() ? nullptr : &slots[static_cast<std::size_t>(at - names.begin())];
+  }
+};
+
+Slots slots_of(const Module& module) {
+  Slots all;
+  const auto add = [&](const auto& named) {
+    all.names.push_back(named.name);
+    all.slots.push_back({target_of(named)});
+  };
+  std::ranges::for_each(module.named_parameters(), add);
+  std::ranges::for_each(module.named_buffers(), add);
+  return all;
+}
+
+bool same_content(const HostTensor& a, const HostTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes;
+}
+
+// What the file has, given to the slots; what does not fit, by kind.
+class Assignment {
+ public:
+  Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {}
+
+  void give(const std::string& name, const HostTensor& tensor) {
+    if (left_out(name)) return;
+    if (Slot* const slot = slots_.find(name))
+      fill(*slot, name, tensor);
+    else if (slots_.find(std::string(kTable)) == nullptr || (name != kHead && !is_mask(name)))
+      report_.unexpected.push_back(name);
+    else if (name == kHead)
+      head_ = &tensor;
+  }
+
+  // Call it once, after all that there is has been given.
+  void finish() {
+    if (head_ != nullptr) {
+      Slot& table = *slots_.find(std::string(kTable));
+      if (table.given == nullptr)  // a file that has each tensor once may have kept this name of the two
+        fill(table, std::string(kHead), *head_);
+      else if (!same_content(*table.given, *head_))
+        report_.unexpected.emplace_back(kHead);
+    }
+    for (std::size_t i = 0; i < slots_.names.size(); ++i)
+      if (slots_.slots[i].given == nullptr && !left_out(slots_.names[i]) && !may_be_missing(slots_.names[i]))
+        report_.missing.push_back(slots_.names[i]);
+  }
+
+  std::vector<std::string> faults() const {
+    std::vector<std::string> all;
+    if (options_.strict && !report_.missing.empty()) all.push_back("missing " + quoted(report_.missing));
+    if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + quoted(report_.unexpected));
+    if (!misshapen_.empty()) all.push_back(join(misshapen_, ", "));
+    return all;
+  }
+  const LoadReport& report() const { return report_; }
+
+ private:
+  bool left_out(const std::string& name) const {
+    return !options_.without.empty() && name.starts_with(options_.without);
+  }
+
+  void fill(Slot& slot, const std::string& name, const HostTensor& tensor) {
+    const Tensor& value = *slot.target.value;
+    const auto wanted = file_shape(value, slot.target.layout);
+    if (slot.given != nullptr)
+      misshapen_.push_back(name + " is there twice");
+    else if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
+      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", name, lockstep::name_of(tensor.dtype),
+                                       shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
+    else
+      LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
+                      "{} bytes of {}", tensor.bytes.size(), name);
+    slot.given = &tensor;
+  }
+
+  Slots& slots_;
+  const LoadOptions& options_;
+  const HostTensor* head_ = nullptr;
+  LoadReport report_;
+  std::vector<std::string> misshapen_;
+};
+
+}  // namespace
+
 std::vector<HostTensor> state_of(const Module& module) {
+  Slots all = slots_of(module);
+  take_off(all.names, kWrapper);
   std::vector<HostTensor> state;
-  for (const auto& named : module.named_parameters()) state.push_back(to_host(named.name, target_of(named)));
-  for (const auto& named : module.named_buffers()) state.push_back(to_host(named.name, target_of(named)));
+  for (std::size_t i = 0; i < all.names.size(); ++i) state.push_back(to_host(all.names[i], all.slots[i].target));
   return state;
 }
 
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options) {
-  std::map<std::string, Target> targets;
-  for (const auto& named : module.named_parameters()) targets[named.name] = target_of(named);
-  for (const auto& named : module.named_buffers()) targets[named.name] = target_of(named);
-
-  const auto left_out = [&](const std::string& name) {
-    return !options.without.empty() && name.starts_with(options.without);
-  };
-  LoadReport report;
-  std::vector<std::string> misshapen;
-  const std::size_t prefix = options.keep_prefix ? 0 : prefix_of(tensors);
-  std::map<std::string, const HostTensor*> given;
-  for (const auto& tensor : tensors) {
-    const std::string name = tensor.name.substr(prefix);
-    if (left_out(name)) continue;
-    const auto target = targets.find(name);
-    if (target == targets.end()) {
-      if (!is_derived(name)) report.unexpected.push_back(name);
-      continue;
-    }
-    given[name] = &tensor;
-    const Tensor& value = *target->second.value;
-    const auto wanted = file_shape(value, target->second.layout);
-    if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
-      misshapen.push_back(fmt::format("{} is {} {}, not {} {}", name, lockstep::name_of(tensor.dtype),
-                                      shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
-    else
-      LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
-                      "{} bytes of {}", tensor.bytes.size(), name);
+  Slots slots = slots_of(module);
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  if (!options.keep_prefix) {
+    take_off(slots.names, kWrapper);
+    take_off(names, kWrapper);
+    take_off(names, kBesideHead, kHead);
   }
-  for (const auto& [name, target] : targets)
-    if (!given.contains(name) && !left_out(name)) report.missing.push_back(name);
-  std::vector<std::string> faults;
-  if (options.strict && !report.missing.empty()) faults.push_back("missing " + join(report.missing, ", "));
-  if (options.strict && !report.unexpected.empty()) faults.push_back("unexpected " + join(report.unexpected, ", "));
-  if (!misshapen.empty()) faults.push_back(join(misshapen, ", "));
-  if (!faults.empty())
+  Assignment assignment(slots, options);
+  for (std::size_t i = 0; i < tensors.size(); ++i) assignment.give(names[i], tensors[i]);
+  assignment.finish();
+  if (const auto faults = assignment.faults(); !faults.empty())
     throw UsageError(fmt::format("weights {} do not fit the model: {}", source, join(faults, "; ")),
-                     "load them into the model that they were saved from");
+                     options.keep_prefix
+                         ? "leave --keep-prefix out, or load them into the model that they were saved from"
+                         : "load them into the model that they were saved from");
 
-  for (const auto& [name, tensor] : given)
-    from_host(as_type(*tensor, targets.at(name).value->dtype()), targets.at(name));
+  for (const Slot& slot : slots.slots)
+    if (slot.given != nullptr) from_host(as_type(*slot.given, slot.target.value->dtype()), slot.target);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
-  return report;
+  return assignment.report();
 }
 
 std::string parameters_sha256(const Module& module) {

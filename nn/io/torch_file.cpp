@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "nn/io/half.h"
 #include "nn/io/unpickler.h"
 
 namespace lockstep::nn {
@@ -32,17 +33,6 @@ bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned cha
 }
 
 std::size_t bytes_of(const PickledStorage& storage) { return storage.half ? 2 : size_of(storage.dtype); }
-
-// IEEE 754's 16 bits as f32.
-float from_half(std::uint16_t bits) {
-  const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16, exponent = bits >> 10 & 31u, mantissa = bits & 0x3ffu;
-  if (exponent == 0) {
-    const float value = static_cast<float>(mantissa) * 0x1p-24f;
-    return sign != 0 ? -value : value;
-  }
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
-}
 
 // Copies a tensor's elements out of its storage, last axis fastest; `width` bytes each.
 void gather(const std::byte* storage, const PickledTensor& tensor, std::size_t width, std::size_t axis,

@@ -26,7 +26,7 @@ constexpr StorageType kStorages[] = {
     {"torch FloatStorage", DType::kF32, false},     {"torch HalfStorage", DType::kBF16, true},
     {"torch BFloat16Storage", DType::kBF16, false}, {"torch DoubleStorage", DType::kF64, false},
     {"torch LongStorage", DType::kI64, false},      {"torch IntStorage", DType::kI32, false},
-    {"torch ByteStorage", DType::kU8, false},
+    {"torch ByteStorage", DType::kU8, false},       {"torch BoolStorage", DType::kU8, false},
 };
 
 // Python's opcodes (Lib/pickletools.py).

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw IoError(fmt::format("{} is not a usable index of safetensors files: {}", path, why),
+  throw IoError(fmt::format("{} is not a usable index of weight files: {}", path, why),
                 "check where it came from, or name one of its files");
 }
 
@@ -38,6 +38,16 @@ std::map<std::string, std::string> parse_index(const std::string& path) {
   }
 }
 
+bool holds_torch_file(const std::string& path) {
+  std::error_code failed;
+  return fs::is_regular_file(path, failed) && is_torch_file(MappedFile(path).bytes());
+}
+
+std::vector<HostTensor> read_one(const std::string& path) {
+  if (holds_torch_file(path)) return read_torch_file(path);
+  return read_safetensors(path);
+}
+
 std::vector<HostTensor> read_index(const std::string& path) {
   const auto places = parse_index(path);
   std::set<std::string> files;
@@ -50,7 +60,7 @@ std::vector<HostTensor> read_index(const std::string& path) {
   std::vector<HostTensor> all;
   std::size_t found = 0;
   for (const std::string& file : files)
-    for (HostTensor& tensor : read_safetensors(fs::path(path).replace_filename(file))) {
+    for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file))) {
       const auto place = places.find(tensor.name);
       if (place == places.end() || place->second != file)
         refuse(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
@@ -63,10 +73,13 @@ std::vector<HostTensor> read_index(const std::string& path) {
 
 }  // namespace
 
+std::map<std::string, std::string> read_weights_metadata(const std::string& path) {
+  if (path.ends_with(".json") || holds_torch_file(path)) return {};
+  return read_safetensors_metadata(path);
+}
+
 std::vector<HostTensor> read_weights(const std::string& path) {
-  if (path.ends_with(".json")) return read_index(path);
-  if (fs::is_regular_file(path) && is_torch_file(MappedFile(path).bytes())) return read_torch_file(path);
-  return read_safetensors(path);
+  return path.ends_with(".json") ? read_index(path) : read_one(path);
 }
 
 }  // namespace lockstep::nn

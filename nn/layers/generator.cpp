@@ -1,5 +1,6 @@
 #include "nn/layers/generator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -12,11 +13,19 @@ double Generator::unit(std::uint64_t key) {
 }
 
 void Generator::uniform(std::span<float> values, double low, double high) {
+  if (!draws_) {
+    std::ranges::fill(values, 0.0f);
+    return;
+  }
   const std::uint64_t key = mix64(seed_);
   for (float& value : values) value = static_cast<float>(low + (high - low) * unit(key));
 }
 
 void Generator::normal(std::span<float> values, double mean, double deviation) {
+  if (!draws_) {
+    std::ranges::fill(values, 0.0f);
+    return;
+  }
   const std::uint64_t key = mix64(seed_);
   for (float& value : values) {
     const double radius = std::sqrt(-2.0 * std::log1p(-unit(key)));

@@ -74,7 +74,7 @@ std::string Embedding::details() const {
 }
 
 std::string LayerNorm::details() const {
-  return fmt::format("({},), eps={:g}, elementwise_affine=True", weight_.value().count(), eps_);
+  return fmt::format("({},), eps={:g}, elementwise_affine=True, bias=True", weight_.value().count(), eps_);
 }
 
 std::string GELU::details() const {
@@ -102,7 +102,7 @@ std::string AvgPool2d::details() const {
 }
 
 std::string BatchNorm::details() const {
-  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, track_running_stats=True", weight_.value().count(),
+  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True", weight_.value().count(),
                      eps_, momentum_);
 }
 
@@ -190,16 +190,67 @@ void BatchNorm::start_at_zero() {
 }
 
 Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
-  return relu(tape, add(tape, forward(tape, x), residual));
+  return add_relu(tape, forward(tape, x), residual);
+}
+
+namespace {
+
+std::vector<float> values_of(Backend& backend, const Tensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
+  backend.download(tensor, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+void set_values(Parameter& parameter, const std::vector<float>& values) {
+  parameter.backend().upload(std::as_bytes(std::span(values)), parameter.value());
+  parameter.changed();
+}
+
+}  // namespace
+
+// (w x + b − mean) · scale + shift, where scale = gamma / sqrt(variance + eps).
+void Conv2d::absorb(BatchNorm& norm) {
+  Backend& backend = weight_.backend();
+  const auto channels = static_cast<std::size_t>(weight_.value().size(0));
+  LOCKSTEP_ASSERT(!norm.absorbed_ && norm.weight_.value().count() == weight_.value().size(0), "{} channels",
+                  norm.weight_.value().count());
+  auto weights = values_of(backend, weight_.value());
+  auto bias = bias_ != nullptr ? values_of(backend, bias_->value()) : std::vector<float>(channels);
+  const auto gamma = values_of(backend, norm.weight_.value()), beta = values_of(backend, norm.bias_.value());
+  const auto mean = values_of(backend, norm.running_mean_), variance = values_of(backend, norm.running_variance_);
+  const std::size_t row = weights.size() / channels;
+  for (std::size_t c = 0; c < channels; ++c) {
+    const double scale = double{gamma[c]} / std::sqrt(double{variance[c]} + norm.eps_);
+    for (std::size_t i = c * row; i < (c + 1) * row; ++i) weights[i] = static_cast<float>(double{weights[i]} * scale);
+    bias[c] = static_cast<float>((double{bias[c]} - double{mean[c]}) * scale + double{beta[c]});
+  }
+  set_values(weight_, weights);
+  if (bias_ == nullptr)
+    bias_ = &register_parameter("bias", std::make_unique<Parameter>(backend, Shape{weight_.value().size(0)}));
+  set_values(*bias_, bias);
+  norm.absorbed_ = true;
+}
+
+Var BatchNorm::forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue) {
+  return absorbed_ ? conv.forward(tape, x, epilogue) : forward(tape, conv.forward(tape, x), epilogue);
 }
 
 Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
+  if (absorbed_) return epilogue == Epilogue::kRelu ? relu(tape, x) : x;
   const Var y = batch_norm(
       tape, x, weight_, bias_,
       {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
       training());
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
   return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
+}
+
+void Sequential::fuse_children() {
+  for (std::size_t i = 0; i + 1 < steps_.size(); ++i) {
+    auto* const conv = dynamic_cast<Conv2d*>(steps_[i]);
+    auto* const norm = dynamic_cast<BatchNorm*>(steps_[i + 1]);
+    if (conv != nullptr && norm != nullptr) conv->absorb(*norm);
+  }
 }
 
 Var Sequential::forward(Tape& tape, Var x) {

@@ -104,6 +104,8 @@ class Lstm final : public Module {
   std::vector<LstmParameters> layers_;
 };
 
+class BatchNorm;
+
 /// weight (out, kernel, kernel, in) in memory and (out, in, kernel, kernel) in files; uniform in ±1/sqrt(fan in).
 class Conv2d final : public Module {
  public:
@@ -116,6 +118,9 @@ class Conv2d final : public Module {
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// And with the maximum pooling behind that.
   Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
+  /// From now on computes what `norm` makes of its result in evaluation mode, and `norm` hands that on as it is. For
+  /// fuse_children().
+  void absorb(BatchNorm& norm);
   std::string type_name() const override { return "Conv2d"; }
   std::string details() const override;
 
@@ -158,13 +163,20 @@ class BatchNorm final : public Module {
   Var forward(Tape& tape, Var x, Epilogue epilogue);
   /// relu(forward(x) + residual)
   Var forward_add_relu(Tape& tape, Var x, Var residual);
+  /// Whether a convolution computes all of it (Conv2d::absorb).
+  bool absorbed() const { return absorbed_; }
+  /// The activation of norm(conv(x)); `conv` computes all of it where it has absorbed this.
+  Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.
   void start_at_zero();
   std::string type_name() const override { return "BatchNorm2d"; }
   std::string details() const override;
 
  private:
+  friend class Conv2d;
+
   double eps_, momentum_;
+  bool absorbed_ = false;
   Parameter& weight_;
   Parameter& bias_;
   Tensor& running_mean_;
@@ -197,6 +209,9 @@ class Sequential final : public Module {
   }
   Var forward(Tape& tape, Var x) override;
   std::string type_name() const override { return "Sequential"; }
+
+ protected:
+  void fuse_children() override;
 
  private:
   std::vector<Module*> steps_;

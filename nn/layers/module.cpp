@@ -1,6 +1,21 @@
 #include "nn/layers/module.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <typeinfo>
+
 namespace lockstep::nn {
+
+std::string Module::type_name() const {
+  const char* const mangled = typeid(*this).name();
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                     std::free);
+  const std::string name = status == 0 ? known.get() : mangled;
+  const auto space = name.rfind("::");
+  return space == std::string::npos ? name : name.substr(space + 2);
+}
 
 template <class Visit>
 void Module::walk(const std::string& prefix, const Visit& visit) const {
@@ -26,8 +41,17 @@ std::vector<NamedBuffer> Module::named_buffers() const {
 }
 
 void Module::train(bool training) {
+  check_usage(!training || !fused_, "training a model that has been fused for evaluation", "build it anew");
   training_ = training;
   for (const auto& [name, child] : children_) child->train(training);
+}
+
+void Module::fuse() {
+  train(false);
+  if (fused_) return;
+  fused_ = true;
+  fuse_children();
+  for (const auto& [name, child] : children_) child->fuse();
 }
 
 Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {

@@ -43,19 +43,28 @@ class Module {
 
   /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
   /// "in_features=10, out_features=1, bias=True").
-  virtual std::string type_name() const { return "Module"; }
+  virtual std::string type_name() const;
   virtual std::string details() const { return ""; }
 
   /// All of this module and its children, depth first; its own come before its children's.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedBuffer> named_buffers() const;
 
-  /// Training mode (the default) or evaluation mode, for this module and its children.
+  /// Training mode (the default) or evaluation mode, for this module and its children. Throws UsageError for training
+  /// after fuse().
   void train(bool training);
   bool training() const { return training_; }
 
+  /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
+  /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
+  /// more.
+  void fuse();
+
  protected:
   Module() = default;
+
+  /// fuse() for this module's own children alone; theirs follow.
+  virtual void fuse_children() {}
 
   Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
   Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
@@ -73,6 +82,7 @@ class Module {
   void walk(const std::string& prefix, const Visit& visit) const;
 
   bool training_ = true;
+  bool fused_ = false;
   std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
   struct Buffer {
     std::string name;

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 
+#include "nn/autograd/generation.h"
+
 namespace lockstep::nn {
 namespace {
 

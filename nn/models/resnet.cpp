@@ -24,11 +24,13 @@ class Downsample final : public Module {
   Downsample(Context& context, std::int64_t in, std::int64_t out, std::int64_t stride)
       : conv_(register_module("0", convolution(context, in, out, 1, stride))),
         norm_(register_module("1", std::make_unique<BatchNorm>(context, out))) {}
-  Var forward(Tape& tape, Var x) override { return norm_.forward(tape, conv_.forward(tape, x)); }
+  Var forward(Tape& tape, Var x) override { return norm_.forward_behind(conv_, tape, x, Epilogue::kNone); }
 
   std::string type_name() const override { return "Sequential"; }
 
  private:
+  void fuse_children() override { conv_.absorb(norm_); }
+
   Conv2d& conv_;
   BatchNorm& norm_;
 };
@@ -55,7 +57,7 @@ class BasicBlock final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    Var y = bn1_.forward(tape, conv1_.forward(tape, x), Epilogue::kRelu);
+    Var y = bn1_.forward_behind(conv1_, tape, x, Epilogue::kRelu);
     y = conv2_.forward(tape, y);
     return bn2_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
@@ -63,6 +65,11 @@ class BasicBlock final : public Module {
   std::string type_name() const override { return "BasicBlock"; }
 
  private:
+  void fuse_children() override {
+    conv1_.absorb(bn1_);
+    conv2_.absorb(bn2_);
+  }
+
   Conv2d& conv1_;
   BatchNorm& bn1_;
   Conv2d& conv2_;
@@ -88,8 +95,8 @@ class Bottleneck final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    Var y = bn1_.forward(tape, conv1_.forward(tape, x), Epilogue::kRelu);
-    y = bn2_.forward(tape, conv2_.forward(tape, y), Epilogue::kRelu);
+    Var y = bn1_.forward_behind(conv1_, tape, x, Epilogue::kRelu);
+    y = bn2_.forward_behind(conv2_, tape, y, Epilogue::kRelu);
     y = conv3_.forward(tape, y);
     return bn3_.forward_add_relu(tape, y, downsample_ != nullptr ? downsample_->forward(tape, x) : x);
   }
@@ -97,6 +104,12 @@ class Bottleneck final : public Module {
   std::string type_name() const override { return "Bottleneck"; }
 
  private:
+  void fuse_children() override {
+    conv1_.absorb(bn1_);
+    conv2_.absorb(bn2_);
+    conv3_.absorb(bn3_);
+  }
+
   Conv2d& conv1_;
   BatchNorm& bn1_;
   Conv2d& conv2_;
@@ -150,8 +163,12 @@ class ResNet final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    x = bn1_->forward(tape, conv1_->forward(tape, x), Epilogue::kRelu);
-    if (!small_images_) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
+    if (!small_images_ && bn1_->absorbed()) {
+      x = conv1_->forward(tape, x, Epilogue::kRelu, square(3, 2));
+    } else {
+      x = bn1_->forward_behind(*conv1_, tape, x, Epilogue::kRelu);
+      if (!small_images_) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
+    }
     for (Stage* stage : stages_) x = stage->forward(tape, x);
     const std::int64_t height = x.shape()[1], width = x.shape()[2];
     x = pool2d(tape, PoolKind::kAverage, x, {.kernel = {height, width}, .stride = {1, 1}, .padding = {0, 0}});
@@ -161,6 +178,8 @@ class ResNet final : public Module {
   std::string type_name() const override { return "ResNet"; }
 
  private:
+  void fuse_children() override { conv1_->absorb(*bn1_); }
+
   bool small_images_;
   Conv2d* conv1_ = nullptr;
   BatchNorm* bn1_ = nullptr;

@@ -55,6 +55,12 @@ class Backend {
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;
 
+  /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
+  /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
+  /// tensors: all work given before is done. What its kernels pack of weights they share with all other siblings of
+  /// this one, which must outlive them. Several threads may call this at once.
+  virtual std::unique_ptr<Backend> sibling(int threads) = 0;
+
   /// How many kernel objects have been built; constant in a steady state.
   virtual std::uint64_t primitives_created() const = 0;
 

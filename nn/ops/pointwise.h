@@ -28,6 +28,11 @@ class PointwiseKernels {
   virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
   /// z = x + y
   virtual void add(const Tensor& x, const Tensor& y, const Tensor& z) = 0;
+  /// z = max(x + y, 0); z may be x or y. NaN stays NaN.
+  virtual void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) {
+    add(x, y, z);
+    relu(z, z);
+  }
   /// y = max(x, 0); may be in place. NaN stays NaN.
   virtual void relu(const Tensor& x, const Tensor& y) = 0;
   /// dx = dy where y > 0, else 0; dx may be dy.

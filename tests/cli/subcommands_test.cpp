@@ -5,6 +5,7 @@
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "cli/infer_command.h"
 #include "cli/launch_command.h"
 #include "cli/train_command.h"
 #include "cli/version_command.h"
@@ -32,7 +33,7 @@ Sources words(std::vector<std::string> args) {
 
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
-  EXPECT_THAT(complaint({"fly-away"}), HasSubstr("one of launch, train, devices, bench, version"));
+  EXPECT_THAT(complaint({"fly-away"}), HasSubstr("one of launch, train, eval, infer, devices, bench, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
@@ -52,7 +53,68 @@ TEST(Subcommands, MissingParts) {
 }
 
 TEST(Subcommands, TheOverviewNamesThem) {
-  for (const char* name : {"launch", "train", "version"}) EXPECT_THAT(overview(), HasSubstr(name));
+  for (const char* name : {"launch", "train", "eval", "infer", "version"}) EXPECT_THAT(overview(), HasSubstr(name));
+}
+
+TEST(InferFlags, ReachTheConfiguration) {
+  trainer::InferConfig config;
+  parse_options(infer_options(config), words({"gpt",
+                                              "--weights=w.safetensors",
+                                              "--non-strict",
+                                              "--keep-prefix",
+                                              "--hidden=5",
+                                              "--layers=2",
+                                              "--heads=3",
+                                              "--width=6",
+                                              "--context=7",
+                                              "--prompt=to be",
+                                              "--lines",
+                                              "--top=2",
+                                              "--tokens=9",
+                                              "--class-names=c.txt",
+                                              "--image-size=96",
+                                              "--samples=4",
+                                              "--top-k=11",
+                                              "--temperature=0.5",
+                                              "--vocab=v.json",
+                                              "--merges=m.txt",
+                                              "--seed=12",
+                                              "--threads=3",
+                                              "--device=cuda:1",
+                                              "--precision=bf16",
+                                              "--tf32",
+                                              "--json",
+                                              "--warmup=13",
+                                              "--log-level=warn",
+                                              "--quiet"}));
+  EXPECT_EQ(config.model.name, "gpt");
+  EXPECT_THAT(config.model.hidden, ElementsAre(5));
+  EXPECT_EQ(config.model.layers, 2);
+  EXPECT_EQ(config.model.heads, 3);
+  EXPECT_EQ(config.model.width, 6);
+  EXPECT_EQ(config.model.context, 7);
+  EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
+  EXPECT_EQ(config.prompt, "to be");
+  EXPECT_EQ(config.top, 2);
+  EXPECT_EQ(config.class_names, "c.txt");
+  EXPECT_EQ(config.image_size, 96);
+  EXPECT_EQ(config.tokens, 9);
+  EXPECT_EQ(config.samples, 4);
+  EXPECT_EQ(config.top_k, 11);
+  EXPECT_EQ(config.temperature, 0.5);
+  EXPECT_EQ(config.vocabulary, "v.json");
+  EXPECT_EQ(config.merges, "m.txt");
+  EXPECT_EQ(config.seed, 12u);
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_EQ(config.device, "cuda:1");
+  EXPECT_EQ(config.precision, trainer::Precision::kBF16);
+  EXPECT_EQ(config.warmup, 13);
+  EXPECT_EQ(config.log_level, "warn");
+  trainer::InferConfig other;
+  parse_options(infer_options(other), words({"cnn", "--input", "a.png,b.png"}));
+  EXPECT_EQ(other.input, "a.png,b.png");
+  EXPECT_FALSE(other.prompt);
 }
 
 TEST(TrainFlags, ReachTheConfiguration) {

@@ -68,6 +68,24 @@ def main():
     seed("tokens", "too_large", b"".join(struct.pack("<H", 65535 - i) for i in range(60)))
     seed("tokens", "odd", bytes(41))
 
+    golden = HERE.parent / "data" / "bpe"
+    files = [(golden / name).read_bytes() for name in ("vocab.json", "merges.txt")]
+    seed("bpe", "golden", b"\0".join([*files, "The bridges bend, they've 12 towns: caf\u00e9 \U0001f309".encode()]))
+    byte_tokens = json.dumps({chr(c): i for i, c in enumerate(
+        [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)])}).encode()
+    seed("bpe", "bytes", b"\0".join([byte_tokens, b"", b"  any text "]))
+    seed("bpe", "no_merge", b"\0".join([byte_tokens, b"a b\n", b"ab"]))
+    seed("bpe", "nested", b'{"a": [[0]]}\0\0')
+
+    image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
+    base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
+    gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
+    seed("card", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image, **base}))
+    seed("card", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
+    seed("card", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
+                                    "class_names": ["no", "yes"], **base}))
+    seed("card", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
+
     seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
     seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')
     seed("config", "kinds", "data = 1979-05-27T07:32:00Z\n[table]\na.b = [[1], {c = inf}]\n")

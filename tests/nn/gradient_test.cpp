@@ -205,6 +205,13 @@ TEST_F(Gradient, Add) {
                    [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[1]); });
 }
 
+TEST_F(Gradient, AddRelu) {
+  // Sums of halves with an eighth on top are not near 0.
+  const Shape shape = {3, 7};
+  expect_gradients(*backend, {{random_halves(*backend, shape, 1, 0.125f), random_halves(*backend, shape, 2)}, {}},
+                   [](Tape& tape, std::span<const Var> x) { return add_relu(tape, x[0], x[1]); });
+}
+
 TEST_F(Gradient, AddOfOneVariableTwice) {
   expect_gradients(*backend, {{random_tensor(*backend, {3, 7}, 1)}, {}},
                    [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[0]); });

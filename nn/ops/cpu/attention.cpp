@@ -74,6 +74,32 @@ void score_gradients(const float* p, float* dp, float mean, std::int64_t width) 
   for (std::int64_t i = 0; i < width; ++i) dp[i] = p[i] * (dp[i] - mean);
 }
 
+// The result of one query over `seen` keys and values; `weights` is memory for as many.
+LOCKSTEP_SIMD_CLONES
+void attend_row(const float* q, Rows k, Rows v, std::int64_t seen, std::int64_t width, float scale, float* weights,
+                float* out) {
+  float largest = -__builtin_inff();
+  for (std::int64_t s = 0; s < seen; ++s) {
+    const float* const key = k.first + s * k.stride;
+    weights[s] = scale * lane_sum(width, [&](std::int64_t i) { return q[i] * key[i]; });
+    largest = weights[s] > largest ? weights[s] : largest;
+  }
+  for (std::int64_t s = 0; s < seen; ++s) weights[s] = exp_of(weights[s] - largest);
+  const float inverse = 1.0f / lane_sum(seen, [&](std::int64_t s) { return weights[s]; });
+  for (std::int64_t i = 0; i < width; ++i) out[i] = 0.0f;
+  constexpr std::int64_t kTogether = 4;  // rows of values: the result is read and written once for them
+  std::int64_t s = 0;
+  for (; s + kTogether <= seen; s += kTogether) {
+    const float* const a = v.first + s * v.stride;
+    const float *const b = a + v.stride, *const c = b + v.stride, *const d = c + v.stride;
+    for (std::int64_t i = 0; i < width; ++i)
+      out[i] += weights[s] * a[i] + weights[s + 1] * b[i] + weights[s + 2] * c[i] + weights[s + 3] * d[i];
+  }
+  for (; s < seen; ++s)
+    for (std::int64_t i = 0; i < width; ++i) out[i] += weights[s] * v.first[s * v.stride + i];
+  for (std::int64_t i = 0; i < width; ++i) out[i] *= inverse;
+}
+
 class CpuAttention final : public AttentionKernels {
  public:
   explicit CpuAttention(CachingAllocator& allocator) : allocator_(allocator) {}
@@ -134,6 +160,10 @@ class CpuAttention final : public AttentionKernels {
       const Rows q = at.part(qkv, b, h, 0), out = at.result(y, b, h);
       const Rows k = {cache.f32() + b * most * 2 * model + h * at.width, 2 * model};
       const Rows v = {k.first + model, 2 * model};
+      if (at.tokens == 1) {
+        attend_row(q.first, k, v, seen.tokens, at.width, at.scale, scratch, out.first);
+        return;
+      }
       float log_sum[kBlock];
       for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
         const std::int64_t end = std::min(at.tokens, begin + kBlock);

@@ -30,9 +30,15 @@ void to_blocked(const Tensor& plain, float* blocked) {
   each_block(plain, [&](std::int64_t p, std::int64_t b) { std::memcpy(blocked + b, from + p, kBytes); });
 }
 
-void from_blocked(const float* blocked, const Tensor& plain) {
+void from_blocked(const float* blocked, const Tensor& plain, bool relu) {
   float* const to = plain.f32();
-  each_block(plain, [&](std::int64_t p, std::int64_t b) { std::memcpy(to + p, blocked + b, kBytes); });
+  if (!relu) {
+    each_block(plain, [&](std::int64_t p, std::int64_t b) { std::memcpy(to + p, blocked + b, kBytes); });
+    return;
+  }
+  each_block(plain, [&](std::int64_t p, std::int64_t b) {
+    for (std::int64_t i = 0; i < kChannelBlock; ++i) to[p + i] = blocked[b + i] < 0.0f ? 0.0f : blocked[b + i];
+  });
 }
 
 }  // namespace lockstep::nn::cpu

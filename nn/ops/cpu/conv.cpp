@@ -19,9 +19,10 @@ using Tag = memory::format_tag;
 // up to 800 times slower. So weights are reordered into packed copies (kept until the version changes) and weight
 // gradients out of a packed buffer into the plain one.
 struct Packed {
-  HeldPrimitive reorder;   // none: the plain layout is what the primitive wants, or `block`
-  std::int64_t block = 0;  // of output channels: we move them there ourselves
-  Tensor memory;
+  dnnl::memory::desc layout;  // empty: the plain one is what the primitive wants
+  HeldPrimitive reorder;      // none: it is plain, or `block`
+  std::int64_t block = 0;     // of output channels: we move them there ourselves
+  Tensor memory;              // undefined until it is needed
   std::uint64_t version = 0;  // 0: never packed
 
   bool is_stale(std::uint64_t wanted) const { return version != wanted || wanted == 0; }
@@ -66,8 +67,8 @@ struct BackwardWeight {
 
 class CpuConv final : public ConvKernels {
  public:
-  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
+  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
@@ -76,7 +77,8 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
-      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine());
+      const Purpose purpose = shared_ != nullptr ? Purpose::kEvaluation : Purpose::kTraining;
+      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine(), purpose);
       const auto desc = problem.describe_forward(onednn_.engine());
       held.winograd = problem.winograd();
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
@@ -93,8 +95,11 @@ class CpuConv final : public ConvKernels {
     if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
     held.conv.bind(DNNL_ARG_DST, to);
     held.conv.run();
-    if (held.winograd) from_blocked(to.f32(), y);
-    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    const bool relu = epilogue == Epilogue::kRelu;  // see Note [ReLU apart]
+    if (held.winograd)
+      from_blocked(to.f32(), y, relu);
+    else if (relu)
+      pointwise_.relu(y, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
@@ -152,17 +157,22 @@ class CpuConv final : public ConvKernels {
   }
 
  private:
+  // Backends that share packed weights only evaluate: their forward need not go together with a backward, and of
+  // Winograd's ways oneDNN then takes the one that is faster for few samples.
+  enum class Purpose : std::uint8_t { kTraining, kEvaluation };
+
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
     Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
-            const dnnl::engine& engine)
+            const dnnl::engine& engine, Purpose purpose = Purpose::kTraining)
         : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
           plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
           any_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
           bias(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
           strides{window.stride[0], window.stride[1]},
-          padding{window.padding[0], window.padding[1]} {
+          padding{window.padding[0], window.padding[1]},
+          kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
       choose_algorithm(xs, ws, ys, engine);
@@ -184,6 +194,7 @@ class CpuConv final : public ConvKernels {
       y = f32_desc(dims_of(y), Tag::nChw16c);
       try {
         const auto forward = describe_forward(engine);
+        if (kind == dnnl::prop_kind::forward_inference) return;
         describe_backward_input(engine, forward);
         describe_backward_weight(engine, forward);
       } catch (const dnnl::error&) {
@@ -192,8 +203,8 @@ class CpuConv final : public ConvKernels {
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
-      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), dnnl::prop_kind::forward_training,
-                                                 algorithm, x, any_weights, bias, y, strides, padding, padding);
+      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), kind, algorithm, x, any_weights, bias, y,
+                                                 strides, padding, padding);
     }
     dnnl::convolution_backward_data::primitive_desc describe_backward_input(
         const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
@@ -209,6 +220,7 @@ class CpuConv final : public ConvKernels {
     dnnl::algorithm algorithm = dnnl::algorithm::convolution_direct;
     memory::desc x, y, plain_weights, any_weights, bias;
     memory::dims strides, padding;
+    dnnl::prop_kind kind;
   };
 
   // Where the address of packed weights goes: behind the places that key_of fills.
@@ -243,25 +255,32 @@ class CpuConv final : public ConvKernels {
   Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
     Packed packed;
     if (plain == wanted) return packed;
+    packed.layout = wanted;
     packed.block = output_block(wanted);
     if (packed.block == 0) packed.reorder = make_reorder(plain, wanted, false);
-    packed.memory = bytes_for(wanted);
     return packed;
   }
 
   const void* pack(Packed& packed, const Tensor& w, std::uint64_t version) {
-    if (!packed.memory.defined()) return w.raw();
+    if (packed.layout.get_size() == 0) return w.raw();
     if (packed.is_stale(version)) {
-      if (packed.block > 0) {
-        pack_outputs(w, packed.block, packed.memory.f32());
+      const auto fill = [&](const Tensor& memory) { fill_packed(packed, w, memory); };
+      if (shared_ != nullptr) {
+        packed.memory = shared_->get(w.raw(), version, packed.layout, fill);
       } else {
-        packed.reorder.bind(DNNL_ARG_FROM, w);
-        packed.reorder.bind(DNNL_ARG_TO, packed.memory);
-        packed.reorder.run();
+        if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
+        fill(packed.memory);
       }
     }
     packed.version = version;
     return packed.memory.raw();
+  }
+
+  static void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
+    if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
+    packed.reorder.bind(DNNL_ARG_FROM, w);
+    packed.reorder.bind(DNNL_ARG_TO, memory);
+    packed.reorder.run();
   }
 
   const void* pack_turned_weights(BackwardInput& held, const Tensor& w, std::uint64_t version) {
@@ -270,6 +289,7 @@ class CpuConv final : public ConvKernels {
       if (packed.is_stale(version)) turn(w, held.turned);
       return pack(packed, held.turned, version);
     }
+    if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
     if (packed.is_stale(version)) pack_turned(w, packed.block, packed.memory.f32());
     packed.version = version;
     return packed.memory.raw();
@@ -352,6 +372,7 @@ class CpuConv final : public ConvKernels {
   OneDnn& onednn_;
   CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;
@@ -359,9 +380,9 @@ class CpuConv final : public ConvKernels {
 
 }  // namespace
 
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
-                                               PointwiseKernels& pointwise) {
-  return std::make_unique<CpuConv>(onednn, allocator, pointwise);
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
+                                               PackedWeights* shared) {
+  return std::make_unique<CpuConv>(onednn, allocator, pointwise, shared);
 }
 
 }  // namespace lockstep::nn::cpu

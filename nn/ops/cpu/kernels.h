@@ -5,6 +5,7 @@
 
 #include "nn/ops/backend.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/packed_weights.h"
 
 namespace lockstep::nn::cpu {
 
@@ -14,8 +15,9 @@ namespace lockstep::nn::cpu {
 
 /// The kernels keep references to what they are given, which must outlive them.
 std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise);
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
-                                               PointwiseKernels& pointwise);
+/// `shared`: where forward()'s packed weights are, which other kernels read too; nullptr: in memory of their own.
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
+                                               PackedWeights* shared);
 std::unique_ptr<PoolKernels> make_pool_kernels(OneDnn& onednn, CachingAllocator& allocator);
 std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn);
 std::unique_ptr<LayerNormKernels> make_layer_norm_kernels();

@@ -25,6 +25,14 @@ void add_both(const float* x, const float* y, float* z, std::int64_t n) {
 }
 
 LOCKSTEP_SIMD_CLONES
+void relu_of_both(const float* x, const float* y, float* z, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float sum = x[i] + y[i];
+    z[i] = sum < 0.0f ? 0.0f : sum;
+  }
+}
+
+LOCKSTEP_SIMD_CLONES
 void relu_of(const float* x, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] < 0.0f ? 0.0f : x[i];  // this way round NaN passes
 }
@@ -110,6 +118,12 @@ class CpuPointwise final : public PointwiseKernels {
   void add(const Tensor& x, const Tensor& y, const Tensor& z) override {
     parallel_for(z.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       add_both(x.f32() + begin, y.f32() + begin, z.f32() + begin, end - begin);
+    });
+  }
+
+  void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) override {
+    parallel_for(z.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      relu_of_both(x.f32() + begin, y.f32() + begin, z.f32() + begin, end - begin);
     });
   }
 

@@ -53,6 +53,12 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_.get());
 }
 
+std::unique_ptr<Backend> CudaBackend::sibling(int /*threads*/) {
+  make_current(context_.device);
+  check_cuda(cudaStreamSynchronize(stream_.get()), "waiting for what a stream beside this one will read");
+  return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device, .tf32 = context_.tf32});
+}
+
 Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype) {
   make_current(context_.device);
   return feed_.take(data, shape, dtype);

@@ -37,6 +37,7 @@ class CudaBackend final : public Backend {
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
+  std::unique_ptr<Backend> sibling(int threads) override;
   std::uint64_t primitives_created() const override { return context_.primitives_created; }
 
   StreamView stream() override { return context_.stream; }
