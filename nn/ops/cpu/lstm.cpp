@@ -80,22 +80,12 @@ void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t co
 struct Packed {
   Tensor panels;
   std::uint64_t version = 0;  // 0: never packed
-
-  template <class Pack>
-  const float* get(CachingAllocator& allocator, std::uint64_t wanted, std::int64_t elements, const Pack& pack) {
-    if (!panels.defined()) panels = Tensor::empty(allocator, {elements});
-    if (version != wanted || wanted == 0) {
-      pack(panels.f32());
-      version = wanted;
-    }
-    return panels.f32();
-  }
 };
 
 class CpuLstm final : public LstmKernels {
  public:
-  CpuLstm(CachingAllocator& allocator, LinearKernels& linear, PointwiseKernels& pointwise)
-      : allocator_(allocator), linear_(linear), pointwise_(pointwise) {}
+  CpuLstm(CachingAllocator& allocator, LinearKernels& linear, PointwiseKernels& pointwise, PackedWeights* shared)
+      : allocator_(allocator), linear_(linear), pointwise_(pointwise), shared_(shared) {}
 
   Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
                  const LstmState& to, bool keep) override {
@@ -158,37 +148,47 @@ class CpuLstm final : public LstmKernels {
 
   // Panel (p · 4 + gate): what features [32 p, 32 p + 32) of h contribute that gate's product to, (H, 32).
   const float* forward_panels(const LstmWeights& weights, std::int64_t width) {
-    const std::int64_t panels = panels_of(width);
-    return packed(forward_, weights.w_hh, width)
-        .get(allocator_, weights.versions[1], panels * kGates * width * kPanel, [&](float* to) {
-          parallel_for(panels * kGates, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-              const std::int64_t first = i / kGates * kPanel, gate = i % kGates;
-              pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first),
-                        width, to + i * width * kPanel);
-            }
-          });
-        });
+    const std::int64_t panels = panels_of(width) * kGates;
+    return packed(forward_, weights, {panels, width, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t first = i / kGates * kPanel, gate = i % kGates;
+          pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
+                    to.f32() + i * width * kPanel);
+        }
+      });
+    });
   }
 
   // Panel p: (4 · H, 32), features [32 p, 32 p + 32) of each row of w_hh.
   const float* backward_panels(const LstmWeights& weights, std::int64_t width) {
     const std::int64_t panels = panels_of(width), depth = kGates * width;
-    return packed(backward_, weights.w_hh, width)
-        .get(allocator_, weights.versions[1], panels * depth * kPanel, [&](float* to) {
-          parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t p = begin; p < end; ++p)
-              pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
-                           to + p * depth * kPanel);
-          });
-        });
+    return packed(backward_, weights, {panels, depth, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t p = begin; p < end; ++p)
+          pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
+                       to.f32() + p * depth * kPanel);
+      });
+    });
   }
 
-  static Packed& packed(PrimitiveMap<Packed>& all, const Tensor& w, std::int64_t width) {
+  template <class Pack>
+  const float* packed(PrimitiveMap<Packed>& all, const LstmWeights& weights, const Shape& shape, const Pack& pack) {
     PrimitiveKey key{};
-    key[0] = reinterpret_cast<std::intptr_t>(w.raw());
-    key[1] = width;
-    return all[key];
+    key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
+    key[1] = weights.w_hh.size(1);
+    Packed& held = all[key];
+    const std::uint64_t version = weights.versions[1];
+    if (held.version == version && version != 0) return held.panels.f32();
+    if (shared_ != nullptr) {
+      held.panels =
+          shared_->get(weights.w_hh.raw(), version, f32_desc(to_dims(shape), dnnl::memory::format_tag::abc), pack);
+    } else {
+      if (!held.panels.defined()) held.panels = empty(shape);
+      pack(held.panels);
+    }
+    held.version = version;
+    return held.panels.f32();
   }
 
   // Calls body(first, end) on disjoint ranges of the features, whole panels each.
@@ -278,14 +278,15 @@ class CpuLstm final : public LstmKernels {
   CachingAllocator& allocator_;
   LinearKernels& linear_;
   PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
   PrimitiveMap<Packed> forward_, backward_;
 };
 
 }  // namespace
 
 std::unique_ptr<LstmKernels> make_lstm_kernels(CachingAllocator& allocator, LinearKernels& linear,
-                                               PointwiseKernels& pointwise) {
-  return std::make_unique<CpuLstm>(allocator, linear, pointwise);
+                                               PointwiseKernels& pointwise, PackedWeights* shared) {
+  return std::make_unique<CpuLstm>(allocator, linear, pointwise, shared);
 }
 
 }  // namespace lockstep::nn::cpu
