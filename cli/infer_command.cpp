@@ -23,7 +23,7 @@ Setter optional_text(std::optional<std::string>& target) {
 
 void add_model(OptionTable& table, InferConfig& config) {
   table.positional(
-      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, gpt or gpt2", text(config.model.name)});
+      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(config.model.name)});
   table.group("Model");
   table.add({.name = "weights",
              .placeholder = "FILE",
@@ -48,9 +48,9 @@ void add_model(OptionTable& table, InferConfig& config) {
     table.add(
         {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
   };
-  add_size("layers", "gpt: blocks", "the weights'", config.model.layers);
+  add_size("layers", "gpt: blocks; lstm: layers", "the weights'", config.model.layers);
   add_size("heads", "gpt: attention heads", "the weights', of gpt2 width / 64", config.model.heads);
-  add_size("width", "gpt: features", "the weights'", config.model.width);
+  add_size("width", "gpt, lstm: features", "the weights'", config.model.width);
   add_size("context", "gpt: positions", "the weights'", config.model.context);
 }
 
@@ -63,12 +63,12 @@ void add_input(OptionTable& table, InferConfig& config) {
              .set = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
-             .help = "gpt: what to go on with, instead of --input",
+             .help = "gpt, lstm: what to go on with, instead of --input",
              .set = optional_text(config.prompt)});
   table.exclusive({"input", "prompt"});
   table.add({.name = "lines",
              .kind = OptionKind::kFlag,
-             .help = "gpt: each line of the input is a prompt",
+             .help = "gpt, lstm: each line of the input is a prompt",
              .set = boolean(config.lines)});
   table.group("Images");
   table.add({.name = "top",

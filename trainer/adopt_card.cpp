@@ -48,6 +48,10 @@ void adopt(ModelConfig& model, const ModelCard& card, const std::string& source)
     adopt_size(model.width, card.spec.gpt.width, "width", source);
     adopt_size(model.context, card.spec.gpt.context, "context", source);
   }
+  if (card.spec.name == "lstm") {
+    adopt_size(model.layers, card.spec.lstm.layers, "layers", source);
+    adopt_size(model.width, card.spec.lstm.width, "width", source);
+  }
 }
 
 }  // namespace lockstep::trainer

@@ -30,6 +30,10 @@ Json json_of(const nn::ModelSpec& spec) {
     json["width"] = spec.gpt.width;
     json["context"] = spec.gpt.context;
   }
+  if (spec.name == "lstm") {
+    json["layers"] = spec.lstm.layers;
+    json["width"] = spec.lstm.width;
+  }
   return json;
 }
 
@@ -99,6 +103,10 @@ class Reader {
       spec.gpt.heads = size(json, "heads");
       spec.gpt.width = size(json, "width");
       spec.gpt.context = size(json, "context");
+    }
+    if (spec.name == "lstm") {
+      spec.lstm.layers = size(json, "layers");
+      spec.lstm.width = size(json, "width");
     }
     return spec;
   }

@@ -35,8 +35,9 @@ void write(const fs::path& path, const std::string& content) {
   std::ofstream(path, std::ios::binary) << content;
 }
 
-/// Models that all tests use: text.safetensors (a gpt of characters), tokens.safetensors (a gpt of tokens with the
-/// vocabulary of tests/data/bpe), digits.safetensors (a cnn) and animals.safetensors (a ResNet of folders).
+/// Models that all tests use: text.safetensors (a gpt of characters), lstm.safetensors (an LSTM of them),
+/// tokens.safetensors (a gpt of tokens with the vocabulary of tests/data/bpe), digits.safetensors (a cnn) and
+/// animals.safetensors (a ResNet of folders).
 class Infer : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -62,6 +63,9 @@ class Infer : public ::testing::Test {
     const std::string gpt = kGpt;
     train("gpt --data text:fox.txt --steps 400 --batch 8 --lr 0.01 --save text.safetensors " + gpt);
     train("gpt --data tokens:tokens.bin --classes 481 --steps 60 --batch 8 --lr 0.01 --save tokens.safetensors " + gpt);
+    train(
+        "lstm --data text:fox.txt --layers 2 --width 32 --context 16 --steps 400 --batch 8 --lr 0.01 "
+        "--save lstm.safetensors");
     train("cnn --data digits --epochs 2 --save digits.safetensors");
     train("resnet18 --data images:animals --image-size 32 --steps 2 --batch 4 --save animals.safetensors");
   }
@@ -111,6 +115,18 @@ TEST_F(Infer, GoesOnWithAPrompt) {
   EXPECT_EQ(made, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
   EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --temperature 0 --seed 5"));
   EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --top-k 1"));
+}
+
+// A state goes on as far as one likes, and is one and the same for any number of streams.
+TEST_F(Infer, AnLstmGoesOnWithAPrompt) {
+  const std::string flags = "lstm --weights lstm.safetensors --quiet --prompt \"the quick b\" ";
+  const auto made = infer(flags + "--tokens 80 --temperature 0");
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(made.out, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
+  const std::string drawn = flags + "--tokens 30 --samples 5 --temperature 2";
+  EXPECT_EQ(infer(drawn + " --threads 1").out, infer(drawn + " --threads 3").out);
+  expect_refusal(flags + "--width 64", 2, "--width 64, but lstm.safetensors holds a model with 32");
+  expect_refusal("gpt --weights lstm.safetensors --prompt a", 2, "holds a lstm, not a gpt");
 }
 
 TEST_F(Infer, TheSameSeedIsTheSameTextOnAnyNumberOfStreams) {

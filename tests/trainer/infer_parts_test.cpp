@@ -257,6 +257,18 @@ TEST(SpecOf, ReadsSizesFromShapes) {
                                           shaped("fc2.weight", {10, 128})});
   EXPECT_THAT(cnn.sample_shape, ElementsAre(28, 28, 1));
   EXPECT_THROW(spec_of(named("gpt"), {shaped("wte.weight", {10, 12})}), UsageError);
+  const auto text = spec_of(named("lstm"), {shaped("encoder.weight", {90, 24}), shaped("rnn.weight_ih_l0", {96, 24}),
+                                            shaped("rnn.weight_hh_l0", {96, 24}), shaped("rnn.weight_ih_l1", {96, 24}),
+                                            shaped("rnn.weight_ih_l2", {96, 24}), shaped("decoder.weight", {90, 24})});
+  EXPECT_EQ(text.lstm.layers, 3);
+  EXPECT_EQ(text.lstm.width, 24);
+  EXPECT_EQ(text.classes, 90);
+  EXPECT_EQ(text.sample_shape.size(), 1u);
+  const auto rows = spec_of(named("lstm"), {shaped("rnn.weight_ih_l0", {96, 28}), shaped("rnn.weight_hh_l0", {96, 24}),
+                                            shaped("decoder.weight", {10, 24})});
+  EXPECT_EQ(rows.lstm.layers, 1);
+  EXPECT_EQ(rows.classes, 10);
+  EXPECT_THAT(rows.sample_shape, ElementsAre(28, 28, 1));
 }
 
 // A model of three positions whose next token is the sum of those that it sees, modulo 10.

@@ -64,6 +64,22 @@ void read_gpt(const ModelConfig& given, const Shapes& shapes, nn::ModelSpec& spe
   spec.sample_shape = {gpt.context};
 }
 
+// An encoder is there where it reads tokens; rows of images are taken to be those of squares.
+void read_lstm(const ModelConfig& given, const Shapes& shapes, nn::ModelSpec& spec) {
+  const auto* const first = shapes.find("rnn.weight_ih_l0", 2);
+  const auto* const encoder = shapes.find("encoder.weight", 2);
+  if (const auto* state = shapes.find("rnn.weight_hh_l0", 2)) spec.lstm.width = (*state)[1];
+  if (const auto* decoder = shapes.find("decoder.weight", 2)) spec.classes = (*decoder)[0];
+  if (first != nullptr) {
+    spec.lstm.layers = 1;
+    while (shapes.find(fmt::format("rnn.weight_ih_l{}", spec.lstm.layers), 2) != nullptr) ++spec.lstm.layers;
+  }
+  spec.lstm.layers = given.layers.value_or(static_cast<int>(spec.lstm.layers));
+  spec.lstm.width = given.width.value_or(static_cast<int>(spec.lstm.width));
+  spec.sample_shape = {given.context.value_or(static_cast<int>(spec.gpt.context))};
+  if (first != nullptr && encoder == nullptr) spec.sample_shape = {(*first)[1], (*first)[1], 1};
+}
+
 void read_mlp(const ModelConfig& given, const Shapes& shapes, nn::ModelSpec& spec) {
   if (const auto* first = shapes.find("fc1.weight", 2)) spec.sample_shape = {(*first)[1]};
   std::vector<std::int64_t> widths;
@@ -102,6 +118,8 @@ nn::ModelSpec spec_of(const ModelConfig& given, const std::vector<nn::HostTensor
     read_gpt(given, shapes, spec);
   } else if (is_resnet(given.name) || given.name == "cnn") {
     read_image_model(given, shapes, spec);
+  } else if (given.name == "lstm") {
+    read_lstm(given, shapes, spec);
   } else if (given.name == "mlp") {
     read_mlp(given, shapes, spec);
   } else if (const auto* layer = shapes.find("fc.weight", 2)) {

@@ -92,7 +92,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<LayerNormKernels> layer_norm_ = cpu::make_layer_norm_kernels();
   std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
   std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);
-  std::unique_ptr<LstmKernels> lstm_ = cpu::make_lstm_kernels(allocator_, *linear_, *pointwise_);
+  std::unique_ptr<LstmKernels> lstm_ = cpu::make_lstm_kernels(allocator_, *linear_, *pointwise_, shared_.get());
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
 };

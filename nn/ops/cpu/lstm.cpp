@@ -16,9 +16,10 @@ namespace {
 // Note [LSTM on the CPU]
 // What inputs contribute to the gates is one product over all steps, and so are the gradients of weights and inputs.
 // What remains for each step is a product of B rows with w_hh, forward and backward, which takes packed weights and a
-// kernel of our own (panels.h): oneDNN's recurrent primitives are slower, above all backward. A thread computes the
-// gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay in
-// its cache.
+// kernel of our own (panels.h). With 8 rows of 256 features dnnl_sgemm, which packs the weights each time, takes ten
+// times as long for it, and oneDNN's recurrent primitives take a fifth longer for the whole layer. A thread computes
+// the gates of its own features at every step, so a step takes one parallel region, and the weights that it reads stay
+// in its cache.
 
 constexpr std::int64_t kGates = 4;
 constexpr std::int64_t kGrain = std::int64_t{1} << 18;  // multiplications of a step that are worth a thread
@@ -54,8 +55,8 @@ void cell(float* __restrict gates, std::int64_t stride, std::int64_t count, floa
   }
 }
 
-// `gates` become the gradients of what they were taken of. c_before may be null: zeros. dh is the gradient of h, and dc
-// becomes that of c_before, of what it was of c.
+// `gates` become the gradients of what they were taken of. dh is the gradient of h, and dc becomes that of c_before, of
+// what it was of c.
 LOCKSTEP_SIMD_CLONES
 void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t count, const float* __restrict c,
                    const float* __restrict c_before, const float* __restrict dh, float* __restrict dc) {
@@ -66,10 +67,9 @@ void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t co
 #pragma GCC ivdep
   for (std::int64_t u = 0; u < count; ++u) {
     const float i = is[u], f = fs[u], g = gs[u], o = os[u], tanh_c = tanh_of(c[u]);
-    const float before = c_before != nullptr ? c_before[u] : 0.0f;
     const float d = dc[u] + dh[u] * o * (1.0f - tanh_c * tanh_c);
     is[u] = d * g * i * (1.0f - i);
-    fs[u] = d * before * f * (1.0f - f);
+    fs[u] = d * c_before[u] * f * (1.0f - f);
     gs[u] = d * i * (1.0f - g * g);
     os[u] = dh[u] * tanh_c * o * (1.0f - o);
     dc[u] = d * f;
@@ -80,22 +80,12 @@ void cell_backward(float* __restrict gates, std::int64_t stride, std::int64_t co
 struct Packed {
   Tensor panels;
   std::uint64_t version = 0;  // 0: never packed
-
-  template <class Pack>
-  const float* get(CachingAllocator& allocator, std::uint64_t wanted, std::int64_t elements, const Pack& pack) {
-    if (!panels.defined()) panels = Tensor::empty(allocator, {elements});
-    if (version != wanted || wanted == 0) {
-      pack(panels.f32());
-      version = wanted;
-    }
-    return panels.f32();
-  }
 };
 
 class CpuLstm final : public LstmKernels {
  public:
-  CpuLstm(CachingAllocator& allocator, LinearKernels& linear, PointwiseKernels& pointwise)
-      : allocator_(allocator), linear_(linear), pointwise_(pointwise) {}
+  CpuLstm(CachingAllocator& allocator, LinearKernels& linear, PointwiseKernels& pointwise, PackedWeights* shared)
+      : allocator_(allocator), linear_(linear), pointwise_(pointwise), shared_(shared) {}
 
   Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
                  const LstmState& to, bool keep) override {
@@ -128,11 +118,13 @@ class CpuLstm final : public LstmKernels {
     if (at.batch > 0) {
       const Tensor dh = empty({at.batch, at.width}), dc = empty({at.batch, at.width});
       const Tensor behind = empty({2, at.batch, at.gates});  // the gradients of two steps' gates take turns
+      const Tensor c_first = empty({at.batch, at.width});
+      start(from.c, c_first);
       pointwise_.fill(dc, 0.0f);
       const float* const panels = at.steps > 1 ? backward_panels(weights, at.width) : nullptr;
       for (std::int64_t t = at.steps - 1; t >= 0; --t)
-        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), from.c, dy.f32(), behind.f32(), dh.f32(),
-                      dc.f32());
+        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), c_first.f32(), dy.f32(), behind.f32(),
+                      dh.f32(), dc.f32());
     }
     // The gates' gradients have taken their place.
     const Tensor inputs = x.reshaped({at.rows(), at.inputs});
@@ -156,37 +148,47 @@ class CpuLstm final : public LstmKernels {
 
   // Panel (p · 4 + gate): what features [32 p, 32 p + 32) of h contribute that gate's product to, (H, 32).
   const float* forward_panels(const LstmWeights& weights, std::int64_t width) {
-    const std::int64_t panels = panels_of(width);
-    return packed(forward_, weights.w_hh, width)
-        .get(allocator_, weights.versions[1], panels * kGates * width * kPanel, [&](float* to) {
-          parallel_for(panels * kGates, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-              const std::int64_t first = i / kGates * kPanel, gate = i % kGates;
-              pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first),
-                        width, to + i * width * kPanel);
-            }
-          });
-        });
+    const std::int64_t panels = panels_of(width) * kGates;
+    return packed(forward_, weights, {panels, width, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t first = i / kGates * kPanel, gate = i % kGates;
+          pack_rows(weights.w_hh.f32() + (gate * width + first) * width, width, std::min(kPanel, width - first), width,
+                    to.f32() + i * width * kPanel);
+        }
+      });
+    });
   }
 
   // Panel p: (4 · H, 32), features [32 p, 32 p + 32) of each row of w_hh.
   const float* backward_panels(const LstmWeights& weights, std::int64_t width) {
     const std::int64_t panels = panels_of(width), depth = kGates * width;
-    return packed(backward_, weights.w_hh, width)
-        .get(allocator_, weights.versions[1], panels * depth * kPanel, [&](float* to) {
-          parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t p = begin; p < end; ++p)
-              pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
-                           to + p * depth * kPanel);
-          });
-        });
+    return packed(backward_, weights, {panels, depth, kPanel}, [&](const Tensor& to) {
+      parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t p = begin; p < end; ++p)
+          pack_columns(weights.w_hh.f32() + p * kPanel, width, std::min(kPanel, width - p * kPanel), depth,
+                       to.f32() + p * depth * kPanel);
+      });
+    });
   }
 
-  static Packed& packed(PrimitiveMap<Packed>& all, const Tensor& w, std::int64_t width) {
+  template <class Pack>
+  const float* packed(PrimitiveMap<Packed>& all, const LstmWeights& weights, const Shape& shape, const Pack& pack) {
     PrimitiveKey key{};
-    key[0] = reinterpret_cast<std::intptr_t>(w.raw());
-    key[1] = width;
-    return all[key];
+    key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
+    key[1] = weights.w_hh.size(1);
+    Packed& held = all[key];
+    const std::uint64_t version = weights.versions[1];
+    if (held.version == version && version != 0) return held.panels.f32();
+    if (shared_ != nullptr) {
+      held.panels =
+          shared_->get(weights.w_hh.raw(), version, f32_desc(to_dims(shape), dnnl::memory::format_tag::abc), pack);
+    } else {
+      if (!held.panels.defined()) held.panels = empty(shape);
+      pack(held.panels);
+    }
+    held.version = version;
+    return held.panels.f32();
   }
 
   // Calls body(first, end) on disjoint ranges of the features, whole panels each.
@@ -218,7 +220,7 @@ class CpuLstm final : public LstmKernels {
   }
 
   static void step_backward(const Sizes& at, std::int64_t t, const float* panels, float* gates, const float* cells,
-                            const Tensor& c_first, const float* dy, float* behind, float* dh, float* dc) {
+                            const float* c_first, const float* dy, float* behind, float* dh, float* dc) {
     const float* const later = behind + (t % 2) * at.batch * at.gates;
     float* const now = behind + (1 - t % 2) * at.batch * at.gates;
     over_features(at, [&](std::int64_t first, std::int64_t end) {
@@ -231,7 +233,7 @@ class CpuLstm final : public LstmKernels {
       for (std::int64_t b = 0; b < at.batch; ++b) {
         const std::int64_t row = b * at.steps + t, place = b * at.width + first;
         const float* const c = cells + row * at.width + first;
-        const float* const c_before = t > 0 ? c - at.width : c_first.defined() ? c_first.f32() + place : nullptr;
+        const float* const c_before = t > 0 ? c - at.width : c_first + place;
         float* const d = gates + row * at.gates + first;
         cell_backward(d, at.width, count, c, c_before, dh + place, dc + place);
         if (t == 0) continue;
@@ -276,14 +278,15 @@ class CpuLstm final : public LstmKernels {
   CachingAllocator& allocator_;
   LinearKernels& linear_;
   PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
   PrimitiveMap<Packed> forward_, backward_;
 };
 
 }  // namespace
 
 std::unique_ptr<LstmKernels> make_lstm_kernels(CachingAllocator& allocator, LinearKernels& linear,
-                                               PointwiseKernels& pointwise) {
-  return std::make_unique<CpuLstm>(allocator, linear, pointwise);
+                                               PointwiseKernels& pointwise, PackedWeights* shared) {
+  return std::make_unique<CpuLstm>(allocator, linear, pointwise, shared);
 }
 
 }  // namespace lockstep::nn::cpu
