@@ -20,6 +20,7 @@ using Tag = memory::format_tag;
 // gradients out of a packed buffer into the plain one.
 struct Packed {
   dnnl::memory::desc layout;  // empty: the plain one is what the primitive wants
+  HeldPrimitive to_oihw;      // first, where oneDNN knows no way from OHWI
   HeldPrimitive reorder;      // none: it is plain, or `block`
   std::int64_t block = 0;     // of output channels: we move them there ourselves
   Tensor memory;              // undefined until it is needed
@@ -148,10 +149,7 @@ class CpuConv final : public ConvKernels {
     if (held.tiles && !accumulate_w) {
       unpack_tiles(held.packed.f32(), dw);
     } else if (!in_place) {
-      auto& move = accumulate_w ? held.add_weight : held.unpack;
-      move.bind(DNNL_ARG_FROM, held.packed);
-      move.bind(DNNL_ARG_TO, dw);
-      move.run();
+      move(accumulate_w ? held.add_weight : held.unpack, held.packed, dw);
     }
     if (db.defined() && accumulate_b) pointwise_.add_to(held.bias, 1.0f, db);
   }
@@ -257,7 +255,14 @@ class CpuConv final : public ConvKernels {
     if (plain == wanted) return packed;
     packed.layout = wanted;
     packed.block = output_block(wanted);
-    if (packed.block == 0) packed.reorder = make_reorder(plain, wanted, false);
+    if (packed.block > 0) return packed;
+    try {
+      packed.reorder = make_reorder(plain, wanted, false);
+    } catch (const dnnl::error&) {  // weights that Winograd's way has transformed already
+      const auto oihw = f32_desc(dims_of(plain), Tag::oihw);
+      packed.to_oihw = make_reorder(plain, oihw, false);
+      packed.reorder = make_reorder(oihw, wanted, false);
+    }
     return packed;
   }
 
@@ -276,11 +281,20 @@ class CpuConv final : public ConvKernels {
     return packed.memory.raw();
   }
 
-  static void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
+  void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
     if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
-    packed.reorder.bind(DNNL_ARG_FROM, w);
-    packed.reorder.bind(DNNL_ARG_TO, memory);
-    packed.reorder.run();
+    Tensor from = w;
+    if (packed.to_oihw) {
+      from = Tensor::empty(allocator_, w.shape());
+      move(packed.to_oihw, w, from);
+    }
+    move(packed.reorder, from, memory);
+  }
+
+  static void move(HeldPrimitive& reorder, const Tensor& from, const Tensor& to) {
+    reorder.bind(DNNL_ARG_FROM, from);
+    reorder.bind(DNNL_ARG_TO, to);
+    reorder.run();
   }
 
   const void* pack_turned_weights(BackwardInput& held, const Tensor& w, std::uint64_t version) {
