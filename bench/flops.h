@@ -15,8 +15,8 @@ namespace lockstep::bench {
 /// pair of a token and one that it sees, of all heads, T (T + 1) / 2 · heads of them.
 struct Product {
   std::int64_t rows = 1;
-  std::int64_t in = 0;   // a convolution's: kernel height · kernel width · channels
-  std::int64_t out = 0;  // features or channels
+  std::int64_t in = 0;      // a convolution's: kernel height · kernel width · channels
+  std::int64_t out = 0;     // features or channels
   bool reads_data = false;  // so nothing needs the gradient of its input
 };
 

@@ -63,8 +63,7 @@ class RandomTokens : public Dataset {
   RandomTokens(Info info, std::uint64_t seed, std::uint64_t first)
       : Dataset(std::move(info)), seed_(seed), first_(first) {}
 
-  void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens,
-                   std::span<std::int32_t> labels) const override {
+  void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const override {
     LOCKSTEP_ASSERT(index < size() && tokens.size() == sample_elements() && labels.size() == tokens.size(),
                     "sample {} into {} tokens", index, tokens.size());
     SplitMix64 random(mix64(seed_, first_ + index));

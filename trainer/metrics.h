@@ -26,7 +26,7 @@ struct EvalReport {
   double loss = 0;      // mean over the evaluation set
   double accuracy = 0;  // 0 to 1
   std::int64_t samples = 0;
-  std::optional<double> top5;  // 0 to 1: where it was asked for
+  std::optional<double> top5 = {};  // 0 to 1: where it was asked for
 };
 
 struct FinalReport {

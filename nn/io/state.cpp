@@ -112,10 +112,6 @@ HostTensor as_type(const HostTensor& tensor, DType dtype) {
 // Not a Shape: files may have more dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-}  // namespace
-
-namespace {
-
 // A parameter or buffer, and what a file has for it.
 struct Slot {
   Target target;

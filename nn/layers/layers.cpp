@@ -102,8 +102,8 @@ std::string AvgPool2d::details() const {
 }
 
 std::string BatchNorm::details() const {
-  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True", weight_.value().count(),
-                     eps_, momentum_);
+  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True",
+                     weight_.value().count(), eps_, momentum_);
 }
 
 std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
@@ -189,9 +189,7 @@ void BatchNorm::start_at_zero() {
   weight_.changed();
 }
 
-Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
-  return add_relu(tape, forward(tape, x), residual);
-}
+Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) { return add_relu(tape, forward(tape, x), residual); }
 
 namespace {
 

@@ -23,7 +23,9 @@ std::string outcome(ImageDecoder& decoder, const std::string& content, int eight
   try {
     const ImageSize size = decoder.open(bytes_of(content));
     const ImageView image = decoder.decode(eighths);
-    if (eighths == 8) EXPECT_EQ(image.size, size);
+    if (eighths == 8) {
+      EXPECT_EQ(image.size, size);
+    }
     return fmt::format("{}x{}", image.size.width, image.size.height);
   } catch (const IoError& error) {
     return error.what();

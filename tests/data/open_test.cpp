@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "data/mnist.h"
+#include "data/random.h"
 #include "tests/data/idx_files.h"
 
 namespace lockstep::data {

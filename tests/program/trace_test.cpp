@@ -79,7 +79,9 @@ TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
                                            "fc2 linear",
                                            "cross_entropy",
                                            "cross_entropy backward",
-                                           "fc2 linear backward",
+                                           "fc2 linear backward",  // of the weight
+                                           "fc2 linear backward",  // and, behind what its bucket takes, of the input
+                                           "fc1 linear backward",
                                            "fc1 linear backward",
                                            "flatten backward",
                                            "conv2 conv2d+max_pool2d backward",

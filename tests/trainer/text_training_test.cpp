@@ -62,7 +62,7 @@ TEST_P(TextTraining, IsLearnt) {
     const data::Batch& batch = loader.next();
     step.run(i, batch, 1e-2);
     const auto outcome = step.take_outcome();
-    loss = outcome.totals.loss / outcome.totals.count / static_cast<double>(kContext);
+    loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(kContext));
     if (i == 1) {
       EXPECT_NEAR(loss, std::log(static_cast<double>(splits.train->classes())), 0.8);
     }

@@ -27,6 +27,10 @@ class SoftLinear : public DeviceTest {
     cpu->linear().forward(x_host, w_host, b_host, epilogue, expected);
     return expected;
   }
+  Tensor mask_of(std::int64_t samples, std::int64_t out) {
+    const Aside mask = linear->aside_of(Epilogue::kRelu, samples, out, type());
+    return Tensor::empty(allocator, mask.shape, mask.dtype);
+  }
   // Where the bias comes in a kernel of its own the result is rounded to bf16 before, too.
   Tolerance tolerance() const { return {.dtype = type(), .ulps = type() == DType::kBF16 ? 0x1p16 : 8.0}; }
 
@@ -46,15 +50,14 @@ TEST_P(SoftLinear, SoundReluIsFused) {
 
 // Trying a ReLU: what the product reads goes there in one piece, and nothing is started but the product and a kernel.
 TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
-  const Tensor y = activation(cpu->empty({kN, kOut})),
-               mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+  const Tensor y = activation(cpu->empty({kN, kOut})), mask = mask_of(kN, kOut);
   auto before = soft_cuda::counts();
   linear->forward(x, w, b, Epilogue::kRelu, y);
   auto after = soft_cuda::counts();
   EXPECT_EQ(after.launches, before.launches);
   EXPECT_EQ(after.copies, before.copies + 3);  // two biases, and two results
   before = after;
-  linear->forward_masked(x, w, b, y, mask);
+  linear->forward_aside(x, w, b, Epilogue::kRelu, y, mask);
   after = soft_cuda::counts();
   EXPECT_EQ(after.launches, before.launches + 1);  // the mask as we make it
   EXPECT_EQ(after.copies, before.copies + 5);      // that, and the same for its kernel
@@ -65,9 +68,9 @@ TEST_P(SoftLinear, MasksOfOursGoWithNan) {
   linear = cuda::make_linear_kernels(context, *pointwise);
   x_host.f32()[kIn] = kNaN;
   x = activation(x_host);
-  const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
-  const auto y =
-      results({activation_like({kN, kOut})}, [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+  const Tensor mask = mask_of(kN, kOut);
+  const auto y = results({activation_like({kN, kOut})},
+                         [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
   const Tensor expected = expected_forward(Epilogue::kRelu);
   ASSERT_TRUE(std::isnan(expected.f32()[kOut]));
   expect_close(expected, y[0], tolerance());
