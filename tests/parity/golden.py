@@ -21,7 +21,7 @@ import counter
 HERE = pathlib.Path(__file__).parent / "golden"
 SAMPLES = 64
 PROJECTIONS = 4
-SMALLEST = 1e-4  # what is smaller as a whole is as good as rounding, and compares nothing
+SMALLEST = 1e-5  # what is smaller as a whole is as good as rounding, and compares nothing
 
 
 class Golden:
