@@ -2,6 +2,8 @@
 // Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
 #pragma once
 
+#include <optional>
+
 #include "nn/autograd/tape.h"
 
 namespace lockstep::nn {
@@ -29,8 +31,9 @@ struct BatchNormState {
   double eps = 1e-5;
 };
 /// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
-/// running ones.
-Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training);
+/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken.
+Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
+               Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
 
 /// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);

@@ -189,7 +189,9 @@ void BatchNorm::start_at_zero() {
   weight_.changed();
 }
 
-Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) { return add_relu(tape, forward(tape, x), residual); }
+Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
+  return absorbed_ ? add_relu(tape, x, residual) : normalise(tape, x, Epilogue::kRelu, residual);
+}
 
 namespace {
 
@@ -235,12 +237,16 @@ Var BatchNorm::forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue
 
 Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
   if (absorbed_) return epilogue == Epilogue::kRelu ? relu(tape, x) : x;
+  return normalise(tape, x, epilogue, std::nullopt);
+}
+
+Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual) {
   const Var y = batch_norm(
       tape, x, weight_, bias_,
       {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
-      training());
+      training(), epilogue, residual);
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
-  return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
+  return y;
 }
 
 void Sequential::fuse_children() {

@@ -1,6 +1,7 @@
 // The layers: PyTorch's, with its names, argument meanings and initialisations.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "nn/layers/module.h"
@@ -174,6 +175,8 @@ class BatchNorm final : public Module {
 
  private:
   friend class Conv2d;
+
+  Var normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual);
 
   double eps_, momentum_;
   bool absorbed_ = false;

@@ -14,13 +14,23 @@ class NormKernels {
   /// in `mean` and `variance`.
   virtual void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                              const Tensor& mean, const Tensor& variance) = 0;
-  /// The same with given statistics.
+  /// y = max(forward_train's + residual, 0) in the same pass, NaN staying; residual (…, C), of x's type, may be
+  /// undefined.
+  virtual void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps,
+                                  const Tensor& residual, const Tensor& y, const Tensor& mean,
+                                  const Tensor& variance) = 0;
+  /// forward_train's with given statistics.
   virtual void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                              const Tensor& variance, double eps, const Tensor& y) = 0;
   /// Gradients of forward_train, or of forward_infer if the statistics were given; overwrites dx, dgamma and dbeta.
   virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                         const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
                         const Tensor& dgamma, const Tensor& dbeta) = 0;
+  /// Gradients of forward_train_relu, which made y. dy is set to 0 wherever y is not above 0, and then is the
+  /// residual's gradient. dx may be dy.
+  virtual void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma,
+                             const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
+                             const Tensor& dgamma, const Tensor& dbeta) = 0;
   /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,

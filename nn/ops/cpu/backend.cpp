@@ -88,7 +88,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, *pointwise_);
   std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_, shared_.get());
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
-  std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels(onednn_);
+  std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels();
   std::unique_ptr<LayerNormKernels> layer_norm_ = cpu::make_layer_norm_kernels();
   std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
   std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);

@@ -19,7 +19,7 @@ std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKern
 std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
                                                PackedWeights* shared);
 std::unique_ptr<PoolKernels> make_pool_kernels(OneDnn& onednn, CachingAllocator& allocator);
-std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn);
+std::unique_ptr<NormKernels> make_norm_kernels();
 std::unique_ptr<LayerNormKernels> make_layer_norm_kernels();
 std::unique_ptr<EmbeddingKernels> make_embedding_kernels();
 std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& allocator);

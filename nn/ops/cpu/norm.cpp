@@ -1,58 +1,46 @@
 #include "nn/ops/norm.h"
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
+#include <vector>
 
+#include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
 namespace {
 
-using dnnl::memory;
-using Tag = memory::format_tag;
-using Flags = dnnl::normalization_flags;
-
+// What memory costs is nearly all there is to it: with loops of our own each matrix is read once for the sums and once
+// for the result, ReLU and residual included, where oneDNN's take three passes and the two others two more.
 class CpuNorm final : public NormKernels {
  public:
-  explicit CpuNorm(OneDnn& onednn) : onednn_(onednn) {}
-
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
-    auto& norm = primitive(kTrain, x, eps);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    run_forward(norm, x, gamma, beta, y);
+    take_moments(x, mean, variance);
+    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
+  }
+
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
+                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+    take_moments(x, mean, variance);
+    normalise(x, residual.defined() ? residual.f32() : nullptr, gamma, beta, mean, variance, eps, true, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    if (x.count() == 0) return;
-    auto& norm = primitive(kInfer, x, eps);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    run_forward(norm, x, gamma, beta, y);
+    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    if (x.count() == 0) {
-      std::fill_n(dgamma.f32(), dgamma.count(), 0.0f);
-      std::fill_n(dbeta.f32(), dbeta.count(), 0.0f);
-      return;
-    }
-    auto& norm = primitive(given_statistics ? kBackwardInfer : kBackwardTrain, x, eps);
-    norm.bind(DNNL_ARG_SRC, x);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    norm.bind(DNNL_ARG_DIFF_DST, dy);
-    norm.bind(DNNL_ARG_SCALE, gamma);
-    if (kNormBackwardTakesShift) norm.bind(DNNL_ARG_SHIFT, gamma);  // any (C) array will do
-    norm.bind(DNNL_ARG_DIFF_SRC, dx);
-    norm.bind(DNNL_ARG_DIFF_SCALE, dgamma);
-    norm.bind(DNNL_ARG_DIFF_SHIFT, dbeta);
-    norm.run();
+    differentiate(x, nullptr, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+  }
+
+  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) override {
+    differentiate(x, y.f32(), dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -67,68 +55,61 @@ class CpuNorm final : public NormKernels {
   }
 
  private:
-  enum Which : std::int64_t { kTrain, kInfer, kBackwardTrain, kBackwardInfer };
-
-  void run_forward(HeldPrimitive& norm, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& y) {
-    norm.bind(DNNL_ARG_SRC, x);
-    norm.bind(DNNL_ARG_SCALE, gamma);
-    norm.bind(DNNL_ARG_SHIFT, beta);
-    norm.bind(DNNL_ARG_DST, y);
-    norm.run();
+  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    const std::int64_t rows = x.count() / columns;
+    LOCKSTEP_ASSERT(rows > 0, "batch normalisation of no rows");
+    sums_.moments(x.f32(), rows, columns, mean.f32(), variance.f32());
+    for (float& v : variance.span<float>()) v /= static_cast<float>(rows);
   }
 
-  HeldPrimitive& primitive(Which which, const Tensor& x, double eps) {
-    const std::int64_t channels = x.size(x.shape().size() - 1), rows = x.count() / channels;
-    PrimitiveKey key{};
-    key[0] = which;
-    key[1] = rows;
-    key[2] = channels;
-    key[3] = std::bit_cast<std::int64_t>(eps);
-    auto& held = primitives_[key];
-    if (!held) held = make(which, rows, channels, static_cast<float>(eps));
-    return held;
+  void normalise(const Tensor& x, const float* residual, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                 const Tensor& variance, double eps, bool relu, const Tensor& y) {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    float* const scale = room_for(columns);
+    for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
+    normalise_columns(x.f32(), residual, mean.f32(), scale, beta.f32(), relu, x.count() / columns, columns, y.f32());
   }
 
-  HeldPrimitive make(Which which, std::int64_t rows, std::int64_t channels, float eps) {
-    // Rows stand where oneDNN expects images: one image of `rows` by 1 pixels.
-    const auto x = f32_desc({1, channels, rows, 1}, Tag::nhwc);
-    const auto c = f32_desc({channels}, Tag::x);
-    const bool given_statistics = which == kInfer || which == kBackwardInfer;
-    auto flags = Flags::use_scale | Flags::use_shift;
-    if (given_statistics) flags = flags | Flags::use_global_stats;
-    const auto forward_kind = which == kInfer ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training;
-    const auto forward = describe_norm(onednn_.engine(), user_scratchpad(), forward_kind, x, eps, flags);
-    if (which == kTrain || which == kInfer)
-      return {onednn_,
-              dnnl::batch_normalization_forward(forward),
-              {{DNNL_ARG_SRC, x},
-               {DNNL_ARG_MEAN, c},
-               {DNNL_ARG_VARIANCE, c},
-               {DNNL_ARG_SCALE, c},
-               {DNNL_ARG_SHIFT, c},
-               {DNNL_ARG_DST, x}},
-              forward.scratchpad_desc()};
-    const auto backward = describe_norm_backward(onednn_.engine(), user_scratchpad(), forward, x, eps, flags);
-    return {onednn_,
-            dnnl::batch_normalization_backward(backward),
-            {{DNNL_ARG_SRC, x},
-             {DNNL_ARG_MEAN, c},
-             {DNNL_ARG_VARIANCE, c},
-             {DNNL_ARG_DIFF_DST, x},
-             {DNNL_ARG_SCALE, c},
-             {DNNL_ARG_SHIFT, kNormBackwardTakesShift ? c : memory::desc()},
-             {DNNL_ARG_DIFF_SRC, x},
-             {DNNL_ARG_DIFF_SCALE, c},
-             {DNNL_ARG_DIFF_SHIFT, c}},
-            backward.scratchpad_desc()};
+  // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
+  // where the statistics were given and so do not depend on x. Where y is there, dy is masked first.
+  void differentiate(const Tensor& x, const float* y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) {
+    const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.products(x.f32(), y, dy.f32(), mean.f32(), rows, columns, dgamma.f32(), dbeta.f32());
+    float *const scale = room_for(3 * columns), *const offset = scale + columns, *const slope = offset + columns;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const float inverse = one_of_deviation(variance, c, eps);
+      dgamma.f32()[c] *= inverse;
+      scale[c] = gamma.f32()[c] * inverse;
+      offset[c] = given_statistics ? 0.0f : dbeta.f32()[c] / static_cast<float>(rows);
+      slope[c] = given_statistics ? 0.0f : dgamma.f32()[c] / static_cast<float>(rows) * inverse;
+    }
+    if (rows == 0) return;
+    if (given_statistics)  // offset and slope are zeros, as this wants them
+      normalise_columns(dy.f32(), nullptr, offset, scale, slope, false, rows, columns, dx.f32());
+    else
+      spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, rows, columns, dx.f32());
   }
 
-  OneDnn& onednn_;
-  PrimitiveMap<HeldPrimitive> primitives_;
+  static float one_of_deviation(const Tensor& variance, std::int64_t c, double eps) {
+    return 1.0f / std::sqrt(variance.f32()[c] + static_cast<float>(eps));
+  }
+
+  float* room_for(std::int64_t count) {
+    per_column_.resize(std::max(per_column_.size(), static_cast<std::size_t>(count)));
+    return per_column_.data();
+  }
+
+  ColumnSums sums_;
+  std::vector<float> per_column_;  // kept, so that it is allocated once
 };
 
 }  // namespace
 
-std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn) { return std::make_unique<CpuNorm>(onednn); }
+std::unique_ptr<NormKernels> make_norm_kernels() { return std::make_unique<CpuNorm>(); }
 
 }  // namespace lockstep::nn::cpu

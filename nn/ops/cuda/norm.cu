@@ -124,10 +124,12 @@ __global__ void __launch_bounds__(kBlock)
   variance[column] = mine.squares / static_cast<float>(plan.rows);
 }
 
-// y = (x − mean) / sqrt(variance + eps) · gamma + beta
-template <int kWidth, class T>
-__global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta,
-                                                    const float* mean, const float* variance, float eps, T* y) {
+// y = (x − mean) / sqrt(variance + eps) · gamma + beta; with kRelu, max(y + residual, 0), where residual may be
+// nullptr.
+template <int kWidth, bool kRelu, class T>
+__global__ void __launch_bounds__(kBlock)
+    normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta, const float* mean,
+              const float* variance, float eps, const T* residual, T* y) {
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
@@ -138,23 +140,34 @@ __global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x,
     middle[k] = mean[column + k];
   }
   for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows] = {};
-    for (int i = 0; i < kSumRows; ++i)
-      if (row + i * plan.lines < at.end) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+    Pack<T, kWidth> values[kSumRows] = {}, added[kSumRows] = {};
+    for (int i = 0; i < kSumRows; ++i) {
+      if (row + i * plan.lines >= at.end) continue;
+      values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+      if (kRelu && residual != nullptr)
+        added[i] = load_pack<kWidth>(residual + (row + i * plan.lines) * columns + column);
+    }
     for (int i = 0; i < kSumRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       Pack<T, kWidth> made;
-      for (int k = 0; k < kWidth; ++k)
-        made.of[k] = from_float<T>((to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k]);
+      for (int k = 0; k < kWidth; ++k) {
+        float value = (to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k];
+        if constexpr (kRelu) {
+          value += to_float(added[i].of[k]);
+          value = value < 0.0f ? 0.0f : value;  // this way round NaN passes
+        }
+        made.of[k] = from_float<T>(value);
+      }
       store_pack(y + (row + i * plan.lines) * columns + column, made);
     }
   }
 }
 
-// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk.
-template <int kWidth, class T>
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk. With kMasked dy is first set to 0 wherever y is not
+// above 0.
+template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock)
-    sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* mean, float* parts) {
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* mean, float* parts) {
   __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
@@ -168,6 +181,12 @@ __global__ void __launch_bounds__(kBlock)
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
         gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
+        if constexpr (kMasked) {
+          const auto results = load_pack<kWidth>(y + (row + i * plan.lines) * columns + column);
+          for (int k = 0; k < kWidth; ++k)
+            if (!(to_float(results.of[k]) > 0.0f)) gradients[i].of[k] = from_float<T>(0.0f);
+          store_pack(dy + (row + i * plan.lines) * columns + column, gradients[i]);
+        }
       }
       for (int i = 0; i < kSumRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
@@ -281,58 +300,31 @@ class CudaNorm final : public NormKernels {
 
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
-    const std::int64_t columns = mean.count();
-    if (columns == 0) return;
-    LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
-        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
-        launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), parts.f32());
-        launch("batch statistics", join_moments, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
-               parts.f32(), mean.f32(), variance.f32());
-      });
-    });
+    take_moments(x, mean, variance);
     forward_infer(x, gamma, beta, mean, variance, eps, y);
+  }
+
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
+                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+    take_moments(x, mean, variance);
+    apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    if (x.count() == 0) return;
-    const std::int64_t columns = mean.count();
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
-        launch("batch normalisation", normalise<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
-               y.data<T>());
-      });
-    });
+    apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    const std::int64_t columns = mean.count();
-    if (columns == 0) return;
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
-        constexpr int kWidth = decltype(width)::value;
-        const std::int64_t rows = x.count() / columns, packs = columns / kWidth;
-        const ColumnPlan plan = plan_columns(rows, packs, kPartBlocks, kSumRows);
-        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
-        launch("batch normalisation's backward", sums_of_chunks<kWidth, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
-        // Without rows, too: zeros.
-        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
-               columns, parts.f32(), variance.f32(), eps, dgamma.f32(), dbeta.f32());
-        const ColumnPlan spread = plan_columns(rows, packs, kSpreadBlocks, kSumRows);
-        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(spread), dim3(kBlock), context_.stream,
-               spread, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma.f32(), dbeta.f32(),
-               eps, given_statistics, dx.data<T>());
-      });
-    });
+    differentiate<false>(x, x, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+  }
+
+  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) override {
+    differentiate<true>(x, y, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -345,6 +337,63 @@ class CudaNorm final : public NormKernels {
   }
 
  private:
+  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), parts.f32());
+        launch("batch statistics", join_moments, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
+               parts.f32(), mean.f32(), variance.f32());
+      });
+    });
+  }
+
+  template <bool kRelu>
+  void apply(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance,
+             double eps, const Tensor& residual, const Tensor& y) {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    const Tensor& added = residual.defined() ? residual : x;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
+        launch("batch normalisation", normalise<decltype(width)::value, kRelu, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
+               residual.defined() ? residual.data<T>() : nullptr, y.data<T>());
+      });
+    });
+  }
+
+  template <bool kMasked>
+  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &dy, &dx}), [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const std::int64_t rows = x.count() / columns, packs = columns / kWidth;
+        const ColumnPlan plan = plan_columns(rows, packs, kPartBlocks, kSumRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch normalisation's backward", sums_of_chunks<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
+        // Without rows, too: zeros.
+        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
+               columns, parts.f32(), variance.f32(), eps, dgamma.f32(), dbeta.f32());
+        const ColumnPlan spread = plan_columns(rows, packs, kSpreadBlocks, kSumRows);
+        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(spread), dim3(kBlock), context_.stream,
+               spread, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma.f32(), dbeta.f32(),
+               eps, given_statistics, dx.data<T>());
+      });
+    });
+  }
+
   static dim3 grid_of(const ColumnPlan& plan) {
     LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "batch normalisation of {} packs", plan.packs);
     return dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks));

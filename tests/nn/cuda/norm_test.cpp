@@ -151,6 +151,45 @@ TEST_P(CudaNorm, Backward) {
     }
 }
 
+TEST_P(CudaNorm, WithRelu) {
+  for (const Shape& shape : kShapes)
+    for (const bool added : {false, true}) {
+      SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : ""));
+      const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+      const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f), residual_host = random(shape, 7);
+      const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
+      const Tensor residual = added ? activation(residual_host) : Tensor();
+      const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
+      cpu->norm().forward_train_relu(x_host, gamma, beta, kEps, added ? residual_host : Tensor(), y, mean, variance);
+      const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+        norm->forward_train_relu(x, g, b, kEps, residual, out[0], out[1], out[2]);
+      });
+      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, steep = steepest(variance);
+      expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
+      expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
+      expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
+
+      const Tensor dy_host = random(shape, 4), y_host = random(shape, 5), dx = cpu->empty(shape);
+      const Tensor dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns}), masked = cpu->empty(shape);
+      cpu->pointwise().copy(dy_host, masked);
+      cpu->norm().backward_relu(x_host, y_host, masked, gamma, mean, variance, kEps, dx, dgamma, dbeta);
+      const Tensor made = activation(y_host), m = plain(mean), v = plain(variance);
+      const Output like_dy = activation_like(shape, dy_host);
+      const auto apart = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
+        norm->backward_relu(x, made, out[3], g, m, v, kEps, out[0], out[1], out[2]);
+      });
+      const double sum = std::sqrt(static_cast<double>(rows));
+      expect_close(dgamma, apart[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
+      expect_close(dbeta, apart[2], {DType::kF32, cpu_ulps, sum});
+      expect_close(dx, apart[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
+      expect_same(masked, apart[3]);
+      const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
+        norm->backward_relu(x, made, out[0], g, m, v, kEps, out[0], out[1], out[2]);
+      });
+      expect_same(apart[0], in_place[0]);
+    }
+}
+
 // So wide that a block's threads go over their rows in several rounds, the last of them without all rows. The columns
 // repeat themselves.
 TEST_P(CudaNorm, Wide) {
