@@ -14,6 +14,7 @@ namespace {
 constexpr std::time_t kRepeatSeconds = 1;
 
 std::atomic<int> g_signal{0};
+std::atomic<bool> g_deferred{false};
 std::atomic<std::time_t> g_first_second{0};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::time_t>::is_always_lock_free,
               "the handler may only touch lock-free atomics");
@@ -42,7 +43,12 @@ void install_stop_handlers() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-int stop_signal() noexcept { return g_signal.load(std::memory_order_relaxed); }
+int stop_request() noexcept { return g_signal.load(std::memory_order_relaxed); }
+
+int stop_signal() noexcept { return g_deferred.load(std::memory_order_relaxed) ? 0 : stop_request(); }
+
+DeferredStops::DeferredStops() noexcept { g_deferred = true; }
+DeferredStops::~DeferredStops() { g_deferred = false; }
 
 void throw_if_stopped(const char* doing) {
   if (const int number = stop_signal(); number != 0)
