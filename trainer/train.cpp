@@ -111,7 +111,7 @@ class Run {
       // Checkpoints are taken before what follows their steps.
       if (first_steps() == total_steps_ || (sampler_->state().cursor == 0 && evaluation_due(sampler_->state().epoch)))
         if (!evaluate(evaluator, first_steps(), sampler_->state().epoch, progress, evaluation))
-          return leave(progress, first_steps());
+          return leave(first_steps());
     }
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
@@ -128,9 +128,9 @@ class Run {
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) replica_->check();
       if (checkpoint) take_checkpoint(step);
-      if (stop_wanted_) return leave(progress, step);
+      if (stop_wanted_) return leave(step);
       if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
-        return leave(progress, step);
+        return leave(step);
     }
     finish(progress, evaluation, epochs);
     return 0;
@@ -149,7 +149,7 @@ class Run {
   }
 
   // Someone has asked some rank to stop, and all know.
-  int leave(Progress& progress, std::int64_t step) {
+  int leave(std::int64_t step) {
     take_checkpoint(step);
     const auto saved = group_.all_gather_numbers(checkpoints_.finish() ? 1 : 0);
     const auto asked = group_.all_gather_numbers(stop_request());
@@ -158,10 +158,8 @@ class Run {
     if (saved.front() == 0)
       throw InterruptedError(static_cast<int>(*std::ranges::max_element(asked)),
                              fmt::format("stopped after step {} without a checkpoint of it", step));
-    progress.announce(
-        fmt::format("stopped after step {} of {}, which is saved in {}: the same command with --resume "
-                    "auto goes on",
-                    step, total_steps_, config_.checkpoint_dir));
+    log_info("stopped after step {} of {}, which is saved in {} → the same command with --resume auto goes on", step,
+             total_steps_, config_.checkpoint_dir);
     return static_cast<int>(ExitCode::kCheckpointed);
   }
 

@@ -45,7 +45,7 @@ class Reader {
 
  private:
   [[noreturn]] void refuse(const std::string& why) const {
-    throw IoError(fmt::format("{} is not a whole checkpoint: {}", source_, why), "use another one");
+    throw IoError(fmt::format("{} cannot be used: {}", source_, why), "use another checkpoint");
   }
 
   Json parse(const std::string& text) const {

@@ -34,7 +34,7 @@ std::string name_of(std::int64_t step) { return fmt::format("{}{:010}", kPrefix,
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw IoError(fmt::format("{} is not a whole checkpoint: {}", path, why), "use another one");
+  throw IoError(fmt::format("{} cannot be used: {}", path, why), "use another checkpoint");
 }
 
 // Some file systems flush no directories, and say so.
