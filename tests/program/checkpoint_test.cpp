@@ -189,12 +189,21 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   outcome = run(line + "--resume auto", directory.path());
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.err, Not(HasSubstr("cannot be used")));
+  outcome = run("lockstep checkpoint verify c", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out).size(), 4u);
+  outcome = run("lockstep checkpoint show c", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
   // None that is whole, and one that is asked for by name.
   for (const auto& name : names_in(directory.path() / "c"))
     fs::remove(directory.path() / "c" / name / "optimizer.safetensors");
   outcome = run(line + "--resume auto", directory.path());
   EXPECT_EQ(outcome.code, 6) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("none of the 4 checkpoints in c is whole"));
+  outcome = run("lockstep checkpoint verify c", directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("4 of 4 checkpoints cannot be used"));
   outcome = run(line + "--resume c/" + step_name(20), directory.path());
   EXPECT_EQ(outcome.code, 6) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("optimizer.safetensors cannot be used: it is missing"));

@@ -142,7 +142,7 @@ void load_module(const Resumed& resumed, const CheckpointCard& plan, nn::Module&
   nn::load_entries(nn::entries_of(module), nn::read_safetensors(file), file);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
   if (const auto differing = differences(resumed.card.settings, plan.settings); !differing.empty())
-    log_info("checkpoint {}: {}", resumed.path, join(differing, "; "));
+    log_info("checkpoint {} is of a run with other settings: {}", resumed.path, join(differing, "; "));
 }
 
 std::vector<ddp::NamedBytes> moments_of(const nn::Optimizer& optimizer) {
