@@ -10,7 +10,7 @@ namespace lockstep::trainer {
 namespace {
 
 // Places in the reducer's tail.
-enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kStops };
+enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kStops = 4 };
 
 std::vector<nn::NamedParameter> trained(const nn::Module& module) {
   auto all = module.named_parameters();
