@@ -108,10 +108,12 @@ class Run {
     EvalReport evaluation;
     if (resumed_) {
       progress.announce(fmt::format("going on after step {}, from {}", first_steps(), resumed_->path));
-      // Checkpoints are taken before what follows their steps.
-      if (first_steps() == total_steps_ || (sampler_->state().cursor == 0 && evaluation_due(sampler_->state().epoch)))
-        if (!evaluate(evaluator, first_steps(), sampler_->state().epoch, progress, evaluation))
-          return leave(first_steps());
+      // Checkpoints are taken before the evaluation that is due after their steps.
+      const sampler::SamplerState at = sampler_->state();
+      const bool between = at.cursor == 0;
+      if ((first_steps() == total_steps_ || (between && evaluation_due(at.epoch))) &&
+          !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
+        return leave(first_steps());
     }
     for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
