@@ -39,7 +39,9 @@ TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
     Metrics metrics(path_);
     for (int step = 1; step <= 4; ++step) metrics.write(StepReport{.step = step});
     metrics.write(EvalReport{.step = 4});
-    metrics.write(FinalReport{.steps = 4});
+    FinalReport final;
+    final.steps = 4;
+    metrics.write(final);
     metrics.write(ResumeReport{.step = 4});
     for (int step = 5; step <= 9; ++step) metrics.write(StepReport{.step = step});
     metrics.write(EvalReport{.step = 9});
