@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"MomentumCosineClip",
              "lockstep train cnn --data digits --global-batch 60 --steps 40 --optimizer sgd --lr 0.05 "
-             "--schedule cosine --warmup 4 --clip-norm 1 --weight-decay 0.01",
+             "--schedule cosine --warmup 4 --clip-norm 1 --weight-decay 0.01 --bucket-mb 0.001 --first-bucket-mb 0.001",
              40, 2},
         Case{"AdamWAndDropout",
              "lockstep train lstm --data text:text.txt --width 16 --context 8 --layers 2 --dropout 0.3 --batch 4 "
