@@ -347,6 +347,28 @@ void add_check_options(OptionTable& table, TrainConfig& config) {
              .set = integer(config.check_replicas, 0, kMost)});
 }
 
+void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
+  table.group("Checkpoints");
+  table.add({.name = "checkpoint-dir",
+             .placeholder = "DIR",
+             .help = "directory for all that training goes on from; SIGTERM then saves it there and exits with 75",
+             .set = text(config.checkpoint_dir)});
+  table.add({.name = "checkpoint-every",
+             .placeholder = "STEPS",
+             .help = "steps between checkpoints; 0: only at the end and when asked to stop",
+             .default_text = "an epoch",
+             .set = integer(config.checkpoint_every, 0, kMost)});
+  table.add({.name = "keep",
+             .placeholder = "K",
+             .help = "checkpoints that are kept, the newest ones; 0: all",
+             .default_text = fmt::to_string(config.keep),
+             .set = integer(config.keep, 0, kMost)});
+  table.add({.name = "resume",
+             .placeholder = "auto|PATH",
+             .help = "go on from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
+             .set = text(config.resume)});
+}
+
 void add_report_options(OptionTable& table, TrainConfig& config) {
   table.group("Reports");
   add_metrics_option(table, config);

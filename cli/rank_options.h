@@ -33,6 +33,8 @@ void add_timeout_option(OptionTable& table, double& seconds);
 void add_device_options(OptionTable& table, trainer::TrainConfig& config);
 void add_bucket_options(OptionTable& table, trainer::TrainConfig& config);
 void add_check_options(OptionTable& table, trainer::TrainConfig& config);
+/// Where and how often training is saved, and whether it goes on; opens a group.
+void add_checkpoint_options(OptionTable& table, trainer::TrainConfig& config);
 /// A rank's batch and its loader, where nothing is trained; opens a group.
 void add_eval_batch_options(OptionTable& table, trainer::TrainConfig& config);
 /// Metrics and logs there; opens a group. Adds --config.

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/bench_command.h"
+#include "cli/checkpoint_command.h"
 #include "cli/devices_command.h"
 #include "cli/eval_command.h"
 #include "cli/infer_command.h"
@@ -45,6 +46,10 @@ std::vector<std::string> infer_flags() {
   trainer::InferConfig config;
   return infer_options(config).names();
 }
+std::vector<std::string> checkpoint_flags() {
+  std::string action, path;
+  return checkpoint_options(action, path).names();
+}
 std::vector<std::string> devices_flags() {
   bool json = false;
   return devices_options(json).names();
@@ -58,6 +63,7 @@ constexpr std::array kSubcommands = {
     Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
     Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
+    Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, checkpoint_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
 };
 
@@ -87,7 +93,7 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
 std::string overview() {
   std::string text =
       "Usage: lockstep SUBCOMMAND …\n\nData-parallel training: one process per device, all in lockstep.\n\n";
-  for (const auto& each : kSubcommands) text += fmt::format("  {:<10}{}\n", each.name, each.summary);
+  for (const auto& each : kSubcommands) text += fmt::format("  {:<12}{}\n", each.name, each.summary);
   return text + "\nlockstep SUBCOMMAND --help shows its flags.\n";
 }
 

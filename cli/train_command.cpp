@@ -22,6 +22,7 @@ OptionTable train_options(trainer::TrainConfig& config) {
   add_device_options(table, config);
   add_bucket_options(table, config);
   add_check_options(table, config);
+  add_checkpoint_options(table, config);
   add_report_options(table, config);
   return table;
 }

@@ -145,7 +145,10 @@ bool Reducer::adopt_ready_order() {
   std::vector<std::uint64_t> agreed(slots_.size());
   LOCKSTEP_ASSERT(first->size() == agreed.size() * sizeof(std::uint64_t));
   std::memcpy(agreed.data(), first->data(), first->size());
-  std::vector<std::size_t> order(agreed.begin(), agreed.end());
+  return adopt_order({agreed.begin(), agreed.end()});
+}
+
+bool Reducer::adopt_order(std::vector<std::size_t> order) {
   if (order == order_) return false;
   lay_out(std::move(order));
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.

@@ -64,6 +64,11 @@ class Reducer {
   /// again.
   bool adopt_ready_order();
 
+  /// The same with an order that all ranks know already, between steps: every slot once.
+  bool adopt_order(std::vector<std::size_t> order);
+  /// The slots as buckets take them.
+  const std::vector<std::size_t>& order() const { return order_; }
+
   const BucketPlan& plan() const { return plan_; }
   /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.
   const StepTimeline& timeline() const { return timeline_; }

@@ -129,6 +129,13 @@ void validate(const TrainConfig& config) {
   require_range("--bucket-mb", config.bucket_mb.value_or(1), kLeastBucketMib, kMostBucketMib);
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
   validate_device(config);
+  require_range("--checkpoint-every", config.checkpoint_every.value_or(0), kNone);
+  require_range("--keep", config.keep, kNone);
+  require(!config.checkpoint_dir.empty() || !config.checkpoint_every,
+          "--checkpoint-every says when, and nothing says where", "add --checkpoint-dir DIR");
+  require(!config.checkpoint_dir.empty() || config.resume != "auto",
+          "--resume auto goes on from the newest checkpoint, and nothing says where they are",
+          "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
@@ -174,6 +181,9 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"check-replicas", fmt::to_string(config.check_replicas)},
+      {"checkpoints", config.checkpoint_dir.empty() ? "no" : "yes"},
+      {"checkpoint-every", text_of(config.checkpoint_every)},
+      {"resume", config.resume.empty() ? "no" : "yes"},
       {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks
   };
 }

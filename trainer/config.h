@@ -81,15 +81,20 @@ struct TrainConfig {
   std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
 
   // Files and reports.
-  std::string weights;             // to start from: safetensors, or what torch.save() has written
-  bool non_strict = false;         // weights that are missing or unexpected are left alone
-  bool keep_prefix = false;        // names in weight files are taken as they are (nn::LoadOptions)
-  bool reset_head = false;         // the last layer starts anew: its weights are not taken from the file
-  std::string freeze;              // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
-  std::string save;                // safetensors to write at the end
-  std::string metrics;             // JSON lines
-  std::string trace;               // what all ranks did when, for Chrome's and Perfetto's trace viewers
-  std::int64_t log_every = 50;     // steps between plain progress lines
+  std::string weights;       // to start from: safetensors, or what torch.save() has written
+  bool non_strict = false;   // weights that are missing or unexpected are left alone
+  bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
+  bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file
+  std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
+  std::string save;          // safetensors to write at the end
+  // Checkpoints of training (trainer/checkpoint/), to go on from.
+  std::string checkpoint_dir;                    // empty: none are written
+  std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
+  std::int64_t keep = 3;                         // the newest ones; 0: all
+  std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
+  std::string metrics;                           // JSON lines
+  std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
+  std::int64_t log_every = 50;                   // steps between plain progress lines
   std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;
 };

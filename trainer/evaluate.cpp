@@ -13,7 +13,7 @@
 namespace lockstep::trainer {
 namespace {
 
-constexpr std::size_t kSums = 4;
+constexpr std::size_t kSums = 5;
 
 }  // namespace
 
@@ -36,7 +36,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   module.train(false);
   data::Loader loader(dataset_, sampler::eval_slice(dataset_->size(), group_.rank(), group_.size()),
                       static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
-  const auto sums = sums_->view<double>(0, kSums);  // loss, correct, samples, in the top five
+  const auto sums = sums_->view<double>(0, kSums);  // loss, correct, samples, in the top five, ranks that stopped
   std::ranges::fill(sums, 0.0);
   LateResults results(backend_, 2 * sizeof(float)), inside(backend_, sizeof(float));
   const nn::Tensor in_top = backend_.empty({});
@@ -54,6 +54,10 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
+    if (stop_request() != 0) {
+      sums[4] = 1;
+      break;
+    }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Var outputs = module.forward(tape_, tape_.input(inputs.x));
     results.add(nn::cross_entropy(tape_, outputs, inputs.labels, 1.0f).totals());
@@ -74,7 +78,8 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
           .loss = sums[0] / labels,
           .accuracy = sums[1] / labels,
           .samples = static_cast<std::int64_t>(sums[2]),
-          .top5 = top5_ ? std::optional(sums[3] / labels) : std::nullopt};
+          .top5 = top5_ ? std::optional(sums[3] / labels) : std::nullopt,
+          .stopped = sums[4] > 0};
 }
 
 }  // namespace lockstep::trainer

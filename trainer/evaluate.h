@@ -23,7 +23,8 @@ class Evaluator {
   void count_top5() { top5_ = dataset_->labels_per_sample() == 1; }
 
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
-  /// passed on to the report.
+  /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and
+  /// every rank's report says `stopped`.
   EvalReport run(nn::Module& module, std::int64_t step);
 
  private:

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <utility>
 
 namespace lockstep::trainer {
 namespace {
 
 // Places in the reducer's tail.
-enum TailPlace : std::size_t { kLoss, kCorrect, kCount };
+enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kStops = 4 };
 
 std::vector<nn::NamedParameter> trained(const nn::Module& module) {
   auto all = module.named_parameters();
@@ -73,6 +74,35 @@ void Replica::begin_step(std::int64_t step) {
   if (order_known_ && !std::exchange(order_adopted_, true) && reducer_.adopt_ready_order()) bind_gradients();
   for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
   reducer_.begin_step(step);
+  if (stop_.defined()) backend_.pointwise().copy(stop_, totals().slice(kStops, kStops + 1));
+}
+
+void Replica::adopt_order(const std::vector<std::string>& names) {
+  std::map<std::string, std::size_t> slots;
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) slots[parameters_[slot].name] = slot;
+  std::vector<std::size_t> order;
+  for (const auto& name : names)
+    if (const auto node = slots.extract(name); !node.empty()) order.push_back(node.mapped());
+  if (order.size() != parameters_.size() || names.size() != order.size()) return;
+  order_known_ = order_adopted_ = true;
+  if (reducer_.adopt_order(std::move(order))) bind_gradients();
+}
+
+std::vector<std::string> Replica::order() const {
+  std::vector<std::string> names;
+  if (!order_adopted_) return names;
+  for (const std::size_t slot : reducer_.order()) names.push_back(parameters_[slot].name);
+  return names;
+}
+
+void Replica::count_stops() {
+  stop_ = backend_.empty({1});
+  ask_to_stop(false);
+}
+
+void Replica::ask_to_stop(bool mine) {
+  const float value = mine ? 1.0f : 0.0f;
+  backend_.write(std::as_bytes(std::span(&value, 1)), stop_);
 }
 
 void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count) {
@@ -110,7 +140,8 @@ Replica::Totals Replica::Totals::from(std::span<const std::byte> bytes) {
   std::memcpy(tail.data(), bytes.data(), sizeof tail);
   return {.loss = static_cast<double>(tail[kLoss]),
           .correct = static_cast<double>(tail[kCorrect]),
-          .count = static_cast<double>(tail[kCount])};
+          .count = static_cast<double>(tail[kCount]),
+          .stops = static_cast<double>(tail[kStops])};
 }
 
 void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(), 0); }

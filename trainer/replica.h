@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/function_ref.h"
@@ -35,10 +36,22 @@ class Replica {
     double loss = 0;
     double correct = 0;
     double count = 0;
+    double stops = 0;  // see count_stops()
     /// From what totals() holds.
     static Totals from(std::span<const std::byte> bytes);
   };
   static constexpr std::size_t kTotalsBytes = ddp::Reducer::kTailFloats * sizeof(float);
+
+  /// Before the first step: the order of buckets that an earlier run has come to, by parameters' names. Others than
+  /// these parameters, each once, mean nothing.
+  void adopt_order(const std::vector<std::string>& names);
+  /// The order of buckets; empty while it is not settled.
+  std::vector<std::string> order() const;
+
+  /// From the next step on, totals().stops is the number of ranks that have asked to stop.
+  void count_stops();
+  /// Before each step then: whether this rank asks.
+  void ask_to_stop(bool mine);
 
   /// Collective in the second step. Opens step `step`; then either backward() or contribute_nothing(), then finish().
   void begin_step(std::int64_t step);
@@ -80,6 +93,7 @@ class Replica {
   nn::Module& module_;
   std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
   ddp::Reducer reducer_;
+  nn::Tensor stop_;           // () f32 on the device; undefined: nobody counts
   bool order_known_ = false;  // a step has shown in which order gradients become ready
   bool order_adopted_ = false;
 };

@@ -45,6 +45,8 @@ class TrainingStep {
   /// then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr);
 
+  const nn::Optimizer& optimizer() const { return *optimizer_; }
+
   /// For callers that change what collectives do: recordings of one variant are not used for another.
   void set_variant(int variant) { variant_ = variant; }
   const RecordedSteps& recorded() const { return recorded_; }

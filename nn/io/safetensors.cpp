@@ -22,6 +22,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr const char* kMetadata = "__metadata__";
 constexpr auto kMaxExtent = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 const char* file_name_of(DType dtype) {
@@ -127,27 +128,45 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorHeader>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  if (!metadata.empty()) header[kMetadata] = metadata;
   std::uint64_t at = 0;
   for (const auto& tensor : tensors) {
     LOCKSTEP_ASSERT(!header.contains(tensor.name), "two tensors '{}' for {}", tensor.name, path);
-    header[tensor.name] = {{"dtype", file_name_of(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {at, at + tensor.bytes.size()}}};
-    at += tensor.bytes.size();
+    header[tensor.name] = {
+        {"dtype", file_name_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.bytes}}};
+    at += tensor.bytes;
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
   const std::uint64_t length = text.size();
+  expected_ = sizeof length + length + at;
+  add(std::as_bytes(std::span(&length, 1)));
+  add(std::as_bytes(std::span(text)));
+}
 
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(&length, 1)));
-  file.write(std::as_bytes(std::span(text)));
-  for (const auto& tensor : tensors) file.write(tensor.bytes);
-  file.commit();
+void SafetensorsWriter::add(std::span<const std::byte> bytes) {
+  hash_.update(bytes);
+  file_.write(bytes);
+  written_ += bytes.size();
+}
+
+SafetensorsWriter::Written SafetensorsWriter::commit() {
+  LOCKSTEP_ASSERT(written_ == expected_, "{} bytes of {}", written_, expected_);
+  file_.commit();
+  return {.bytes = written_, .sha256 = hash_.finish()};
+}
+
+void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorHeader> headers;
+  for (const auto& tensor : tensors) headers.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes.size()});
+  SafetensorsWriter writer(path, headers, metadata);
+  for (const auto& tensor : tensors) writer.add(tensor.bytes);
+  writer.commit();
 }
 
 namespace {
@@ -182,8 +201,6 @@ Opened open_file(const std::string& path) {
   opened.data_bytes = file_bytes - 8 - header_bytes;
   return opened;
 }
-
-constexpr const char* kMetadata = "__metadata__";
 
 }  // namespace
 

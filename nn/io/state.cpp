@@ -242,6 +242,61 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
   return assignment.report();
 }
 
+TensorHeader StateEntry::header() const {
+  return {.name = name, .dtype = value.dtype(), .shape = file_shape(value, layout), .bytes = value.bytes()};
+}
+
+std::vector<std::byte> StateEntry::in_file_order(std::span<const std::byte> memory) const {
+  const Shape& s = value.shape();
+  if (layout == FileLayout::kOhwiToOihw) return swapped(memory, s[0], s[1] * s[2], s[3]);
+  if (layout == FileLayout::kTransposed) return swapped(memory, 1, s[0], s[1]);
+  return {};
+}
+
+std::vector<StateEntry> entries_of(const Module& module) {
+  Slots all = slots_of(module);
+  take_off(all.names, kWrapper);
+  std::vector<StateEntry> entries;
+  for (std::size_t i = 0; i < all.names.size(); ++i) {
+    const Target& target = all.slots[i].target;
+    entries.push_back({all.names[i], *target.value, target.backend, target.layout});
+  }
+  return entries;
+}
+
+std::vector<StateEntry> entries_of(const Optimizer& optimizer) {
+  std::vector<StateEntry> entries;
+  for (auto& [name, parameter, value] : optimizer.moments())
+    entries.push_back({std::move(name), std::move(value), &parameter->backend(), parameter->layout()});
+  return entries;
+}
+
+void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
+                  const std::string& source) {
+  std::vector<const HostTensor*> given;
+  std::vector<std::string> faults;
+  for (const auto& entry : entries) {
+    const auto found = std::ranges::find(tensors, entry.name, &HostTensor::name);
+    const TensorHeader wanted = entry.header();
+    if (found == tensors.end())
+      faults.push_back("missing " + entry.name);
+    else if (found->dtype != wanted.dtype || found->shape != wanted.shape)
+      faults.push_back(fmt::format("{} is {} {}, not {} {}", entry.name, lockstep::name_of(found->dtype),
+                                   shape_text(found->shape), lockstep::name_of(wanted.dtype),
+                                   shape_text(wanted.shape)));
+    else
+      given.push_back(&*found);
+  }
+  for (const auto& tensor : tensors)
+    if (std::ranges::find(entries, tensor.name, &StateEntry::name) == entries.end())
+      faults.push_back("unexpected " + tensor.name);
+  if (!faults.empty())
+    throw UsageError(fmt::format("{} does not fit: {}", source, join(faults, "; ")),
+                     "load it into what it was saved from");
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    from_host(*given[i], Target{&entries[i].value, entries[i].backend, entries[i].layout});
+}
+
 std::string parameters_sha256(const Module& module) {
   auto parameters = module.named_parameters();
   std::sort(parameters.begin(), parameters.end(),

@@ -6,6 +6,7 @@
 
 #include "nn/io/safetensors.h"
 #include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
 
 namespace lockstep::nn {
 
@@ -36,6 +37,27 @@ struct LoadReport {
 /// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing).
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options = {});
+
+/// One tensor of a module's or an optimizer's state: where it lies, and how files have it. For those who copy now and
+/// write later.
+struct StateEntry {
+  std::string name;
+  Tensor value;
+  Backend* backend = nullptr;
+  FileLayout layout = FileLayout::kSame;
+
+  TensorHeader header() const;
+  /// `memory`: a copy of the value's bytes. Empty where that is in the file's order as it is.
+  std::vector<std::byte> in_file_order(std::span<const std::byte> memory) const;
+};
+
+/// Those of state_of(), with the same names and in the same order.
+std::vector<StateEntry> entries_of(const Module& module);
+std::vector<StateEntry> entries_of(const Optimizer& optimizer);
+/// Sets the entries from tensors with exactly these names, types and shapes, which it checks before it changes any.
+/// Throws UsageError naming `source` and what does not fit.
+void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
+                  const std::string& source);
 
 /// SHA-256 over name bytes and little-endian f32 bytes of all parameters, in name order and file layout.
 std::string parameters_sha256(const Module& module);

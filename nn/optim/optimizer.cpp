@@ -26,6 +26,12 @@ class Sgd final : public Optimizer {
     if (options.momentum > 0) momentum_ = zeros_like(parameters_);
   }
 
+  std::vector<NamedMoment> moments() const override {
+    std::vector<NamedMoment> all;
+    name_moments(momentum_, "momentum_buffer", all);
+    return all;
+  }
+
  private:
   std::array<float, StepControl::kRates> rates(double lr, std::int64_t) const override {
     return {static_cast<float>(lr), 0.0f, 0.0f};
@@ -52,6 +58,13 @@ class AdamW final : public Optimizer {
     check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                 "AdamW's betas must lie in [0, 1)");
     check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
+  }
+
+  std::vector<NamedMoment> moments() const override {
+    std::vector<NamedMoment> all;
+    name_moments(m_, "exp_avg", all);
+    name_moments(v_, "exp_avg_sq", all);
+    return all;
   }
 
  private:
@@ -81,6 +94,11 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::
   backend_ = &parameters_.front().parameter->backend();
   control_ = backend_->empty({StepControl::kSize});
   arrays_.reserve(parameters_.size());
+}
+
+void Optimizer::name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    to.push_back({fmt::format("{}.{}", parameters_[i].name, name), parameters_[i].parameter, values[i]});
 }
 
 void Optimizer::begin_step(double lr) {

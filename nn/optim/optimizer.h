@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "nn/layers/module.h"
@@ -19,6 +20,13 @@ struct SgdOptions {
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0.01;
+};
+
+/// What an optimizer remembers of a parameter, of the parameter's shape and in its layout.
+struct NamedMoment {
+  std::string name;  // the parameter's, a dot, and PyTorch's name for it: "fc1.weight.exp_avg"
+  Parameter* parameter;
+  Tensor value;
 };
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
@@ -37,6 +45,12 @@ class Optimizer {
   void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
   /// OptimKernels::decide() for this step.
   void decide(const Tensor& loss, const Tensor& squares, double clip_norm);
+  /// All that it remembers, by parameter. With steps() it is what a run resumes from.
+  virtual std::vector<NamedMoment> moments() const = 0;
+  /// Steps that have begun.
+  std::int64_t steps() const { return step_; }
+  void set_steps(std::int64_t steps) { step_ = steps; }
+
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients.
   void update(std::span<const std::size_t> indices);
 
@@ -48,6 +62,9 @@ class Optimizer {
   /// The parameter's moments, as far as there are any.
   virtual void add_moments(std::size_t index, UpdateArrays& arrays) const = 0;
   virtual void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) = 0;
+
+  /// Adds each of `values`, which are by parameter, to `to`.
+  void name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const;
 
   std::vector<NamedParameter> parameters_;
 

@@ -33,7 +33,8 @@ Sources words(std::vector<std::string> args) {
 
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
-  EXPECT_THAT(complaint({"fly-away"}), HasSubstr("one of launch, train, eval, infer, devices, bench, version"));
+  EXPECT_THAT(complaint({"fly-away"}),
+              HasSubstr("one of launch, train, eval, infer, devices, bench, checkpoint, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
@@ -53,7 +54,8 @@ TEST(Subcommands, MissingParts) {
 }
 
 TEST(Subcommands, TheOverviewNamesThem) {
-  for (const char* name : {"launch", "train", "eval", "infer", "version"}) EXPECT_THAT(overview(), HasSubstr(name));
+  for (const char* name : {"launch", "train", "eval", "infer", "checkpoint", "version"})
+    EXPECT_THAT(overview(), HasSubstr(name));
 }
 
 TEST(InferFlags, ReachTheConfiguration) {
@@ -163,6 +165,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--check-replicas=1",
                                               "--weights=w.safetensors",
                                               "--save=s.safetensors",
+                                              "--checkpoint-dir=c",
+                                              "--checkpoint-every=17",
+                                              "--keep=4",
+                                              "--resume=auto",
                                               "--metrics=m.jsonl",
                                               "--log-every=3",
                                               "--quiet"}));
@@ -205,6 +211,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
   EXPECT_EQ(config.save, "s.safetensors");
+  EXPECT_EQ(config.checkpoint_dir, "c");
+  EXPECT_EQ(config.checkpoint_every, 17);
+  EXPECT_EQ(config.keep, 4);
+  EXPECT_EQ(config.resume, "auto");
   EXPECT_EQ(config.metrics, "m.jsonl");
   EXPECT_EQ(config.log_every, 3);
   EXPECT_TRUE(config.quiet);

@@ -4,6 +4,7 @@
 Images and PyTorch's files are those of tests/data/golden and tests/nn/golden.
 """
 import gzip
+import hashlib
 import json
 import pathlib
 import struct
@@ -35,6 +36,17 @@ def safetensors(tensors, metadata=None):
         data += content
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+def checkpoint_card(**changed):
+    """As trainer/checkpoint/card.cpp writes it: what its digest is of is its text without that."""
+    file = {"bytes": 100, "sha256": "a" * 64}
+    card = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60, "epoch": 0,
+            "cursor": 448, "optimizer_steps": 7, "world_size": 2, "run": {"model": "cnn", "seed": "1"},
+            "settings": {"ranks": "2"}, "bucket_order": ["fc2.weight", "fc1.weight"],
+            "files": {"optimizer.safetensors": file, "weights.safetensors": file}, **changed}
+    card["sha256"] = hashlib.sha256(json.dumps(card, indent=1).encode()).hexdigest()
+    return json.dumps(card, indent=1)
 
 
 def main():
@@ -85,6 +97,12 @@ def main():
     seed("card", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
                                     "class_names": ["no", "yes"], **base}))
     seed("card", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
+
+    seed("checkpoint", "card", checkpoint_card())
+    seed("checkpoint", "negative", checkpoint_card(step=-1))
+    seed("checkpoint", "huge", checkpoint_card(step=1 << 63, world_size=1 << 40))
+    seed("checkpoint", "types", checkpoint_card(run=[], files="none"))
+    seed("checkpoint", "changed", checkpoint_card().replace("448", "449"))
 
     seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
     seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')
