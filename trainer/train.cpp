@@ -13,6 +13,7 @@
 #include "nn/io/state.h"
 #include "trainer/adopt_card.h"
 #include "trainer/build.h"
+#include "trainer/data_parallel.h"
 #include "trainer/evaluate.h"
 #include "trainer/progress.h"
 #include "trainer/replica.h"
@@ -33,6 +34,8 @@ class Run {
       const auto card = adopt_weights(config_);
       splits_ = open_splits(config_, card);
       model_ = build_model(config_, backend_, *splits_.train, card);
+      if (config_.parallel == Parallel::kDp)
+        data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       if (config_.steps)
@@ -59,13 +62,13 @@ class Run {
     });
     replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()));
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
-    step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
+    step_.emplace(backend_, forwarded(), *replica_, make_optimizer(config_, replica_->parameters()),
                   format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = config_.clip_norm,
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs,
+                                        .record = config_.graphs && data_parallel_ == nullptr,
                                         .dropout = config_.model.dropout > 0,
                                         .seed = config_.seed});
     rate_.emplace(config_, total_steps_, group_.size());
@@ -86,7 +89,8 @@ class Run {
     Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every);
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
-                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch, backend_.describe()));
+                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
+                                  data_parallel_ ? data_parallel_->describe() : backend_.describe()));
     Evaluator evaluator(group_, backend_, splits_.test,
                         static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
                         config_.workers, activations_of(config_));
@@ -110,6 +114,9 @@ class Run {
     }
     finish(progress, evaluation, epochs);
   }
+
+  /// What batches go through: the model, or what shares them out to several.
+  nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
 
@@ -162,7 +169,7 @@ class Run {
   EvalReport evaluate(Evaluator& evaluator, std::int64_t step) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
     replica_->broadcast_buffers();
-    const EvalReport report = evaluator.run(*model_, step);
+    const EvalReport report = evaluator.run(forwarded(), step);
     metrics_.write(report);
     return report;
   }
@@ -228,6 +235,7 @@ class Run {
 
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
+  std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
   Metrics metrics_;  // rank 0's
