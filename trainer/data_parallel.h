@@ -24,6 +24,8 @@ class DataParallelModel {
   DataParallelModel(const TrainConfig& config, Session& session, nn::Module& module);
 
   parallel::DataParallel& module() { return module_; }
+  /// By place among the devices.
+  nn::Backend& backend(std::size_t place) { return devices_[module_.device_ids()[place]]; }
   /// For people: "cpu:0, cpu:1: each cpu, 1 thread, …".
   std::string describe() const;
 

@@ -67,10 +67,10 @@ class Plan {
   void check_listed(int rank) const {
     const auto& listed = requests_[at(rank)].indices;
     if (listed.empty() || at(view(rank).local_rank) < listed.size() || view(rank).share) return;
-    throw DeviceError(fmt::format("--device {}: local rank {} of host {}, and {} CPU device{} in this list",
-                                  view(rank).device, view(rank).local_rank, view(rank).host, listed.size(),
-                                  listed.size() == 1 ? "" : "s"),
-                      "name one for each rank of a host, or none: --device cpu");
+    throw DeviceError(
+        fmt::format("--device {}: local rank {} of host {}, and {} CPU device{} in this list", view(rank).device,
+                    view(rank).local_rank, view(rank).host, listed.size(), listed.size() == 1 ? "" : "s"),
+        "name one for each rank of a host, or none: --device cpu");
   }
 
   void refuse(const Ranks& members, const Refusal& refusal) {

@@ -16,7 +16,7 @@ struct DeviceRequest {
   // cuda:0,3: CUDA's numbers, cpu:0,1: those of CPU devices (parallel::Devices); one for each rank of a host, or for
   // one that computes on all of them. Empty: all GPUs in their order, or one CPU device a rank.
   std::vector<int> indices;
-  bool most_free = false;    // cuda:free: those with most free memory
+  bool most_free = false;  // cuda:free: those with most free memory
 };
 
 /// Reads "auto", "cpu", "cpu:0,1", "cuda", "cuda:0,3" or "cuda:free". Throws UsageError for anything else.

@@ -91,7 +91,7 @@ const Arrows& allowed_arrows() {
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
       {"trainer", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices"}},
-      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "trainer"}},
+      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "trainer"}},
       {"cli", {"base", "bench", "comm", "sampler", "nn", "parallel", "launcher", "data", "ddp", "devices", "trainer"}},
   };
   return kAllowed;
