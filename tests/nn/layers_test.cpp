@@ -260,7 +260,6 @@ TEST_F(Layers, LstmTakesSequencesOrBatchesFirst) {
   for (std::int64_t n = 0; n < kBatch; ++n)
     for (std::int64_t t = 0; t < kSteps; ++t)
       std::copy_n(x.f32() + (n * kSteps + t) * kIn, kIn, turned.f32() + (t * kBatch + n) * kIn);
-  Tape tape(*backend);
   const Var y = batch_first.forward(tape, tape.input(x));
   const Var z = sequence_first.forward(tape, tape.input(turned));
   ASSERT_EQ(z.shape(), (Shape{kSteps, kBatch, kHidden}));
