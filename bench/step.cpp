@@ -14,6 +14,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "bench/flops.h"
+#include "bench/made_up.h"
 #include "bench/muted_group.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
@@ -46,16 +47,6 @@ double process_age_s() {
   const double ticks = parse_double(field).value_or(0);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
          ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
-}
-
-/// Samples of the size that a model is known for, enough for one step.
-std::string made_up_data(const std::string& model, std::int64_t samples) {
-  const char* const shape = model == "linear"                             ? "5"
-                            : model.starts_with("gpt") || model == "lstm" ? "tokens"
-                            : model == "resnet18-cifar"                   ? "3x32x32"
-                            : model == "resnet18" || model == "resnet50"  ? "3x224x224"
-                                                                          : "1x28x28";
-  return fmt::format("random:{},{}", shape, samples);
 }
 
 std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {

@@ -283,7 +283,7 @@ void add_timeout_option(OptionTable& table, double& seconds) {
 void add_device_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
-             .placeholder = "auto|cpu|cuda|cuda:0,3|cuda:free",
+             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
              .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
                      "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
                      "each where there is one for every rank, else the CPU",
@@ -320,10 +320,19 @@ void add_device_options(OptionTable& table, TrainConfig& config) {
              .set = boolean(config.graphs)});
   table.add({.name = "threads",
              .placeholder = "N",
-             .help = "compute threads a rank",
+             .help = "compute threads a device",
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
+}
+
+void add_parallel_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "parallel",
+             .placeholder = "ddp|dp",
+             .help = "ddp: a process for each device; dp: this one shares each batch out to all devices that --device "
+                     "names",
+             .default_text = trainer::name_of(config.parallel),
+             .set = choice(config.parallel, {{"ddp", trainer::Parallel::kDdp}, {"dp", trainer::Parallel::kDp}})});
 }
 
 void add_bucket_options(OptionTable& table, TrainConfig& config) {

@@ -20,6 +20,7 @@ OptionTable train_options(trainer::TrainConfig& config) {
   add_update_options(table, config);
   add_schedule_options(table, config);
   add_device_options(table, config);
+  add_parallel_option(table, config);
   add_bucket_options(table, config);
   add_check_options(table, config);
   add_checkpoint_options(table, config);

@@ -34,8 +34,16 @@ void validate_device(const TrainConfig& config) {
   const DeviceRequest request = parse_device(config.device);
   for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
     require(config.share_devices || std::find(request.indices.begin(), at, *at) == at,
-            fmt::format("--device {} names GPU {} twice", config.device, *at),
-            "name each GPU once, or add --share-devices: ranks that share a GPU take turns");
+            fmt::format("--device {} names {} {} twice", config.device,
+                        request.kind == DeviceRequest::Kind::kCpu ? "CPU device" : "GPU", *at),
+            config.parallel == Parallel::kDp
+                ? "name each device once"
+                : "name each one once, or add --share-devices: ranks that share a device take turns");
+  if (config.parallel == Parallel::kDp) {
+    require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
+            "name the GPUs: --device cuda:0,1");
+    require(!config.share_devices, "--share-devices with --parallel dp, which has one rank", "leave it out");
+  }
   if (request.kind == DeviceRequest::Kind::kAuto) return;
   check_kind(config, request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda);
 }
@@ -69,6 +77,8 @@ double weight_decay_of(const TrainConfig& config) {
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
   return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
 }
+
+const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
 
 const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
@@ -175,6 +185,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"warmup", fmt::to_string(config.warmup)},
       {"clip-norm", fmt::to_string(config.clip_norm)},
       {"seed", fmt::to_string(config.seed)},
+      {"parallel", name_of(config.parallel)},
       {"precision", name_of(config.precision)},
       {"tf32", fmt::to_string(config.tf32)},
       {"graphs", fmt::to_string(config.graphs)},

@@ -16,6 +16,10 @@ namespace lockstep::trainer {
 
 enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
+enum class Parallel {
+  kDdp,  // a process for each device; one alone is a world of one
+  kDp,   // one process for all devices (trainer/data_parallel.h)
+};
 enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients and statistics are f32
 using Backend = comm::GroupOptions::Backend;
 
@@ -68,13 +72,14 @@ struct TrainConfig {
   std::uint64_t seed = 1;
 
   // Processes and devices.
-  std::string device = "auto";  // auto, cpu, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
+  Parallel parallel = Parallel::kDdp;
+  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
   bool share_devices = false;   // several ranks may compute on one GPU
   Backend backend = Backend::kAuto;
   Precision precision = Precision::kF32;
   bool tf32 = false;                // f32 products of GPUs on matrix units, with 10 bits of mantissa
   bool graphs = true;               // steps that come again are recorded and run again as a whole, where a device can
-  int threads = 0;                  // compute threads a rank; 0: its share of the cores
+  int threads = 0;                  // compute threads a device; 0: its share of the cores
   double timeout_seconds = 300;     // longest wait for another rank
   std::optional<double> bucket_mb;  // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
   double first_bucket_mb = 1;       // MiB in the bucket that is ready first
@@ -101,6 +106,8 @@ struct TrainConfig {
 
 /// "f32" or "bf16".
 const char* name_of(Precision precision);
+/// "ddp" or "dp".
+const char* name_of(Parallel parallel);
 
 /// What holds where the configuration says nothing: AdamW with 1e-3 and a weight decay of 0.01 (0 for SGD); for ResNets
 /// SGD with 0.1 · global batch / 256 (Goyal et al., "Accurate, Large Minibatch SGD", 2017) and 1e-4.

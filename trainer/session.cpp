@@ -1,5 +1,7 @@
 #include "trainer/session.h"
 
+#include <algorithm>
+
 #include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/host.h"
@@ -8,6 +10,7 @@
 #include "comm/agree.h"
 #include "comm/nccl/nccl_group.h"
 #include "devices/read_gpus.h"
+#include "trainer/data_parallel.h"
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
 #include "trainer/device_view.h"
@@ -112,6 +115,7 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
   return open_session(config, [&] {
     if (refusal) throw *refusal;
     validate(config);
+    check_alone(config);
   });
 }
 
@@ -127,6 +131,8 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
   const DeviceChoice choice = choose_together(config, session);
   session.device = choice.device;
   bind(session, comm::locality_of(choice.gpu.bus_id));
+  if (config.parallel == Parallel::kDp && choice.device.kind == DeviceKind::kCpu)
+    session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;
   open_device(config, choice, session);
   log_debug("{}, {}", session.backend->describe(), session.binding.text);

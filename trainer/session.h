@@ -23,7 +23,7 @@ struct Session {
   std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
   Device device;                              // of this rank; all ranks' are of one kind
   comm::Binding binding;
-  int threads = 1;  // that compute
+  int threads = 1;  // that compute on each device
   std::unique_ptr<nn::Backend> backend;
   std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`
 

@@ -15,6 +15,7 @@
 #include "trainer/build.h"
 #include "trainer/checkpoint/checkpoints.h"
 #include "trainer/checkpoint/resume.h"
+#include "trainer/data_parallel.h"
 #include "trainer/evaluate.h"
 #include "trainer/progress.h"
 #include "trainer/replica.h"
@@ -38,6 +39,8 @@ class Run {
       const auto card = adopt_weights(config_);
       splits_ = open_splits(config_, card);
       model_ = build_model(config_, backend_, *splits_.train, card);
+      if (config_.parallel == Parallel::kDp)
+        data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       if (config_.steps)
@@ -74,12 +77,12 @@ class Run {
     });
     if (checkpoints_.wanted()) replica_->count_stops();
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
-    step_.emplace(backend_, *model_, *replica_, std::move(optimizer), format_of(*splits_.train),
+    step_.emplace(backend_, forwarded(), *replica_, std::move(optimizer), format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = config_.clip_norm,
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs,
+                                        .record = config_.graphs && data_parallel_ == nullptr,
                                         .dropout = config_.model.dropout > 0,
                                         .seed = config_.seed});
     rate_.emplace(config_, total_steps_, group_.size());
@@ -101,7 +104,8 @@ class Run {
                       first_steps());
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
-                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch, backend_.describe()));
+                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
+                                  data_parallel_ ? data_parallel_->describe() : backend_.describe()));
     Evaluator evaluator(group_, backend_, splits_.test,
                         static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
                         config_.workers, activations_of(config_));
@@ -165,6 +169,9 @@ class Run {
     return static_cast<int>(ExitCode::kCheckpointed);
   }
 
+  /// What batches go through: the model, or what shares them out to several.
+  nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
+
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
 
   const data::Batch& next_batch() {
@@ -220,7 +227,7 @@ class Run {
                 EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
     replica_->broadcast_buffers();
-    report = evaluator.run(*model_, step);
+    report = evaluator.run(forwarded(), step);
     if (report.stopped) return false;
     metrics_.write(report);
     const auto epoch = static_cast<std::int64_t>(epochs_done);
@@ -296,6 +303,7 @@ class Run {
 
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
+  std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
   Metrics metrics_;  // rank 0's

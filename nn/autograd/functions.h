@@ -61,6 +61,8 @@ struct LstmParameters {
 /// leaves the one behind the last step there, as constants: no gradient flows through it. nullptr, or tensors that are
 /// undefined: it begins with zeros.
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
+/// x (A, B, …) → (B, A, …), of at least three axes.
+Var swap_first_axes(Tape& tape, Var x);
 /// The rows of x (…, C) with these numbers (K) i32, counted over all axes but the last → (K, C).
 Var take_rows(Tape& tape, Var x, const Tensor& numbers);
 /// Same shapes.

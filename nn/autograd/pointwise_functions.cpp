@@ -57,7 +57,43 @@ class FlattenNode final : public Node {
   Var x_;
 };
 
+/// (A, B, …) → (B, A, …): (A, B · F) turned round is (B, F, A), and each of those turned round is (A, F).
+Tensor with_first_axes_swapped(Backend& backend, const Tensor& x) {
+  Shape swapped = x.shape();
+  std::swap(swapped[0], swapped[1]);
+  const std::int64_t a = x.size(0), b = x.size(1);
+  if (a == 1 || b == 1 || x.count() == 0) return x.reshaped(swapped);
+  const std::int64_t features = x.count() / (a * b);
+  const Tensor turned = backend.empty({b, features, a}, x.dtype());
+  backend.pointwise().swap_last_axes(x.reshaped({1, a, b * features}), turned.reshaped({1, b * features, a}));
+  if (features == 1) return turned.reshaped(swapped);
+  const Tensor y = backend.empty(swapped, x.dtype());
+  backend.pointwise().swap_last_axes(turned, y.reshaped({b, a, features}));
+  return y;
+}
+
+class SwapFirstAxesNode final : public Node {
+ public:
+  SwapFirstAxesNode(Var output, Var x) : Node(output), x_(x) {}
+  void backward(Tape& tape) override {
+    tape.contribute(x_, with_first_axes_swapped(tape.backend(), tape.grad(output())));
+  }
+
+ private:
+  Var x_;
+};
+
 }  // namespace
+
+Var swap_first_axes(Tape& tape, Var x) {
+  const Tape::OpScope scope(tape, "swap_first_axes");
+  if (x.shape().size() < 3)
+    throw UsageError(fmt::format("the first axes of {} are to be swapped", to_string(x.shape())),
+                     "give it at least three axes");
+  const Var out = tape.make_var(with_first_axes_swapped(tape.backend(), x.value()), x.needs_grad());
+  tape.record<SwapFirstAxesNode>(out, x);
+  return out;
+}
 
 Var relu(Tape& tape, Var x) {
   const Tape::OpScope scope(tape, "relu");

@@ -125,6 +125,17 @@ void Tape::backward(Var root) {
               "compute it from the model's output while the tape is recording");
   check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
+  walk_all(root);
+}
+
+void Tape::backward(Var root, Tensor grad) {
+  check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
+              "compute it while the tape is recording");
+  contribute(root, std::move(grad));
+  walk_all(root);
+}
+
+void Tape::walk_all(Var root) {
   while (!nodes_.empty()) {
     Node& node = *nodes_.back();
     Var::State& output = *node.output().state_;

@@ -153,6 +153,8 @@ class Tape {
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
   /// as nothing needs them. Once for each forward pass.
   void backward(Var root);
+  /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
+  void backward(Var root, Tensor grad);
 
   /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
   class OpScope {
@@ -184,6 +186,7 @@ class Tape {
  private:
   void push(Node* node);
   void walk(Node& node);
+  void walk_all(Var root);
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);

@@ -109,8 +109,8 @@ std::string BatchNorm::details() const {
 std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
 
 Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers, double dropout,
-           std::int64_t drop_layer)
-    : dropout_(dropout), drop_layer_(drop_layer) {
+           std::int64_t drop_layer, bool batch_first)
+    : dropout_(dropout), drop_layer_(drop_layer), batch_first_(batch_first) {
   const auto make = [&](const char* name, std::int64_t layer, const Shape& shape) -> Parameter& {
     return register_parameter(fmt::format("{}_l{}", name, layer),
                               uniform_parameter(context, shape, bound_for(hidden_size)));
@@ -128,17 +128,18 @@ Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, 
 Var Lstm::forward(Tape& tape, Var x, std::span<LstmState> states) {
   LOCKSTEP_ASSERT(states.empty() || states.size() == layers_.size(), "{} states for {} layers", states.size(),
                   layers_.size());
+  if (!batch_first_) x = swap_first_axes(tape, x);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (layer > 0 && training()) x = nn::dropout(tape, x, dropout_, drop_layer_ + static_cast<std::int64_t>(layer) - 1);
     x = lstm(tape, x, layers_[layer], states.empty() ? nullptr : &states[layer]);
   }
-  return x;
+  return batch_first_ ? x : swap_first_axes(tape, x);
 }
 
 std::string Lstm::details() const {
   std::string text = fmt::format("{}, {}", layers_[0].w_ih.value().size(1), layers_[0].w_hh.value().size(1));
   if (layers_.size() > 1) text += fmt::format(", num_layers={}", layers_.size());
-  text += ", batch_first=True";
+  if (batch_first_) text += ", batch_first=True";
   return dropout_ > 0.0 ? text + fmt::format(", dropout={:g}", dropout_) : text;
 }
 

@@ -82,15 +82,16 @@ class Dropout final : public Module {
   std::int64_t layer_;
 };
 
-/// Layers of long short-term memory, one on the other: PyTorch's LSTM with batch_first. weight_ih_l0 (4 · hidden,
-/// input), weight_hh_l0 (4 · hidden, hidden), bias_ih_l0, bias_hh_l0 (4 · hidden), …_l1, …, all uniform in
-/// ±1/sqrt(hidden). In training mode what a layer hands to the next is dropped with probability `dropout`; `drop_layer`
-/// and the num_layers - 2 numbers that follow tell these dropouts of a model apart.
+/// Layers of long short-term memory, one on the other: PyTorch's LSTM, with batch_first unless that is false.
+/// weight_ih_l0 (4 · hidden, input), weight_hh_l0 (4 · hidden, hidden), bias_ih_l0, bias_hh_l0 (4 · hidden), …_l1, …,
+/// all uniform in ±1/sqrt(hidden). In training mode what a layer hands to the next is dropped with probability
+/// `dropout`; `drop_layer` and the num_layers - 2 numbers that follow tell these dropouts of a model apart.
 class Lstm final : public Module {
  public:
   Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers = 1,
-       double dropout = 0.0, std::int64_t drop_layer = 0);
-  /// x (N, T, input) or (N, T, W, C) → (N, T, hidden); every sequence begins with zeros.
+       double dropout = 0.0, std::int64_t drop_layer = 0, bool batch_first = true);
+  /// x (N, T, input) or (N, T, W, C) → (N, T, hidden), where the batch is not first (T, N, …) → (T, N, hidden); every
+  /// sequence begins with zeros.
   Var forward(Tape& tape, Var x) override { return forward(tape, x, {}); }
   /// Goes on from `states`, one for each layer, and leaves there what the next call goes on from. Empty: zeros, and
   /// nobody goes on.
@@ -102,6 +103,7 @@ class Lstm final : public Module {
  private:
   double dropout_;
   std::int64_t drop_layer_;
+  bool batch_first_;
   std::vector<LstmParameters> layers_;
 };
 

@@ -54,6 +54,25 @@ void Module::fuse() {
   for (const auto& [name, child] : children_) child->fuse();
 }
 
+void Module::take_modes(const Module& like) {
+  if (like.fused_) {
+    fuse();
+    return;
+  }
+  if (children_.size() != like.children_.size())
+    throw UsageError(fmt::format("a {} with {} children takes the modes of one with {}", type_name(), children_.size(),
+                                 like.children_.size()),
+                     "build both by one recipe");
+  training_ = like.training_;
+  for (std::size_t i = 0; i < children_.size(); ++i) children_[i].second->take_modes(*like.children_[i].second);
+}
+
+std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe) {
+  auto made = recipe(context);
+  made->set_recipe(std::move(recipe));
+  return made;
+}
+
 Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {
   Parameter& reference = *parameter;
   parameters_.emplace_back(std::move(name), std::move(parameter));

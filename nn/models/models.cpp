@@ -83,6 +83,8 @@ class Cnn final : public Module {
   Linear& fc2_;
 };
 
+std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec);
+
 }  // namespace
 
 const std::vector<std::string>& model_names() {
@@ -97,6 +99,12 @@ GptSpec default_gpt(const std::string& name) {
 }
 
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
+  return build_from(context, [spec](Context& other) { return made_of(other, spec); });
+}
+
+namespace {
+
+std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec) {
   const auto positive = [](std::int64_t d) { return d >= 1; };
   if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, positive) ||
       !std::ranges::all_of(spec.hidden, positive))
@@ -139,4 +147,5 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
       near ? fmt::format("did you mean '{}'?", *near) : fmt::format("use one of: {}", join(model_names(), ", ")));
 }
 
+}  // namespace
 }  // namespace lockstep::nn

@@ -61,6 +61,9 @@ class Backend {
   /// this one, which must outlive them. Several threads may call this at once.
   virtual std::unique_ptr<Backend> sibling(int threads) = 0;
 
+  /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.
+  virtual void move_to_this_thread() {}
+
   /// How many kernel objects have been built; constant in a steady state.
   virtual std::uint64_t primitives_created() const = 0;
 

@@ -11,4 +11,7 @@ namespace lockstep::nn {
 /// one of them is the CPU.
 Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
 
+/// The same into memory that is there: `to`, made on `target`, of as many bytes.
+void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& source);
+
 }  // namespace lockstep::nn

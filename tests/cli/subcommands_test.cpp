@@ -153,6 +153,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--clip-norm=1",
                                               "--seed=42",
                                               "--device=cuda:0,3",
+                                              "--parallel=dp",
                                               "--share-devices",
                                               "--backend=nccl",
                                               "--precision=bf16",
@@ -203,6 +204,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.backend, trainer::Backend::kNccl);
   EXPECT_EQ(config.precision, trainer::Precision::kBF16);
   EXPECT_TRUE(config.tf32);
+  EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_FALSE(config.graphs);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.timeout_seconds, 5);
@@ -288,6 +290,7 @@ TEST(LaunchAuto, CoresDecideForTheCpu) {
   const EnvLookup nothing = variable("", "");
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu"}, nothing), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device=cpu"}, nothing), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu:0,1"}, nothing), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train"}, variable("LOCKSTEP_DEVICE", "cpu")), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"train", "--device", "auto"}, variable("LOCKSTEP_DEVICE", "cpu")), 8);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device"}, nothing), 8);

@@ -372,6 +372,14 @@ TEST_F(Gradient, Lstm) {
                    [&](Tape& tape, std::span<const Var> x) { return lstm(tape, lstm(tape, x[0], shared), shared); });
 }
 
+TEST_F(Gradient, SwapFirstAxes) {
+  for (const Shape& shape : {Shape{1, 1, 1}, {2, 3, 5}, {4, 3, 1}, {1, 5, 2}, {3, 2, 2, 4}}) {
+    SCOPED_TRACE(to_string(shape));
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return swap_first_axes(tape, x[0]); });
+  }
+}
+
 TEST_F(Gradient, TakeRows) {
   const std::array<std::int32_t, 4> numbers = {5, 0, 3, 5};
   const Tensor rows = backend->empty({4}, DType::kI32);

@@ -79,6 +79,65 @@ TEST_F(ModuleTest, PrintsTheNamesOfOnesOwn) {
 ))");
 }
 
+// A child that is the caller's.
+class Around final : public Module {
+ public:
+  explicit Around(Module& inside) : inside_(inside) { register_borrowed("inside", inside); }
+  Var forward(Tape& tape, Var x) override { return inside_.forward(tape, x); }
+
+ private:
+  Module& inside_;
+};
+
+TEST_F(ModuleTest, IsBuiltAgainByItsRecipe) {
+  auto first = build<Linear>(context, 5, 2, false);
+  EXPECT_EQ(std::make_unique<Linear>(context, 5, 2)->recipe(), nullptr);
+  const auto other_backend = make_cpu_backend(1);
+  Generator other_generator = Generator::zeros();
+  Context other{*other_backend, other_generator};
+  const auto second = first->recipe()(other);
+  ASSERT_EQ(second->named_parameters().size(), 1u);
+  EXPECT_EQ(second->named_parameters()[0].parameter->value().shape(), (Shape{2, 5}));
+  EXPECT_EQ(&second->named_parameters()[0].parameter->backend(), other_backend.get());
+  const auto put_together = build_from(context, [](Context& c) {
+    auto made = std::make_unique<Sequential>();
+    made->then(std::make_unique<Linear>(c, 5, 4)).then(std::make_unique<Linear>(c, 4, 1));
+    return made;
+  });
+  EXPECT_EQ(to_string(*put_together->recipe()(other)), to_string(*put_together));
+}
+
+TEST_F(ModuleTest, TakesTheModesOfAnother) {
+  const auto make = [&] {
+    auto made = std::make_unique<Sequential>();
+    auto part = std::make_unique<Sequential>();
+    part->then(std::make_unique<Conv2d>(context, 1, 2, Window{{1, 1}, {1, 1}, {0, 0}}))
+        .then(std::make_unique<BatchNorm>(context, 2));
+    Sequential& inside = *part;
+    made->then(std::move(part)).then(std::make_unique<Dropout>(0.5, 0));
+    return std::pair<std::unique_ptr<Sequential>, Sequential*>(std::move(made), &inside);
+  };
+  const auto [like, like_inside] = make();
+  const auto [copy, copy_inside] = make();
+  like_inside->train(false);
+  copy->take_modes(*like);
+  EXPECT_TRUE(copy->training());
+  EXPECT_FALSE(copy_inside->training());
+  like->fuse();
+  copy->take_modes(*like);
+  EXPECT_TRUE(copy->fused() && !copy->training());
+}
+
+TEST_F(ModuleTest, MayHaveAChildThatIsTheCallers) {
+  Linear inside(context, 3, 2);
+  {
+    Around around(inside);
+    EXPECT_EQ(around.named_parameters()[0].name, "inside.weight");
+    around.train(false);
+  }
+  EXPECT_FALSE(inside.training());
+}
+
 TEST_F(ModuleTest, ForwardMayDifferFromPassToPass) {
   Repeated model(context);
   Parameter& middle = *model.named_parameters()[0].parameter;

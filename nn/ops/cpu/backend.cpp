@@ -76,6 +76,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Backend> sibling(int threads) override {
     return std::make_unique<CpuBackend>(threads, shared_ != nullptr ? shared_ : for_siblings_);
   }
+  void move_to_this_thread() override { omp_set_num_threads(threads_); }
   std::uint64_t primitives_created() const override { return onednn_.primitives_created(); }
 
  private:
