@@ -46,6 +46,8 @@ class Module {
   virtual std::string type_name() const;
   virtual std::string details() const { return ""; }
 
+  /// This module and all below it, depth first; it itself has no name.
+  std::vector<std::pair<std::string, Module*>> named_modules();
   /// All of this module and its children, depth first; its own come before its children's.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedBuffer> named_buffers() const;
@@ -74,6 +76,10 @@ class Module {
     children_.emplace_back(std::move(name), std::move(child));
     return reference;
   }
+  /// The same with a child that somebody else owns and keeps alive.
+  void register_borrowed(std::string name, Module& child) {
+    children_.emplace_back(std::move(name), std::shared_ptr<Module>(&child, [](Module*) {}));
+  }
 
  private:
   friend std::string to_string(const Module& module);
@@ -90,7 +96,7 @@ class Module {
     std::unique_ptr<Tensor> tensor;
   };
   std::vector<Buffer> buffers_;
-  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
 };
 
 /// The structure of a module, in lines, as PyTorch prints it.

@@ -83,6 +83,18 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::
   arrays_.reserve(parameters_.size());
 }
 
+void Optimizer::zero_grad() {
+  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
+}
+
+void Optimizer::step(double lr) {
+  begin_step(lr);
+  with_gradient_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].parameter->has_gradient()) with_gradient_.push_back(i);
+  update(with_gradient_);
+}
+
 void Optimizer::begin_step(double lr) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
   ++step_;

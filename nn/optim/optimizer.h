@@ -31,6 +31,11 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  /// The parameters' gradients are forgotten: the next backward pass writes them anew.
+  void zero_grad();
+  /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included.
+  void step(double lr);
+
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
   void begin_step(double lr);
   /// squares (1) f64 += Σ g² over the gradients of these parameters.
@@ -57,7 +62,8 @@ class Optimizer {
 
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
-  std::vector<UpdateArrays> arrays_;  // of one call
+  std::vector<UpdateArrays> arrays_;      // of one call
+  std::vector<std::size_t> with_gradient_;  // of one step()
   std::int64_t step_ = 0;             // counts from 1 once a step has begun
 };
 
