@@ -43,7 +43,8 @@ int synchronised_norms(nn::Module& module) {
   return count;
 }
 
-// Everything that collectives depend on, before the first of them does.
+// Everything that collectives depend on, before the first of them does. Differences are told in the order of the names:
+// parameters in front of buffers.
 void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
                      const Replica::Options& options) {
   const auto parameters = module.named_parameters();
@@ -62,7 +63,7 @@ void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::B
                           fmt::format("{} {}{}", parameters[i].name, described(parameters[i].parameter->value()),
                                       parameters[i].parameter->requires_grad() ? "" : ", not trained"));
   for (std::size_t i = 0; i < buffers.size(); ++i)
-    manifest.emplace_back(fmt::format("buffer {}", i),
+    manifest.emplace_back(fmt::format("state {}", i),
                           fmt::format("{} {}", buffers[i].name, described(*buffers[i].tensor)));
   comm::compare_manifests(group, manifest);
 }
