@@ -9,9 +9,9 @@
 
 namespace lockstep::ddp {
 
-// The arena: [tail | bucket 0 | bucket 1 | … | end]. The tail and bucket 0 are one region, and so are the last bucket and
-// the end: neither costs a collective of its own. The end is f32: the number of absent slots of all ranks, then for each
-// slot how many ranks lack it.
+// The arena: [tail | bucket 0 | bucket 1 | … | end]. The tail and bucket 0 are one region, and so are the last bucket
+// and the end: neither costs a collective of its own. The end is f32: the number of absent slots of all ranks, then for
+// each slot how many ranks lack it.
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
 static_assert(kTailBytes % comm::kArenaAlignment == 0);
@@ -212,7 +212,7 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
 
 void Reducer::refuse_absent() {
   constexpr std::size_t kNamed = 8;  // a message is a line
-  std::vector<std::uint64_t> mine;  // the step, then slots; nothing
+  std::vector<std::uint64_t> mine;   // the step, then slots; nothing
   if (!refused_.empty()) mine.push_back(static_cast<std::uint64_t>(refused_step_));
   mine.insert(mine.end(), refused_.begin(), refused_.end());
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
@@ -231,9 +231,9 @@ void Reducer::refuse_absent() {
     if (named++ < kNamed) names_of[ranks].push_back(slots_[slot].name);
   std::vector<std::string> parts;
   for (const auto& [ranks, names] : names_of)
-    parts.push_back(fmt::format("{} on {}", join(names, ", "),
-                                ranks.size() == all.size() ? "all ranks"
-                                                           : (ranks.size() == 1 ? "rank " : "ranks ") + join(ranks, ", ")));
+    parts.push_back(fmt::format(
+        "{} on {}", join(names, ", "),
+        ranks.size() == all.size() ? "all ranks" : (ranks.size() == 1 ? "rank " : "ranks ") + join(ranks, ", ")));
   const std::string more = named > kNamed ? fmt::format(", and for {} more parameters", named - kNamed) : "";
   throw UsageError(
       fmt::format("no gradient for {}{} in step {}", join(parts, ", nor for "), more, step),

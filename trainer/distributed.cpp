@@ -62,9 +62,9 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     : module_(module) {
   nn::Backend* backend = nullptr;
   comm::agree_on(group, [&] { backend = &checked_backend(module, group, options); });
-  replica_.emplace(group, *backend, module, limits_of(options, group),
-                   Replica::Options{.broadcast_buffers = options.broadcast_buffers,
-                                    .find_unused = options.find_unused_parameters});
+  replica_.emplace(
+      group, *backend, module, limits_of(options, group),
+      Replica::Options{.broadcast_buffers = options.broadcast_buffers, .find_unused = options.find_unused_parameters});
   register_borrowed("module", module);
 }
 

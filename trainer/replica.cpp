@@ -85,9 +85,9 @@ Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& mo
       module_(module),
       options_(options),
       parameters_(compared(group, module, limits, options)),
-      reducer_(group, slots_of(parameters_), limits,
-               {.find_unused = options.find_unused,
-                .start_late = options.find_unused && synchronised_norms(module) > 0}) {
+      reducer_(
+          group, slots_of(parameters_), limits,
+          {.find_unused = options.find_unused, .start_late = options.find_unused && synchronised_norms(module) > 0}) {
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();

@@ -61,7 +61,8 @@ class Replica {
   void contribute_nothing();
   /// Waits for the sums, bucket by bucket, as Reducer::finish() does. In `on_bucket(indices)`, and from then on until
   /// the next begin_step, those parameters' gradients hold the sum over all ranks, and so do, from the first call on,
-  /// totals(). Parameters that no rank has used come in no bucket, if that may be. It may throw, which leaves collectives under way: see Reducer.
+  /// totals(). Parameters that no rank has used come in no bucket, if that may be. It may throw, which leaves
+  /// collectives under way: see Reducer.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
   /// Gradients are where they will stay: from the second step on, unless that one had no samples on any rank.
   bool settled() const { return order_adopted_; }
@@ -120,7 +121,7 @@ class Replica {
   bool order_known_ = false;  // a step has shown in which order gradients become ready
   bool order_adopted_ = false;
   bool reducing_ = false;
-  bool summing_ = false;         // the backward pass that runs is the last one of the step
+  bool summing_ = false;          // the backward pass that runs is the last one of the step
   std::int64_t contributed_ = 0;  // local samples of this step
 
   struct SharedBuffer {

@@ -64,8 +64,7 @@ int convert_sync_batchnorm(nn::Module& module, comm::ProcessGroup& group) {
   comm::compare_manifests(group, {{"batch normalisations", fmt::to_string(norms.size())},
                                   {"features of the widest", fmt::to_string(widest)}});
   if (norms.empty()) return 0;
-  const auto exchange =
-      std::make_shared<GroupExchange>(group, *module.named_buffers().front().backend, 2 * widest + 1);
+  const auto exchange = std::make_shared<GroupExchange>(group, *module.named_buffers().front().backend, 2 * widest + 1);
   for (nn::BatchNorm* const norm : norms) norm->synchronise(exchange);
   return static_cast<int>(norms.size());
 }

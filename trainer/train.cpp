@@ -60,9 +60,9 @@ class Run {
     });
     if (config_.sync_batchnorm && convert_sync_batchnorm(*model_, session.gradients()) == 0 && group_.rank() == 0)
       log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
-    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
-                     Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers,
-                                      .find_unused = config_.find_unused});
+    replica_.emplace(
+        session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
+        Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
                   format_of(*splits_.train),
@@ -94,9 +94,7 @@ class Run {
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch, backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test,
-                        samples_at_once(),
-                        config_.workers, activations_of(config_));
+    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, activations_of(config_));
     EvalReport evaluation;
     for (std::int64_t step = 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);

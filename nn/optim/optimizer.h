@@ -62,9 +62,9 @@ class Optimizer {
 
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
-  std::vector<UpdateArrays> arrays_;      // of one call
+  std::vector<UpdateArrays> arrays_;        // of one call
   std::vector<std::size_t> with_gradient_;  // of one step()
-  std::int64_t step_ = 0;             // counts from 1 once a step has begun
+  std::int64_t step_ = 0;                   // counts from 1 once a step has begun
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).

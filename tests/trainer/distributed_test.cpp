@@ -11,9 +11,9 @@
 namespace lockstep::trainer {
 namespace {
 
+using lockstep::testing::group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using lockstep::testing::group;
 using Options = DistributedDataParallel::Options;
 
 constexpr std::int64_t kFeatures = 6, kClasses = 3;
@@ -86,7 +86,8 @@ struct Trainee {
   }
   nn::Var input(Batch& batch, nn::Shape shape) {
     shape[0] = static_cast<std::int64_t>(batch.labels.size());
-    return tape->input(batch.x.empty() ? backend->empty(shape) : backend->from_host(batch.x.data(), shape, DType::kF32));
+    return tape->input(batch.x.empty() ? backend->empty(shape)
+                                       : backend->from_host(batch.x.data(), shape, DType::kF32));
   }
   nn::Var input(Batch& batch) { return input(batch, {0, kFeatures}); }
   std::unique_ptr<nn::Backend> backend;
@@ -147,8 +148,8 @@ class Distributed : public ::testing::TestWithParam<std::optional<double>> {
   }
 };
 
-// Which layers rank `rank` takes in step `step`: all; another on each rank; none of them the right one; one alone on the
-// last rank; all again.
+// Which layers rank `rank` takes in step `step`: all; another on each rank; none of them the right one; one alone on
+// the last rank; all again.
 void choose(Branches& module, int step, std::uint64_t rank) {
   module.left = module.right = true;
   module.dead_end = false;
@@ -174,7 +175,8 @@ TEST_P(Distributed, UnusedParametersOnSomeRanksOrAll) {
       const auto slice = sampler::slice_of(global_count, rank, ranks());
       Batch part(slice.begin, slice.count);
       choose(*alone.module, step, rank);
-      alone.tape->backward(alone.loss_of(alone.module->forward(*alone.tape, alone.input(part)), part, global_count).value);
+      alone.tape->backward(
+          alone.loss_of(alone.module->forward(*alone.tape, alone.input(part)), part, global_count).value);
       alone.tape->reset();
     }
     const auto slice = sampler::slice_of(global_count, static_cast<std::uint64_t>(group().rank()), ranks());
@@ -383,7 +385,8 @@ TEST(DistributedRefuses, AModuleThatIsNotInOnePlaceOrHasNothingToTrain) {
   split.then(std::make_unique<nn::Linear>(mine.context, 2, 2)).then(std::make_unique<nn::Linear>(elsewhere, 2, 2));
   EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(split, group()); }), HasSubstr("1.weight is on cpu, and"));
   for (const auto& [name, parameter] : mine.module->named_parameters()) parameter->set_requires_grad(false);
-  EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(*mine.module, group()); }), HasSubstr("no parameters to train"));
+  EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(*mine.module, group()); }),
+              HasSubstr("no parameters to train"));
 }
 
 // Every rank but the last has Linear(6 → 3) and default options; what the last one has instead, and what all say.
@@ -424,7 +427,10 @@ TEST(DistributedRefuses, RanksThatDiffer) {
   if (group().size() == 1) GTEST_SKIP() << "takes two";
   const std::vector<Difference> differences = {
       {"shape", wider, {}, {"parameter 0=0.weight f32 [4, 5]", "parameter 0=0.weight f32 [4, 4]"}},
-      {"order", other_order, {}, {"parameter 0=0.weight f32 [4], parameter 2=1.weight f32 [4, 4], state 0=0.running_mean"}},
+      {"order",
+       other_order,
+       {},
+       {"parameter 0=0.weight f32 [4], parameter 2=1.weight f32 [4, 4], state 0=0.running_mean"}},
       {"number", shorter, {}, {"number of parameters=2", "number of parameters=4", "number of buffers=0"}},
       {"frozen", frozen, {}, {"parameter 1=0.bias f32 [4], not trained"}},
       {"bucket", two_linear, {.bucket_cap_mb = 2.0}, {"bytes of a bucket=2097152"}},
@@ -436,9 +442,8 @@ TEST(DistributedRefuses, RanksThatDiffer) {
   for (const Difference& difference : differences) {
     SCOPED_TRACE(difference.name);
     Normed trainee(is_last() ? difference.make : two_linear);
-    const std::string said = refusal_of([&] {
-      DistributedDataParallel ddp(*trainee.module, group(), is_last() ? difference.options : Options());
-    });
+    const std::string said = refusal_of(
+        [&] { DistributedDataParallel ddp(*trainee.module, group(), is_last() ? difference.options : Options()); });
     EXPECT_THAT(said, AllOf(HasSubstr(who), HasSubstr("rank 0 (host ")));
     for (const std::string& part : difference.says) EXPECT_THAT(said, HasSubstr(part));
   }

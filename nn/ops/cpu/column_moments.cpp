@@ -84,7 +84,8 @@ void column_moments(const float* x, std::int64_t rows, std::int64_t columns, flo
       add_to(sums, block);
     });
     const double share = rows > 0 ? 1.0 / static_cast<double>(rows) : 0.0;
-    for (std::size_t c = 0; c < n; ++c) mean[first + static_cast<std::int64_t>(c)] = static_cast<float>(sums[c] * share);
+    for (std::size_t c = 0; c < n; ++c)
+      mean[first + static_cast<std::int64_t>(c)] = static_cast<float>(sums[c] * share);
     sums = {};
     for_blocks(rows, [&](std::int64_t r, std::int64_t count) {
       Tile block{};
