@@ -7,7 +7,9 @@
 #include <array>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 
@@ -69,6 +71,10 @@ void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
   }
 }
 
+struct JpegCloser {
+  void operator()(tjhandle handle) const { tjDestroy(handle); }
+};
+
 struct PngCloser {
   void operator()(spng_ctx* context) const { spng_ctx_free(context); }
 };
@@ -77,20 +83,17 @@ struct PngCloser {
 
 class ImageDecoder::Jpeg {
  public:
-  Jpeg() : handle_(tjInitDecompress()) {
-    if (handle_ == nullptr) throw IoError("no memory for a JPEG decoder");
-  }
-  ~Jpeg() { tjDestroy(handle_); }
-  Jpeg(const Jpeg&) = delete;
-  Jpeg& operator=(const Jpeg&) = delete;
-
   ImageSize open(std::span<const std::byte> file, std::uint64_t most_pixels) {
+    // A new one for each file: tables of the last one, which may have been damaged, are kept and would be used.
+    handle_.reset(tjInitDecompress());
+    if (handle_ == nullptr) throw IoError("no memory for a JPEG decoder");
     file_ = file;
     size_ = {};
     int subsampling = 0, colours = -1;
-    if (tjDecompressHeader3(handle_, data(), file.size(), &size_.width, &size_.height, &subsampling, &colours) != 0) {
+    if (tjDecompressHeader3(handle_.get(), data(), file.size(), &size_.width, &size_.height, &subsampling, &colours) !=
+        0) {
       // It also fails after a mere warning, and for subsamplings without a name, which can be decoded all the same.
-      const bool usable = subsampling < 0 || (tjGetErrorCode(handle_) == TJERR_WARNING && !spoils(reason()));
+      const bool usable = subsampling < 0 || is_harmless();
       if (!usable || size_.width <= 0 || size_.height <= 0) throw IoError(reason());
     }
     const auto width = static_cast<std::uint64_t>(std::max(size_.width, 0));
@@ -107,24 +110,32 @@ class ImageDecoder::Jpeg {
     const tjscalingfactor factor = {eighths, 8};
     const ImageSize size = {TJSCALED(size_.width, factor), TJSCALED(size_.height, factor)};
     std::uint8_t* const pixels = buffer_.room_for(size);
-    const int failed = tjDecompress2(handle_, data(), file_.size(), pixels, size.width, 4 * size.width, size.height,
-                                     cmyk_ ? TJPF_CMYK : TJPF_RGBX, TJFLAG_LIMITSCANS);
-    if (failed != 0 && (tjGetErrorCode(handle_) != TJERR_WARNING || spoils(reason()))) throw IoError(reason());
+    const int failed = tjDecompress2(handle_.get(), data(), file_.size(), pixels, size.width, 4 * size.width,
+                                     size.height, cmyk_ ? TJPF_CMYK : TJPF_RGBX, TJFLAG_LIMITSCANS);
+    if (failed != 0 && !is_harmless()) throw IoError(reason());
     if (cmyk_) cmyk_to_rgb(pixels, static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height));
     return {pixels, size};
   }
 
  private:
   const unsigned char* data() const { return reinterpret_cast<const unsigned char*>(file_.data()); }
-  std::string reason() const { return tjGetErrorStr2(handle_); }
+  std::string reason() const { return tjGetErrorStr2(handle_.get()); }
 
-  // Most warnings are about files that are odd and yet whole, such as bytes between markers.
-  static bool spoils(std::string_view warning) {
-    const auto has = [&](std::string_view part) { return warning.find(part) != std::string_view::npos; };
-    return has("remature end") || (has("Corrupt JPEG data") && !has("extraneous bytes"));
+  // Whether the last failure was no more than a warning about a file that is odd and yet whole. The code alone does not
+  // say: an error after a warning has that of a warning; and of several warnings the text is the first one's, so that
+  // the image's end must be there as well.
+  bool is_harmless() const {
+    constexpr std::array kHarmless = {"extraneous bytes", "bad ICC marker", "unknown JFIF revision", "Unknown Adobe",
+                                      "Invalid SOS parameters"};
+    if (tjGetErrorCode(handle_.get()) != TJERR_WARNING) return false;
+    const std::string warning = reason();
+    constexpr std::array kEnd = {std::byte{0xff}, std::byte{0xd9}};
+    return std::any_of(kHarmless.begin(), kHarmless.end(),
+                       [&](std::string_view part) { return warning.find(part) != std::string::npos; }) &&
+           std::find_end(file_.begin(), file_.end(), kEnd.begin(), kEnd.end()) != file_.end();
   }
 
-  tjhandle handle_;
+  std::unique_ptr<void, JpegCloser> handle_;
   std::span<const std::byte> file_;
   ImageSize size_;
   bool cmyk_ = false;
@@ -134,6 +145,8 @@ class ImageDecoder::Jpeg {
 class ImageDecoder::Png {
  public:
   ImageSize open(std::span<const std::byte> file, std::uint64_t most_pixels) {
+    // Before the library looks, which says no more than "arithmetic overflow" of a very long side.
+    if (const auto claimed = claimed_size(file)) check_size(claimed->first, claimed->second, most_pixels);
     context_.reset(spng_ctx_new(0));
     if (context_ == nullptr) throw IoError("no memory for a PNG decoder");
     // Comments and colour profiles, which nobody reads here, may not take more.
@@ -169,6 +182,18 @@ class ImageDecoder::Png {
  private:
   static void check(int code) {
     if (code != 0) throw IoError(spng_strerror(code));
+  }
+
+  // Width and height, big-endian, which follow the name of the first chunk.
+  static std::optional<std::pair<std::uint32_t, std::uint32_t>> claimed_size(std::span<const std::byte> file) {
+    constexpr std::size_t kName = 12, kWidth = 16, kHeight = 20, kEnd = 24;
+    if (file.size() < kEnd || std::memcmp(file.data() + kName, "IHDR", 4) != 0) return std::nullopt;
+    const auto read = [&](std::size_t at) {
+      std::uint32_t value = 0;
+      for (std::size_t i = 0; i < 4; ++i) value = value << 8 | std::to_integer<std::uint32_t>(file[at + i]);
+      return value;
+    };
+    return std::pair(read(kWidth), read(kHeight));
   }
 
   std::unique_ptr<spng_ctx, PngCloser> context_;

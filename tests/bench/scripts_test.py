@@ -351,7 +351,7 @@ class Figures(unittest.TestCase):
         def entry(name, *times, **more):
             return Entry(name, results={i: {"step_ms": t, "samples_per_s": 1, "compute_ms": 1, "exposed_comm_ms": 0,
                                             "peak_memory_bytes": [1]} for i, t in enumerate(times)}, **more)
-        lines = report._steps("m", [entry("lockstep", 1, 2), entry("slow", 8, 8), entry("fast", 4, 6),
+        lines = report._steps("m", 32, [entry("lockstep", 1, 2), entry("slow", 8, 8), entry("fast", 4, 6),
                                     entry("faster, but failed", 1, failed="it did")])
         self.assertIn("Against the fastest, fast: a step takes it 3.50 × (3.00 to 4.00) as long.", lines)
         self.assertTrue(any(line.startswith("| faster, but failed | failed: it did |") for line in lines))

@@ -124,9 +124,10 @@ TEST(Views, TrainingStaysWithinTheImageAndItsLimits) {
     lefts.insert(what.box.left);
   }
   EXPECT_NEAR(mirrored, tries / 2, 200);
-  // Areas are uniform in 8 % to 100 %, less what does not fit; the ratio's logarithm is uniform.
-  EXPECT_NEAR(area / tries, 0.5, 0.05);
-  EXPECT_NEAR(static_cast<double>(squares) / tries, 0.2 / (2 * std::log(4.0 / 3)), 0.06);
+  // Areas are uniform in 8 % to 100 % and the ratio's logarithm is uniform, less what does not fit. These are the means
+  // of 20,000 windows of torchvision 0.30's RandomResizedCrop, and six standard deviations of 4000.
+  EXPECT_NEAR(area / tries, 0.435, 0.024);
+  EXPECT_NEAR(static_cast<double>(squares) / tries, 0.341, 0.045);
   EXPECT_GT(lefts.size(), 200u);
 }
 

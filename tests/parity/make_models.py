@@ -208,6 +208,8 @@ def main():
 
         train(name, salt, torch.float64, keep)
         train(name, salt, torch.float32, compare)
+        for rule in RULES:
+            made.extra[f"{rule}/moved"] = np.array([worst[f"{rule}/moved"]])
         made.save()
         errors = ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
         print(f"  salt {salt}: margin {margin:.1e}; PyTorch itself in f32 errs by {errors}")

@@ -82,8 +82,10 @@ class Models : public ::testing::TestWithParam<Example> {
       golden_.expect("gradient/" + name, gradient_of(*backend_, *parameter), kGradients);
   }
 
-  // What moves is a difference of rounded numbers: each step rounds the larger one twice.
+  // What moves is a difference of rounded numbers: each step rounds the larger one twice. A deep model amplifies what
+  // the first step rounds; no more than twice what it makes of PyTorch's own steps in f32 is allowed.
   void expect_moved(const nn::Module& module, const std::string& rule) {
+    const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra(rule + "/moved"))[0]);
     for (const auto& tensor : nn::state_of(module)) {
       if (tensor.dtype == DType::kI64) {
         EXPECT_EQ(elements<std::int64_t>(tensor)[0], kSteps) << tensor.name;
@@ -97,7 +99,7 @@ class Models : public ::testing::TestWithParam<Example> {
         moved[i] = after[i] - before[i];
         largest = std::max(largest, static_cast<double>(std::abs(after[i])));
       }
-      golden_.expect(rule + "/moved/" + tensor.name, moved, kGradients, 2 * kSteps * 0x1p-24 * largest);
+      golden_.expect(rule + "/moved/" + tensor.name, moved, tolerance, 2 * kSteps * 0x1p-24 * largest);
     }
   }
 
@@ -151,6 +153,12 @@ nn::ModelSpec tiny_gpt() {
   return spec;
 }
 
+nn::ModelSpec tiny_lstm() {
+  nn::ModelSpec spec = spec_of("lstm", {9}, 29);
+  spec.lstm = {.layers = 2, .width = 16};
+  return spec;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Models,
                          ::testing::Values(Example{spec_of("linear", {5}, 10), {6, 5}, 6},
                                            Example{spec_of("mlp", {28, 28, 1}, 10), {4, 1, 28, 28}, 4},
@@ -158,7 +166,8 @@ INSTANTIATE_TEST_SUITE_P(All, Models,
                                            Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
                                            Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 2.25, 2e-5},
                                            Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
-                                           Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true}),
+                                           Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true},
+                                           Example{tiny_lstm(), {3, 9}, 27, 0.0, 1e-3, true}),
                          [](const auto& instance) {
                            std::string name = instance.param.spec.name;
                            std::erase(name, '-');

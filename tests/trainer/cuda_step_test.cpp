@@ -330,7 +330,7 @@ TEST_P(CudaTextStep, RecordedStepsAreTheSteps) {
   Setting recorded_of = eager_of;
   recorded_of.record = true;
   Training eager(eager_of), recorded(recorded_of);
-  const auto wanted = eager.run(10), got = recorded.run(10);
+  const auto wanted = eager.run(12), got = recorded.run(12);
   EXPECT_EQ(recorded.recorded().refusal(), "");
   EXPECT_GE(recorded.recorded().replayed(), 5);
   ASSERT_EQ(got.size(), wanted.size());

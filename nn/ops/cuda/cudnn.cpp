@@ -371,8 +371,8 @@ AttentionPlan Cudnn::plan(const AttentionProblem& problem) const {
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for a GPU's age");
   return guarded([&] {
     auto chosen = std::make_unique<AttentionPlan::Chosen>();
+    chosen->graph.set_sm_version(10 * major + minor);  // first: each node takes its own copy of it
     describe_to(chosen->graph, problem);
-    chosen->graph.set_sm_version(10 * major + minor);
     check(chosen->graph.validate(), problem.describe());
     check(chosen->graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
     chosen->choose(problem);
@@ -387,9 +387,9 @@ AttentionPlan Cudnn::plan_for(const std::string& device_properties, int compute_
     const auto device = std::make_shared<fe::DeviceProperties>();
     check(device->deserialize({device_properties.begin(), device_properties.end()}), "reading a GPU's properties");
     auto chosen = std::make_unique<AttentionPlan::Chosen>();
+    chosen->graph.set_sm_version(compute_capability);  // first: each node takes its own copy of it
     describe_to(chosen->graph, problem);
     chosen->graph.set_device_properties(device);
-    chosen->graph.set_sm_version(compute_capability);
     check(chosen->graph.validate(), problem.describe());
     check(chosen->graph.build_operation_graph(), problem.describe());
     chosen->choose(problem);

@@ -41,7 +41,10 @@ TEST_P(CudaLinear, Forward) {
         const auto got = results({activation_like({n, out})}, [&](const auto& made) {
           linear->forward(x, w, bias ? b : Tensor(), epilogue, made[0]);
         });
-        expect_close(expected, got[0], tolerance_of_sum(in, type()));
+        Tolerance tolerance = tolerance_of_sum(in, type());
+        // In bf16 what GELU is taken of may be rounded before, by 2⁻⁹ of it (here at most 4), and its slope is 1.13.
+        if (epilogue == Epilogue::kGelu && type() == DType::kBF16) tolerance = {type(), 0x1.3p14, 4.0};
+        expect_close(expected, got[0], tolerance);
       }
   }
 }
