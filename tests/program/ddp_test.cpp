@@ -67,9 +67,9 @@ TEST_F(Ddp, ABatchIsOnePart) {
 }
 
 TEST_F(Ddp, SyncBatchNormIsOneProcess) {
-  // 8 samples in steps of 3: the last one has two, and one rank none.
+  // 14 samples in steps of 6: the last one has two, and one rank none.
   const std::string same =
-      "resnet18-cifar --data random:3x32x32,8 --global-batch 3 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
+      "resnet18-cifar --data random:3x16x16,14 --global-batch 6 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
   const Run alone = train(1, same);
   const Run three = train(3, same);
   expect_near(three, alone, 1e-4, "3 ranks");
