@@ -22,6 +22,7 @@
 #include "trainer/schedule.h"
 #include "trainer/session.h"
 #include "trainer/step.h"
+#include "trainer/sync_batch_norm.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -69,7 +70,11 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()));
+    if (config_.sync_batchnorm && convert_sync_batchnorm(*model_, session.gradients()) == 0 && group_.rank() == 0)
+      log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
+    replica_.emplace(
+        session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
+        Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
     auto optimizer = make_optimizer(config_, replica_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *replica_);
     comm::agree_on(group_, [&] {
@@ -82,9 +87,11 @@ class Run {
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs && data_parallel_ == nullptr,
+                                        .record = config_.graphs && data_parallel_ == nullptr && !config_.find_unused,
                                         .dropout = config_.model.dropout > 0,
-                                        .seed = config_.seed});
+                                        .seed = config_.seed,
+                                        .accumulate = config_.accumulate,
+                                        .in_step = config_.sync_batchnorm});
     rate_.emplace(config_, total_steps_, group_.size());
   }
 
@@ -106,9 +113,7 @@ class Run {
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test,
-                        static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
-                        config_.workers, activations_of(config_));
+    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, activations_of(config_));
     EvalReport evaluation;
     if (resumed_) {
       progress.announce(fmt::format("going on after step {}, from {}", first_steps(), resumed_->path));
@@ -172,6 +177,13 @@ class Run {
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
+
+  // The most that a rank computes with in training.
+  std::int64_t samples_at_once() const {
+    const auto parts = static_cast<std::uint64_t>(config_.accumulate);
+    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (sampler_->max_local_count() + parts - 1) / parts));
+  }
+
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
 
   const data::Batch& next_batch() {
@@ -226,7 +238,7 @@ class Run {
   bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
                 EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
-    replica_->broadcast_buffers();
+    if (!config_.no_broadcast_buffers) replica_->broadcast_buffers();
     report = evaluator.run(forwarded(), step);
     if (report.stopped) return false;
     metrics_.write(report);

@@ -242,10 +242,13 @@ Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
 }
 
 Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual) {
-  const Var y = batch_norm(
-      tape, x, weight_, bias_,
-      {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
-      training(), epilogue, residual);
+  const Var y = batch_norm(tape, x, weight_, bias_,
+                           {.running_mean = running_mean_,
+                            .running_variance = running_variance_,
+                            .momentum = momentum_,
+                            .eps = eps_,
+                            .exchange = exchange_.get()},
+                           training(), epilogue, residual);
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
   return y;
 }

@@ -140,15 +140,13 @@ void for_blocks(std::int64_t begin, std::int64_t end, std::int64_t width, const 
   for (std::int64_t r = begin; r < end; r += block) body(r, std::min(block, end - r));
 }
 
-// (count, mean, squares) joined with (more, part_mean, part_squares): Chan, Golub and LeVeque, "Updating Formulae and a
-// Pairwise Algorithm for Computing Sample Variances", 1979.
-void join(double count, double more, double part_mean, double part_squares, double& mean, double& squares) {
+}  // namespace
+
+void join_columns(double count, double more, double part_mean, double part_squares, double& mean, double& squares) {
   const double apart = part_mean - mean, share = more / (count + more);
   mean += apart * share;
   squares += part_squares + apart * apart * count * share;
 }
-
-}  // namespace
 
 void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares) {
   const std::int64_t chunks = chunks_of(rows, columns);
@@ -168,7 +166,7 @@ void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns
                  for (std::int64_t c = 0; c < width; ++c) block_mean[static_cast<std::size_t>(c)] *= one_of;
                  add_squares_of_block(from, block_mean.data(), count, columns, width, block_squares.data());
                  for (std::int64_t c = 0; c < width; ++c)
-                   join(static_cast<double>(r - begin), static_cast<double>(count),
+                   join_columns(static_cast<double>(r - begin), static_cast<double>(count),
                         static_cast<double>(block_mean[static_cast<std::size_t>(c)]),
                         static_cast<double>(block_squares[static_cast<std::size_t>(c)]), means[c], spread[c]);
                });
@@ -178,7 +176,7 @@ void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns
     for (std::int64_t chunk = 1; chunk < chunks; ++chunk) {
       const double* const part = parts_.data() + 2 * chunk * columns + c;
       const std::int64_t begin = rows * chunk / chunks, end = rows * (chunk + 1) / chunks;
-      join(static_cast<double>(begin), static_cast<double>(end - begin), part[0], part[columns], middle, sum);
+      join_columns(static_cast<double>(begin), static_cast<double>(end - begin), part[0], part[columns], middle, sum);
     }
     mean[c] = static_cast<float>(middle);
     squares[c] = static_cast<float>(sum);

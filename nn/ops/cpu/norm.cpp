@@ -45,13 +45,48 @@ class CpuNorm final : public NormKernels {
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
-    const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
-    const float unbias =
-        rows > 1 ? static_cast<float>(static_cast<double>(rows) / static_cast<double>(rows - 1)) : 1.0f;
-    for (std::int64_t c = 0; c < mean.count(); ++c) {
-      running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
-      running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
+    move_running(mean, variance, static_cast<double>(rows), momentum, running_mean, running_variance);
+  }
+
+  void moments(const Tensor& x, const Tensor& part) override {
+    const std::int64_t columns = part.count() / 2, rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.moments(x.f32(), rows, columns, part.f32(), part.f32() + columns);
+    part.f32()[2 * columns] = static_cast<float>(rows);
+  }
+
+  void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                    const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
+    const std::int64_t columns = mean.count(), stride = parts.size(1);
+    double all = 0;
+    for (std::int64_t r = 0; r < parts.size(0); ++r) all += double{parts.f32()[r * stride + 2 * columns]};
+    for (std::int64_t c = 0; c < columns; ++c) {
+      double count = 0, middle = 0, squares = 0;
+      for (std::int64_t r = 0; r < parts.size(0); ++r) {
+        const float* const part = parts.f32() + r * stride;
+        const double more = double{part[2 * columns]};
+        if (more == 0) continue;
+        join_columns(count, more, double{part[c]}, double{part[columns + c]}, middle, squares);
+        count += more;
+      }
+      mean.f32()[c] = static_cast<float>(middle);
+      variance.f32()[c] = all > 0 ? static_cast<float>(squares / all) : 0.0f;
     }
+    rows.f32()[0] = static_cast<float>(all);
+    if (all > 0) move_running(mean, variance, all, momentum, running_mean, running_variance);
+  }
+
+  void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                     const Tensor& sums) override {
+    const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.products(x.f32(), nullptr, dy.f32(), mean.f32(), rows, columns, sums.f32(), sums.f32() + columns);
+    for (std::int64_t c = 0; c < columns; ++c) sums.f32()[c] *= one_of_deviation(variance, c, eps);
+  }
+
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                      const Tensor& dx) override {
+    if (x.count() == 0) return;
+    spread(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), 1.0f / rows.f32()[0], eps, dx);
   }
 
  private:
@@ -80,19 +115,38 @@ class CpuNorm final : public NormKernels {
                      const Tensor& dbeta) {
     const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
     sums_.products(x.f32(), y, dy.f32(), mean.f32(), rows, columns, dgamma.f32(), dbeta.f32());
+    for (std::int64_t c = 0; c < columns; ++c) dgamma.f32()[c] *= one_of_deviation(variance, c, eps);
+    if (rows == 0) return;
+    if (!given_statistics)
+      return spread(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), 1.0f / static_cast<float>(rows), eps, dx);
+    float *const scale = room_for(2 * columns), *const zeros = scale + columns;
+    for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
+    std::fill_n(zeros, columns, 0.0f);
+    normalise_columns(dy.f32(), nullptr, zeros, scale, zeros, false, rows, columns, dx.f32());
+  }
+
+  // The first line of the above, of sums over all rows, of which these may be some.
+  void spread(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
+              const float* dgamma, const float* dbeta, float one_of_rows, double eps, const Tensor& dx) {
+    const std::int64_t columns = mean.count();
     float *const scale = room_for(3 * columns), *const offset = scale + columns, *const slope = offset + columns;
     for (std::int64_t c = 0; c < columns; ++c) {
       const float inverse = one_of_deviation(variance, c, eps);
-      dgamma.f32()[c] *= inverse;
       scale[c] = gamma.f32()[c] * inverse;
-      offset[c] = given_statistics ? 0.0f : dbeta.f32()[c] / static_cast<float>(rows);
-      slope[c] = given_statistics ? 0.0f : dgamma.f32()[c] / static_cast<float>(rows) * inverse;
+      offset[c] = dbeta[c] * one_of_rows;
+      slope[c] = dgamma[c] * one_of_rows * inverse;
     }
-    if (rows == 0) return;
-    if (given_statistics)  // offset and slope are zeros, as this wants them
-      normalise_columns(dy.f32(), nullptr, offset, scale, slope, false, rows, columns, dx.f32());
-    else
-      spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, rows, columns, dx.f32());
+    spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, x.count() / columns, columns, dx.f32());
+  }
+
+  static void move_running(const Tensor& mean, const Tensor& variance, double rows, double momentum,
+                           const Tensor& running_mean, const Tensor& running_variance) {
+    const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
+    const float unbias = rows > 1 ? static_cast<float>(rows / (rows - 1.0)) : 1.0f;
+    for (std::int64_t c = 0; c < mean.count(); ++c) {
+      running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
+      running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
+    }
   }
 
   static float one_of_deviation(const Tensor& variance, std::int64_t c, double eps) {
