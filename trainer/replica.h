@@ -47,7 +47,7 @@ class Replica {
     double correct = 0;
     double count = 0;
     double absent = 0;  // gradients that were missing and must not be: refuse_absent() is due
-    double stops = 0;  // see count_stops()
+    double stops = 0;   // see count_stops()
     /// From what totals() holds.
     static Totals from(std::span<const std::byte> bytes);
   };

@@ -177,7 +177,6 @@ class Run {
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
 
-
   // The most that a rank computes with in training.
   std::int64_t samples_at_once() const {
     const auto parts = static_cast<std::uint64_t>(config_.accumulate);

@@ -32,9 +32,9 @@ struct BatchNormState {
   StatisticsExchange* exchange = nullptr;  // of the ranks that share a batch; it must outlive the tape's next reset
 };
 /// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
-/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken. With an
-/// exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and forward
-/// and backward are collective.
+/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken. With
+/// an exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and
+/// forward and backward are collective.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
 

@@ -28,7 +28,8 @@ GptSpec default_gpt(const std::string& name);
 /// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "lstm", "gpt", "gpt2".
 const std::vector<std::string>& model_names();
 
-/// With a recipe. Throws UsageError for an unknown name (with the nearest right one) or a sample shape that the model cannot take.
+/// With a recipe. Throws UsageError for an unknown name (with the nearest right one) or a sample shape that the model
+/// cannot take.
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
 
 }  // namespace lockstep::nn

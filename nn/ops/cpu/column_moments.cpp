@@ -167,8 +167,8 @@ void ColumnSums::moments(const float* x, std::int64_t rows, std::int64_t columns
                  add_squares_of_block(from, block_mean.data(), count, columns, width, block_squares.data());
                  for (std::int64_t c = 0; c < width; ++c)
                    join_columns(static_cast<double>(r - begin), static_cast<double>(count),
-                        static_cast<double>(block_mean[static_cast<std::size_t>(c)]),
-                        static_cast<double>(block_squares[static_cast<std::size_t>(c)]), means[c], spread[c]);
+                                static_cast<double>(block_mean[static_cast<std::size_t>(c)]),
+                                static_cast<double>(block_squares[static_cast<std::size_t>(c)]), means[c], spread[c]);
                });
              });
   for (std::int64_t c = 0; c < columns; ++c) {

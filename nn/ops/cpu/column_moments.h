@@ -22,9 +22,9 @@ class ColumnSums {
   std::vector<double> parts_;  // (chunks, 2, columns); kept, so that it is allocated once
 };
 
-/// What is known of `more` numbers, their mean and the sum of their squared distances from it, joined to what is known of
-/// `count` others: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
-/// 1979.
+/// What is known of `more` numbers, their mean and the sum of their squared distances from it, joined to what is known
+/// of `count` others: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+/// Variances", 1979.
 void join_columns(double count, double more, double part_mean, double part_squares, double& mean, double& squares);
 
 /// y = (x − mean) · scale + shift, then y + residual where that is not nullptr, then max(y, 0) where `relu` (NaN

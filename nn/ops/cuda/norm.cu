@@ -432,8 +432,8 @@ class CudaNorm final : public NormKernels {
   }
 
   template <bool kMasked>
-  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps, float* dgamma,
-              float* dbeta) {
+  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, const Tensor& variance,
+              double eps, float* dgamma, float* dbeta) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kWide>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
