@@ -171,6 +171,15 @@ void add_batch_options(OptionTable& table, TrainConfig& config) {
   table.exclusive({"batch", "global-batch"});
 }
 
+void add_accumulate_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "accumulate",
+             .placeholder = "A",
+             .help = "parts of a step that a rank computes one after the other, in less memory; --batch is then the "
+                     "samples of one, and the global batch is B · A · ranks",
+             .default_text = fmt::to_string(config.accumulate),
+             .set = integer(config.accumulate, 1, trainer::kMostParts)});
+}
+
 void add_length_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "epochs",
              .placeholder = "E",
@@ -346,6 +355,21 @@ void add_bucket_options(OptionTable& table, TrainConfig& config) {
              .help = "size of the bucket that is ready first, in MiB",
              .default_text = fmt::to_string(config.first_bucket_mb),
              .set = number(config.first_bucket_mb, kBucketMib)});
+}
+
+void add_ddp_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "find-unused",
+             .kind = OptionKind::kFlag,
+             .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
+             .set = boolean(config.find_unused)});
+  table.add({.name = "no-broadcast-buffers",
+             .kind = OptionKind::kFlag,
+             .help = "running statistics stay each rank's own, else they are rank 0's",
+             .set = boolean(config.no_broadcast_buffers)});
+  table.add({.name = "sync-batchnorm",
+             .kind = OptionKind::kFlag,
+             .help = "batch normalisation over the samples of all ranks",
+             .set = boolean(config.sync_batchnorm)});
 }
 
 void add_check_options(OptionTable& table, TrainConfig& config) {

@@ -34,6 +34,8 @@ void add_device_options(OptionTable& table, trainer::TrainConfig& config);
 /// One process for each device, or one for all.
 void add_parallel_option(OptionTable& table, trainer::TrainConfig& config);
 void add_bucket_options(OptionTable& table, trainer::TrainConfig& config);
+void add_accumulate_option(OptionTable& table, trainer::TrainConfig& config);
+void add_ddp_options(OptionTable& table, trainer::TrainConfig& config);
 void add_check_options(OptionTable& table, trainer::TrainConfig& config);
 /// A rank's batch and its loader, where nothing is trained; opens a group.
 void add_eval_batch_options(OptionTable& table, trainer::TrainConfig& config);

@@ -75,7 +75,7 @@ double weight_decay_of(const TrainConfig& config) {
 }
 
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
-  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
+  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size * config.accumulate);
 }
 
 const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
@@ -108,6 +108,7 @@ void validate(const TrainConfig& config) {
   constexpr std::int64_t kNone = 0, kOne = 1, kMostBatch = std::int64_t{1} << 40;
   require_range("--batch", config.batch.value_or(1), kOne, kMostBatch);
   require_range("--global-batch", config.global_batch.value_or(1), kOne, kMostBatch);
+  require_range("--accumulate", config.accumulate, 1, kMostParts);
   require_range("--workers", config.workers, 0);
   require_range("--most-damaged", config.most_damaged.value_or(0), kNone);
   require_range("--epochs", config.epochs, kOne);
@@ -163,6 +164,7 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"image-size", text_of(config.image_size)},
       {"batch", text_of(config.batch)},
       {"global-batch", text_of(config.global_batch)},
+      {"accumulate", fmt::to_string(config.accumulate)},
       {"tail", fmt::to_string(static_cast<int>(config.tail))},
       {"epochs", fmt::to_string(config.epochs)},
       {"steps", text_of(config.steps)},
@@ -184,6 +186,9 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"graphs", fmt::to_string(config.graphs)},
       {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
+      {"find-unused", fmt::to_string(config.find_unused)},
+      {"no-broadcast-buffers", fmt::to_string(config.no_broadcast_buffers)},
+      {"sync-batchnorm", fmt::to_string(config.sync_batchnorm)},
       {"check-replicas", fmt::to_string(config.check_replicas)},
       {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks
   };

@@ -24,6 +24,7 @@ enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients 
 using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 struct ModelConfig {
@@ -43,8 +44,9 @@ struct TrainConfig {
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
   std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (data/open.h)
   std::optional<int> classes;                // default: what the data has
-  std::optional<std::int64_t> batch;         // samples a rank and step
+  std::optional<std::int64_t> batch;         // samples a rank and part of a step
   std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
+  int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   sampler::Tail tail = sampler::Tail::kExact;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
   // Data sets of images alone: training samples are changed at random (default: yes), a sample's height and width in
@@ -77,13 +79,16 @@ struct TrainConfig {
   bool share_devices = false;   // several ranks may compute on one GPU
   Backend backend = Backend::kAuto;
   Precision precision = Precision::kF32;
-  bool tf32 = false;                // f32 products of GPUs on matrix units, with 10 bits of mantissa
-  bool graphs = true;               // steps that come again are recorded and run again as a whole, where a device can
-  int threads = 0;                  // compute threads a device; 0: its share of the cores
-  double timeout_seconds = 300;     // longest wait for another rank
-  std::optional<double> bucket_mb;  // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
-  double first_bucket_mb = 1;       // MiB in the bucket that is ready first
-  std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
+  bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
+  bool graphs = true;                 // steps that come again are recorded and run again as a whole, where a device can
+  int threads = 0;                    // compute threads a device; 0: its share of the cores
+  double timeout_seconds = 300;       // longest wait for another rank
+  std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
+  double first_bucket_mb = 1;         // MiB in the bucket that is ready first
+  bool find_unused = false;           // parameters may have no gradient in a step
+  bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
+  bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
+  std::int64_t check_replicas = 0;    // every so many steps, stop unless all ranks' parameters are bitwise equal
 
   // Files and reports.
   std::string weights;             // to start from: safetensors, or what torch.save() has written

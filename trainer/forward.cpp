@@ -33,6 +33,12 @@ Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFor
           .labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32)};
 }
 
+Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations) {
+  const nn::Shape shape = batch_shape(format.dims, 0);
+  return {.x = backend.empty(shape, format.tokens ? DType::kI32 : activations),
+          .labels = backend.empty(format.tokens ? shape : nn::Shape{0}, DType::kI32)};
+}
+
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {
   if (!inputs.x.defined() || inputs.x.dtype() != DType::kF32 || activations == DType::kF32) return inputs;
   nn::Tensor rounded = backend.empty(inputs.x.shape(), activations);

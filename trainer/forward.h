@@ -25,6 +25,8 @@ struct Inputs {
 
 /// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::from_host() says.
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
+/// Of no samples.
+Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);
 /// With numbers as `activations`: f32, or bf16 where the backend computes in it.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
 

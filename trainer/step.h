@@ -27,6 +27,8 @@ class TrainingStep {
     bool record = true;               // steps that come again, where the device can; not with a trace
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
+    int accumulate = 1;        // parts in which a rank's share of a step is computed
+    bool in_step = false;      // every rank runs every part, also of no samples: there are collectives in it
     bool keep_inputs = false;  // the first batch's copy on the device is used in all steps: for measurements
   };
 
@@ -59,6 +61,10 @@ class TrainingStep {
  private:
   bool run_recorded(std::int64_t step, const data::Batch& batch);
   void compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
+  void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
+                    bool last);
+  Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
+  void write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part);
   void update();
   void update_bucket(std::span<const std::size_t> slots);
   bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }

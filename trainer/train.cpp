@@ -20,6 +20,7 @@
 #include "trainer/schedule.h"
 #include "trainer/session.h"
 #include "trainer/step.h"
+#include "trainer/sync_batch_norm.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -60,7 +61,11 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()));
+    if (config_.sync_batchnorm && convert_sync_batchnorm(*model_, session.gradients()) == 0 && group_.rank() == 0)
+      log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
+    replica_.emplace(
+        session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
+        Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     step_.emplace(backend_, forwarded(), *replica_, make_optimizer(config_, replica_->parameters()),
                   format_of(*splits_.train),
@@ -68,9 +73,11 @@ class Run {
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs && data_parallel_ == nullptr,
+                                        .record = config_.graphs && data_parallel_ == nullptr && !config_.find_unused,
                                         .dropout = config_.model.dropout > 0,
-                                        .seed = config_.seed});
+                                        .seed = config_.seed,
+                                        .accumulate = config_.accumulate,
+                                        .in_step = config_.sync_batchnorm});
     rate_.emplace(config_, total_steps_, group_.size());
   }
 
@@ -91,9 +98,7 @@ class Run {
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test,
-                        static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
-                        config_.workers, activations_of(config_));
+    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, activations_of(config_));
     EvalReport evaluation;
     for (std::int64_t step = 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
@@ -117,6 +122,12 @@ class Run {
 
   /// What batches go through: the model, or what shares them out to several.
   nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
+
+  // The most that a rank computes with in training.
+  std::int64_t samples_at_once() const {
+    const auto parts = static_cast<std::uint64_t>(config_.accumulate);
+    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (sampler_->max_local_count() + parts - 1) / parts));
+  }
 
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
 
@@ -168,7 +179,7 @@ class Run {
 
   EvalReport evaluate(Evaluator& evaluator, std::int64_t step) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
-    replica_->broadcast_buffers();
+    if (!config_.no_broadcast_buffers) replica_->broadcast_buffers();
     const EvalReport report = evaluator.run(forwarded(), step);
     metrics_.write(report);
     return report;

@@ -27,9 +27,11 @@ struct BatchNormState {
   const Tensor& running_variance;
   double momentum = 0.1;
   double eps = 1e-5;
+  StatisticsExchange* exchange = nullptr;  // of the ranks that share a batch; it must outlive the tape's next reset
 };
 /// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
-/// running ones.
+/// running ones. With an exchange, training's statistics are those of all ranks' rows together, of which this one may
+/// have none, and forward and backward are collective.
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training);
 
 /// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.

@@ -44,6 +44,59 @@ class BatchNormNode final : public Node {
   double eps_;
 };
 
+class SyncBatchNormNode final : public Node {
+ public:
+  SyncBatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance, Tensor rows,
+                    StatisticsExchange& exchange, double eps)
+      : Node(output, {&gamma, &beta}),
+        x_(x),
+        mean_(std::move(mean)),
+        variance_(std::move(variance)),
+        rows_(std::move(rows)),
+        exchange_(exchange),
+        eps_(eps) {}
+
+  void backward(Tape& tape) override {
+    Backend& backend = tape.backend();
+    Parameter& gamma = *parameters()[0];
+    Parameter& beta = *parameters()[1];
+    const std::int64_t channels = mean_.count();
+    const Tensor& dy = tape.grad(output());
+    const Tensor sums = backend.empty({2 * channels});
+    backend.norm().backward_sums(x_.value(), dy, mean_, variance_, eps_, sums);
+    // The parameters' gradients are this rank's share: whoever sums gradients over the ranks sums these too.
+    if (gamma.requires_grad()) deliver(backend, gamma, sums.slice(0, channels));
+    if (beta.requires_grad()) deliver(backend, beta, sums.slice(channels, 2 * channels));
+    if (!x_.needs_grad()) return;
+    Tensor dx = backend.empty(x_.shape(), dy.dtype());
+    backend.norm().backward_input(x_.value(), dy, gamma.value(), mean_, variance_, rows_, exchange_.sum(sums), eps_,
+                                  dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  Tensor mean_, variance_, rows_;
+  StatisticsExchange& exchange_;
+  double eps_;
+};
+
+Var sync_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state) {
+  Backend& backend = tape.backend();
+  const std::int64_t channels = gamma.value().count();
+  Tensor y = backend.empty(x.shape(), x.value().dtype());
+  Tensor mean = backend.empty({channels}), variance = backend.empty({channels}), rows = backend.empty({1});
+  const Tensor part = backend.empty({2 * channels + 1});
+  backend.norm().moments(x.value(), part);
+  backend.norm().join_moments(state.exchange->gather(part), state.momentum, mean, variance, rows, state.running_mean,
+                              state.running_variance);
+  backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), mean, variance, state.eps, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
+  tape.record<SyncBatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), std::move(rows),
+                                 *state.exchange, state.eps);
+  return out;
+}
+
 }  // namespace
 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training) {
@@ -52,6 +105,7 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
   if (x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
                      "match num_features to the last axis of the input");
+  if (training && state.exchange != nullptr) return sync_batch_norm(tape, x, gamma, beta, state);
   Backend& backend = tape.backend();
   Tensor y = backend.empty(x.shape(), x.value().dtype());
   Tensor mean = state.running_mean, variance = state.running_variance;

@@ -58,6 +58,10 @@ class Parameter {
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
   void forget_gradient() { has_gradient_ = false; }
+  /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
+  void gradient_written() { has_gradient_ = true; }
+  /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
+  bool awaits_backward() const { return pending_uses_ > 0; }
 
   /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`.
   struct Target {

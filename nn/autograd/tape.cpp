@@ -124,6 +124,8 @@ void Tape::backward(Var root) {
   check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
               "compute it from the model's output while the tape is recording");
   check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
+  BackwardListener* const listener = std::exchange(listener_, nullptr);
+  if (listener != nullptr) listener->backward_begins();
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
   walk_all(root);
 }
@@ -149,10 +151,13 @@ void Tape::walk_all(Var root) {
     if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);
     if (node_hook_) node_hook_();
+    if (listener != nullptr) listener->node_walked();
   }
+  if (listener != nullptr) listener->backward_ended();
 }
 
 void Tape::reset() {
+  listener_ = nullptr;
   for (Node* node : nodes_) {
     forget_uses(*node);
     node->~Node();

@@ -58,6 +58,16 @@ class TapeObserver {
   virtual void op_ended(const OpLabel& label, bool backward) = 0;
 };
 
+/// Is told of one backward pass, on the thread that runs it.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  virtual void backward_begins() = 0;
+  virtual void node_walked() = 0;
+  /// All gradients of this pass have landed. Not called where it ends with an exception.
+  virtual void backward_ended() = 0;
+};
+
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
 class Node {
  public:
@@ -180,6 +190,9 @@ class Tape {
   /// Called after each node of backward: where collectives without a thread of their own go on.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
+  /// Of the next backward(), or until the next reset(), or another listener: it must live until then. nullptr: none.
+  void set_listener(BackwardListener* listener) { listener_ = listener; }
+
   /// Forgets everything recorded, also after an exception half way through backward.
   void reset();
 
@@ -205,6 +218,7 @@ class Tape {
   std::function<void()> node_hook_;
   OpLabel label_;  // of the operator that computes
   TapeObserver* observer_ = nullptr;
+  BackwardListener* listener_ = nullptr;
 };
 
 }  // namespace lockstep::nn

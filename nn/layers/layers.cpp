@@ -236,10 +236,13 @@ Var BatchNorm::forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue
 
 Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
   if (absorbed_) return epilogue == Epilogue::kRelu ? relu(tape, x) : x;
-  const Var y = batch_norm(
-      tape, x, weight_, bias_,
-      {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
-      training());
+  const Var y = batch_norm(tape, x, weight_, bias_,
+                           {.running_mean = running_mean_,
+                            .running_variance = running_variance_,
+                            .momentum = momentum_,
+                            .eps = eps_,
+                            .exchange = exchange_.get()},
+                           training());
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
   return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
 }

@@ -171,7 +171,12 @@ class BatchNorm final : public Module {
   Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
   /// Sets the weight to 0.
   void start_at_zero();
-  std::string type_name() const override { return "BatchNorm2d"; }
+  /// In training mode, statistics are from now on those of the rows that all ranks of `exchange` have; the ranks then
+  /// run forward and backward in step, also those without rows. nullptr: again its own.
+  void synchronise(std::shared_ptr<StatisticsExchange> exchange) { exchange_ = std::move(exchange); }
+  bool synchronised() const { return exchange_ != nullptr; }
+  std::int64_t num_features() const { return weight_.value().count(); }
+  std::string type_name() const override { return synchronised() ? "SyncBatchNorm" : "BatchNorm2d"; }
   std::string details() const override;
 
  private:
@@ -179,6 +184,7 @@ class BatchNorm final : public Module {
 
   double eps_, momentum_;
   bool absorbed_ = false;
+  std::shared_ptr<StatisticsExchange> exchange_;
   Parameter& weight_;
   Parameter& bias_;
   Tensor& running_mean_;

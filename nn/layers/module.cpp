@@ -23,6 +23,14 @@ void Module::walk(const std::string& prefix, const Visit& visit) const {
   for (const auto& [name, child] : children_) child->walk(prefix + name + ".", visit);
 }
 
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> all = {{"", this}};
+  for (const auto& [name, child] : children_)
+    for (const auto& [below, module] : child->named_modules())
+      all.emplace_back(below.empty() ? name : name + "." + below, module);
+  return all;
+}
+
 std::vector<NamedParameter> Module::named_parameters() const {
   std::vector<NamedParameter> all;
   walk("", [&](const Module& module, const std::string& prefix) {

@@ -53,6 +53,8 @@ class Module {
   virtual std::string type_name() const;
   virtual std::string details() const { return ""; }
 
+  /// This module and all below it, depth first; it itself has no name.
+  std::vector<std::pair<std::string, Module*>> named_modules();
   /// All of this module and its children, depth first; its own come before its children's.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedBuffer> named_buffers() const;

@@ -25,6 +25,35 @@ class NormKernels {
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                               const Tensor& running_mean, const Tensor& running_variance) = 0;
+
+  // forward_train and its backward over rows that several ranks have; x may be without rows. What a rank knows of its
+  // own travels (StatisticsExchange), and the number of all rows lies on the device: nobody waits for it.
+
+  /// part (2 · C + 1) f32: the means of x's M rows, the sums of their squared distances from them, and M.
+  virtual void moments(const Tensor& x, const Tensor& part) = 0;
+  /// Joins parts (R, P), each of which begins with what moments() makes, in their order (Chan, Golub and LeVeque,
+  /// "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979): mean, biased variance, and the
+  /// number of all rows (1) f32. The running statistics move as in update_running().
+  virtual void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                            const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) = 0;
+  /// sums (2 · C) f32: these rows' part of dgamma, then of dbeta.
+  virtual void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                             const Tensor& sums) = 0;
+  /// These rows' dx; `sums` are added up over all ranks.
+  virtual void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                              const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                              const Tensor& dx) = 0;
+};
+
+/// Carries what each rank knows of a batch to all of them. Its calls are collectives, which every rank makes in the
+/// same order, in the order of the backend's work. Results lie in memory of its own, until the next call.
+class StatisticsExchange {
+ public:
+  virtual ~StatisticsExchange() = default;
+  /// Every rank's `mine` (P) f32, in rank order: (ranks, at least P), whose rows begin with them.
+  virtual Tensor gather(const Tensor& mine) = 0;
+  /// The sum of all ranks' `mine` (P) f32.
+  virtual Tensor sum(const Tensor& mine) = 0;
 };
 
 }  // namespace lockstep::nn

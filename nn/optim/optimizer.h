@@ -31,6 +31,12 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  /// The parameters' gradients are forgotten: the next backward pass writes them anew.
+  void zero_grad();
+  /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included,
+  /// and the step does not count for them: AdamW's corrections go by a parameter's own steps.
+  void step(double lr);
+
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
   void begin_step(double lr);
   /// squares (1) f64 += Σ g² over the gradients of these parameters.
@@ -52,13 +58,16 @@ class Optimizer {
   std::vector<NamedParameter> parameters_;
 
  private:
+  void write_control(double lr, std::int64_t step);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
   Parameter& parameter(std::size_t index) const;
 
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
-  std::vector<UpdateArrays> arrays_;  // of one call
-  std::int64_t step_ = 0;             // counts from 1 once a step has begun
+  std::vector<UpdateArrays> arrays_;        // of one call
+  std::vector<std::size_t> with_gradient_;  // of one step()
+  std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
+  std::int64_t step_ = 0;                   // counts from 1 once a step has begun
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).

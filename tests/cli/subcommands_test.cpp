@@ -161,6 +161,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--timeout-seconds=5",
                                               "--bucket-mb=0.5",
                                               "--first-bucket-mb=0.25",
+                                              "--accumulate=4",
+                                              "--find-unused",
+                                              "--no-broadcast-buffers",
+                                              "--sync-batchnorm",
                                               "--check-replicas=1",
                                               "--weights=w.safetensors",
                                               "--save=s.safetensors",
@@ -204,6 +208,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
+  EXPECT_EQ(config.accumulate, 4);
+  EXPECT_TRUE(config.find_unused);
+  EXPECT_TRUE(config.no_broadcast_buffers);
+  EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
   EXPECT_EQ(config.save, "s.safetensors");

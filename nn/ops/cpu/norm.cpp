@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <vector>
 
+#include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"
 
@@ -57,16 +60,78 @@ class CpuNorm final : public NormKernels {
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
+    move_running(mean, variance, static_cast<double>(rows), momentum, running_mean, running_variance);
+  }
+
+  void moments(const Tensor& x, const Tensor& part) override {
+    const std::int64_t columns = part.count() / 2, rows = columns == 0 ? 0 : x.count() / columns;
+    column_moments(x.f32(), rows, columns, part.f32(), part.f32() + columns);
+    part.f32()[2 * columns] = static_cast<float>(rows);
+  }
+
+  void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                    const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
+    const std::int64_t columns = mean.count(), stride = parts.size(1);
+    double all = 0;
+    for (std::int64_t r = 0; r < parts.size(0); ++r) all += double{parts.f32()[r * stride + 2 * columns]};
+    for (std::int64_t c = 0; c < columns; ++c) {
+      double count = 0, middle = 0, squares = 0;
+      for (std::int64_t r = 0; r < parts.size(0); ++r) {
+        const float* const part = parts.f32() + r * stride;
+        const double more = double{part[2 * columns]};
+        if (more == 0) continue;
+        const double apart = double{part[c]} - middle, share = more / (count + more);
+        middle += apart * share;
+        squares += double{part[columns + c]} + apart * apart * count * share;
+        count += more;
+      }
+      mean.f32()[c] = static_cast<float>(middle);
+      variance.f32()[c] = all > 0 ? static_cast<float>(squares / all) : 0.0f;
+    }
+    rows.f32()[0] = static_cast<float>(all);
+    if (all > 0) move_running(mean, variance, all, momentum, running_mean, running_variance);
+  }
+
+  void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                     const Tensor& sums) override {
+    const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
+    column_products(x.f32(), dy.f32(), mean.f32(), rows, columns, sums.f32(), sums.f32() + columns);
+    for (std::int64_t c = 0; c < columns; ++c) sums.f32()[c] *= one_of_deviation(variance, c, eps);
+  }
+
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                      const Tensor& dx) override {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    const auto n = static_cast<std::size_t>(columns);
+    per_column_.resize(3 * n);
+    float *const scale = per_column_.data(), *const offset = scale + n, *const slope = offset + n;
+    const float one_of_rows = 1.0f / rows.f32()[0];
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const float inverse = one_of_deviation(variance, c, eps);
+      scale[c] = gamma.f32()[c] * inverse;
+      slope[c] = sums.f32()[c] * one_of_rows * inverse;
+      offset[c] = sums.f32()[columns + c] * one_of_rows;
+    }
+    spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, x.count() / columns, columns, dx.f32());
+  }
+
+ private:
+  static float one_of_deviation(const Tensor& variance, std::int64_t c, double eps) {
+    return 1.0f / std::sqrt(variance.f32()[c] + static_cast<float>(eps));
+  }
+
+  static void move_running(const Tensor& mean, const Tensor& variance, double rows, double momentum,
+                           const Tensor& running_mean, const Tensor& running_variance) {
     const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
-    const float unbias =
-        rows > 1 ? static_cast<float>(static_cast<double>(rows) / static_cast<double>(rows - 1)) : 1.0f;
+    const float unbias = rows > 1 ? static_cast<float>(rows / (rows - 1.0)) : 1.0f;
     for (std::int64_t c = 0; c < mean.count(); ++c) {
       running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
       running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
     }
   }
 
- private:
   enum Which : std::int64_t { kTrain, kInfer, kBackwardTrain, kBackwardInfer };
 
   void run_forward(HeldPrimitive& norm, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& y) {
@@ -125,6 +190,7 @@ class CpuNorm final : public NormKernels {
 
   OneDnn& onednn_;
   PrimitiveMap<HeldPrimitive> primitives_;
+  std::vector<float> per_column_;  // of one backward_input()
 };
 
 }  // namespace

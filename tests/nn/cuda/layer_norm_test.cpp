@@ -81,6 +81,7 @@ TEST_P(CudaLayerNorm, BackwardParameters) {
   for (const Shape& shape : kShapes)
     for (const int which : {0, 1, 2})  // both, gamma alone, beta alone
       for (const bool accumulate : {false, true}) {
+        if (shape.count() > 4096 && (which != 0 || !accumulate)) continue;  // a GPU in software takes seconds for it
         SCOPED_TRACE(fmt::format("{} {} {}", to_string(shape), which, accumulate));
         const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
         const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
