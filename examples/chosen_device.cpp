@@ -1,7 +1,8 @@
 // A tensor that moves from one device to another, and ResNet-50 on a device of one's choice.
 //
 //   chosen_device cpu 1                      of four CPU devices the second one
-//   chosen_device cuda 3 resnet50.pth        GPU 3; with weights: torchvision's, or what lockstep train --save has written
+//   chosen_device cuda 3 resnet50.pth        GPU 3; with weights: torchvision's, or what lockstep train --save has
+//   written
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -29,8 +30,7 @@ void move(parallel::Devices& devices, int there) {
 void infer(nn::Backend& device, const std::string& name, const std::string& weights) {
   nn::Generator generator(/*seed=*/1);
   nn::Context context{device, generator};
-  const auto model =
-      nn::make_model(context, {.name = "resnet50", .sample_shape = {224, 224, 3}, .classes = 1000});
+  const auto model = nn::make_model(context, {.name = "resnet50", .sample_shape = {224, 224, 3}, .classes = 1000});
   if (!weights.empty()) nn::load_state(*model, nn::read_weights(weights), weights);
   model->train(false);
 

@@ -25,7 +25,8 @@ namespace {
 class Net final : public nn::Module {
  public:
   explicit Net(nn::Context& context)
-      : conv_(register_module("conv", std::make_unique<nn::Conv2d>(context, 1, 4, nn::Window{.kernel = {3, 3}, .padding = {1, 1}}))),
+      : conv_(register_module(
+            "conv", std::make_unique<nn::Conv2d>(context, 1, 4, nn::Window{.kernel = {3, 3}, .padding = {1, 1}}))),
         norm_(register_module("norm", std::make_unique<nn::BatchNorm>(context, 4))),
         fc_(register_module("fc", std::make_unique<nn::Linear>(context, 256, 10))),
         spare_(register_module("spare", std::make_unique<nn::Linear>(context, 256, 10))) {}

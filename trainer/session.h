@@ -47,7 +47,8 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
 /// and logs is looked at.
 Session open_session(const TrainConfig& config, const std::function<void()>& check);
 
-/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has it.
+/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has
+/// it.
 Session open_session(const std::string& device = "auto");
 
 }  // namespace lockstep::trainer

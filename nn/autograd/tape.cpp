@@ -124,8 +124,6 @@ void Tape::backward(Var root) {
   check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
               "compute it from the model's output while the tape is recording");
   check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
-  BackwardListener* const listener = std::exchange(listener_, nullptr);
-  if (listener != nullptr) listener->backward_begins();
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
   walk_all(root);
 }
@@ -138,6 +136,8 @@ void Tape::backward(Var root, Tensor grad) {
 }
 
 void Tape::walk_all(Var root) {
+  BackwardListener* const listener = std::exchange(listener_, nullptr);
+  if (listener != nullptr) listener->backward_begins();
   while (!nodes_.empty()) {
     Node& node = *nodes_.back();
     Var::State& output = *node.output().state_;
