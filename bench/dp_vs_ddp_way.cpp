@@ -73,7 +73,8 @@ class Trainee {
     const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
     const auto steps = static_cast<double>(options_.steps);
     for (std::size_t i = 0; i < used.size(); ++i) {
-      DeviceShare share{.peak_memory_bytes = peak_bytes(i)};
+      DeviceShare share;
+      share.peak_memory_bytes = peak_bytes(i);
       share.busy =
           kernels ? kernel_shares[i]
                   : std::optional(1e-9 * static_cast<double>((used[i].cpu_time - used_before[i].cpu_time).count()) /
@@ -104,7 +105,10 @@ class Trainee {
     const std::uint64_t moved =
         2 * (size - 1) * (replica_->reducer().plan().bytes + trainer::Replica::kTotalsBytes) / size;
     const auto steps = static_cast<std::uint64_t>(steps_);
-    return {{.cpu_time = parallel::cpu_time_of_this_thread(), .bytes_in = moved * steps, .bytes_out = moved * steps}};
+    parallel::DeviceUse rank;
+    rank.cpu_time = parallel::cpu_time_of_this_thread();
+    rank.bytes_in = rank.bytes_out = moved * steps;
+    return {rank};
   }
 
   std::int64_t peak_bytes(std::size_t device) {

@@ -95,6 +95,7 @@ class DataParallel final : public nn::Module {
   void share_dropout(const nn::Tape& tape, Pass& pass);
   void prepare(std::size_t count);
   void build(Copy& copy) const;
+  void list_state(Copy& copy, nn::Module& built) const;
   void compare(const Copy& copy) const;
   void take_parameters(Copy& copy);
   nn::Tensor gather(Pass& pass);

@@ -67,8 +67,10 @@ void Module::take_modes(const Module& like) {
     fuse();
     return;
   }
-  LOCKSTEP_ASSERT(children_.size() == like.children_.size(), "the modes of {} children for {}", like.children_.size(),
-                  children_.size());
+  if (children_.size() != like.children_.size())
+    throw UsageError(fmt::format("a {} with {} children takes the modes of one with {}", type_name(), children_.size(),
+                                 like.children_.size()),
+                     "build both by one recipe");
   training_ = like.training_;
   for (std::size_t i = 0; i < children_.size(); ++i) children_[i].second->take_modes(*like.children_[i].second);
 }

@@ -66,7 +66,7 @@ class Module {
   void train(bool training);
   bool training() const { return training_; }
   /// This module and its children take the modes of `like` and its children; fused where that is. Both were built by
-  /// one recipe.
+  /// one recipe; else UsageError.
   void take_modes(const Module& like);
   bool fused() const { return fused_; }
 
