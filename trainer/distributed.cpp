@@ -68,19 +68,16 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
   register_borrowed("module", module);
 }
 
-// What is collective in front of a pass: the same on a rank that runs none.
+// Collective: on a rank that runs no pass too.
 void DistributedDataParallel::begin_pass() {
-  replica_->adopt_order();
   if (std::exchange(buffers_due_, false)) replica_->sync_buffers();
 }
 
 nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
+  begin_pass();
   if (tape.recording()) {
-    begin_pass();
     pass_syncs_ = buffers_due_ = sync_;
     tape.set_listener(this);
-  } else if (std::exchange(buffers_due_, false)) {
-    replica_->sync_buffers();
   }
   return module_.forward(tape, x);
 }
@@ -116,6 +113,7 @@ void DistributedDataParallel::backward_ended() {
 
 void DistributedDataParallel::finish() {
   replica_->finish([](auto) {});
+  replica_->adopt_order();  // here, where all ranks are: what they do until the next backward is the loop's affair
   sums_held_ = true;
 }
 

@@ -138,11 +138,21 @@ std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
 }
 
 void Replica::adopt_order() {
-  // Not at the end of the first step: its gradients stay readable until the second begins.
-  if (!order_known_ || order_adopted_) return;
-  if (std::ranges::any_of(parameters_, [](const auto& named) { return named.parameter->has_gradient(); })) return;
-  order_adopted_ = true;
-  if (reducer_.adopt_ready_order()) bind_gradients();
+  if (!order_known_ || std::exchange(order_adopted_, true)) return;
+  std::vector<nn::Tensor> held(parameters_.size());
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const nn::Parameter& parameter = *parameters_[slot].parameter;
+    if (!parameter.has_gradient()) continue;
+    held[slot] = backend_.empty(parameter.value().shape());
+    backend_.pointwise().copy(parameter.gradient(), held[slot]);
+  }
+  if (!reducer_.adopt_ready_order()) return;
+  bind_gradients();
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    if (!held[slot].defined()) continue;
+    backend_.pointwise().copy(held[slot], parameters_[slot].parameter->gradient());
+    parameters_[slot].parameter->gradient_written();
+  }
 }
 
 void Replica::sync_buffers() {
@@ -159,7 +169,7 @@ void Replica::sync_buffers() {
 
 void Replica::begin_step(std::int64_t step) {
   for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
-  adopt_order();
+  adopt_order();  // not at the end of the first step, when there would be gradients to move
   group_.set_step(step);
   sync_buffers();
   begin_reduction(step);

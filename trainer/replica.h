@@ -84,8 +84,8 @@ class Replica {
 
   // The parts of a step, for DistributedDataParallel, whose steps begin where the caller's loop lets them begin.
 
-  /// Collective, once, as soon as a step has shown the order in which gradients become ready and no parameter holds a
-  /// gradient: buckets follow that order. Between steps alone.
+  /// Collective at the first call behind a finish(), later nothing: buckets follow the order in which gradients became
+  /// ready. Gradients that parameters hold move along. Between steps alone.
   void adopt_order();
   /// Collective: rank 0's buffers become everyone's, in the order of the backend's work.
   void sync_buffers();

@@ -67,17 +67,15 @@ TEST_F(Ddp, ABatchIsOnePart) {
 }
 
 TEST_F(Ddp, SyncBatchNormIsOneProcess) {
-  // 14 samples in steps of 6: the last one has two, and the third rank none.
+  // 8 samples in steps of 3: the last one has two, and one rank none.
   const std::string same =
-      "resnet18-cifar --data random:3x32x32,14 --global-batch 6 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
+      "resnet18-cifar --data random:3x32x32,8 --global-batch 3 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
   const Run alone = train(1, same);
-  for (const int ranks : {2, 3}) {
-    const Run run = train(ranks, same);
-    expect_near(run, alone, 1e-4, fmt::format("{} ranks", ranks));
-    // Judged with the running statistics.
-    EXPECT_NEAR(run.final["loss"].get<double>(), alone.final["loss"].get<double>(),
-                1e-3 * alone.final["loss"].get<double>());
-  }
+  const Run three = train(3, same);
+  expect_near(three, alone, 1e-4, "3 ranks");
+  // Judged with the running statistics.
+  const auto wanted = alone.final["loss"].get<double>();
+  EXPECT_NEAR(three.final["loss"].get<double>(), wanted, 1e-3 * wanted);
 }
 
 TEST_F(Ddp, OptionsThatChangeNothingWhereAllIsUsed) {
@@ -108,12 +106,13 @@ TEST_F(Ddp, StartedAsTorchrunDoes) {
 }
 
 TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
-  const auto outcome =
-      run("lockstep launch -n 2 -- sh -c 'if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then more=--find-unused; fi; "
-          "exec lockstep train linear --data random:5,40 --epochs 1 --quiet $more'",
-          directory_.path());
+  const auto outcome = run(
+      fmt::format("export WORLD_SIZE=2 MASTER_PORT={}; RANK=0 lockstep train linear --data random:5,40 --epochs 1 & "
+                  "RANK=1 lockstep train linear --data random:5,40 --epochs 1 --find-unused; code=$?; wait; exit $code",
+                  free_port()),
+      directory_.path());
   EXPECT_EQ(outcome.code, 5);
-  EXPECT_THAT(outcome.err, HasSubstr("find-unused=true where rank 0"));
+  EXPECT_THAT(outcome.err, HasSubstr("has find-unused=true where rank 0"));
 }
 
 }  // namespace

@@ -319,6 +319,45 @@ TEST_P(Distributed, SyncBatchNormComputesWhatOneProcessDoes) {
   }
 }
 
+// Sums in the middle of backward, and layers that some ranks leave out: the ranks' collectives stay in one order.
+class NormedBranch final : public nn::Module {
+ public:
+  explicit NormedBranch(nn::Context& context)
+      : first_(register_module("first", std::make_unique<nn::Linear>(context, kFeatures, 8))),
+        norm_(register_module("norm", std::make_unique<nn::BatchNorm>(context, 8))),
+        extra_(register_module("extra", std::make_unique<nn::Linear>(context, 8, 8))),
+        last_(register_module("last", std::make_unique<nn::Linear>(context, 8, kClasses))) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    x = norm_.forward(tape, first_.forward(tape, x), nn::Epilogue::kRelu);
+    return last_.forward(tape, extra ? extra_.forward(tape, x) : x);
+  }
+  bool extra = true;
+
+ private:
+  nn::Linear& first_;
+  nn::BatchNorm& norm_;
+  nn::Linear &extra_, &last_;
+};
+
+TEST_P(Distributed, SyncBatchNormBesideUnusedParameters) {
+  Trainee<NormedBranch> mine(
+      [](nn::Context& context) -> std::unique_ptr<nn::Module> { return std::make_unique<NormedBranch>(context); });
+  convert_sync_batchnorm(*mine.module, group());
+  DistributedDataParallel ddp(*mine.module, group(), options({.find_unused_parameters = true}));
+  const auto optimizer = nn::make_sgd(ddp.parameters(), {});
+  for (int step = 1; step <= 4; ++step) {
+    Batch part(static_cast<std::uint64_t>(10 * group().rank()), 3);
+    mine.module->extra = step != 4 && (group().rank() + step) % 2 == 0;
+    optimizer->zero_grad();
+    mine.tape->backward(mine.loss_of(ddp(*mine.tape, mine.input(part)), part, 3 * ranks()).value);
+    EXPECT_EQ(mine.module->named_parameters()[4].parameter->has_gradient(),
+              step != 4 && (ranks() > 1 || step % 2 == 0));
+    optimizer->step(0.1);
+    ddp.check();
+    mine.tape->reset();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Buckets, Distributed, ::testing::Values(std::nullopt, kTinyMib),
                          [](const auto& test) { return test.param ? "tiny" : "of_default_size"; });
 

@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(kBlock) moments_of_chunks(ColumnPlan plan, con
 }
 
 // A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. `spread` becomes the sum
-// of squares over `divisor`; where `count` is not nullptr, it becomes the number of rows.
+// of squares over `divisor`; where `rows` is not nullptr, it becomes their number.
 __global__ void __launch_bounds__(kBlock) join_chunks(ColumnPlan plan, std::int64_t columns, const float* parts,
-                                                      float divisor, float* mean, float* spread, float* count) {
+                                                      float divisor, float* mean, float* spread, float* rows) {
   constexpr int kLines = kBlock / kJoinColumns;
   __shared__ Moments held[kBlock];
   const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kBlock) join_chunks(ColumnPlan plan, std::int6
   if (line > 0 || column >= columns) return;
   mean[column] = mine.mean;
   spread[column] = mine.squares / divisor;
-  if (count != nullptr && column == 0) *count = static_cast<float>(plan.rows);
+  if (rows != nullptr && column == 0) *rows = static_cast<float>(plan.rows);
 }
 
 // parts (ranks, stride): means, sums of squares and a number of rows each. A thread a column.
@@ -331,7 +331,7 @@ class CudaNorm final : public NormKernels {
     const std::int64_t columns = mean.count();
     if (columns == 0) return;
     add_up(x, dy, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), nullptr, eps, given_statistics, dx);
+    spread_back_to(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), nullptr, eps, given_statistics, dx);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -365,12 +365,12 @@ class CudaNorm final : public NormKernels {
                       const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
                       const Tensor& dx) override {
     if (x.count() == 0) return;
-    spread(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps, false, dx);
+    spread_back_to(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps, false, dx);
   }
 
  private:
   // x may be without rows: zeros.
-  void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* count) {
+  void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* rows) {
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kWide>(takes_packs<T>(columns, {&x}), [&](auto width) {
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
@@ -378,7 +378,7 @@ class CudaNorm final : public NormKernels {
         launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), parts.f32());
         launch("batch statistics", join_chunks, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
-               parts.f32(), divisor, mean, spread, count);
+               parts.f32(), divisor, mean, spread, rows);
       });
     });
   }
@@ -400,9 +400,9 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  void spread(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
-              const float* dgamma, const float* dbeta, const float* all_rows, double eps, bool given_statistics,
-              const Tensor& dx) {
+  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows,
+                      double eps, bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
