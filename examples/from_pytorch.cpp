@@ -59,7 +59,7 @@ void several_devices() {
   const nn::Var y = two.forward(tape, x, devices[2]);
   nn::Tape tape_elsewhere(elsewhere.output_backend());
   const nn::Var there = elsewhere.forward(tape_elsewhere, x, devices[2]);
-  fmt::print("{} on {}, {} on {}, of {}\n", to_string(y.shape()), devices.name_of(two.output_device()),
+  fmt::print("{} on {}, {} on {}; there {}\n", to_string(y.shape()), devices.name_of(two.output_device()),
              to_string(there.shape()), devices.name_of(elsewhere.output_device()), devices.describe());
 }
 

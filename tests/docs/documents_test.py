@@ -126,6 +126,11 @@ def example_with(code):
 class Commands(unittest.TestCase):
     """Each document in a directory of its own, with build/ in the PATH."""
 
+    @classmethod
+    def setUpClass(cls):
+        cls.kept = tempfile.TemporaryDirectory(prefix="lockstep-docs-")
+        cls.addClassCleanup(cls.kept.cleanup)
+
     def run_document(self, name):
         text = documents()[name]
         scripts = ["\n".join(line for line in lines_of(block) if line not in REASONS) for block in blocks(text, "sh")]
@@ -135,8 +140,8 @@ class Commands(unittest.TestCase):
         scripts = [script for script in scripts if script]
         with tempfile.TemporaryDirectory(prefix="lockstep-docs-") as directory:
             directory = pathlib.Path(directory)
-            made_here = fixtures.make(directory, SOURCE, BUILD, "\n".join(scripts))
-            for script in [*made_here, *scripts]:
+            fixtures.make(directory, SOURCE, BUILD, pathlib.Path(self.kept.name), "\n".join(scripts))
+            for script in scripts:
                 with self.subTest(script):
                     done = shell.run(script, directory, BUILD)
                     self.assertEqual(done.returncode, 0, f"{script}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")

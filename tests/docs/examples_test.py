@@ -113,7 +113,7 @@ class Examples(unittest.TestCase):
         self.assertIn("missing.pth", self.run_in("chosen_device cpu 0 missing.pth", code=3).stderr)
 
     def test_lines_of_the_table(self):
-        place = "[12, 10] on cpu:1, [12, 10] on cpu:0, of are 3 devices, cpu:0 to cpu:2".replace("of are", "of")
+        place = "[12, 10] on cpu:1, [12, 10] on cpu:0; there are 3 devices, cpu:0 to cpu:2"
         self.assertEqual(self.lines("from_pytorch ."), [
             place, "rank 0 of 1, local rank 0, cpu: 1408 samples, 0 parameters missing"])
         for launcher in ("lockstep launch -n 2 --no-prefix --", "mpirun -np 2"):

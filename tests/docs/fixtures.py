@@ -3,6 +3,10 @@ import pathlib
 import shutil
 import struct
 
+import shell
+
+TEXT = "To be, or not to be, that is the question.\n" * 40
+
 
 def idx(dimensions: list, data: bytes) -> bytes:
     return bytes([0, 0, 8, len(dimensions)]) + b"".join(struct.pack(">I", n) for n in dimensions) + data
@@ -22,22 +26,30 @@ def images(directory: pathlib.Path, golden: pathlib.Path):
         shutil.copy(golden / "rgb.png", folder / f"{i}.png")
 
 
-# Commands that make a file, by its name; run where a document names it and has not made it itself.
-TRAINED = {
-    "resnet18.pth": "lockstep train resnet18 --data random:3x64x64,2 --batch 2 --steps 1 --classes 1000 --save resnet18.pth",
-    "resnet18-f37072fd.pth": "lockstep train resnet18 --data random:3x64x64,2 --batch 2 --steps 1 --classes 1000 "
-                             "--save resnet18-f37072fd.pth",
-    "out.safetensors": "lockstep train gpt --data text:input.txt --layers 1 --heads 1 --width 16 --context 16 --save out.safetensors",
-}
+# Trained files by the names that documents have for them, and the commands that make each.
+RESNET = "lockstep train resnet18 --data random:3x64x64,2 --batch 2 --steps 1 --classes 1000 --save resnet18.safetensors"
+GPT = ("lockstep train gpt --data text:input.txt --layers 1 --heads 1 --width 16 --context 16 --steps 20 "
+       "--save gpt.safetensors")
+TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT}
 
 
-def make(directory: pathlib.Path, source: pathlib.Path, build: pathlib.Path, text: str) -> list:
-    """Puts into `directory` what `text`, a document, names. Returns the commands that make the rest."""
-    golden = source / "tests/data/golden"
-    for name in ("docs", "data", "tests", "scripts"):
+def train(command: str, kept: pathlib.Path, build: pathlib.Path) -> pathlib.Path:
+    """The file that `command` saves; in `kept` it stays for the next who asks."""
+    file = kept / command.split()[-1]
+    if not file.exists():
+        (kept / "input.txt").write_text(TEXT)
+        done = shell.run(command, kept, build)
+        if done.returncode != 0:
+            raise RuntimeError(f"{command}\n{done.stdout}{done.stderr}")
+    return file
+
+
+def make(directory: pathlib.Path, source: pathlib.Path, build: pathlib.Path, kept: pathlib.Path, text: str):
+    """Puts into `directory` what commands in `text` name. `kept` outlives it."""
+    for name in ("docs", "data", "tests", "scripts", "examples"):
         (directory / name).symlink_to(source / name)
-    (directory / "examples").symlink_to(source / "examples")
     (directory / "build").symlink_to(build)
+    golden = source / "tests/data/golden"
     for name in ("a.png", "b.png"):
         shutil.copy(golden / "rgb.png", directory / name)
     (directory / "DIR").mkdir()
@@ -45,5 +57,7 @@ def make(directory: pathlib.Path, source: pathlib.Path, build: pathlib.Path, tex
     images(directory / "DIR", golden)
     images(directory / "photos", golden)
     (directory / "imagenet.txt").write_text("".join(f"class {i}\n" for i in range(1000)))
-    (directory / "input.txt").write_text("To be, or not to be, that is the question.\n" * 40)
-    return [command for name, command in TRAINED.items() if name in text]
+    (directory / "input.txt").write_text(TEXT)
+    for name, command in TRAINED.items():
+        if name in text:
+            (directory / name).symlink_to(train(command, kept, build))

@@ -17,11 +17,12 @@ def environment(build: pathlib.Path) -> dict:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMP_WAIT_POLICY": "passive",
         "HWLOC_COMPONENTS": "-gl",
     }
 
 
-def run(script: str, directory: pathlib.Path, build: pathlib.Path, seconds: int = 120):
+def run(script: str, directory: pathlib.Path, build: pathlib.Path, seconds: int = 180):
     """Runs a script until its first failure, jobs in the background included. What is left after `seconds` is ended."""
     script = f"set -e\n{script}\nfor job in $(jobs -p); do wait $job; done\n"
     process = subprocess.Popen(["bash", "-c", script], cwd=directory, env=environment(build), stdin=subprocess.DEVNULL,
