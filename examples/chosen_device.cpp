@@ -20,7 +20,7 @@ namespace {
 
 void move(parallel::Devices& devices, int there) {
   const std::vector<float> values = {1, 2, 3, 4, 5, 6};
-  const nn::Tensor tensor = nn::tensor_of(devices[0], values, {2, 3});
+  const nn::Tensor tensor = nn::tensor_of(devices[0], {2, 3}, values);
   const nn::Tensor moved = nn::to_device(devices[there], tensor, devices[0]);
   const nn::Tensor back = nn::to_device(devices[0], moved, devices[there]);
   fmt::print("{} on {}, on {}, and back: {}\n", to_string(tensor.shape()), devices.name_of(0), devices.name_of(there),
@@ -39,7 +39,7 @@ void infer(nn::Backend& device, const std::string& name, const std::string& weig
   const nn::Shape shape = {1, 224, 224, 3};
   std::vector<float> pixels(static_cast<std::size_t>(shape.count()));
   generator.normal(pixels, 0, 1);
-  const nn::Var y = (*model)(tape, tape.input(nn::tensor_of(device, pixels, shape)));
+  const nn::Var y = (*model)(tape, tape.input(nn::tensor_of(device, shape, pixels)));
   fmt::print("{}, {}\n", to_string(y.shape()), name);
 }
 

@@ -54,7 +54,7 @@ void several_devices() {
   parallel::DataParallel elsewhere(nn::build<Net>(on_one), devices, {1, 2}, /*output_device=*/0);
 
   const std::vector<float> pixels(static_cast<std::size_t>(kImages.count()), 1.0f);
-  const nn::Tensor x = nn::tensor_of(devices[2], pixels, kImages);
+  const nn::Tensor x = nn::tensor_of(devices[2], kImages, pixels);
   nn::Tape tape(two.output_backend());
   const nn::Var y = two.forward(tape, x, devices[2]);
   nn::Tape tape_elsewhere(elsewhere.output_backend());
@@ -66,7 +66,7 @@ void several_devices() {
 // A step whose samples come in two parts.
 void accumulate(trainer::DistributedDataParallel& model, nn::Optimizer& optimizer, nn::Backend& device, int ranks) {
   const std::vector<float> pixels(static_cast<std::size_t>(kImages.count()), 1.0f);
-  const nn::Tensor x = nn::tensor_of(device, pixels, kImages);
+  const nn::Tensor x = nn::tensor_of(device, kImages, pixels);
   const nn::Tensor labels = device.empty({kImages[0]}, DType::kI32);
   const std::vector<std::int32_t> ones(static_cast<std::size_t>(kImages[0]), 1);
   device.upload(std::as_bytes(std::span(ones)), labels);

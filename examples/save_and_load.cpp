@@ -21,7 +21,7 @@ void train(parallel::DataParallel& model) {
   std::vector<float> values(20 * 10), sums(20);
   nn::Generator(/*seed=*/2).normal(values, 0, 1);
   for (std::size_t i = 0; i < values.size(); ++i) sums[i / 10] += values[i];
-  const nn::Tensor x = nn::tensor_of(device, values, {20, 10}), target = nn::tensor_of(device, sums, {20, 1});
+  const nn::Tensor x = nn::tensor_of(device, {20, 10}, values), target = nn::tensor_of(device, {20, 1}, sums);
 
   const auto optimizer = nn::make_sgd(model.named_parameters(), {.momentum = 0.9});
   nn::Tape tape(device);

@@ -51,7 +51,7 @@ void run(parallel::Devices& devices, const nn::Shape& shape, int dim) {
 
   std::vector<float> values(static_cast<std::size_t>(shape.count()));
   nn::Generator(/*seed=*/2).normal(values, 0, 1);
-  const nn::Tensor x = nn::tensor_of(devices[0], values, shape);
+  const nn::Tensor x = nn::tensor_of(devices[0], shape, values);
   const auto optimizer = nn::make_sgd(model.named_parameters(), {.momentum = 0.9});
   const auto alone_optimizer = nn::make_sgd(alone.named_parameters(), {.momentum = 0.9});
   nn::Tape tape(model.output_backend()), alone_tape(devices[0]);

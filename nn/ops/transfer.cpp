@@ -28,7 +28,7 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
     cuda::copy_between(source, from, target, to);
 }
 
-Tensor tensor_of(Backend& target, std::span<const float> values, const Shape& shape) {
+Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values) {
   Tensor made = target.empty(shape);
   if (values.size() != static_cast<std::size_t>(made.count()))
     throw UsageError(fmt::format("{} values for a tensor of {}", values.size(), to_string(shape)));

@@ -18,7 +18,7 @@ Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
 void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& source);
 
 /// torch.tensor(values, device=target).reshape(shape): f32, of as many values.
-Tensor tensor_of(Backend& target, std::span<const float> values, const Shape& shape);
+Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values);
 /// tensor.cpu().flatten().tolist(): the values of an f32 tensor, after all work that `source` was given.
 std::vector<float> values_of(Backend& source, const Tensor& tensor);
 
