@@ -62,6 +62,11 @@ class Loader {
 
   const Batch& next();
 
+  /// What is left of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. Who breaks out of
+  /// it goes on there with the next one. An evaluation has one epoch; those that follow have no batch.
+  class Epoch;
+  Epoch epoch();
+
  private:
   struct Slot;
 
@@ -88,5 +93,41 @@ class Loader {
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> workers_;
 };
+
+class Loader::Epoch {
+ public:
+  struct End {};
+  class Iterator {
+   public:
+    explicit Iterator(Loader& loader) : loader_(loader) { take(); }
+    const Batch& operator*() const { return *batch_; }
+    Iterator& operator++() {
+      if (batch_->plan.last_of_epoch)
+        batch_ = nullptr;
+      else
+        take();
+      return *this;
+    }
+    friend bool operator==(const Iterator& it, End) { return it.batch_ == nullptr; }
+
+   private:
+    void take() {
+      batch_ = &loader_.next();
+      if (batch_->plan.global_count == 0) batch_ = nullptr;  // behind an evaluation
+    }
+
+    Loader& loader_;
+    const Batch* batch_ = nullptr;
+  };
+
+  explicit Epoch(Loader& loader) : loader_(loader) {}
+  Iterator begin() const { return Iterator(loader_); }
+  End end() const { return {}; }
+
+ private:
+  Loader& loader_;
+};
+
+inline Loader::Epoch Loader::epoch() { return Epoch(*this); }
 
 }  // namespace lockstep::data

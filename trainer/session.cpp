@@ -139,4 +139,10 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
   return session;
 }
 
+Session open_session(const std::string& device) {
+  TrainConfig config;
+  config.device = device;
+  return open_session(config, [&] { parse_device(device); });
+}
+
 }  // namespace lockstep::trainer

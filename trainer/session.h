@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/device.h"
 #include "base/error.h"
@@ -45,5 +46,9 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
 /// The same with another `check` than that of a training configuration, of which only what concerns devices, threads
 /// and logs is looked at.
 Session open_session(const TrainConfig& config, const std::function<void()>& check);
+
+/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has
+/// it.
+Session open_session(const std::string& device = "auto");
 
 }  // namespace lockstep::trainer

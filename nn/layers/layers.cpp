@@ -3,6 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "nn/ops/transfer.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -195,12 +197,6 @@ Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
 }
 
 namespace {
-
-std::vector<float> values_of(Backend& backend, const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
-  backend.download(tensor, std::as_writable_bytes(std::span(values)));
-  return values;
-}
 
 void set_values(Parameter& parameter, const std::vector<float>& values) {
   parameter.backend().upload(std::as_bytes(std::span(values)), parameter.value());

@@ -40,6 +40,8 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   virtual Var forward(Tape& tape, Var x) = 0;
+  /// The same.
+  Var operator()(Tape& tape, Var x) { return forward(tape, x); }
 
   /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
   using Recipe = std::function<std::unique_ptr<Module>(Context& context)>;

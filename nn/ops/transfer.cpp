@@ -28,4 +28,19 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
     cuda::copy_between(source, from, target, to);
 }
 
+Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values) {
+  Tensor made = target.empty(shape);
+  if (values.size() != static_cast<std::size_t>(made.count()))
+    throw UsageError(fmt::format("{} values for a tensor of {}", values.size(), to_string(shape)));
+  target.upload(std::as_bytes(values), made);
+  return made;
+}
+
+std::vector<float> values_of(Backend& source, const Tensor& tensor) {
+  LOCKSTEP_ASSERT(tensor.dtype() == DType::kF32, "values of {}", name_of(tensor.dtype()));
+  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
+  source.download(tensor, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
 }  // namespace lockstep::nn

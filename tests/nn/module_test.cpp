@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/layers/layers.h"
+#include "nn/ops/transfer.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {
@@ -155,6 +156,20 @@ TEST_F(ModuleTest, ForwardMayDifferFromPassToPass) {
     EXPECT_EQ(ready, times > 0 ? 1 : 0) << "once, however often it was used";
     EXPECT_EQ(middle.has_gradient(), times > 0);
   }
+}
+
+TEST_F(ModuleTest, IsCalledLikeAFunctionOnValuesOfTheHost) {
+  Linear model(context, 3, 2);
+  Tape tape(*backend);
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  const Tensor x = nn::tensor_of(*backend, {2, 3}, values);
+  EXPECT_EQ(x.shape(), (Shape{2, 3}));
+  EXPECT_EQ(values_of(*backend, x), values);
+  EXPECT_EQ(values_of(*backend, model(tape, tape.input(x)).value()),
+            values_of(*backend, model.forward(tape, tape.input(x)).value()));
+  EXPECT_EQ(values_of(*backend, backend->empty({0, 3})), std::vector<float>());
+  EXPECT_THROW(nn::tensor_of(*backend, {2, 2}, values), UsageError);
+  EXPECT_THROW(nn::tensor_of(*backend, {-2, -3}, values), UsageError);
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ TEST(Transfer, ToAGpuAndBackKeepsValuesShapeAndType) {
   const Tensor y_back = to_device(*cpu, to_device(*gpu, y, *cpu), *gpu);
   EXPECT_EQ(y_back.dtype(), DType::kI32);
   EXPECT_EQ(y_back.span<std::int32_t>()[2], 6);
+  EXPECT_EQ(values_of(*gpu, tensor_of(*gpu, {2, 3}, counted(6))), counted(6));
 }
 
 TEST(Transfer, BetweenTwoCpuBackendsIsACopy) {
