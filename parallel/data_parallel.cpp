@@ -267,11 +267,13 @@ void DataParallel::add_up(std::size_t number, std::size_t copies) {
     nn::Parameter& part = *copies_[i]->parameters[number].parameter;
     if (!part.has_gradient()) continue;
     const auto target = sum.contribute();
-    if (target.accumulate)
-      sum.backend().pointwise().add_to(nn::to_device(sum.backend(), part.gradient(), part.backend()), 1.0f,
-                                       target.gradient);
-    else
+    if (target.accumulate) {
+      // Before the kernels are asked for: who fetches from another GPU makes that the thread's.
+      const nn::Tensor here = nn::to_device(sum.backend(), part.gradient(), part.backend());
+      sum.backend().pointwise().add_to(here, 1.0f, target.gradient);
+    } else {
       nn::copy_to(sum.backend(), target.gradient, part.gradient(), part.backend());
+    }
     moved(part.gradient().bytes(), part.backend(), sum.backend());
     part.forget_gradient();
   }
