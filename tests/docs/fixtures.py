@@ -5,7 +5,7 @@ import struct
 
 import shell
 
-TEXT = "To be, or not to be, that is the question.\n" * 40
+TEXT = "To be, or not to be, that is the question.\n" * 80
 
 
 def idx(dimensions: list, data: bytes) -> bytes:
