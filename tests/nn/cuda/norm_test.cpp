@@ -188,180 +188,180 @@ TEST_P(CudaNorm, WithRelu) {
       });
       expect_same(apart[0], in_place[0]);
     }
+}
 
-  // Rows that three ranks have, of which the second has none, against all of them at once.
-  TEST_P(CudaNorm, RowsOfSeveralRanks) {
-    for (const Shape& shape : {Shape{5, 3}, Shape{65, 12}, Shape{600, 64}, Shape{1031, 33}}) {
-      SCOPED_TRACE(to_string(shape));
-      const std::int64_t columns = shape[1], rows = shape[0], cut = rows / 3, size = 2 * columns + 1;
-      const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = statistics(columns, 3, 0.5f);
-      const Exact forward = forward_exactly(cpu->allocator(), x_host, gamma, gamma);
-      const Exact backward =
-          backward_exactly(cpu->allocator(), x_host, dy_host, gamma, forward.first, forward.second, false);
-      const std::int64_t begins[] = {0, cut, cut}, ends[] = {cut, cut, rows};
-      const auto slice_of = [&](const Tensor& all, int rank) {
-        const Tensor rows_of_it = all.slice(begins[rank], ends[rank]), made = cpu->empty(rows_of_it.shape());
-        std::ranges::copy(rows_of_it.span<float>(), made.f32());
-        return activation(made);
-      };
-      const Tensor parts = cpu->empty({3, size + 3});
-      for (int rank = 0; rank < 3; ++rank) {
-        const Tensor x = slice_of(x_host, rank);
-        const auto part = results({{{size}}}, [&](const auto& out) { norm->moments(x, out[0]); });
-        std::ranges::copy(part[0].template span<float>(), parts.f32() + rank * (size + 3));
-      }
-      const Tensor running_mean = random_tensor(*cpu, {columns}, 7), running_variance = statistics(columns, 8, 0.5f);
-      const Tensor all_parts = plain(parts);
-      const auto joined =
-          results({{{columns}},
-                   {{columns}},
-                   {{1}},
-                   {{columns}, DType::kF32, running_mean},
-                   {{columns}, DType::kF32, running_variance}},
-                  [&](const auto& out) { norm->join_moments(all_parts, 0.1, out[0], out[1], out[2], out[3], out[4]); });
-      expect_close(forward.first, joined[0], {});
-      expect_close(forward.second, joined[1], {});
-      cpu->norm().update_running(forward.first, forward.second, rows, 0.1, running_mean, running_variance);
-      expect_close(running_mean, joined[3], {});
-      expect_close(running_variance, joined[4], {});
-      EXPECT_EQ(joined[2].f32()[0], static_cast<float>(rows));
-
-      const Tensor m = plain(forward.first), v = plain(forward.second), g = plain(gamma);
-      const Tensor sums = cpu->zeros({2 * columns}), count = cpu->empty({1});
-      count.f32()[0] = static_cast<float>(rows);
-      const double steep = steepest(forward.second), walk = std::sqrt(static_cast<double>(rows));
-      for (int rank = 0; rank < 3; ++rank) {
-        const Tensor x = slice_of(x_host, rank), dy = slice_of(dy_host, rank);
-        const auto part =
-            results({{{2 * columns}}}, [&](const auto& out) { norm->backward_sums(x, dy, m, v, kEps, out[0]); });
-        for (std::int64_t i = 0; i < sums.count(); ++i) sums.f32()[i] += part[0].f32()[i];
-      }
-      expect_close(backward.first, sums.slice(0, columns), {DType::kF32, 16.0, 4.0 * steep * walk});
-      expect_close(backward.second, sums.slice(columns, 2 * columns), {DType::kF32, 16.0, 4.0 * walk});
-      const Tensor all_sums = plain(sums), all_rows = plain(count), x = slice_of(x_host, 2), dy = slice_of(dy_host, 2);
-      const auto got = results({activation_like({rows - cut, columns})}, [&](const auto& out) {
-        norm->backward_input(x, dy, g, m, v, all_rows, all_sums, kEps, out[0]);
-      });
-      expect_close(backward.spread.slice(cut, rows), got[0], {type(), 16.0, 8.0 * steep});
-    }
-  }
-
-  // So wide that a block's threads go over their rows in several rounds, the last of them without all rows. The columns
-  // repeat themselves.
-  TEST_P(CudaNorm, Wide) {
-    const std::int64_t rows = 35, columns = GetParam().offset > 0 ? 16384 : 65536, period = 8;
-    const auto repeated = [&](const Tensor& few) {
-      const std::int64_t lines = few.count() / period;
-      const Tensor many = cpu->empty({lines, columns});
-      for (std::int64_t i = 0; i < many.count(); ++i) many.f32()[i] = few.f32()[i / columns * period + i % period];
-      return many;
-    };
-    const Tensor x_few = random({rows, period}, 1), dy_few = random({rows, period}, 2);
-    const Tensor gamma_few = statistics(period, 3, 0.5f), beta_few = random_tensor(*cpu, {period}, 4);
-    const Exact forward = forward_exactly(cpu->allocator(), x_few, gamma_few, beta_few);
+// Rows that three ranks have, of which the second has none, against all of them at once.
+TEST_P(CudaNorm, RowsOfSeveralRanks) {
+  for (const Shape& shape : {Shape{5, 3}, Shape{65, 12}, Shape{600, 64}, Shape{1031, 33}}) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = shape[1], rows = shape[0], cut = rows / 3, size = 2 * columns + 1;
+    const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = statistics(columns, 3, 0.5f);
+    const Exact forward = forward_exactly(cpu->allocator(), x_host, gamma, gamma);
     const Exact backward =
-        backward_exactly(cpu->allocator(), x_few, dy_few, gamma_few, forward.first, forward.second, false);
-    const Tensor x = activation(repeated(x_few)), dy = activation(repeated(dy_few)), g = plain(repeated(gamma_few));
-    const Tensor b = plain(repeated(beta_few)), m = plain(repeated(forward.first)), v = plain(repeated(forward.second));
-    const Shape shape = {rows, columns};
-    const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
+        backward_exactly(cpu->allocator(), x_host, dy_host, gamma, forward.first, forward.second, false);
+    const std::int64_t begins[] = {0, cut, cut}, ends[] = {cut, cut, rows};
+    const auto slice_of = [&](const Tensor& all, int rank) {
+      const Tensor rows_of_it = all.slice(begins[rank], ends[rank]), made = cpu->empty(rows_of_it.shape());
+      std::ranges::copy(rows_of_it.span<float>(), made.f32());
+      return activation(made);
+    };
+    const Tensor parts = cpu->empty({3, size + 3});
+    for (int rank = 0; rank < 3; ++rank) {
+      const Tensor x = slice_of(x_host, rank);
+      const auto part = results({{{size}}}, [&](const auto& out) { norm->moments(x, out[0]); });
+      std::ranges::copy(part[0].template span<float>(), parts.f32() + rank * (size + 3));
+    }
+    const Tensor running_mean = random_tensor(*cpu, {columns}, 7), running_variance = statistics(columns, 8, 0.5f);
+    const Tensor all_parts = plain(parts);
+    const auto joined =
+        results({{{columns}},
+                 {{columns}},
+                 {{1}},
+                 {{columns}, DType::kF32, running_mean},
+                 {{columns}, DType::kF32, running_variance}},
+                [&](const auto& out) { norm->join_moments(all_parts, 0.1, out[0], out[1], out[2], out[3], out[4]); });
+    expect_close(forward.first, joined[0], {});
+    expect_close(forward.second, joined[1], {});
+    cpu->norm().update_running(forward.first, forward.second, rows, 0.1, running_mean, running_variance);
+    expect_close(running_mean, joined[3], {});
+    expect_close(running_variance, joined[4], {});
+    EXPECT_EQ(joined[2].f32()[0], static_cast<float>(rows));
+
+    const Tensor m = plain(forward.first), v = plain(forward.second), g = plain(gamma);
+    const Tensor sums = cpu->zeros({2 * columns}), count = cpu->empty({1});
+    count.f32()[0] = static_cast<float>(rows);
+    const double steep = steepest(forward.second), walk = std::sqrt(static_cast<double>(rows));
+    for (int rank = 0; rank < 3; ++rank) {
+      const Tensor x = slice_of(x_host, rank), dy = slice_of(dy_host, rank);
+      const auto part =
+          results({{{2 * columns}}}, [&](const auto& out) { norm->backward_sums(x, dy, m, v, kEps, out[0]); });
+      for (std::int64_t i = 0; i < sums.count(); ++i) sums.f32()[i] += part[0].f32()[i];
+    }
+    expect_close(backward.first, sums.slice(0, columns), {DType::kF32, 16.0, 4.0 * steep * walk});
+    expect_close(backward.second, sums.slice(columns, 2 * columns), {DType::kF32, 16.0, 4.0 * walk});
+    const Tensor all_sums = plain(sums), all_rows = plain(count), x = slice_of(x_host, 2), dy = slice_of(dy_host, 2);
+    const auto got = results({activation_like({rows - cut, columns})}, [&](const auto& out) {
+      norm->backward_input(x, dy, g, m, v, all_rows, all_sums, kEps, out[0]);
+    });
+    expect_close(backward.spread.slice(cut, rows), got[0], {type(), 16.0, 8.0 * steep});
+  }
+}
+
+// So wide that a block's threads go over their rows in several rounds, the last of them without all rows. The columns
+// repeat themselves.
+TEST_P(CudaNorm, Wide) {
+  const std::int64_t rows = 35, columns = GetParam().offset > 0 ? 16384 : 65536, period = 8;
+  const auto repeated = [&](const Tensor& few) {
+    const std::int64_t lines = few.count() / period;
+    const Tensor many = cpu->empty({lines, columns});
+    for (std::int64_t i = 0; i < many.count(); ++i) many.f32()[i] = few.f32()[i / columns * period + i % period];
+    return many;
+  };
+  const Tensor x_few = random({rows, period}, 1), dy_few = random({rows, period}, 2);
+  const Tensor gamma_few = statistics(period, 3, 0.5f), beta_few = random_tensor(*cpu, {period}, 4);
+  const Exact forward = forward_exactly(cpu->allocator(), x_few, gamma_few, beta_few);
+  const Exact backward =
+      backward_exactly(cpu->allocator(), x_few, dy_few, gamma_few, forward.first, forward.second, false);
+  const Tensor x = activation(repeated(x_few)), dy = activation(repeated(dy_few)), g = plain(repeated(gamma_few));
+  const Tensor b = plain(repeated(beta_few)), m = plain(repeated(forward.first)), v = plain(repeated(forward.second));
+  const Shape shape = {rows, columns};
+  const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
+                               [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+  expect_close(repeated(forward.first), trained[1], {});
+  expect_close(repeated(forward.second), trained[2], {});
+  expect_close(repeated(forward.spread), trained[0], {type(), 8.0, 4.0});
+  const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+    norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
+  });
+  expect_close(repeated(backward.first), got[1], {DType::kF32, 8.0, 8.0});
+  expect_close(repeated(backward.second), got[2], {DType::kF32, 8.0, 8.0});
+  expect_close(repeated(backward.spread), got[0], {type(), 8.0, 8.0});
+}
+
+// Means that are thousands of deviations away from 0, where Σx² − (Σx)²/M would be noise.
+TEST_P(CudaNorm, FarFromZero) {
+  const std::int64_t rows = 3000, columns = 5;
+  const Tensor host = random_tensor(*cpu, {rows, columns}, 1);
+  for (std::int64_t i = 0; i < host.count(); ++i)
+    host.f32()[i] = host.f32()[i] + 4000.0f * static_cast<float>(i % columns);
+  rounded(host);
+  const Tensor x = activation(host), mean = cpu->empty({columns}), variance = cpu->empty({columns});
+  const Tensor ones = cpu->empty({columns}), zeros = cpu->zeros({columns});
+  cpu->pointwise().fill(ones, 1.0f);
+  for (std::int64_t c = 0; c < columns; ++c) {
+    double sum = 0, squares = 0;
+    for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(host.f32()[r * columns + c]);
+    sum /= static_cast<double>(rows);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const double apart = static_cast<double>(host.f32()[r * columns + c]) - sum;
+      squares += apart * apart;
+    }
+    mean.f32()[c] = static_cast<float>(sum);
+    variance.f32()[c] = static_cast<float>(squares / static_cast<double>(rows));
+  }
+  const Tensor g = plain(ones), b = plain(zeros);
+  const auto got = results({activation_like({rows, columns}), {{columns}}, {{columns}}},
+                           [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+  expect_close(mean, got[1], {});
+  // The means between which squares are taken are rounded to an ulp of 16000.
+  expect_close(variance, got[2], {DType::kF32, 4000.0});
+}
+
+TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
+  for (const std::int64_t columns : {3, 64}) {
+    const Shape shape = {100, columns};
+    const Tensor host = random(shape, 1), dy_host = random(shape, 2);
+    host.f32()[50 * columns + 1] = kNaN;
+    dy_host.f32()[70 * columns + 2] = kInfinity;
+    const Tensor x = activation(host), dy = activation(dy_host), g = plain(statistics(columns, 3, 0.5f));
+    const Tensor b = plain(random_tensor(*cpu, {columns}, 4));
+    const auto forward = results({activation_like(shape), {{columns}}, {{columns}}},
                                  [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
-    expect_close(repeated(forward.first), trained[1], {});
-    expect_close(repeated(forward.second), trained[2], {});
-    expect_close(repeated(forward.spread), trained[0], {type(), 8.0, 4.0});
-    const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+    const Tensor m = plain(forward[1]), v = plain(forward[2]);
+    const auto backward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
       norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
     });
-    expect_close(repeated(backward.first), got[1], {DType::kF32, 8.0, 8.0});
-    expect_close(repeated(backward.second), got[2], {DType::kF32, 8.0, 8.0});
-    expect_close(repeated(backward.spread), got[0], {type(), 8.0, 8.0});
-  }
-
-  // Means that are thousands of deviations away from 0, where Σx² − (Σx)²/M would be noise.
-  TEST_P(CudaNorm, FarFromZero) {
-    const std::int64_t rows = 3000, columns = 5;
-    const Tensor host = random_tensor(*cpu, {rows, columns}, 1);
-    for (std::int64_t i = 0; i < host.count(); ++i)
-      host.f32()[i] = host.f32()[i] + 4000.0f * static_cast<float>(i % columns);
-    rounded(host);
-    const Tensor x = activation(host), mean = cpu->empty({columns}), variance = cpu->empty({columns});
-    const Tensor ones = cpu->empty({columns}), zeros = cpu->zeros({columns});
-    cpu->pointwise().fill(ones, 1.0f);
     for (std::int64_t c = 0; c < columns; ++c) {
-      double sum = 0, squares = 0;
-      for (std::int64_t r = 0; r < rows; ++r) sum += static_cast<double>(host.f32()[r * columns + c]);
-      sum /= static_cast<double>(rows);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const double apart = static_cast<double>(host.f32()[r * columns + c]) - sum;
-        squares += apart * apart;
-      }
-      mean.f32()[c] = static_cast<float>(sum);
-      variance.f32()[c] = static_cast<float>(squares / static_cast<double>(rows));
-    }
-    const Tensor g = plain(ones), b = plain(zeros);
-    const auto got = results({activation_like({rows, columns}), {{columns}}, {{columns}}},
-                             [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
-    expect_close(mean, got[1], {});
-    // The means between which squares are taken are rounded to an ulp of 16000.
-    expect_close(variance, got[2], {DType::kF32, 4000.0});
-  }
-
-  TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
-    for (const std::int64_t columns : {3, 64}) {
-      const Shape shape = {100, columns};
-      const Tensor host = random(shape, 1), dy_host = random(shape, 2);
-      host.f32()[50 * columns + 1] = kNaN;
-      dy_host.f32()[70 * columns + 2] = kInfinity;
-      const Tensor x = activation(host), dy = activation(dy_host), g = plain(statistics(columns, 3, 0.5f));
-      const Tensor b = plain(random_tensor(*cpu, {columns}, 4));
-      const auto forward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]);
-      });
-      const Tensor m = plain(forward[1]), v = plain(forward[2]);
-      const auto backward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
-      });
-      for (std::int64_t c = 0; c < columns; ++c) {
-        EXPECT_EQ(std::isfinite(forward[1].f32()[c]), c != 1);
-        EXPECT_EQ(std::isfinite(forward[2].f32()[c]), c != 1);
-        EXPECT_EQ(std::isfinite(backward[1].f32()[c]), c != 1 && c != 2);
-        EXPECT_EQ(std::isfinite(backward[2].f32()[c]), c != 2);
-        for (std::int64_t r = 0; r < 100; ++r) {
-          EXPECT_EQ(std::isfinite(forward[0].f32()[r * columns + c]), c != 1);
-          EXPECT_EQ(std::isfinite(backward[0].f32()[r * columns + c]), c != 1 && c != 2);
-        }
+      EXPECT_EQ(std::isfinite(forward[1].f32()[c]), c != 1);
+      EXPECT_EQ(std::isfinite(forward[2].f32()[c]), c != 1);
+      EXPECT_EQ(std::isfinite(backward[1].f32()[c]), c != 1 && c != 2);
+      EXPECT_EQ(std::isfinite(backward[2].f32()[c]), c != 2);
+      for (std::int64_t r = 0; r < 100; ++r) {
+        EXPECT_EQ(std::isfinite(forward[0].f32()[r * columns + c]), c != 1);
+        EXPECT_EQ(std::isfinite(backward[0].f32()[r * columns + c]), c != 1 && c != 2);
       }
     }
   }
+}
 
-  TEST_P(CudaNorm, NoRows) {
-    const Tensor none = activation(cpu->empty({0, 5})), ones = plain(statistics(5, 1, 0.5f));
-    const auto got = results({{{5}}, {{5}}}, [&](const auto& out) {
-      norm->forward_infer(none, ones, ones, ones, ones, kEps, none);
-      norm->backward(none, none, ones, ones, ones, true, kEps, none, out[0], out[1]);
-    });
-    expect_same(cpu->zeros({5}), got[0]);
-    expect_same(cpu->zeros({5}), got[1]);
-  }
+TEST_P(CudaNorm, NoRows) {
+  const Tensor none = activation(cpu->empty({0, 5})), ones = plain(statistics(5, 1, 0.5f));
+  const auto got = results({{{5}}, {{5}}}, [&](const auto& out) {
+    norm->forward_infer(none, ones, ones, ones, ones, kEps, none);
+    norm->backward(none, none, ones, ones, ones, true, kEps, none, out[0], out[1]);
+  });
+  expect_same(cpu->zeros({5}), got[0]);
+  expect_same(cpu->zeros({5}), got[1]);
+}
 
-  TEST_P(CudaNorm, UpdateRunning) {
-    for (const std::int64_t columns : {1, 64, 1000})
-      for (const std::int64_t rows : {1, 2, 100}) {
-        const Tensor mean = random_tensor(*cpu, {columns}, 1), variance = statistics(columns, 2, 0.1f);
-        const Tensor running_mean = random_tensor(*cpu, {columns}, 3), running_variance = statistics(columns, 4, 0.1f);
-        const Tensor m = plain(mean), v = plain(variance), moved_mean = cpu->empty({columns});
-        const Tensor moved_variance = cpu->empty({columns});
-        cpu->pointwise().copy(running_mean, moved_mean);
-        cpu->pointwise().copy(running_variance, moved_variance);
-        cpu->norm().update_running(mean, variance, rows, 0.1, moved_mean, moved_variance);
-        const auto got = results({{{columns}, DType::kF32, running_mean}, {{columns}, DType::kF32, running_variance}},
-                                 [&](const auto& out) { norm->update_running(m, v, rows, 0.1, out[0], out[1]); });
-        expect_close(moved_mean, got[0], {});
-        expect_close(moved_variance, got[1], {});
-      }
-  }
+TEST_P(CudaNorm, UpdateRunning) {
+  for (const std::int64_t columns : {1, 64, 1000})
+    for (const std::int64_t rows : {1, 2, 100}) {
+      const Tensor mean = random_tensor(*cpu, {columns}, 1), variance = statistics(columns, 2, 0.1f);
+      const Tensor running_mean = random_tensor(*cpu, {columns}, 3), running_variance = statistics(columns, 4, 0.1f);
+      const Tensor m = plain(mean), v = plain(variance), moved_mean = cpu->empty({columns});
+      const Tensor moved_variance = cpu->empty({columns});
+      cpu->pointwise().copy(running_mean, moved_mean);
+      cpu->pointwise().copy(running_variance, moved_variance);
+      cpu->norm().update_running(mean, variance, rows, 0.1, moved_mean, moved_variance);
+      const auto got = results({{{columns}, DType::kF32, running_mean}, {{columns}, DType::kF32, running_variance}},
+                               [&](const auto& out) { norm->update_running(m, v, rows, 0.1, out[0], out[1]); });
+      expect_close(moved_mean, got[0], {});
+      expect_close(moved_variance, got[1], {});
+    }
+}
 
-  INSTANTIATE_TEST_SUITE_P(, CudaNorm, kDeviceCases, name_of_case);
+INSTANTIATE_TEST_SUITE_P(, CudaNorm, kDeviceCases, name_of_case);
 
 }  // namespace
 }  // namespace lockstep::nn
