@@ -14,9 +14,18 @@ namespace {
 constexpr std::time_t kRepeatSeconds = 1;
 
 std::atomic<int> g_signal{0};
+std::atomic<bool> g_deferred{false};
 std::atomic<std::time_t> g_first_second{0};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::time_t>::is_always_lock_free,
               "the handler may only touch lock-free atomics");
+
+const char* name_of_stop(int number) {
+  switch (number) {
+    case SIGINT: return "Ctrl-C";
+    case SIGUSR1: return "SIGUSR1";
+    default: return "SIGTERM";
+  }
+}
 
 extern "C" void on_stop_signal(int number) {
   struct timespec now = {};
@@ -40,14 +49,19 @@ void install_stop_handlers() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);
 }
 
-int stop_signal() noexcept { return g_signal.load(std::memory_order_relaxed); }
+int stop_request() noexcept { return g_signal.load(std::memory_order_relaxed); }
+
+int stop_signal() noexcept { return g_deferred.load(std::memory_order_relaxed) ? 0 : stop_request(); }
+
+DeferredStops::DeferredStops() noexcept { g_deferred = true; }
+DeferredStops::~DeferredStops() { g_deferred = false; }
 
 void throw_if_stopped(const char* doing) {
   if (const int number = stop_signal(); number != 0)
-    throw InterruptedError(number,
-                           fmt::format("stopped by {} while {}", number == SIGINT ? "Ctrl-C" : "SIGTERM", doing));
+    throw InterruptedError(number, fmt::format("stopped by {} while {}", name_of_stop(number), doing));
 }
 
 }  // namespace lockstep

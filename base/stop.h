@@ -1,13 +1,27 @@
-// Stop requests (Ctrl-C, SIGTERM) as a flag that loops and waits look at.
+// Stop requests (Ctrl-C, SIGTERM, SIGUSR1) as a flag that loops and waits look at.
 #pragma once
 
 namespace lockstep {
 
-/// SIGINT and SIGTERM set the flag; another one more than a second later ends the process at once.
+/// SIGINT, SIGTERM and SIGUSR1 (which mpirun passes on and batch systems send ahead of the end) set the flag; another
+/// one more than a second later ends the process at once.
 void install_stop_handlers();
 
-/// The first signal that asked this process to stop; 0 while none has.
+/// The first signal that asked this process to stop; 0 while none has, or while stops are deferred.
 int stop_signal() noexcept;
+
+/// The same, deferred or not.
+int stop_request() noexcept;
+
+/// While it lives, stop requests change nothing but stop_request(): whoever holds it looks at that, and sees to it that
+/// all ranks stop together. Another signal more than a second later still ends the process at once. One at a time.
+class DeferredStops {
+ public:
+  DeferredStops() noexcept;
+  ~DeferredStops();
+  DeferredStops(const DeferredStops&) = delete;
+  DeferredStops& operator=(const DeferredStops&) = delete;
+};
 
 /// Throws InterruptedError(what was under way) if a stop has been asked for.
 void throw_if_stopped(const char* doing);

@@ -14,6 +14,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "bench/flops.h"
+#include "bench/made_up.h"
 #include "bench/muted_group.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
@@ -48,11 +49,6 @@ double process_age_s() {
          ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
-/// Samples of the size that a model is known for, enough for one step.
-std::string made_up_data(const std::string& model, std::int64_t samples) {
-  return fmt::format("random:{},{}", model == "linear" ? "5" : "1x28x28", samples);
-}
-
 std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
   if (config.precision == trainer::Precision::kBF16) return "bf16";
   return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
@@ -81,10 +77,12 @@ class Benchmark {
     comm::compare_manifests(group_, manifest);
     replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config, muted_));
     step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
-                  splits_.train->sample_dims(),
+                  trainer::format_of(*splits_.train),
                   trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
                                                  .activations = trainer::activations_of(config),
                                                  .record = config.graphs,
+                                                 .dropout = config.model.dropout > 0,
+                                                 .seed = config.seed,
                                                  .keep_inputs = !options_.copy_batch});
   }
 
@@ -164,7 +162,7 @@ class Benchmark {
   }
 
   void run_step() {
-    step_->run(++steps_, *batch_, options_.train.lr);
+    step_->run(++steps_, *batch_, trainer::learning_rate_of(options_.train, group_.size()));
     while (step_->outcome_due()) take_outcome();
   }
   void take_outcomes() {

@@ -1,5 +1,6 @@
 #include "cli/bench_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -16,11 +17,13 @@ constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
 constexpr const char* kOverview =
     "Usage: lockstep bench allreduce [flags]\n"
-    "       lockstep bench step MODEL [flags]\n\n"
+    "       lockstep bench step MODEL [flags]\n"
+    "       lockstep bench dp-vs-ddp MODEL [flags]\n\n"
     "  allreduce  time and bandwidth of allreduce by size, checked\n"
-    "  step       a training step: time, throughput, exposed communication, memory, start-up\n\n"
-    "Run it as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
-    "lockstep bench allreduce --help and lockstep bench step --help show the flags.\n";
+    "  step       a training step: time, throughput, exposed communication, memory, start-up\n"
+    "  dp-vs-ddp  one process for all devices against one for each: memory, load, step, bytes\n\n"
+    "Run the first two as the ranks of a job: lockstep launch -n 2 -- lockstep bench …\n"
+    "lockstep bench allreduce --help, step --help and dp-vs-ddp --help show the flags.\n";
 
 /// Bytes: "8", "64K", "1.5M", "2G", powers of 1024 as in nccl-tests.
 Setter size_in_bytes(std::int64_t& target) {
@@ -151,7 +154,8 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .default_text = "no",
              .set = boolean(options.copy_batch)});
   add_update_options(table, options.train);
-  add_rank_options(table, options.train);
+  add_device_options(table, options.train);
+  add_bucket_options(table, options.train);
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,
@@ -166,12 +170,58 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   return table;
 }
 
-std::vector<std::string> bench_flags() {
+OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
+  OptionTable table("bench dp-vs-ddp",
+                    "Measures training steps of MODEL on several devices, with one process for all of them and with "
+                    "one for each, in turns.");
+  add_model_options(table, options.train);
+  add_batch_options(table, options.train);
+  table.add({.name = "steps",
+             .placeholder = "S",
+             .help = "measured steps, of each way in each round",
+             .default_text = fmt::to_string(options.steps),
+             .set = integer(options.steps, 1, kMostSteps)});
+  table.add({.name = "warmup-steps",
+             .placeholder = "S",
+             .help = "steps before the measured ones",
+             .default_text = fmt::to_string(options.warmup_steps),
+             .set = integer(options.warmup_steps, 1, kMost)});
+  table.add({.name = "rounds",
+             .placeholder = "R",
+             .help = "how often the two take turns",
+             .default_text = fmt::to_string(options.rounds),
+             .set = integer(options.rounds, 1, 1000)});
+  add_update_options(table, options.train);
+  add_device_options(table, options.train);
+  add_bucket_options(table, options.train);
+  table.group("Report");
+  table.add({.name = "json",
+             .kind = OptionKind::kFlag,
+             .help = "print JSON",
+             .set = chosen_format(options.format, bench::Format::kJson)});
+  add_config_option(table);
+  return table;
+}
+
+namespace {
+
+/// Where the tables of all kinds write.
+struct Kinds {
   bench::AllReduceOptions allreduce;
   bench::StepOptions step;
-  auto names = bench_allreduce_options(allreduce).names();
-  const auto more = bench_step_options(step).names();
-  names.insert(names.end(), more.begin(), more.end());
+  bench::DpVsDdpOptions dp_vs_ddp;
+  std::vector<OptionTable> tables() {
+    return {bench_allreduce_options(allreduce), bench_step_options(step), bench_dp_vs_ddp_options(dp_vs_ddp)};
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> bench_flags() {
+  Kinds kinds;
+  std::vector<std::string> names;
+  for (const OptionTable& table : kinds.tables())
+    for (auto& name : table.names()) names.push_back(std::move(name));
   return names;
 }
 
@@ -181,28 +231,28 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
     std::fputs(kOverview, stdout);
     return 0;
   }
-  // One environment or file may serve both: what only the other kind takes is no mistake there.
+  Kinds kinds;
+  const std::vector<OptionTable> tables = kinds.tables();
+  std::vector<std::string> names;
+  for (const OptionTable& table : tables) names.push_back(table.subcommand().substr(std::string("bench ").size()));
+  const auto chosen = static_cast<std::size_t>(std::ranges::find(names, kind) - names.begin());
+  if (chosen == names.size()) {
+    const auto close = nearest(kind, names);
+    throw UsageError(kind.empty() ? "lockstep bench needs to know what to measure"
+                                  : fmt::format("lockstep bench cannot measure '{}'", kind),
+                     close ? fmt::format("did you mean lockstep bench {}?", *close)
+                           : "say allreduce, step MODEL or dp-vs-ddp MODEL");
+  }
+  // One environment or file may serve all: what only another kind takes is no mistake there.
   ForeignFlags others = foreign;
-  const auto add_foreign = [&](const OptionTable& table) {
-    for (auto& flag : table.names()) others.emplace(std::move(flag), table.subcommand());
-  };
-  bench::AllReduceOptions allreduce;
-  bench::StepOptions step;
-  const OptionTable allreduce_table = bench_allreduce_options(allreduce), step_table = bench_step_options(step);
-  if (kind == "allreduce") {
-    add_foreign(step_table);
-    return run(allreduce_table, sources, others,
-               [&](const auto& refusal) { return bench::bench_allreduce(allreduce, refusal); });
-  }
-  if (kind == "step") {
-    add_foreign(allreduce_table);
-    return run(step_table, sources, others, [&](const auto& refusal) { return bench::bench_step(step, refusal); });
-  }
-  const std::vector<std::string> kinds = {"allreduce", "step"};
-  const auto close = nearest(kind, kinds);
-  throw UsageError(kind.empty() ? "lockstep bench needs to know what to measure"
-                                : fmt::format("lockstep bench cannot measure '{}'", kind),
-                   close ? fmt::format("did you mean lockstep bench {}?", *close) : "say allreduce or step MODEL");
+  for (std::size_t i = 0; i < tables.size(); ++i)
+    if (i != chosen)
+      for (auto& flag : tables[i].names()) others.emplace(std::move(flag), tables[i].subcommand());
+  return run(tables[chosen], sources, others, [&](const auto& refusal) {
+    if (kind == "allreduce") return bench::bench_allreduce(kinds.allreduce, refusal);
+    if (kind == "step") return bench::bench_step(kinds.step, refusal);
+    return bench::bench_dp_vs_ddp(kinds.dp_vs_ddp, refusal);
+  });
 }
 
 }  // namespace lockstep::cli

@@ -37,7 +37,7 @@ bool is_told_cpu(std::span<const std::string> program, const EnvLookup& lookup) 
     if (program[i].starts_with("--device=")) device = program[i].substr(program[i].find('=') + 1);
     if (program[i] == "--device" && i + 1 < program.size()) device = program[i + 1];
   }
-  return device == "cpu";
+  return device == "cpu" || device.starts_with("cpu:");
 }
 
 /// NAME or NAME=VALUE, separated by commas.

@@ -4,6 +4,7 @@
 
 #include "cli/option_sources.h"
 #include "cli/values.h"
+#include "data/images.h"
 
 namespace lockstep::cli {
 namespace {
@@ -17,17 +18,34 @@ using trainer::TrainConfig;
 }  // namespace
 
 void add_model_options(OptionTable& table, TrainConfig& config) {
-  table.positional({"MODEL", "linear, mlp or cnn", text(config.model.name)});
+  table.positional(
+      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(config.model.name)});
   table.group("Model and data");
   table.add({.name = "data",
              .placeholder = "DATA[:PATH]",
-             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz) or random:SHAPE,LEN",
+             .help = "digits (shipped), mnist:DIR (IDX files, plain or .gz), cifar10:DIR (binary version), images:DIR "
+                     "(JPEG and PNG, a folder a class), text:FILE, tokens:FILE (16-bit) or random:SHAPE,LEN",
              .set = text(config.data)});
   table.add({.name = "classes",
              .placeholder = "K",
              .help = "classes of the last layer",
              .default_text = "what the data has",
              .set = integer(config.classes, 1, 1 << 24)});
+  table.add({.name = "augment",
+             .placeholder = "yes|no",
+             .help = "cifar10, images: training samples are cropped and mirrored at random",
+             .default_text = "yes",
+             .set = boolean(config.augment)});
+  table.add({.name = "image-size",
+             .placeholder = "N",
+             .help = "images: height and width of a sample, in pixels",
+             .default_text = fmt::to_string(data::kDefaultImageSize),
+             .set = integer(config.image_size, 1, data::kMostImageSize)});
+  table.add({.name = "most-damaged",
+             .placeholder = "N",
+             .help = "images: files that cannot be read and are replaced by others, before a rank gives up",
+             .default_text = fmt::to_string(data::kDefaultMostDamaged),
+             .set = integer(config.most_damaged, 0, kMost)});
   table.add({.name = "in",
              .placeholder = "N",
              .help = "linear: input features",
@@ -44,17 +62,98 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .help = "mlp: widths of the hidden layers",
              .default_text = "1024,1024",
              .set = integers(config.model.hidden, 1, 1 << 24)});
+  const auto add_size = [&](const char* name, const char* help, const char* preset, std::optional<int>& target) {
+    table.add(
+        {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
+  };
+  add_size("layers", "gpt: blocks; lstm: layers", "4, of gpt2 12, of lstm 2", config.model.layers);
+  add_size("heads", "gpt: attention heads", "4, of gpt2 12", config.model.heads);
+  add_size("width", "gpt, lstm: features", "256, of gpt2 768", config.model.width);
+  add_size("context", "gpt, lstm: tokens of a sample", "256, of gpt2 1024", config.model.context);
+  table.add({.name = "zero-init-residual",
+             .kind = OptionKind::kFlag,
+             .help = "ResNets: each block starts as the identity",
+             .set = boolean(config.model.zero_init_residual)});
+  table.add({.name = "dropout",
+             .placeholder = "P",
+             .help = "gpt, lstm: probability with which an element is dropped in training",
+             .default_text = fmt::to_string(config.model.dropout),
+             .set = number(config.model.dropout, kFraction)});
 }
 
-void add_weight_files(OptionTable& table, TrainConfig& config) {
+void add_weight_file(OptionTable& table, TrainConfig& config) {
   table.add({.name = "weights",
              .placeholder = "FILE",
-             .help = "safetensors file to start from",
+             .help = "file to start from: safetensors, an index of several, or what torch.save() has written",
              .set = text(config.weights)});
+  table.add({.name = "non-strict",
+             .kind = OptionKind::kFlag,
+             .help = "weights that the file lacks start anew, and others that it has are not used",
+             .set = boolean(config.non_strict)});
+  table.add({.name = "keep-prefix",
+             .kind = OptionKind::kFlag,
+             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
+             .set = boolean(config.keep_prefix)});
+}
+
+void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
              .placeholder = "FILE",
              .help = "safetensors file to write at the end",
              .set = text(config.save)});
+  table.add({.name = "reset-head",
+             .kind = OptionKind::kFlag,
+             .help = "the last layer starts anew: the file's is not used, and may be of another size",
+             .set = boolean(config.reset_head)});
+  table.add({.name = "freeze",
+             .placeholder = "PATTERN,…",
+             .help = "parameters that are not trained, by their names; * stands for any characters",
+             .set = text(config.freeze)});
+}
+
+namespace {
+
+void add_workers_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "workers",
+             .placeholder = "N",
+             .help = "threads a rank that prepare batches; 0: the training thread does it",
+             .default_text = fmt::to_string(config.workers),
+             .set = integer(config.workers, 0, 256)});
+}
+
+void add_metrics_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "metrics",
+             .placeholder = "FILE.jsonl",
+             .help = "file for measurements, one JSON object a line",
+             .set = text(config.metrics)});
+}
+
+void add_log_level_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "log-level",
+             .placeholder = "debug|info|warn|error",
+             .help = "what goes to stderr; debug: also when each bucket of each step started and ended",
+             .default_text = config.log_level,
+             .set = text(config.log_level)});
+}
+
+}  // namespace
+
+void add_eval_batch_options(OptionTable& table, TrainConfig& config) {
+  table.group("Batches");
+  table.add({.name = "batch",
+             .synonyms = {"batch-size"},
+             .placeholder = "B",
+             .help = "samples that a rank looks at together",
+             .default_text = "32",
+             .set = integer(config.batch, 1, 1 << 30)});
+  add_workers_option(table, config);
+}
+
+void add_eval_report_options(OptionTable& table, TrainConfig& config) {
+  table.group("Reports");
+  add_metrics_option(table, config);
+  add_log_level_option(table, config);
+  add_config_option(table);
 }
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
@@ -70,6 +169,15 @@ void add_batch_options(OptionTable& table, TrainConfig& config) {
              .help = "samples of all ranks together and step",
              .set = integer(config.global_batch, 1, std::int64_t{1} << 40)});
   table.exclusive({"batch", "global-batch"});
+}
+
+void add_accumulate_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "accumulate",
+             .placeholder = "A",
+             .help = "parts of a step that a rank computes one after the other, in less memory; --batch is then the "
+                     "samples of one, and the global batch is B · A · ranks",
+             .default_text = fmt::to_string(config.accumulate),
+             .set = integer(config.accumulate, 1, trainer::kMostParts)});
 }
 
 void add_length_options(OptionTable& table, TrainConfig& config) {
@@ -96,11 +204,7 @@ void add_length_options(OptionTable& table, TrainConfig& config) {
              .set = choice(
                  config.tail,
                  {{"exact", sampler::Tail::kExact}, {"pad", sampler::Tail::kPad}, {"drop", sampler::Tail::kDrop}})});
-  table.add({.name = "workers",
-             .placeholder = "N",
-             .help = "threads a rank that prepare batches; 0: the training thread does it",
-             .default_text = fmt::to_string(config.workers),
-             .set = integer(config.workers, 0, 256)});
+  add_workers_option(table, config);
 }
 
 void add_update_options(OptionTable& table, TrainConfig& config) {
@@ -110,12 +214,12 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
        .synonyms = {"opt"},
        .placeholder = "sgd|adamw",
        .help = "update rule",
-       .default_text = "adamw",
+       .default_text = "adamw, for ResNets sgd",
        .set = choice(config.optimizer, {{"sgd", trainer::Optimizer::kSgd}, {"adamw", trainer::Optimizer::kAdamW}})});
   table.add({.name = "lr",
              .placeholder = "X",
              .help = "learning rate",
-             .default_text = fmt::to_string(config.lr),
+             .default_text = "0.001; for ResNets 0.1 * global batch / 256",
              .set = number(config.lr, {})});
   table.add({.name = "momentum",
              .placeholder = "X",
@@ -134,7 +238,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "weight-decay",
              .placeholder = "X",
              .help = "weight decay",
-             .default_text = "0 for sgd, 0.01 for adamw",
+             .default_text = "0 for sgd, 0.01 for adamw, 0.0001 for ResNets",
              .set = number(config.weight_decay, {})});
   table.add({.name = "clip-norm",
              .placeholder = "X",
@@ -185,10 +289,10 @@ void add_timeout_option(OptionTable& table, double& seconds) {
              .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
 }
 
-void add_rank_options(OptionTable& table, TrainConfig& config) {
+void add_device_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
-             .placeholder = "auto|cpu|cuda|cuda:0,3|cuda:free",
+             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
              .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
                      "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
                      "each where there is one for every rank, else the CPU",
@@ -225,10 +329,22 @@ void add_rank_options(OptionTable& table, TrainConfig& config) {
              .set = boolean(config.graphs)});
   table.add({.name = "threads",
              .placeholder = "N",
-             .help = "compute threads a rank",
+             .help = "compute threads a device",
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
+}
+
+void add_parallel_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "parallel",
+             .placeholder = "ddp|dp",
+             .help = "ddp: a process for each device; dp: this one shares each batch out to all devices that --device "
+                     "names",
+             .default_text = trainer::name_of(config.parallel),
+             .set = choice(config.parallel, {{"ddp", trainer::Parallel::kDdp}, {"dp", trainer::Parallel::kDp}})});
+}
+
+void add_bucket_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "bucket-mb",
              .placeholder = "X",
              .help = "size of a gradient bucket, in MiB",
@@ -241,6 +357,21 @@ void add_rank_options(OptionTable& table, TrainConfig& config) {
              .set = number(config.first_bucket_mb, kBucketMib)});
 }
 
+void add_ddp_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "find-unused",
+             .kind = OptionKind::kFlag,
+             .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
+             .set = boolean(config.find_unused)});
+  table.add({.name = "no-broadcast-buffers",
+             .kind = OptionKind::kFlag,
+             .help = "running statistics stay each rank's own, else they are rank 0's",
+             .set = boolean(config.no_broadcast_buffers)});
+  table.add({.name = "sync-batchnorm",
+             .kind = OptionKind::kFlag,
+             .help = "batch normalisation over the samples of all ranks",
+             .set = boolean(config.sync_batchnorm)});
+}
+
 void add_check_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "check-replicas",
              .placeholder = "STEPS",
@@ -249,12 +380,31 @@ void add_check_options(OptionTable& table, TrainConfig& config) {
              .set = integer(config.check_replicas, 0, kMost)});
 }
 
+void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
+  table.group("Checkpoints");
+  table.add({.name = "checkpoint-dir",
+             .placeholder = "DIR",
+             .help = "directory for all that training goes on from; SIGTERM then saves it there and exits with 75",
+             .set = text(config.checkpoint_dir)});
+  table.add({.name = "checkpoint-every",
+             .placeholder = "STEPS",
+             .help = "steps between checkpoints; 0: only at the end and when asked to stop",
+             .default_text = "an epoch",
+             .set = integer(config.checkpoint_every, 0, kMost)});
+  table.add({.name = "keep",
+             .placeholder = "K",
+             .help = "checkpoints that are kept, the newest ones; 0: all",
+             .default_text = fmt::to_string(config.keep),
+             .set = integer(config.keep, 0, kMost)});
+  table.add({.name = "resume",
+             .placeholder = "auto|PATH",
+             .help = "go on from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
+             .set = text(config.resume)});
+}
+
 void add_report_options(OptionTable& table, TrainConfig& config) {
   table.group("Reports");
-  table.add({.name = "metrics",
-             .placeholder = "FILE.jsonl",
-             .help = "file for measurements, one JSON object a line",
-             .set = text(config.metrics)});
+  add_metrics_option(table, config);
   table.add({.name = "trace",
              .placeholder = "FILE.json",
              .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
@@ -264,11 +414,7 @@ void add_report_options(OptionTable& table, TrainConfig& config) {
              .help = "steps between lines where stdout is no terminal",
              .default_text = fmt::to_string(config.log_every),
              .set = integer(config.log_every, 1, kMost)});
-  table.add({.name = "log-level",
-             .placeholder = "debug|info|warn|error",
-             .help = "what goes to stderr; debug: also when each bucket of each step started and ended",
-             .default_text = config.log_level,
-             .set = text(config.log_level)});
+  add_log_level_option(table, config);
   table.add({.name = "quiet",
              .kind = OptionKind::kFlag,
              .help = "no progress, only the summary and errors",

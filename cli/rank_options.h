@@ -14,8 +14,10 @@ namespace lockstep::cli {
 
 /// MODEL and the data; opens a group.
 void add_model_options(OptionTable& table, trainer::TrainConfig& config);
-/// --weights and --save.
-void add_weight_files(OptionTable& table, trainer::TrainConfig& config);
+/// --weights, and how they are loaded.
+void add_weight_file(OptionTable& table, trainer::TrainConfig& config);
+/// --save, and what is trained of the weights.
+void add_tuning_options(OptionTable& table, trainer::TrainConfig& config);
 /// A rank's batch or the global one; opens a group.
 void add_batch_options(OptionTable& table, trainer::TrainConfig& config);
 /// How long, and how the data is walked through.
@@ -27,9 +29,20 @@ void add_schedule_options(OptionTable& table, trainer::TrainConfig& config);
 /// For collectives of host memory.
 void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend);
 void add_timeout_option(OptionTable& table, double& seconds);
-/// Device, backend, threads, buckets; opens a group.
-void add_rank_options(OptionTable& table, trainer::TrainConfig& config);
+/// Device, backend, threads; opens a group.
+void add_device_options(OptionTable& table, trainer::TrainConfig& config);
+/// One process for each device, or one for all.
+void add_parallel_option(OptionTable& table, trainer::TrainConfig& config);
+void add_bucket_options(OptionTable& table, trainer::TrainConfig& config);
+void add_accumulate_option(OptionTable& table, trainer::TrainConfig& config);
+void add_ddp_options(OptionTable& table, trainer::TrainConfig& config);
 void add_check_options(OptionTable& table, trainer::TrainConfig& config);
+/// Where and how often training is saved, and whether it goes on; opens a group.
+void add_checkpoint_options(OptionTable& table, trainer::TrainConfig& config);
+/// A rank's batch and its loader, where nothing is trained; opens a group.
+void add_eval_batch_options(OptionTable& table, trainer::TrainConfig& config);
+/// Metrics and logs there; opens a group. Adds --config.
+void add_eval_report_options(OptionTable& table, trainer::TrainConfig& config);
 /// Metrics, trace, logs; opens a group. Adds --config.
 void add_report_options(OptionTable& table, trainer::TrainConfig& config);
 

@@ -8,7 +8,10 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/bench_command.h"
+#include "cli/checkpoint_command.h"
 #include "cli/devices_command.h"
+#include "cli/eval_command.h"
+#include "cli/infer_command.h"
 #include "cli/launch_command.h"
 #include "cli/option_sources.h"
 #include "cli/train_command.h"
@@ -35,6 +38,18 @@ std::vector<std::string> train_flags() {
   trainer::TrainConfig config;
   return train_options(config).names();
 }
+std::vector<std::string> eval_flags() {
+  trainer::TrainConfig config;
+  return eval_options(config).names();
+}
+std::vector<std::string> infer_flags() {
+  trainer::InferConfig config;
+  return infer_options(config).names();
+}
+std::vector<std::string> checkpoint_flags() {
+  std::string action, path;
+  return checkpoint_options(action, path).names();
+}
 std::vector<std::string> devices_flags() {
   bool json = false;
   return devices_options(json).names();
@@ -44,8 +59,11 @@ std::vector<std::string> version_flags() { return version_options().names(); }
 constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, launch_flags},
     Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
+    Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags},
+    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
     Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
+    Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, checkpoint_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
 };
 
@@ -75,7 +93,7 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
 std::string overview() {
   std::string text =
       "Usage: lockstep SUBCOMMAND …\n\nData-parallel training: one process per device, all in lockstep.\n\n";
-  for (const auto& each : kSubcommands) text += fmt::format("  {:<10}{}\n", each.name, each.summary);
+  for (const auto& each : kSubcommands) text += fmt::format("  {:<12}{}\n", each.name, each.summary);
   return text + "\nlockstep SUBCOMMAND --help shows its flags.\n";
 }
 

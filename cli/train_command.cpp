@@ -13,13 +13,19 @@ OptionTable train_options(trainer::TrainConfig& config) {
                     "Trains MODEL on DATA, as one rank of the world that mpirun, srun or lockstep launch has "
                     "started, or alone.");
   add_model_options(table, config);
-  add_weight_files(table, config);
+  add_weight_file(table, config);
+  add_tuning_options(table, config);
   add_batch_options(table, config);
+  add_accumulate_option(table, config);
   add_length_options(table, config);
   add_update_options(table, config);
   add_schedule_options(table, config);
-  add_rank_options(table, config);
+  add_device_options(table, config);
+  add_parallel_option(table, config);
+  add_bucket_options(table, config);
+  add_ddp_options(table, config);
   add_check_options(table, config);
+  add_checkpoint_options(table, config);
   add_report_options(table, config);
   return table;
 }

@@ -77,6 +77,15 @@ Setter boolean(bool& target) {
   return [&target](const std::string& text) { return parse_bool(text, target); };
 }
 
+Setter boolean(std::optional<bool>& target) {
+  return [&target](const std::string& text) {
+    bool value = false;
+    auto complaint = parse_bool(text, value);
+    if (!complaint) target = value;
+    return complaint;
+  };
+}
+
 Setter text(std::string& target) {
   return [&target](const std::string& text) -> std::optional<Complaint> {
     target = text;

@@ -85,6 +85,7 @@ Setter number_pair(std::pair<double, double>& target, Range range);
 /// Integers from `low` to `high`, separated by commas.
 Setter integers(std::vector<int>& target, int low, int high);
 Setter boolean(bool& target);
+Setter boolean(std::optional<bool>& target);
 Setter text(std::string& target);
 
 }  // namespace lockstep::cli

@@ -9,21 +9,24 @@ find_package(tomlplusplus REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(ZLIB REQUIRED)
 
-# By name, so that no pkg-config is needed.
-find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
-find_library(HWLOC_LIBRARY hwloc REQUIRED)
-add_library(lockstep_hwloc INTERFACE)
-add_library(lockstep::hwloc ALIAS lockstep_hwloc)
-target_include_directories(lockstep_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
-target_link_libraries(lockstep_hwloc INTERFACE ${HWLOC_LIBRARY})
+# lockstep::NAME for a library that is found by its header and name: no pkg-config is needed, and no package file that
+# asks for more than is used (libzip's wants its command-line tools, oneDNN's OpenCL).
+function(lockstep_find_library name header library)
+  string(TOUPPER ${name} upper)
+  find_path(${upper}_INCLUDE_DIR ${header} REQUIRED)
+  find_library(${upper}_LIBRARY ${library} REQUIRED)
+  add_library(lockstep_${name} INTERFACE)
+  add_library(lockstep::${name} ALIAS lockstep_${name})
+  target_include_directories(lockstep_${name} SYSTEM INTERFACE ${${upper}_INCLUDE_DIR})
+  target_link_libraries(lockstep_${name} INTERFACE ${${upper}_LIBRARY})
+endfunction()
 
-# oneDNN's own package file asks for OpenCL, which nothing here uses: find the library by name.
-find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp REQUIRED)
-find_library(DNNL_LIBRARY dnnl REQUIRED)
-add_library(lockstep_dnnl INTERFACE)
-add_library(lockstep::dnnl ALIAS lockstep_dnnl)
-target_include_directories(lockstep_dnnl SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
-target_link_libraries(lockstep_dnnl INTERFACE ${DNNL_LIBRARY})
+lockstep_find_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
+lockstep_find_library(hwloc hwloc.h hwloc)
+lockstep_find_library(libzip zip.h zip)
+lockstep_find_library(pcre2 pcre2.h pcre2-8)
+lockstep_find_library(spng spng.h spng)
+lockstep_find_library(turbojpeg turbojpeg.h turbojpeg)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 
 set(LOCKSTEP_MISSING "")

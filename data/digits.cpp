@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "data/image_form.h"
 
 extern "C" {
 extern const unsigned char lockstep_digits[];
@@ -13,6 +14,8 @@ namespace lockstep::data {
 
 namespace {
 
+// Pixels in [0, 1].
+constexpr Normalisation kDigits = {{0, 0, 0}, {1, 1, 1}};
 constexpr std::size_t kPixels = 64;
 constexpr std::size_t kRecordBytes = kPixels + 1;
 constexpr std::uint64_t kTestEvery = 5;
@@ -39,7 +42,12 @@ class Digits : public Dataset {
   static Info info_of(Part part, int classes) {
     const std::uint64_t test = (record_count() + kTestEvery - 1) / kTestEvery;
     const bool is_test = part == Part::kTest;
-    return {is_test ? "digits test" : "digits train", is_test ? test : record_count() - test, {8, 8, 1}, classes};
+    return {.name = is_test ? "digits test" : "digits train",
+            .size = is_test ? test : record_count() - test,
+            .dims = {8, 8, 1},
+            .classes = classes,
+            .image = std::make_shared<const ImageForm>(
+                ImageForm{.height = 8, .width = 8, .channels = 1, .normalisation = kDigits, .cropped = false})};
   }
 
   Part part_;

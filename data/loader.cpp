@@ -72,7 +72,7 @@ std::size_t slot_count(const LoaderOptions& options) {
 /// its following next().
 struct Loader::Slot {
   Step step;
-  Buffer x;       // f32
+  Buffer x;       // f32, or i32 tokens
   Buffer labels;  // i32
   Batch batch;
   std::exception_ptr error;  // once set, the caller never gets past this step
@@ -99,7 +99,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSourc
   const std::uint64_t most = steps_->max_count();
   for (Slot& slot : slots_) {
     slot.x = allocate_numbers(*memory_, most, dataset_->sample_elements());
-    slot.labels = allocate_numbers(*memory_, most, 1);
+    slot.labels = allocate_numbers(*memory_, most, dataset_->labels_per_sample());
     slot.step.indices.reserve(most);
   }
   start_workers(options.workers);
@@ -177,18 +177,28 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
 }
 
 void Loader::assemble(Slot& slot) const {
-  const std::size_t elements = dataset_->sample_elements();
+  const std::size_t elements = dataset_->sample_elements(), labels_each = dataset_->labels_per_sample();
   const std::size_t count = slot.step.indices.size();
-  const std::span<float> x(slot.x.data<float>(), count * elements);
-  const std::span<std::int32_t> labels(slot.labels.data<std::int32_t>(), count);
+  Batch& batch = slot.batch;
+  batch.count = count;
+  batch.labels = {slot.labels.data<std::int32_t>(), count * labels_each};
+  if (dataset_->has_tokens())
+    batch.tokens = {slot.x.data<std::int32_t>(), count * elements};
+  else
+    batch.x = {slot.x.data<float>(), count * elements};
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
-    dataset_->read(slot.step.indices[i], x.subspan(i * elements, elements), labels[i]);
+    const std::uint64_t index = slot.step.indices[i];
+    const auto labels = batch.labels.subspan(i * labels_each, labels_each);
+    if (dataset_->has_tokens())
+      dataset_->read_tokens(index, batch.tokens.subspan(i * elements, elements), labels);
+    else if (slot.step.key)
+      dataset_->read_changed(index, draw_of(*slot.step.key, index), batch.x.subspan(i * elements, elements), labels[0]);
+    else
+      dataset_->read(index, batch.x.subspan(i * elements, elements), labels[0]);
   }
-  slot.batch.x = x;
-  slot.batch.labels = labels;
-  slot.batch.plan = slot.step.plan;
-  slot.batch.state_after = slot.step.state_after;
+  batch.plan = slot.step.plan;
+  batch.state_after = slot.step.state_after;
 }
 
 }  // namespace lockstep::data

@@ -21,8 +21,10 @@ namespace lockstep::data {
 /// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
 /// next().
 struct Batch {
-  std::span<float> x;              // (plan.local_count, sample dims…), 64-byte aligned
-  std::span<std::int32_t> labels;  // (plan.local_count)
+  std::uint64_t count = 0;         // samples: plan.local_count
+  std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
+  std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
+  std::span<std::int32_t> labels;  // (count), or (count, T)
   sampler::StepPlan plan;
   sampler::SamplerState state_after;  // resuming from here goes on with the following step
 
@@ -30,7 +32,7 @@ struct Batch {
   int worker = 0;
   Clock::time_point assembly_begin, assembly_end;
 
-  bool empty() const { return labels.empty(); }
+  bool empty() const { return count == 0; }
 };
 
 struct LoaderOptions {
@@ -49,15 +51,21 @@ struct LoaderOptions {
 class Loader {
  public:
   /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
-  /// batches are steps in which this rank has no sample.
+  /// batches are steps in which this rank has no sample. Samples are read changed (Dataset::read_changed), by draws
+  /// that are a pure function of the sampler's seed, the epoch and the sample.
   Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler, LoaderOptions options);
-  /// Evaluation: `range` of the data set in order, `batch` samples at a time; then empty batches.
+  /// Evaluation: `range` of the data set in order and as it is, `batch` samples at a time; then empty batches.
   Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
   const Batch& next();
+
+  /// What is left of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. Who breaks out of
+  /// it goes on there with the next one. An evaluation has one epoch; those that follow have no batch.
+  class Epoch;
+  Epoch epoch();
 
  private:
   struct Slot;
@@ -85,5 +93,41 @@ class Loader {
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> workers_;
 };
+
+class Loader::Epoch {
+ public:
+  struct End {};
+  class Iterator {
+   public:
+    explicit Iterator(Loader& loader) : loader_(loader) { take(); }
+    const Batch& operator*() const { return *batch_; }
+    Iterator& operator++() {
+      if (batch_->plan.last_of_epoch)
+        batch_ = nullptr;
+      else
+        take();
+      return *this;
+    }
+    friend bool operator==(const Iterator& it, End) { return it.batch_ == nullptr; }
+
+   private:
+    void take() {
+      batch_ = &loader_.next();
+      if (batch_->plan.global_count == 0) batch_ = nullptr;  // behind an evaluation
+    }
+
+    Loader& loader_;
+    const Batch* batch_ = nullptr;
+  };
+
+  explicit Epoch(Loader& loader) : loader_(loader) {}
+  Iterator begin() const { return Iterator(loader_); }
+  End end() const { return {}; }
+
+ private:
+  Loader& loader_;
+};
+
+inline Loader::Epoch Loader::epoch() { return Epoch(*this); }
 
 }  // namespace lockstep::data

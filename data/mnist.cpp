@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "data/idx.h"
+#include "data/image_form.h"
 
 namespace lockstep::data {
 
@@ -72,10 +73,16 @@ std::shared_ptr<const Dataset> open_part(const std::string& directory, const std
                               sample, labels.header_bytes + sample, classes),
                   "repair the file, or give the number of classes (--classes)");
   }
-  Dataset::Info info{fmt::format("mnist {}", name),
-                     images.dims[0],
-                     {static_cast<std::int64_t>(images.dims[1]), static_cast<std::int64_t>(images.dims[2]), 1},
-                     classes};
+  const ImageForm form{.height = static_cast<int>(images.dims[1]),
+                       .width = static_cast<int>(images.dims[2]),
+                       .channels = 1,
+                       .normalisation = {{kMnistMean, 0, 0}, {kMnistStd, 1, 1}},
+                       .cropped = false};
+  Dataset::Info info{.name = fmt::format("mnist {}", name),
+                     .size = images.dims[0],
+                     .dims = {static_cast<std::int64_t>(images.dims[1]), static_cast<std::int64_t>(images.dims[2]), 1},
+                     .classes = classes,
+                     .image = std::make_shared<const ImageForm>(form)};
   return std::make_shared<Mnist>(std::move(info), std::move(images), std::move(labels));
 }
 

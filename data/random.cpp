@@ -58,13 +58,48 @@ class Random : public Dataset {
   std::uint64_t first_;  // where this part's samples start in the endless row of samples
 };
 
+class RandomTokens : public Dataset {
+ public:
+  RandomTokens(Info info, std::uint64_t seed, std::uint64_t first)
+      : Dataset(std::move(info)), seed_(seed), first_(first) {}
+
+  void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const override {
+    LOCKSTEP_ASSERT(index < size() && tokens.size() == sample_elements() && labels.size() == tokens.size(),
+                    "sample {} into {} tokens", index, tokens.size());
+    SplitMix64 random(mix64(seed_, first_ + index));
+    for (std::int32_t& token : tokens)
+      token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(classes())));
+    std::copy(tokens.begin() + 1, tokens.end(), labels.begin());
+    labels.back() = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(classes())));
+  }
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t first_;
+};
+
+// Training samples stand first in an endless row of samples, those for tests behind them.
+template <class Part, class... Args>
+DataSplits make_parts(std::uint64_t length, const std::vector<std::int64_t>& dims, int classes, bool tokens,
+                      const Args&... args) {
+  const std::uint64_t test_length = std::max<std::uint64_t>(1, length / 10);
+  const auto info = [&](const char* name, std::uint64_t size) {
+    return Dataset::Info{.name = name, .size = size, .dims = dims, .classes = classes, .tokens = tokens};
+  };
+  return {std::make_shared<Part>(info("random train", length), args..., std::uint64_t{0}),
+          std::make_shared<Part>(info("random test", test_length), args..., length)};
+}
+
 }  // namespace
 
 DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t length, int classes, std::uint64_t seed) {
   const auto quantiles = std::make_shared<const std::vector<float>>(normal_quantiles());
-  const std::uint64_t test_length = std::max<std::uint64_t>(1, length / 10);
-  return {std::make_shared<Random>(Dataset::Info{"random train", length, dims, classes}, quantiles, seed, 0),
-          std::make_shared<Random>(Dataset::Info{"random test", test_length, dims, classes}, quantiles, seed, length)};
+  return make_parts<Random>(length, dims, classes, false, quantiles, seed);
+}
+
+DataSplits make_random_tokens(std::int64_t context, std::uint64_t length, int classes, std::uint64_t seed) {
+  if (context < 1) throw UsageError(fmt::format("samples of {} tokens", context), "give --context 1 or more");
+  return make_parts<RandomTokens>(length, {context}, classes, true, seed);
 }
 
 }  // namespace lockstep::data

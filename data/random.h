@@ -9,10 +9,14 @@
 namespace lockstep::data {
 
 inline constexpr int kRandomClasses = 10;
+inline constexpr int kRandomTokens = 256;
 
 /// `length` training samples and max(1, length / 10) others to test on. The numbers are standard normal (65,536
 /// equally likely values, none beyond ±4.33), the labels uniform in [0, classes) and unrelated to the numbers. Each
 /// sample is a pure function of (seed, its index): every rank sees the same data and nothing is stored.
 DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t length, int classes, std::uint64_t seed);
+
+/// The same with samples of `context` tokens, uniform in [0, classes). A token's label is the one that follows.
+DataSplits make_random_tokens(std::int64_t context, std::uint64_t length, int classes, std::uint64_t seed);
 
 }  // namespace lockstep::data

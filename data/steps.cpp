@@ -11,6 +11,9 @@ void SampledSteps::next(Step& step) {
   step.plan = sampler_.plan();
   step.indices.resize(step.plan.local_count);
   sampler_.indices(step.plan, step.indices);
+  // Other bits than those that the same seed orders the epoch by.
+  constexpr std::uint64_t kChanges = 0x6368616e676573;
+  step.key = mix64(sampler_.config().seed ^ kChanges, step.plan.epoch);
   sampler_.advance();
   step.state_after = sampler_.state();
 }

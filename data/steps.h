@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "base/splitmix.h"
 #include "sampler/sampler.h"
 
 namespace lockstep::data {
@@ -13,7 +15,12 @@ struct Step {
   sampler::StepPlan plan;
   sampler::SamplerState state_after;   // what to resume from once the step is done
   std::vector<std::uint64_t> indices;  // plan.local_count of them
+  /// Training reads sample i changed at random, by draw_of(*key, i); nothing: samples are read as they are.
+  std::optional<std::uint64_t> key;
 };
+
+/// Whatever the rank, the world size and the place within the epoch.
+inline std::uint64_t draw_of(std::uint64_t key, std::uint64_t index) { return mix64(key, index); }
 
 /// A row of steps. Not thread-safe.
 class StepSource {

@@ -2,29 +2,40 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 
 #include "base/text.h"
 
 namespace lockstep::ddp {
 
-// The arena: [tail | bucket 0 | bucket 1 | …]. The tail and bucket 0 are one region, so the tail costs no collective of
-// its own.
+// The arena: [tail | bucket 0 | bucket 1 | … | end]. The tail and bucket 0 are one region, and so are the last bucket
+// and the end: neither costs a collective of its own. The end is f32: the number of absent slots of all ranks, then for
+// each slot how many ranks lack it.
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
 static_assert(kTailBytes % comm::kArenaAlignment == 0);
 }  // namespace
 
-Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
-    : group_(group), slots_(std::move(slots)), limits_(limits), is_ready_(slots_.size(), false) {
+Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options)
+    : group_(group),
+      slots_(std::move(slots)),
+      limits_(limits),
+      options_(options),
+      is_ready_(slots_.size(), false),
+      may_start_(!options.start_late) {
   for (const auto& slot : slots_)
     check_usage(slot.dtype == DType::kF32, "gradients of other types than f32 are not reduced");
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed));
-  arena_ = group_.allocate(kTailBytes + plan_.bytes);
+  arena_ = group_.allocate(kTailBytes + plan_.bytes + end_bytes());
   ready_order_.reserve(slots_.size());
+  absent_.reserve(slots_.size());
+  present_.reserve(slots_.size());
 }
+
+std::size_t Reducer::end_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }
 
 void Reducer::lay_out(std::vector<std::size_t> order) {
   order_ = std::move(order);
@@ -42,6 +53,10 @@ std::span<std::byte> Reducer::storage(std::size_t slot) const {
 
 std::span<std::byte> Reducer::tail() const { return arena_->view<std::byte>(0, kTailBytes); }
 
+std::span<std::byte> Reducer::absent_count() const {
+  return arena_->view<std::byte>(kTailBytes + plan_.bytes, sizeof(float));
+}
+
 comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
   return {.arena = arena_.get(), .offset_bytes = offset, .count = count, .dtype = DType::kU8};
 }
@@ -49,20 +64,25 @@ comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
 comm::Region Reducer::region_of(std::size_t bucket) const {
   const auto& b = plan_.buckets[bucket];
   const std::size_t lead = bucket == 0 ? kTailBytes : 0;
+  const std::size_t trail = bucket + 1 == plan_.buckets.size() ? end_bytes() : 0;
   return {.arena = arena_.get(),
           .offset_bytes = kTailBytes + b.offset_bytes - lead,
-          .count = (b.bytes + lead) / size_of(b.dtype),
+          .count = (b.bytes + lead + trail) / size_of(b.dtype),
           .dtype = b.dtype};
 }
 
 void Reducer::begin_step(std::int64_t step) {
   LOCKSTEP_ASSERT(started_ == finished_, "a step begins while {} buckets are under way", started_ - finished_);
+  step_ = step;
   group_.set_step(step);
   group_.zero(bytes_at(0, kTailBytes));
+  group_.zero(bytes_at(kTailBytes + plan_.bytes, end_bytes()));
   std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
+  absent_.clear();
   started_ = finished_ = ready_count_ = 0;
+  may_start_ = !options_.start_late;
   timeline_.begin = Clock::now();
   waited_ = {};
 }
@@ -72,19 +92,35 @@ void Reducer::mark_ready(std::size_t slot) {
   if (is_ready_[slot])
     throw UsageError(fmt::format("the gradient of {} became ready twice in one step", slots_[slot].name),
                      "run backward once between begin_step and finish");
+  ready_order_.push_back(slot);
+  decide(slot);
+  start_full_buckets();
+}
+
+void Reducer::mark_absent(std::size_t slot) {
+  LOCKSTEP_ASSERT(slot < slots_.size() && !is_ready_[slot], "slot {} of {} is absent", slot, slots_.size());
+  group_.zero(bytes_at(kTailBytes + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype)));
+  absent_.push_back(slot);
+  decide(slot);
+  start_full_buckets();
+}
+
+void Reducer::decide(std::size_t slot) {
   note_finished();  // before this gradient counts as ready, so that the timeline shows what was done by then
   is_ready_[slot] = true;
-  ready_order_.push_back(slot);
   const auto now = Clock::now();
   const std::size_t bucket = plan_.slot_bucket[slot];
   if (--missing_[bucket] == 0) timeline_.buckets[bucket].ready = now;
   if (++ready_count_ == slots_.size()) timeline_.last_ready = now;
-  start_full_buckets();
 }
 
 void Reducer::contribute_nothing() {
   LOCKSTEP_ASSERT(started_ == 0 && ready_count_ == 0, "zeros after {} gradients", ready_count_);
   group_.zero(bytes_at(kTailBytes, plan_.bytes));
+  if (options_.find_unused) {
+    absent_.resize(slots_.size());
+    std::iota(absent_.begin(), absent_.end(), std::size_t{0});
+  }
   std::fill(is_ready_.begin(), is_ready_.end(), true);
   std::fill(missing_.begin(), missing_.end(), std::size_t{0});
   ready_count_ = slots_.size();
@@ -93,11 +129,30 @@ void Reducer::contribute_nothing() {
   start_full_buckets();
 }
 
+void Reducer::publish_absent() {
+  if (absent_.empty()) return;
+  std::vector<float> counts(1 + slots_.size(), 0.0f);
+  counts[0] = static_cast<float>(absent_.size());
+  for (const std::size_t slot : absent_) counts[1 + slot] = 1.0f;
+  group_.copy(absent_count().data(), counts.data(), counts.size() * sizeof(float));
+  if (options_.find_unused || !refused_.empty()) return;
+  refused_ = absent_;
+  refused_step_ = step_;
+}
+
+std::vector<float> Reducer::absent_counts() const {
+  std::vector<float> counts(1 + slots_.size());
+  group_.copy(counts.data(), absent_count().data(), counts.size() * sizeof(float));
+  return counts;
+}
+
 // Note [Bucket order]
 // A bucket starts only when all before it have: ranks may finish their gradients in different orders, their
 // collectives must not.
 void Reducer::start_full_buckets() {
+  if (!may_start_) return;
   while (started_ < plan_.buckets.size() && missing_[started_] == 0) {
+    if (started_ + 1 == plan_.buckets.size()) publish_absent();
     const auto region = region_of(started_);
     timeline_.buckets[started_].bytes = region.bytes();
     timeline_.buckets[started_].start = Clock::now();
@@ -115,37 +170,90 @@ void Reducer::poll() {
   note_finished();
 }
 
+void Reducer::decide_rest() {
+  may_start_ = true;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot)
+    if (!is_ready_[slot]) mark_absent(slot);
+  start_full_buckets();
+}
+
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
-  if (slots_.empty() && started_ == 0) start_full_buckets();
-  if (started_ < plan_.buckets.size()) {
-    std::vector<std::string> names;
-    for (std::size_t slot = 0; slot < slots_.size(); ++slot)
-      if (!is_ready_[slot]) names.push_back(slots_[slot].name);
-    throw UsageError(fmt::format("no gradient for {} in this step", join(names, ", ")),
-                     "use every parameter in the forward pass, or freeze it");
-  }
-  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    if (b >= finished_) {
-      const auto from = Clock::now();
-      works_[b].wait(stream);
-      const auto now = Clock::now();
-      timeline_.buckets[b].end = works_[b].done() ? now : Clock::time_point{};
-      waited_ += now - from;
-      finished_ = b + 1;
+  decide_rest();
+  const std::size_t buckets = plan_.buckets.size();
+  const auto wait_for = [&](std::size_t b) {
+    if (b < finished_) return;
+    const auto from = Clock::now();
+    works_[b].wait(stream);
+    const auto now = Clock::now();
+    timeline_.buckets[b].end = works_[b].done() ? now : Clock::time_point{};
+    waited_ += now - from;
+    finished_ = b + 1;
+  };
+  if (options_.find_unused) {
+    for (std::size_t b = 0; b < buckets; ++b) wait_for(b);
+    const auto counts = absent_counts();
+    const auto everybody = static_cast<float>(group_.size());
+    for (const auto& bucket : plan_.buckets) {
+      present_.clear();
+      std::ranges::copy_if(bucket.slots, std::back_inserter(present_),
+                           [&](std::size_t slot) { return counts[1 + slot] < everybody; });
+      on_bucket(present_);
     }
+    return;
+  }
+  for (std::size_t b = 0; b < buckets; ++b) {
+    wait_for(b);
+    if (b + 1 == buckets && group_.device().kind == DeviceKind::kCpu &&
+        *reinterpret_cast<const float*>(absent_count().data()) > 0)
+      refuse_absent();
     on_bucket(plan_.buckets[b].slots);
   }
 }
 
+void Reducer::refuse_absent() {
+  constexpr std::size_t kNamed = 8;  // a message is a line
+  std::vector<std::uint64_t> mine;   // the step, then slots; nothing
+  if (!refused_.empty()) mine.push_back(static_cast<std::uint64_t>(refused_step_));
+  mine.insert(mine.end(), refused_.begin(), refused_.end());
+  const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
+  std::map<std::size_t, std::vector<std::string>> ranks_of;  // by slot
+  std::uint64_t step = 0;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    std::vector<std::uint64_t> theirs(all[rank].size() / sizeof(std::uint64_t));
+    if (theirs.empty()) continue;
+    std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
+    step = theirs.front();
+    for (const std::uint64_t slot : std::span(theirs).subspan(1)) ranks_of[slot].push_back(fmt::to_string(rank));
+  }
+  std::map<std::vector<std::string>, std::vector<std::string>> names_of;  // by where they lack
+  std::size_t named = 0;
+  for (const auto& [slot, ranks] : ranks_of)
+    if (named++ < kNamed) names_of[ranks].push_back(slots_[slot].name);
+  std::vector<std::string> parts;
+  for (const auto& [ranks, names] : names_of)
+    parts.push_back(fmt::format(
+        "{} on {}", join(names, ", "),
+        ranks.size() == all.size() ? "all ranks" : (ranks.size() == 1 ? "rank " : "ranks ") + join(ranks, ", ")));
+  const std::string more = named > kNamed ? fmt::format(", and for {} more parameters", named - kNamed) : "";
+  throw UsageError(
+      fmt::format("no gradient for {}{} in step {}", join(parts, ", nor for "), more, step),
+      "use every parameter in the forward pass, freeze those that are not used, or look for them (--find-unused, "
+      "find_unused_parameters)");
+}
+
 bool Reducer::adopt_ready_order() {
-  const std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
+  std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
+  if (!mine.empty()) mine.insert(mine.end(), absent_.begin(), absent_.end());
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& bytes) { return !bytes.empty(); });
   if (first == all.end()) return false;
   std::vector<std::uint64_t> agreed(slots_.size());
   LOCKSTEP_ASSERT(first->size() == agreed.size() * sizeof(std::uint64_t));
   std::memcpy(agreed.data(), first->data(), first->size());
-  std::vector<std::size_t> order(agreed.begin(), agreed.end());
+  return adopt_order({agreed.begin(), agreed.end()});
+}
+
+bool Reducer::adopt_order(std::vector<std::size_t> order) {
   if (order == order_) return false;
   lay_out(std::move(order));
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.

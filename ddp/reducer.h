@@ -17,7 +17,13 @@ namespace lockstep::ddp {
 /// slots are all ready is summed over the ranks at once, but never before the buckets in front of it.
 ///
 /// A step on every rank:
-///   begin_step(); write tail(); mark_ready(slot) for each slot, or contribute_nothing(); finish(…).
+///   begin_step(); write tail(); mark_ready(slot) or mark_absent(slot) for each, or contribute_nothing(); finish(…).
+///
+/// Note [Absent gradients]
+/// A slot that has no gradient on some rank in some step (a parameter that the forward pass did not use there) is zero
+/// in that rank's sum, and counted: for each slot, how many ranks lack it travels behind the last bucket, which starts
+/// when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and where
+/// absent gradients are not expected, all of them end with the same error. A rank never leaves the others waiting.
 ///
 /// Note [Exact gradients]
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
@@ -30,9 +36,16 @@ class Reducer {
   /// Numbers that ride along with the first bucket, summed like gradients but never compressed.
   static constexpr std::size_t kTailFloats = 16;
 
+  struct Options {
+    bool find_unused = false;  // gradients may be absent
+    bool start_late = false;   // no collective before finish(), whatever is ready
+  };
+
   /// Collective: allocates the arena. The first order is that of `slots` reversed: what backward produces first
   /// usually was registered last.
-  Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits);
+  Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options);
+  Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
+      : Reducer(group, std::move(slots), limits, {}) {}
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
@@ -49,20 +62,37 @@ class Reducer {
   void abandon_step() { started_ = finished_ = 0; }
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
   void mark_ready(std::size_t slot);
-  /// This rank has no samples in this step: zeros for every slot.
+  /// `slot` has no gradient on this rank in this step: its storage becomes zero. A slot that is not decided yet.
+  void mark_absent(std::size_t slot);
+  bool decided(std::size_t slot) const { return is_ready_[slot]; }
+  /// This rank has no samples in this step: zeros for every slot, all of which are absent if that may be.
   void contribute_nothing();
   /// Lets collectives go on where they have no thread of their own; call it now and then during backward.
   void poll();
 
   /// Makes `stream` wait for the buckets in order and hands each one's slots to `on_bucket` when work given to the
-  /// stream finds its sums there; on the CPU, where a stream is the calling thread, this blocks. Throws UsageError
-  /// naming the slots that never became ready, and whatever the collectives fail with.
+  /// stream finds its sums there; on the CPU, where a stream is the calling thread, this blocks. Slots that are not
+  /// decided are absent. Throws whatever the collectives fail with.
+  ///
+  /// With find_unused, it waits for all buckets first, on a device for the device too, and `on_bucket` gets the slots
+  /// that some rank had a gradient for. Without, an absent slot ends the step on every rank: refuse_absent() is called
+  /// before the last bucket is handed over where the sums are in the host's memory. On a device somebody else has to
+  /// look at absent_count() when it is there, and call it.
   void finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// An f32 in the arena's memory: after finish(), how many absent slots all ranks had together.
+  std::span<std::byte> absent_count() const;
+  /// Collective: throws UsageError on every rank, naming the first slots that were absent, and where.
+  [[noreturn]] void refuse_absent();
 
   /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
   /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it
   /// again.
   bool adopt_ready_order();
+
+  /// The same with an order that all ranks know already, between steps: every slot once.
+  bool adopt_order(std::vector<std::size_t> order);
+  /// The slots as buckets take them.
+  const std::vector<std::size_t>& order() const { return order_; }
 
   const BucketPlan& plan() const { return plan_; }
   /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.
@@ -71,6 +101,11 @@ class Reducer {
   Clock::duration waited() const { return waited_; }
 
  private:
+  void decide(std::size_t slot);
+  void decide_rest();
+  void publish_absent();
+  std::vector<float> absent_counts() const;
+  std::size_t end_bytes() const;
   void lay_out(std::vector<std::size_t> order);
   void start_full_buckets();
   void note_finished();
@@ -80,6 +115,7 @@ class Reducer {
   comm::ProcessGroup& group_;
   std::vector<SlotSpec> slots_;
   BucketLimits limits_;
+  Options options_;
   std::vector<std::size_t> order_;
   BucketPlan plan_;
   std::unique_ptr<comm::Arena> arena_;
@@ -89,10 +125,17 @@ class Reducer {
   std::vector<std::size_t> missing_;        // by bucket: slots not ready
   std::vector<comm::Work> works_;           // by bucket
   std::vector<std::size_t> ready_order_;    // slots as they became ready; empty without a backward pass
+  std::vector<std::size_t> absent_;         // on this rank
   std::size_t started_ = 0, finished_ = 0;  // buckets
   std::size_t ready_count_ = 0;
+  bool may_start_ = true;
   StepTimeline timeline_;
   Clock::duration waited_{};
+
+  std::vector<std::size_t> refused_;  // absent_ of the first step that had any, where there must not be
+  std::int64_t step_ = 0;
+  std::int64_t refused_step_ = 0;
+  std::vector<std::size_t> present_;  // of one bucket
 };
 
 }  // namespace lockstep::ddp

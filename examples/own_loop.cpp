@@ -1,4 +1,5 @@
-// A training loop of one's own: own module, lockstep's ranks. Run it alone or with mpirun -np N.
+// A training loop of one's own: own module, lockstep's ranks. Run it alone, with lockstep launch -n N, mpirun -np N or
+// torchrun's variables.
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,8 +8,9 @@
 #include "data/loader.h"
 #include "data/open.h"
 #include "nn/layers/layers.h"
+#include "nn/optim/optimizer.h"
+#include "trainer/distributed.h"
 #include "trainer/evaluate.h"
-#include "trainer/replica.h"
 
 using namespace lockstep;
 
@@ -35,8 +37,8 @@ void train() {
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*backend, generator};
   TwoLayers model(context);
-  trainer::Replica replica(*group, *backend, model, ddp::BucketLimits{});
-  const auto optimizer = nn::make_adamw(replica.parameters(), {});
+  trainer::DistributedDataParallel ddp(model, *group);
+  const auto optimizer = nn::make_adamw(ddp.parameters(), {});
 
   // Each rank draws its own part of every global batch of 48 samples.
   const auto digits = data::open_data("digits");
@@ -45,21 +47,21 @@ void train() {
   data::Loader loader(digits.train, sampler, {.workers = 1});
 
   nn::Tape tape(*backend);
-  for (int step = 1; step <= 300; ++step) {
+  for (int step = 0; step < 300; ++step) {
     const data::Batch& batch = loader.next();
     const auto samples = static_cast<std::int64_t>(batch.plan.local_count);
-    replica.begin_step(step);
+    optimizer->zero_grad();
     if (batch.empty()) {
-      replica.contribute_nothing();
+      ddp.contribute_nothing();  // fewer samples than ranks
     } else {
       const auto x = tape.input(backend->from_host(batch.x.data(), {samples, 8, 8, 1}, DType::kF32));
       const auto labels = backend->from_host(batch.labels.data(), {samples}, DType::kI32);
+      // Gradients are summed over the ranks: each sample counts 1 / samples of all ranks.
       const auto loss =
-          nn::cross_entropy(tape, model.forward(tape, x), labels, 1.0f / static_cast<float>(batch.plan.global_count));
-      replica.backward(tape, loss, samples);  // collectives start while it runs
+          nn::cross_entropy(tape, ddp(tape, x), labels, 1.0f / static_cast<float>(batch.plan.global_count));
+      tape.backward(loss.value);  // collectives run while it does
     }
-    optimizer->begin_step(/*lr=*/1e-3);
-    replica.finish([&](std::span<const std::size_t> bucket) { optimizer->update(bucket); });
+    optimizer->step(/*lr=*/1e-3);
     tape.reset();
   }
 

@@ -153,6 +153,11 @@ Verdict judge(const JobReport& job) {
   }
   if (first == nullptr) return {};
   Verdict verdict;
+  if (explained && *first->ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kCheckpointed)}) {
+    verdict.exit_code = static_cast<int>(ExitCode::kCheckpointed);
+    verdict.line = "stopped on request, after saving a checkpoint";
+    return verdict;
+  }
   verdict.exit_code = first->lost ? code_of_lost_wrapper(job) : first->ending->exit_code();
   verdict.rank = first->rank;
   verdict.show_mpirun = !explained;

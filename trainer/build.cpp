@@ -1,29 +1,56 @@
 #include "trainer/build.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "data/open.h"
+#include "data/tokens.h"
 #include "nn/io/state.h"
+#include "nn/io/weights.h"
+#include "trainer/adopt_card.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
 
-std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
-                                              const std::vector<nn::NamedParameter>& parameters) {
-  if (config.optimizer == Optimizer::kSgd)
-    return nn::make_sgd(
-        parameters,
-        {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = config.weight_decay.value_or(0.0)});
-  return nn::make_adamw(
-      parameters,
-      {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = config.weight_decay.value_or(0.01)});
+namespace {
+
+// Tokens of a sample, and the most that the model takes.
+std::int64_t context_of(const ModelConfig& model) {
+  return model.context ? *model.context : nn::default_gpt(model.name).context;
 }
 
-data::DataSplits open_splits(const TrainConfig& config) {
-  data::OpenOptions options{.classes = config.classes.value_or(0), .seed = config.seed};
+}  // namespace
+
+std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
+                                              const std::vector<nn::NamedParameter>& parameters) {
+  const double decay = weight_decay_of(config);
+  if (optimizer_of(config) == Optimizer::kSgd)
+    return nn::make_sgd(parameters, {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = decay});
+  return nn::make_adamw(parameters, {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = decay});
+}
+
+std::optional<ModelCard> adopt_weights(TrainConfig& config) {
+  if (config.weights.empty()) return std::nullopt;
+  auto card = read_card(config.weights);
+  if (card) adopt(config.model, *card, config.weights);
+  return card;
+}
+
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
+  data::OpenOptions options{.classes = config.classes.value_or(0),
+                            .seed = config.seed,
+                            .context = context_of(config.model),
+                            .augment = config.augment,
+                            .image_size = config.image_size,
+                            .most_damaged = {},
+                            .characters = card ? card->characters : nullptr};
+  if (config.most_damaged) options.most_damaged = static_cast<std::uint64_t>(*config.most_damaged);
   if (config.model.name == "linear" && options.classes == 0) {
     // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
     if (config.model.out)
@@ -31,16 +58,106 @@ data::DataSplits open_splits(const TrainConfig& config) {
     else if (config.data.starts_with("random:"))
       options.classes = 2;
   }
+  if (config.model.name == "gpt2" && options.classes == 0 && config.data.starts_with("random:tokens"))
+    options.classes = data::kGpt2Tokens;
   return data::open_data(config.data, options);
 }
 
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset) {
   nn::ModelSpec spec{.name = model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
   if (!model.hidden.empty()) spec.hidden.assign(model.hidden.begin(), model.hidden.end());
+  spec.gpt = nn::default_gpt(model.name);
+  spec.gpt.layers = model.layers.value_or(spec.gpt.layers);
+  spec.gpt.heads = model.heads.value_or(spec.gpt.heads);
+  spec.gpt.width = model.width.value_or(spec.gpt.width);
+  spec.gpt.context = context_of(model);
+  spec.gpt.dropout = model.dropout;
+  spec.lstm = {.layers = model.layers.value_or(spec.lstm.layers),
+               .width = model.width.value_or(spec.lstm.width),
+               .dropout = model.dropout};
+  spec.zero_init_residual = model.zero_init_residual;
   return spec;
 }
 
-std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset) {
+namespace {
+
+// What the last layer's parameters are called up to their last dot.
+std::string head_of(const TrainConfig& config, const nn::Module& model) {
+  check_usage(!config.model.name.starts_with("gpt"), "--reset-head with gpt, whose last layer is its embedding",
+              "leave --reset-head out");
+  const std::string last = model.named_parameters().back().name;
+  return last.substr(0, last.rfind('.') + 1);
+}
+
+// Whether what the file's numbers mean is what the data's mean.
+void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const ModelCard& card) {
+  if (config.reset_head) return;
+  if (dataset.has_tokens() && (card.characters == nullptr) != (dataset.characters() == nullptr))
+    throw UsageError(
+        fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
+                    card.characters != nullptr ? "characters" : "tokens of another kind", card.data, dataset.name(),
+                    dataset.characters() != nullptr ? "characters" : "tokens of another kind"),
+        card.characters != nullptr ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+  const auto& names = dataset.class_names();
+  if (names.empty() || card.class_names.empty()) return;
+  for (std::size_t i = 0; i < std::max(names.size(), card.class_names.size()); ++i) {
+    const auto name = [i](const std::vector<std::string>& from) { return i < from.size() ? from[i] : "none"; };
+    if (name(names) != name(card.class_names))
+      throw UsageError(fmt::format("{} knows class {} as '{}', and {} as '{}'", config.weights, i,
+                                   name(card.class_names), dataset.name(), name(names)),
+                       "use the same classes, or train with --reset-head");
+  }
+}
+
+// Of a language model that has another vocabulary than the data: one line, where names and shapes would be many.
+void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTensor>& tensors,
+                      const data::Dataset& dataset) {
+  if (!dataset.has_tokens()) return;
+  for (const auto& tensor : tensors)
+    if (tensor.name.ends_with("wte.weight") && tensor.shape.size() == 2 && tensor.shape[0] != dataset.classes())
+      throw UsageError(fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(),
+                                   dataset.classes()),
+                       "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
+}
+
+void load_weights(const TrainConfig& config, nn::Module& model, const data::Dataset& dataset,
+                  const std::optional<ModelCard>& card) {
+  if (card) check_meaning(config, dataset, *card);
+  auto tensors = nn::read_weights(config.weights);
+  check_vocabulary(config, tensors, dataset);
+  nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
+  if (config.reset_head) options.without = head_of(config, model);
+  const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
+  if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, join(report.missing, ", "));
+  if (!report.unexpected.empty())
+    log_info("{} also has {}: they are not used", config.weights, join(report.unexpected, ", "));
+}
+
+void freeze(nn::Module& model, const std::string& patterns) {
+  const auto parameters = model.named_parameters();
+  for (const std::string& pattern : split(patterns, ',')) {
+    bool any = false;
+    for (const auto& [name, parameter] : parameters)
+      if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) {
+        parameter->set_requires_grad(false);
+        any = true;
+      }
+    if (any) continue;
+    std::vector<std::string> names;
+    for (const auto& parameter : parameters) names.push_back(parameter.name);
+    const auto near = nearest(pattern, names);
+    throw UsageError(fmt::format("--freeze {}: no parameter has such a name", pattern),
+                     near ? fmt::format("did you mean '{}'? * stands for any characters", *near)
+                          : fmt::format("names are such as {}; * stands for any characters", names.front()));
+  }
+  check_usage(std::ranges::any_of(parameters, [](const auto& named) { return named.parameter->requires_grad(); }),
+              "--freeze leaves no parameter to train", "freeze fewer");
+}
+
+}  // namespace
+
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
+                                        const std::optional<ModelCard>& card) {
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
                                  dataset.sample_elements()),
@@ -52,7 +169,8 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   auto model = nn::make_model(context, model_spec(config.model, dataset));
-  if (!config.weights.empty()) nn::load_state(*model, nn::read_safetensors(config.weights), config.weights);
+  if (!config.weights.empty()) load_weights(config, *model, dataset, card);
+  if (!config.freeze.empty()) freeze(*model, config.freeze);
   return model;
 }
 
@@ -74,10 +192,6 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
 
 DType activations_of(const TrainConfig& config) {
   return config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
-std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
-  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size);
 }
 
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/agree.h"
@@ -11,18 +12,25 @@
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
 #include "trainer/config.h"
+#include "trainer/model_card.h"
 
 namespace lockstep::trainer {
 
-/// Throws UsageError for names and sizes that cannot be, IoError for files.
-data::DataSplits open_splits(const TrainConfig& config);
+/// What config.weights says of its model, if it does; sizes that `config` leaves open become those. Throws UsageError
+/// where the two contradict each other, IoError for the file.
+std::optional<ModelCard> adopt_weights(TrainConfig& config);
+
+/// A text is read with the characters of `card`, if it has any. Throws UsageError for names and sizes that cannot be,
+/// IoError for files.
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card = std::nullopt);
 
 /// With the shape of `dataset`'s samples and its classes.
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
 /// With the shape of `dataset`'s samples and its classes; weights are read from config.weights, if any. Throws
-/// UsageError and IoError.
-std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset);
+/// UsageError, also where `card` tells of other classes or tokens than the data have, and IoError.
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
+                                        const std::optional<ModelCard>& card = std::nullopt);
 
 /// `parameters` must outlive it.
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
@@ -30,9 +38,6 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
-
-/// Samples of a step, of all ranks together.
-std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);

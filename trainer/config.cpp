@@ -25,19 +25,60 @@ void require_range(const char* flag, T value, T low, T high = std::numeric_limit
                                                 : fmt::format("give {} to {}", low, high));
 }
 
-std::string text_of(const std::optional<std::int64_t>& value) { return value ? fmt::to_string(*value) : "default"; }
+template <class T>
+std::string text_of(const std::optional<T>& value) {
+  return value ? fmt::to_string(*value) : "default";
+}
 
 void validate_device(const TrainConfig& config) {
   const DeviceRequest request = parse_device(config.device);
   for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
     require(config.share_devices || std::find(request.indices.begin(), at, *at) == at,
-            fmt::format("--device {} names GPU {} twice", config.device, *at),
-            "name each GPU once, or add --share-devices: ranks that share a GPU take turns");
+            fmt::format("--device {} names {} {} twice", config.device,
+                        request.kind == DeviceRequest::Kind::kCpu ? "CPU device" : "GPU", *at),
+            config.parallel == Parallel::kDp
+                ? "name each device once"
+                : "name each one once, or add --share-devices: ranks that share a device take turns");
+  if (config.parallel == Parallel::kDp) {
+    require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
+            "name the GPUs: --device cuda:0,1");
+    require(!config.share_devices, "--share-devices with --parallel dp, which has one rank", "leave it out");
+  }
   if (request.kind == DeviceRequest::Kind::kAuto) return;
   check_kind(config, request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda);
 }
 
 }  // namespace
+
+namespace {
+
+constexpr double kLearningRate = 1e-3;
+
+bool is_resnet(const TrainConfig& config) { return config.model.name.starts_with("resnet"); }
+
+}  // namespace
+
+Optimizer optimizer_of(const TrainConfig& config) {
+  return config.optimizer.value_or(is_resnet(config) ? Optimizer::kSgd : Optimizer::kAdamW);
+}
+
+double learning_rate_of(const TrainConfig& config, int world_size) {
+  if (config.lr) return *config.lr;
+  if (!is_resnet(config) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
+  return 0.1 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+}
+
+double weight_decay_of(const TrainConfig& config) {
+  if (config.weight_decay) return *config.weight_decay;
+  if (optimizer_of(config) == Optimizer::kAdamW) return 0.01;
+  return is_resnet(config) ? 1e-4 : 0.0;
+}
+
+std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
+  return config.global_batch.value_or(config.batch.value_or(kDefaultBatch) * world_size * config.accumulate);
+}
+
+const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
 
 const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
@@ -67,19 +108,27 @@ void validate(const TrainConfig& config) {
   constexpr std::int64_t kNone = 0, kOne = 1, kMostBatch = std::int64_t{1} << 40;
   require_range("--batch", config.batch.value_or(1), kOne, kMostBatch);
   require_range("--global-batch", config.global_batch.value_or(1), kOne, kMostBatch);
+  require_range("--accumulate", config.accumulate, 1, kMostParts);
   require_range("--workers", config.workers, 0);
+  require_range("--most-damaged", config.most_damaged.value_or(0), kNone);
   require_range("--epochs", config.epochs, kOne);
   require_range("--steps", config.steps.value_or(1), kOne);
   require_range("--eval-every", config.eval_every, kNone);
   require_range("--warmup", config.warmup, kNone);
   require_range("--threads", config.threads, 0);
   require_range("--check-replicas", config.check_replicas, kNone);
+  require(config.model.dropout >= 0 && config.model.dropout < 1,
+          fmt::format("--dropout {} is not in [0, 1)", config.model.dropout), "use --dropout 0.1, for example");
   require_range("--log-every", config.log_every, kOne);
-  require_range("--lr", config.lr, 0.0);
+  require_range("--lr", config.lr.value_or(0.0), 0.0);
   require_range("--min-lr", config.min_lr, 0.0);
-  require(config.min_lr <= config.lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, config.lr),
+  const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
+  require(config.min_lr <= lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, lr),
           "give a smaller --min-lr");
-  require(!config.nesterov || (config.optimizer == Optimizer::kSgd && config.momentum > 0),
+  require(config.weights.empty() ? !config.non_strict && !config.keep_prefix && !config.reset_head : true,
+          "--non-strict, --keep-prefix and --reset-head say how weights are loaded, and there are none",
+          "add --weights FILE");
+  require(!config.nesterov || (optimizer_of(config) == Optimizer::kSgd && config.momentum > 0),
           "--nesterov needs --optimizer sgd with a momentum above 0",
           "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
   require_range("--momentum", config.momentum, 0.0, 1.0);
@@ -91,6 +140,13 @@ void validate(const TrainConfig& config) {
   require_range("--bucket-mb", config.bucket_mb.value_or(1), kLeastBucketMib, kMostBucketMib);
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
   validate_device(config);
+  require_range("--checkpoint-every", config.checkpoint_every.value_or(0), kNone);
+  require_range("--keep", config.keep, kNone);
+  require(!config.checkpoint_dir.empty() || !config.checkpoint_every,
+          "--checkpoint-every says when, and nothing says where", "add --checkpoint-dir DIR");
+  require(!config.checkpoint_dir.empty() || config.resume != "auto",
+          "--resume auto goes on from the newest checkpoint, and nothing says where they are",
+          "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
@@ -104,16 +160,24 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
   return {
       {"model", config.model.name},
       {"hidden", join(hidden, ",")},
+      {"gpt", fmt::format("{} layers, {} heads, width {}, context {}", text_of(config.model.layers),
+                          text_of(config.model.heads), text_of(config.model.width), text_of(config.model.context))},
+      {"zero-init-residual", fmt::to_string(config.model.zero_init_residual)},
+      {"dropout", fmt::to_string(config.model.dropout)},
+      {"freeze", config.freeze},
       {"data", config.data},
       {"classes", config.classes ? fmt::to_string(*config.classes) : "default"},
+      {"augment", text_of(config.augment)},
+      {"image-size", text_of(config.image_size)},
       {"batch", text_of(config.batch)},
       {"global-batch", text_of(config.global_batch)},
+      {"accumulate", fmt::to_string(config.accumulate)},
       {"tail", fmt::to_string(static_cast<int>(config.tail))},
       {"epochs", fmt::to_string(config.epochs)},
       {"steps", text_of(config.steps)},
       {"eval-every", fmt::to_string(config.eval_every)},
-      {"optimizer", config.optimizer == Optimizer::kSgd ? "sgd" : "adamw"},
-      {"lr", fmt::to_string(config.lr)},
+      {"optimizer", optimizer_of(config) == Optimizer::kSgd ? "sgd" : "adamw"},
+      {"lr", config.lr ? fmt::to_string(*config.lr) : "default"},
       {"min-lr", fmt::to_string(config.min_lr)},
       {"momentum", fmt::to_string(config.momentum)},
       {"nesterov", fmt::to_string(config.nesterov)},
@@ -123,12 +187,19 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"warmup", fmt::to_string(config.warmup)},
       {"clip-norm", fmt::to_string(config.clip_norm)},
       {"seed", fmt::to_string(config.seed)},
+      {"parallel", name_of(config.parallel)},
       {"precision", name_of(config.precision)},
       {"tf32", fmt::to_string(config.tf32)},
       {"graphs", fmt::to_string(config.graphs)},
       {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
+      {"find-unused", fmt::to_string(config.find_unused)},
+      {"no-broadcast-buffers", fmt::to_string(config.no_broadcast_buffers)},
+      {"sync-batchnorm", fmt::to_string(config.sync_batchnorm)},
       {"check-replicas", fmt::to_string(config.check_replicas)},
+      {"checkpoints", config.checkpoint_dir.empty() ? "no" : "yes"},
+      {"checkpoint-every", text_of(config.checkpoint_every)},
+      {"resume", config.resume.empty() ? "no" : "yes"},
       {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks
   };
 }

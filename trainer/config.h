@@ -16,28 +16,44 @@ namespace lockstep::trainer {
 
 enum class Optimizer { kSgd, kAdamW };
 enum class Schedule { kConstant, kCosine, kStep };
+enum class Parallel {
+  kDdp,  // a process for each device; one alone is a world of one
+  kDp,   // one process for all devices (trainer/data_parallel.h)
+};
 enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients and statistics are f32
 using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 struct ModelConfig {
   std::string name;            // linear, mlp, cnn
   std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
   std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
+  // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024);
+  // lstm: layers, features and tokens (2, 256 and 256)
+  std::optional<int> layers, heads, width, context;
+  bool zero_init_residual = false;  // ResNets: each block starts as the identity
+  double dropout = 0.0;             // gpt, lstm: probability with which an element is dropped in training
 };
 
 struct TrainConfig {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
-  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN"
+  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (data/open.h)
   std::optional<int> classes;                // default: what the data has
-  std::optional<std::int64_t> batch;         // samples a rank and step
+  std::optional<std::int64_t> batch;         // samples a rank and part of a step
   std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
+  int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   sampler::Tail tail = sampler::Tail::kExact;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
+  // Data sets of images alone: training samples are changed at random (default: yes), a sample's height and width in
+  // pixels, files a rank puts up with that cannot be read (data/open.h).
+  std::optional<bool> augment;
+  std::optional<int> image_size;
+  std::optional<std::int64_t> most_damaged;
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;
@@ -45,43 +61,66 @@ struct TrainConfig {
   std::int64_t eval_every = 1;  // epochs; 0: only at the end
 
   // Optimisation.
-  Optimizer optimizer = Optimizer::kAdamW;
-  double lr = 1e-3;
+  std::optional<Optimizer> optimizer;              // default: optimizer_of()
+  std::optional<double> lr;                        // default: learning_rate_of()
   double min_lr = 0.0;                             // where a cosine ends; the floor of step
   double momentum = 0.9;                           // sgd
   bool nesterov = false;                           // sgd
   std::pair<double, double> betas = {0.9, 0.999};  // adamw
-  std::optional<double> weight_decay;              // default: 0 for sgd, 0.01 for adamw
+  std::optional<double> weight_decay;              // default: weight_decay_of()
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  // steps over which the rate rises linearly from 0
   double clip_norm = 0.0;   // largest L2 norm of all gradients together; 0: no clipping
   std::uint64_t seed = 1;
 
   // Processes and devices.
-  std::string device = "auto";  // auto, cpu, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
+  Parallel parallel = Parallel::kDdp;
+  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
   bool share_devices = false;   // several ranks may compute on one GPU
   Backend backend = Backend::kAuto;
   Precision precision = Precision::kF32;
-  bool tf32 = false;                // f32 products of GPUs on matrix units, with 10 bits of mantissa
-  bool graphs = true;               // steps that come again are recorded and run again as a whole, where a device can
-  int threads = 0;                  // compute threads a rank; 0: its share of the cores
-  double timeout_seconds = 300;     // longest wait for another rank
-  std::optional<double> bucket_mb;  // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
-  double first_bucket_mb = 1;       // MiB in the bucket that is ready first
-  std::int64_t check_replicas = 0;  // every so many steps, stop unless all ranks' parameters are bitwise equal
+  bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
+  bool graphs = true;                 // steps that come again are recorded and run again as a whole, where a device can
+  int threads = 0;                    // compute threads a device; 0: its share of the cores
+  double timeout_seconds = 300;       // longest wait for another rank
+  std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
+  double first_bucket_mb = 1;         // MiB in the bucket that is ready first
+  bool find_unused = false;           // parameters may have no gradient in a step
+  bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
+  bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
+  std::int64_t check_replicas = 0;    // every so many steps, stop unless all ranks' parameters are bitwise equal
 
   // Files and reports.
-  std::string weights;             // safetensors to start from
-  std::string save;                // safetensors to write at the end
-  std::string metrics;             // JSON lines
-  std::string trace;               // what all ranks did when, for Chrome's and Perfetto's trace viewers
-  std::int64_t log_every = 50;     // steps between plain progress lines
+  std::string weights;       // to start from: safetensors, or what torch.save() has written
+  bool non_strict = false;   // weights that are missing or unexpected are left alone
+  bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
+  bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file
+  std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
+  std::string save;          // safetensors to write at the end
+  // Checkpoints of training (trainer/checkpoint/), to go on from.
+  std::string checkpoint_dir;                    // empty: none are written
+  std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
+  std::int64_t keep = 3;                         // the newest ones; 0: all
+  std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
+  std::string metrics;                           // JSON lines
+  std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
+  std::int64_t log_every = 50;                   // steps between plain progress lines
   std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;
 };
 
 /// "f32" or "bf16".
 const char* name_of(Precision precision);
+/// "ddp" or "dp".
+const char* name_of(Parallel parallel);
+
+/// What holds where the configuration says nothing: AdamW with 1e-3 and a weight decay of 0.01 (0 for SGD); for ResNets
+/// SGD with 0.1 · global batch / 256 (Goyal et al., "Accurate, Large Minibatch SGD", 2017) and 1e-4.
+Optimizer optimizer_of(const TrainConfig& config);
+double learning_rate_of(const TrainConfig& config, int world_size);
+double weight_decay_of(const TrainConfig& config);
+/// Samples of all ranks together and step.
+std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range; data and model names are checked
 /// where they are opened, and check_kind() comes when `auto` has become a device.

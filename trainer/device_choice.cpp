@@ -44,7 +44,10 @@ class Plan {
 
   DeviceChoice choice_of(int rank) const {
     const auto& request = requests_[at(rank)];
-    if (request.kind == Kind::kCpu) return {};
+    if (request.kind == Kind::kCpu) {
+      check_listed(rank);
+      return {};
+    }
     if (request.kind == Kind::kAuto)
       if (const auto reason = lowest_refused(Kind::kAuto)) return on_the_cpu(*reason);
     const Place& place = places_[at(rank)];
@@ -59,6 +62,16 @@ class Plan {
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
   const RankView& view(int rank) const { return ranks_[at(rank)]; }
   const SeenGpu& gpu_of(int rank) const { return view(rank).sight.gpus[at(places_[at(rank)].gpu)]; }
+
+  /// CPU devices are as many as are named.
+  void check_listed(int rank) const {
+    const auto& listed = requests_[at(rank)].indices;
+    if (listed.empty() || at(view(rank).local_rank) < listed.size() || view(rank).share) return;
+    throw DeviceError(
+        fmt::format("--device {}: local rank {} of host {}, and {} CPU device{} in this list", view(rank).device,
+                    view(rank).local_rank, view(rank).host, listed.size(), listed.size() == 1 ? "" : "s"),
+        "name one for each rank of a host, or none: --device cpu");
+  }
 
   void refuse(const Ranks& members, const Refusal& refusal) {
     for (const int rank : members)

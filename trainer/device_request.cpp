@@ -6,7 +6,7 @@
 namespace lockstep::trainer {
 namespace {
 
-constexpr std::string_view kCudaPrefix = "cuda:";
+constexpr std::string_view kCudaPrefix = "cuda:", kCpuPrefix = "cpu:";
 constexpr std::int64_t kMostIndex = 4095;
 
 std::vector<int> parse_indices(const std::string& text, std::string_view list) {
@@ -14,7 +14,10 @@ std::vector<int> parse_indices(const std::string& text, std::string_view list) {
   for (const auto& piece : split(list, ',')) {
     const auto index = parse_int(piece);
     if (!index || *index < 0 || *index > kMostIndex)
-      throw UsageError(fmt::format("--device {}: '{}' is no number of a GPU", text, piece),
+      throw text.starts_with(kCpuPrefix)
+          ? UsageError(fmt::format("--device {}: '{}' is no number of a CPU device", text, piece),
+                       "write cpu, or cpu:0,1 for two devices on the CPU")
+          : UsageError(fmt::format("--device {}: '{}' is no number of a GPU", text, piece),
                        "write cuda, cuda:0,3 (GPU 0 for a host's first rank, GPU 3 for its second) or cuda:free");
     indices.push_back(static_cast<int>(*index));
   }
@@ -25,7 +28,7 @@ std::string suggestion(const std::string& text) {
   if (text.starts_with("gpu")) return "did you mean 'cuda'?";
   const std::vector<std::string> known = {"auto", "cpu", "cuda", "cuda:free"};
   const auto near = nearest(text, known);
-  return near ? fmt::format("did you mean '{}'?", *near) : "use auto, cpu, cuda, cuda:0,3 or cuda:free";
+  return near ? fmt::format("did you mean '{}'?", *near) : "use auto, cpu, cpu:0,1, cuda, cuda:0,3 or cuda:free";
 }
 
 }  // namespace
@@ -36,6 +39,10 @@ DeviceRequest parse_device(const std::string& text) {
   if (text == "auto") return request;
   request.kind = Kind::kCpu;
   if (text == "cpu") return request;
+  if (text.starts_with(kCpuPrefix)) {
+    request.indices = parse_indices(text, std::string_view(text).substr(kCpuPrefix.size()));
+    return request;
+  }
   request.kind = Kind::kCuda;
   if (text == "cuda") return request;
   if (text == "cuda:free") {

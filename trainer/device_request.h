@@ -13,11 +13,13 @@ struct DeviceRequest {
     kCuda,
   };
   Kind kind = Kind::kAuto;
-  std::vector<int> indices;  // cuda:0,3: CUDA's, one for each rank of a host; empty: all of them in their order
-  bool most_free = false;    // cuda:free: those with most free memory
+  // cuda:0,3: CUDA's numbers, cpu:0,1: those of CPU devices (parallel::Devices); one for each rank of a host, or for
+  // one that computes on all of them. Empty: all GPUs in their order, or one CPU device a rank.
+  std::vector<int> indices;
+  bool most_free = false;  // cuda:free: those with most free memory
 };
 
-/// Reads "auto", "cpu", "cuda", "cuda:0,3" or "cuda:free". Throws UsageError for anything else.
+/// Reads "auto", "cpu", "cpu:0,1", "cuda", "cuda:0,3" or "cuda:free". Throws UsageError for anything else.
 DeviceRequest parse_device(const std::string& text);
 
 }  // namespace lockstep::trainer

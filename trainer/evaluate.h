@@ -19,8 +19,12 @@ class Evaluator {
   Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
             std::int64_t batch, int workers, DType activations = DType::kF32);
 
+  /// Reports also say how often the label is among the five likeliest classes, where samples have one label.
+  void count_top5() { top5_ = dataset_->labels_per_sample() == 1; }
+
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
-  /// passed on to the report.
+  /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and
+  /// every rank's report says `stopped`.
   EvalReport run(nn::Module& module, std::int64_t step);
 
  private:
@@ -30,6 +34,7 @@ class Evaluator {
   std::int64_t batch_;
   int workers_;
   DType activations_;
+  bool top5_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;
 };

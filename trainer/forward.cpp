@@ -17,14 +17,30 @@ nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t
 
 }  // namespace
 
-Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const std::vector<std::int64_t>& sample_dims) {
-  const auto samples = static_cast<std::int64_t>(batch.labels.size());
-  return {.x = backend.from_host(batch.x.data(), batch_shape(sample_dims, samples), DType::kF32),
+SampleFormat format_of(const data::Dataset& dataset) {
+  return {.dims = dataset.sample_dims(),
+          .tokens = dataset.has_tokens(),
+          .labels = static_cast<std::int64_t>(dataset.labels_per_sample())};
+}
+
+Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format) {
+  const auto samples = static_cast<std::int64_t>(batch.count);
+  const nn::Shape shape = batch_shape(format.dims, samples);
+  if (format.tokens)
+    return {.x = backend.from_host(batch.tokens.data(), shape, DType::kI32),
+            .labels = backend.from_host(batch.labels.data(), shape, DType::kI32)};
+  return {.x = backend.from_host(batch.x.data(), shape, DType::kF32),
           .labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32)};
 }
 
+Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations) {
+  const nn::Shape shape = batch_shape(format.dims, 0);
+  return {.x = backend.empty(shape, format.tokens ? DType::kI32 : activations),
+          .labels = backend.empty(format.tokens ? shape : nn::Shape{0}, DType::kI32)};
+}
+
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {
-  if (!inputs.x.defined() || activations == inputs.x.dtype()) return inputs;
+  if (!inputs.x.defined() || inputs.x.dtype() != DType::kF32 || activations == DType::kF32) return inputs;
   nn::Tensor rounded = backend.empty(inputs.x.shape(), activations);
   backend.pointwise().cast(inputs.x, rounded);
   inputs.x = std::move(rounded);

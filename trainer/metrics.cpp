@@ -2,13 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <fstream>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -20,11 +24,46 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// The number behind `name` in a line of ours.
+std::optional<std::int64_t> number_in(const std::string& line, std::string_view name) {
+  const auto at = line.find(name);
+  if (at == std::string::npos) return std::nullopt;
+  const auto begin = at + name.size();
+  return parse_int(line.substr(begin, line.find_first_of(",}", begin) - begin));
+}
+
+// How many bytes of a metrics file tell of the run up to `step`, without what follows once it is done: the evaluation,
+// the end, another resume.
+std::uint64_t length_until(const std::string& path, std::int64_t step) {
+  std::ifstream in(path, std::ios::binary);
+  std::uint64_t length = 0;
+  for (std::string line; std::getline(in, line) && !in.eof(); length += line.size() + 1) {
+    const bool of_step = line.starts_with(R"({"event":"step")");
+    const auto told = number_in(line, line.starts_with(R"({"event":"final")") ? R"("steps":)" : R"("step":)");
+    if (told && (of_step ? *told > step : *told >= step)) break;
+  }
+  return length;
+}
+
 }  // namespace
 
-Metrics::Metrics(const std::string& path) : path_(path) {
+Metrics::Metrics(const std::string& path) : Metrics(path, O_TRUNC) {}
+
+Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
+  Metrics metrics(path, 0);
+  struct stat there = {};
+  if (metrics.fd_ && ::fstat(metrics.fd_.get(), &there) == 0 && S_ISREG(there.st_mode)) {
+    const auto length = static_cast<off_t>(length_until(path, step));
+    if (length < there.st_size && ::ftruncate(metrics.fd_.get(), length) != 0)
+      throw IoError(fmt::format("cannot go on in metrics file {}: {}", path, errno_text(errno)),
+                    "choose another --metrics file");
+  }
+  return metrics;
+}
+
+Metrics::Metrics(const std::string& path, int flags) : path_(path) {
   if (path.empty()) return;
-  fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
+  fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0644));
   if (!fd_)
     throw IoError(fmt::format("cannot write metrics file {}: {}", path, errno_text(errno)),
                   "choose a path in an existing, writable directory");
@@ -49,8 +88,13 @@ void Metrics::write(const StepReport& r) {
 }
 
 void Metrics::write(const EvalReport& r) {
-  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{},"samples":{}}})", r.step, number(r.loss),
-                         number(r.accuracy), r.samples));
+  write_line(fmt::format(R"({{"event":"eval","step":{},"loss":{},"accuracy":{}{},"samples":{}}})", r.step,
+                         number(r.loss), number(r.accuracy),
+                         r.top5 ? fmt::format(R"(,"top5":{})", number(*r.top5)) : std::string(), r.samples));
+}
+
+void Metrics::write(const ResumeReport& r) {
+  write_line(fmt::format(R"({{"event":"resume","step":{},"world_size":{}}})", r.step, r.world_size));
 }
 
 void Metrics::write(const FinalReport& r) {

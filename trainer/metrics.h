@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct EvalReport {
   double loss = 0;      // mean over the evaluation set
   double accuracy = 0;  // 0 to 1
   std::int64_t samples = 0;
+  std::optional<double> top5 = {};  // 0 to 1: where it was asked for
+  bool stopped = false;             // not all samples were looked at
 };
 
 struct FinalReport {
@@ -36,6 +39,11 @@ struct FinalReport {
   std::string params_sha256;
 };
 
+struct ResumeReport {
+  std::int64_t step = 0;  // the last one that had been done
+  int world_size = 1;
+};
+
 /// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
 /// disk) it warns once and training goes on; `failure()` then says what happened. Not thread-safe.
 class Metrics {
@@ -43,16 +51,21 @@ class Metrics {
   Metrics() = default;
   /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file.
   explicit Metrics(const std::string& path);
+  /// Goes on in the file of a run that is resumed after `step`: what it tells of later steps, of an evaluation after
+  /// that step, and a line that is cut, are taken off. Other files than regular ones are written on.
+  static Metrics resumed(const std::string& path, std::int64_t step);
 
   explicit operator bool() const { return static_cast<bool>(fd_); }
   void write(const StepReport& report);
   void write(const EvalReport& report);
   void write(const FinalReport& report);
+  void write(const ResumeReport& report);
 
   /// Empty, or why the file lacks lines.
   const std::string& failure() const { return failure_; }
 
  private:
+  Metrics(const std::string& path, int flags);
   void write_line(std::string line);
 
   std::string path_;

@@ -45,8 +45,9 @@ Progress::Style Progress::style_for(int rank, bool quiet) {
   return terminal_columns() > 0 ? Style::kBar : Style::kLines;
 }
 
-Progress::Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every)
-    : style_(style), total_steps_(total_steps), epochs_(epochs), log_every_(log_every) {
+Progress::Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every,
+                   std::int64_t first_steps)
+    : style_(style), total_steps_(total_steps), epochs_(epochs), log_every_(log_every), first_steps_(first_steps) {
   if (style_ != Style::kBar) return;
   g_current = this;
   set_log_hook(&Progress::clear_current);
@@ -78,7 +79,7 @@ void Progress::announce(const std::string& line) {
 }
 
 void Progress::step(const StepReport& report) {
-  if (style_ == Style::kLines && (report.step % log_every_ == 0 || report.step == 1)) {
+  if (style_ == Style::kLines && (report.step % log_every_ == 0 || report.step == first_steps_ + 1)) {
     announce(fmt::format("epoch {}/{}  step {}/{}  loss {:.4f}  lr {:.3g}  {}", report.epoch, epochs_, report.step,
                          total_steps_, report.loss, report.lr, rate_text(report.samples_per_s)));
   } else if (style_ == Style::kBar) {
@@ -91,7 +92,9 @@ void Progress::step(const StepReport& report) {
 
 void Progress::draw(const StepReport& report) {
   const double done = static_cast<double>(report.step) / static_cast<double>(std::max<std::int64_t>(1, total_steps_));
-  const double left = seconds_between(start_, Clock::now()) / std::max(done, 1e-9) * (1.0 - done);
+  const auto steps_here = static_cast<double>(std::max<std::int64_t>(1, report.step - first_steps_));
+  const double left =
+      seconds_between(start_, Clock::now()) / steps_here * static_cast<double>(total_steps_ - report.step);
   const std::string text =
       fmt::format(" epoch {}/{} step {}/{} loss {:.4f} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
                   report.loss, rate_text(report.samples_per_s), duration_text(left));
@@ -117,10 +120,12 @@ void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
 void Progress::summary(const Summary& s) {
   clear();
   const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
+  const std::string steps = s.steps_here == s.final.steps ? fmt::to_string(s.final.steps)
+                                                          : fmt::format("{} of {}", s.steps_here, s.final.steps);
   std::printf("%s", fmt::format("accuracy {:.2f} %  loss {:.4f}  {} steps in {:.1f} s on {} rank{}  {}  waiting for "
                                 "communication {:.2f} s ({:.1f} %)\n",
-                                100.0 * s.final.accuracy, s.final.loss, s.final.steps, s.final.wall_s,
-                                s.final.world_size, s.final.world_size == 1 ? "" : "s", rate_text(rate), s.comm_wait_s,
+                                100.0 * s.final.accuracy, s.final.loss, steps, s.final.wall_s, s.final.world_size,
+                                s.final.world_size == 1 ? "" : "s", rate_text(rate), s.comm_wait_s,
                                 s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
   std::fflush(stdout);

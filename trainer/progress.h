@@ -1,6 +1,7 @@
 // What a person sees while it trains: a bar on a terminal, plain lines elsewhere, nothing on other ranks than 0.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -11,9 +12,10 @@ namespace lockstep::trainer {
 
 struct Summary {
   FinalReport final;
-  std::int64_t samples = 0;  // trained on, by all ranks
-  double train_s = 0;        // in training steps
-  double comm_wait_s = 0;    // of it, rank 0 stood waiting for collectives
+  std::int64_t steps_here = 0;  // of final.steps, those that this process has done
+  std::int64_t samples = 0;     // trained on, by all ranks
+  double train_s = 0;           // in training steps
+  double comm_wait_s = 0;       // of it, rank 0 stood waiting for collectives
 };
 
 /// Only one may exist at a time: log lines take its bar off the terminal first. While it lives, the thread that uses it
@@ -25,7 +27,9 @@ class Progress {
   /// kBar on a terminal (or under a launcher that says it draws on one), kLines elsewhere; kNone for rank > 0 or quiet.
   static Style style_for(int rank, bool quiet);
 
-  Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every);
+  /// `first_steps`: how many of them an earlier process has done.
+  Progress(Style style, std::int64_t total_steps, std::int64_t epochs, std::int64_t log_every,
+           std::int64_t first_steps = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -42,8 +46,8 @@ class Progress {
   static void clear_current();
 
   Style style_;
-  std::int64_t total_steps_, epochs_, log_every_;
-  bool drawn_ = false;
+  std::int64_t total_steps_, epochs_, log_every_, first_steps_;
+  std::atomic<bool> drawn_ = false;  // data workers warn too, which clears it
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_draw_{};
 };

@@ -37,10 +37,14 @@ bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
   if (++entry.seen <= kWarmUp) return false;
   const bool rehearsal = !std::exchange(entry.rehearsed, true);
   if (inputs.x.defined()) {
+    const bool tokens = inputs.x.dtype() == DType::kI32;
     if (rehearsal)
-      entry.inputs = {.x = backend_.empty(inputs.x.shape(), activations_),
+      entry.inputs = {.x = backend_.empty(inputs.x.shape(), tokens ? DType::kI32 : activations_),
                       .labels = backend_.empty(inputs.labels.shape(), inputs.labels.dtype())};
-    backend_.pointwise().cast(inputs.x, entry.inputs.x);
+    if (tokens)
+      backend_.pointwise().copy(inputs.x, entry.inputs.x);
+    else
+      backend_.pointwise().cast(inputs.x, entry.inputs.x);
     backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
   }
   if (rehearsal) {

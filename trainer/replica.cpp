@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <utility>
+
+#include "comm/agree.h"
 
 namespace lockstep::trainer {
 namespace {
 
 // Places in the reducer's tail.
-enum TailPlace : std::size_t { kLoss, kCorrect, kCount };
+enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kAbsent, kStops };
 
 std::vector<nn::NamedParameter> trained(const nn::Module& module) {
   auto all = module.named_parameters();
@@ -28,20 +31,87 @@ ddp::NamedBytes bytes_of(const std::string& name, const nn::Tensor& tensor) {
   return {name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}};
 }
 
+std::string described(const nn::Tensor& tensor) {
+  return fmt::format("{} {}", name_of(tensor.dtype()), nn::to_string(tensor.shape()));
+}
+
+int synchronised_norms(nn::Module& module) {
+  int count = 0;
+  for (const auto& [name, child] : module.named_modules()) {
+    const auto* const norm = dynamic_cast<const nn::BatchNorm*>(child);
+    if (norm != nullptr && norm->synchronised()) ++count;
+  }
+  return count;
+}
+
+// Everything that collectives depend on, before the first of them does. Differences are told in the order of the names:
+// parameters in front of buffers.
+void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
+                     const Replica::Options& options) {
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  comm::Manifest manifest = {
+      {"number of parameters", fmt::to_string(parameters.size())},
+      {"number of buffers", fmt::to_string(buffers.size())},
+      {"bytes of a bucket", fmt::to_string(limits.bytes)},
+      {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
+      {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
+      {"find_unused_parameters", options.find_unused ? "true" : "false"},
+      {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    manifest.emplace_back(fmt::format("parameter {}", i),
+                          fmt::format("{} {}{}", parameters[i].name, described(parameters[i].parameter->value()),
+                                      parameters[i].parameter->requires_grad() ? "" : ", not trained"));
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    manifest.emplace_back(fmt::format("state {}", i),
+                          fmt::format("{} {}", buffers[i].name, described(*buffers[i].tensor)));
+  comm::compare_manifests(group, manifest);
+}
+
+std::vector<nn::NamedParameter> compared(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
+                                         const Replica::Options& options) {
+  compare_modules(group, module, limits, options);
+  return trained(module);
+}
+
 }  // namespace
 
-Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits)
+// Where batch normalisations sum in the middle of backward, gradients that are absent on some ranks would have buckets
+// start at other places among those sums.
+Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits,
+                 Options options)
     : group_(group),
       backend_(backend),
       module_(module),
-      parameters_(trained(module)),
-      reducer_(group, slots_of(parameters_), limits) {
+      options_(options),
+      parameters_(compared(group, module, limits, options)),
+      reducer_(
+          group, slots_of(parameters_), limits,
+          {.find_unused = options.find_unused, .start_late = options.find_unused && synchronised_norms(module) > 0}) {
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-    parameters_[slot].parameter->on_ready = [this, slot] { reducer_.mark_ready(slot); };
+    parameters_[slot].parameter->on_ready = [this, slot] {
+      if (summing_) reducer_.mark_ready(slot);
+    };
   bind_gradients();
+  if (options_.broadcast_buffers) share_buffers();
+}
+
+void Replica::share_buffers() {
+  const auto buffers = module_.named_buffers();
+  if (group_.size() == 1 || buffers.empty()) return;
+  std::size_t bytes = 0;
+  for (const auto& buffer : buffers) bytes += comm::align_up(buffer.tensor->bytes());
+  buffer_arena_ = group_.allocate(bytes);
+  std::size_t at = 0;
+  for (const auto& buffer : buffers) {
+    nn::Tensor& mine = *buffer.tensor;
+    buffers_.push_back({&mine, nn::Tensor::view_of(buffer_arena_->data() + at, mine.shape(), mine.dtype())});
+    at += comm::align_up(mine.bytes());
+  }
 }
 
 Replica::~Replica() {
@@ -68,26 +138,124 @@ std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
   return pieces;
 }
 
-void Replica::begin_step(std::int64_t step) {
-  // Not at the end of the first step: its gradients stay readable until the second begins.
-  if (order_known_ && !std::exchange(order_adopted_, true) && reducer_.adopt_ready_order()) bind_gradients();
-  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
-  reducer_.begin_step(step);
+void Replica::adopt_order() {
+  if (!order_known_ || std::exchange(order_adopted_, true)) return;
+  std::vector<nn::Tensor> held(parameters_.size());
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const nn::Parameter& parameter = *parameters_[slot].parameter;
+    if (!parameter.has_gradient()) continue;
+    held[slot] = backend_.empty(parameter.value().shape());
+    backend_.pointwise().copy(parameter.gradient(), held[slot]);
+  }
+  if (!reducer_.adopt_ready_order()) return;
+  bind_gradients();
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    if (!held[slot].defined()) continue;
+    backend_.pointwise().copy(held[slot], parameters_[slot].parameter->gradient());
+    parameters_[slot].parameter->gradient_written();
+  }
 }
 
-void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count) {
+void Replica::adopt_order(const std::vector<std::string>& names) {
+  std::map<std::string, std::size_t> slots;
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) slots[parameters_[slot].name] = slot;
+  std::vector<std::size_t> order;
+  for (const auto& name : names)
+    if (const auto node = slots.extract(name); !node.empty()) order.push_back(node.mapped());
+  if (order.size() != parameters_.size() || names.size() != order.size()) return;
+  order_known_ = order_adopted_ = true;
+  if (reducer_.adopt_order(std::move(order))) bind_gradients();
+}
+
+std::vector<std::string> Replica::order() const {
+  std::vector<std::string> names;
+  if (!order_adopted_) return names;
+  for (const std::size_t slot : reducer_.order()) names.push_back(parameters_[slot].name);
+  return names;
+}
+
+void Replica::count_stops() {
+  stop_ = backend_.empty({1});
+  ask_to_stop(false);
+}
+
+void Replica::ask_to_stop(bool mine) {
+  const float value = mine ? 1.0f : 0.0f;
+  backend_.write(std::as_bytes(std::span(&value, 1)), stop_);
+}
+
+void Replica::sync_buffers() {
+  if (buffer_arena_ == nullptr) return;
+  constexpr int kRoot = 0;
+  nn::PointwiseKernels& kernels = backend_.pointwise();
+  if (group_.rank() == kRoot)
+    for (const auto& [mine, sent] : buffers_) kernels.copy(*mine, sent);
+  group_.broadcast({.arena = buffer_arena_.get(), .count = buffer_arena_->bytes(), .dtype = DType::kU8}, kRoot)
+      .wait(backend_.stream());
+  if (group_.rank() != kRoot)
+    for (const auto& [mine, sent] : buffers_) kernels.copy(sent, *mine);
+}
+
+void Replica::begin_step(std::int64_t step) {
+  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
+  adopt_order();  // not at the end of the first step, when there would be gradients to move
+  group_.set_step(step);
+  sync_buffers();
+  begin_reduction(step);
+}
+
+void Replica::begin_reduction(std::int64_t step) {
+  reducer_.begin_step(step);
+  if (stop_.defined()) backend_.pointwise().copy(stop_, totals().slice(kStops, kStops + 1));
+  reducing_ = true;
+  contributed_ = 0;
+}
+
+void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count, bool last) {
   const nn::Tensor tail = totals();
-  backend_.pointwise().copy(loss.totals(), tail.slice(kLoss, kCount));
-  backend_.pointwise().fill(tail.slice(kCount, kCount + 1), static_cast<float>(count));
+  contributed_ += count;
+  backend_.pointwise().add_to(loss.totals(), 1.0f, tail.slice(kLoss, kCount));
+  backend_.pointwise().fill(tail.slice(kCount, kCount + 1), static_cast<float>(contributed_));
+  if (last) settle_unreached();
   tape.set_node_hook([this] { reducer_.poll(); });
   tape.backward(loss.value);
 }
 
-void Replica::contribute_nothing() { reducer_.contribute_nothing(); }
+void Replica::settle_unreached() {
+  summing_ = true;
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    const nn::Parameter& parameter = *parameters_[slot].parameter;
+    if (parameter.awaits_backward()) continue;
+    parameter.has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_absent(slot);
+  }
+}
+
+void Replica::contribute_nothing() {
+  const bool nothing =
+      std::ranges::none_of(parameters_, [](const auto& named) { return named.parameter->has_gradient(); });
+  if (nothing) return reducer_.contribute_nothing();
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+    parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_absent(slot);
+}
+
+void Replica::keep_sums_once() {
+  if (group_.rank() == 0) return;
+  for (const auto& [name, parameter] : parameters_)
+    if (parameter->has_gradient()) backend_.pointwise().fill(parameter->gradient(), 0.0f);
+}
 
 void Replica::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
-  reducer_.finish(backend_.stream(), on_bucket);
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+    if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
+  summing_ = reducing_ = false;
+  reducer_.finish(backend_.stream(), [&](std::span<const std::size_t> slots) {
+    for (const std::size_t slot : slots) parameters_[slot].parameter->gradient_written();
+    on_bucket(slots);
+  });
   order_known_ = true;
+  if (backend_.device().kind == DeviceKind::kCpu || options_.find_unused) return;
+  backend_.pointwise().copy(nn::Tensor::view_of(reducer_.absent_count().data(), {1}),
+                            totals().slice(kAbsent, kAbsent + 1));
 }
 
 bool Replica::on_all(bool mine) {
@@ -110,7 +278,9 @@ Replica::Totals Replica::Totals::from(std::span<const std::byte> bytes) {
   std::memcpy(tail.data(), bytes.data(), sizeof tail);
   return {.loss = static_cast<double>(tail[kLoss]),
           .correct = static_cast<double>(tail[kCorrect]),
-          .count = static_cast<double>(tail[kCount])};
+          .count = static_cast<double>(tail[kCount]),
+          .absent = static_cast<double>(tail[kAbsent]),
+          .stops = static_cast<double>(tail[kStops])};
 }
 
 void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(), 0); }

@@ -3,13 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/function_ref.h"
 #include "comm/process_group.h"
 #include "ddp/reducer.h"
 #include "ddp/replicate.h"
-#include "nn/layers/module.h"
+#include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
 
 namespace lockstep::trainer {
@@ -18,14 +19,24 @@ namespace lockstep::trainer {
 /// tape's hook, so that collectives run while backward does. Group, module and backend must outlive it.
 class Replica {
  public:
-  /// Collective: rank 0's parameters and buffers become everyone's. `group`'s arenas are on `backend`'s device.
-  Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits);
+  struct Options {
+    bool broadcast_buffers = true;  // rank 0's buffers are everyone's from the beginning of each step
+    bool find_unused = false;       // parameters may have no gradient in a step: see ddp::Reducer::Options
+  };
+
+  /// Collective: compares the ranks' modules and options (OutOfStepError, comm::compare_manifests), and then rank 0's
+  /// parameters and buffers become everyone's. `group`'s arenas are on `backend`'s device.
+  Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits,
+          Options options);
+  Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& module, const ddp::BucketLimits& limits)
+      : Replica(group, backend, module, limits, Options()) {}
   ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
   ddp::Reducer& reducer() { return reducer_; }
+  const ddp::Reducer& reducer() const { return reducer_; }
 
   /// The most samples of all ranks together in a step: up to here f32, in which they are counted, has every integer.
   static constexpr std::int64_t kMostSamples = std::int64_t{1} << 24;
@@ -35,20 +46,36 @@ class Replica {
     double loss = 0;
     double correct = 0;
     double count = 0;
+    double absent = 0;  // gradients that were missing and must not be: refuse_absent() is due
+    double stops = 0;   // see count_stops()
     /// From what totals() holds.
     static Totals from(std::span<const std::byte> bytes);
   };
   static constexpr std::size_t kTotalsBytes = ddp::Reducer::kTailFloats * sizeof(float);
 
-  /// Collective in the second step. Opens step `step`; then either backward() or contribute_nothing(), then finish().
+  /// Before the first step: the order of buckets that an earlier run has come to, by parameters' names. Others than
+  /// these parameters, each once, mean nothing.
+  void adopt_order(const std::vector<std::string>& names);
+  /// The order of buckets; empty while it is not settled.
+  std::vector<std::string> order() const;
+
+  /// From the next step on, totals().stops is the number of ranks that have asked to stop.
+  void count_stops();
+  /// Before each step then: whether this rank asks.
+  void ask_to_stop(bool mine);
+
+  /// Collective. Opens step `step`; then backward() for each part of the local samples, the last one with `last`, or
+  /// contribute_nothing(); then finish().
   void begin_step(std::int64_t step);
-  /// Runs `loss` backwards. `loss.totals()` of `count` local samples join the sums.
-  void backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count);
-  /// This rank has no samples in this step.
+  /// Runs `loss` backwards. `loss.totals()` of `count` local samples join the sums. Gradients of all parts add up; the
+  /// ranks' sums start with the last one, while it runs.
+  void backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count, bool last = true);
+  /// This rank has no samples in this step, or no more.
   void contribute_nothing();
   /// Waits for the sums, bucket by bucket, as Reducer::finish() does. In `on_bucket(indices)`, and from then on until
   /// the next begin_step, those parameters' gradients hold the sum over all ranks, and so do, from the first call on,
-  /// totals(). It may throw, which leaves collectives under way: see Reducer.
+  /// totals(). Parameters that no rank has used come in no bucket, if that may be. It may throw, which leaves
+  /// collectives under way: see Reducer.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
   /// Gradients are where they will stay: from the second step on, unless that one had no samples on any rank.
   bool settled() const { return order_adopted_; }
@@ -60,7 +87,29 @@ class Replica {
   /// Collective: whether `mine` is true on every rank.
   bool on_all(bool mine);
   /// A step that was only recorded, and not to its end, is forgotten: begin_step() follows.
-  void abandon_step() { reducer_.abandon_step(); }
+  void abandon_step() {
+    reducer_.abandon_step();
+    summing_ = reducing_ = false;
+  }
+
+  /// Collective: throws what Reducer::refuse_absent() does. On the CPU finish() has.
+  [[noreturn]] void refuse_absent() { reducer_.refuse_absent(); }
+
+  // The parts of a step, for DistributedDataParallel, whose steps begin where the caller's loop lets them begin.
+
+  /// Collective at the first call behind a finish(), later nothing: buckets follow the order in which gradients became
+  /// ready. Gradients that parameters hold move along. Between steps alone.
+  void adopt_order();
+  /// Collective: rank 0's buffers become everyone's, in the order of the backend's work.
+  void sync_buffers();
+  /// From here to finish(), gradients that become ready are summed. Those that parameters hold already are added to.
+  void begin_reduction(std::int64_t step);
+  /// In front of the last backward pass of a reduction: parameters that it does not reach hold up no bucket.
+  void settle_unreached();
+  bool reducing() const { return reducing_; }
+  /// Before gradients that finish() has summed are added to: only rank 0 keeps them, for the next sum.
+  void keep_sums_once();
+  comm::ProcessGroup& group() const { return group_; }
 
   /// kTotalsBytes on the device: its first element is the summed loss.
   nn::Tensor totals() const;
@@ -74,14 +123,27 @@ class Replica {
   std::vector<ddp::NamedBytes> parameter_bytes() const;
   std::vector<ddp::NamedBytes> buffer_bytes() const;
   void bind_gradients();
+  void share_buffers();
 
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   nn::Module& module_;
+  Options options_;
   std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
   ddp::Reducer reducer_;
+  nn::Tensor stop_;           // () f32 on the device; undefined: nobody counts
   bool order_known_ = false;  // a step has shown in which order gradients become ready
   bool order_adopted_ = false;
+  bool reducing_ = false;
+  bool summing_ = false;          // the backward pass that runs is the last one of the step
+  std::int64_t contributed_ = 0;  // local samples of this step
+
+  struct SharedBuffer {
+    nn::Tensor* mine;
+    nn::Tensor sent;  // its place in the arena
+  };
+  std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
+  std::vector<SharedBuffer> buffers_;
 };
 
 }  // namespace lockstep::trainer

@@ -6,9 +6,9 @@
 
 namespace lockstep::trainer {
 
-LearningRate::LearningRate(const TrainConfig& config, std::int64_t total_steps)
+LearningRate::LearningRate(const TrainConfig& config, std::int64_t total_steps, int world_size)
     : schedule_(config.schedule),
-      lr_(config.lr),
+      lr_(learning_rate_of(config, world_size)),
       min_lr_(config.min_lr),
       warmup_(config.warmup),
       total_steps_(total_steps) {}

@@ -15,7 +15,7 @@ namespace lockstep::trainer {
 ///   step      lr / 10 after each third of the remaining steps, never below min_lr
 class LearningRate {
  public:
-  LearningRate(const TrainConfig& config, std::int64_t total_steps);
+  LearningRate(const TrainConfig& config, std::int64_t total_steps, int world_size = 1);
   double at(std::int64_t step) const;
 
  private:

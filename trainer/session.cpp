@@ -1,5 +1,7 @@
 #include "trainer/session.h"
 
+#include <algorithm>
+
 #include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/host.h"
@@ -8,6 +10,7 @@
 #include "comm/agree.h"
 #include "comm/nccl/nccl_group.h"
 #include "devices/read_gpus.h"
+#include "trainer/data_parallel.h"
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
 #include "trainer/device_view.h"
@@ -109,6 +112,14 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
 }
 
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+  return open_session(config, [&] {
+    if (refusal) throw *refusal;
+    validate(config);
+    check_alone(config);
+  });
+}
+
+Session open_session(const TrainConfig& config, const std::function<void()>& check) {
   set_log_level_named(config.log_level);
   // Before there are threads. NVML has this order too, so what people read in its tables holds here.
   set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
@@ -116,17 +127,22 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
   options.timeout_seconds = config.timeout_seconds;
   options.backend = config.backend;
   options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
-  Session session = meet(options, [&] {
-    if (refusal) throw *refusal;
-    validate(config);
-  });
+  Session session = meet(options, check);
   const DeviceChoice choice = choose_together(config, session);
   session.device = choice.device;
   bind(session, comm::locality_of(choice.gpu.bus_id));
+  if (config.parallel == Parallel::kDp && choice.device.kind == DeviceKind::kCpu)
+    session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;
   open_device(config, choice, session);
   log_debug("{}, {}", session.backend->describe(), session.binding.text);
   return session;
+}
+
+Session open_session(const std::string& device) {
+  TrainConfig config;
+  config.device = device;
+  return open_session(config, [&] { parse_device(device); });
 }
 
 }  // namespace lockstep::trainer

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/device.h"
 #include "base/error.h"
@@ -23,7 +24,7 @@ struct Session {
   std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
   Device device;                              // of this rank; all ranks' are of one kind
   comm::Binding binding;
-  int threads = 1;  // that compute
+  int threads = 1;  // that compute on each device
   std::unique_ptr<nn::Backend> backend;
   std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`
 
@@ -42,5 +43,12 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
 /// (choose_device), binds this process to cores close to it, and opens it. The GPU is the only one on which this
 /// process ever has a context. Sets CUDA_DEVICE_ORDER to PCI_BUS_ID unless it is set. Throws what cannot be.
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal);
+/// The same with another `check` than that of a training configuration, of which only what concerns devices, threads
+/// and logs is looked at.
+Session open_session(const TrainConfig& config, const std::function<void()>& check);
+
+/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has
+/// it.
+Session open_session(const std::string& device = "auto");
 
 }  // namespace lockstep::trainer

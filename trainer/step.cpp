@@ -1,5 +1,6 @@
 #include "trainer/step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -10,13 +11,12 @@
 namespace lockstep::trainer {
 
 TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica,
-                           std::unique_ptr<nn::Optimizer> optimizer, std::vector<std::int64_t> sample_dims,
-                           const Options& options)
+                           std::unique_ptr<nn::Optimizer> optimizer, SampleFormat format, const Options& options)
     : backend_(backend),
       module_(module),
       replica_(replica),
       optimizer_(std::move(optimizer)),
-      sample_dims_(std::move(sample_dims)),
+      format_(std::move(format)),
       options_(options),
       tape_(backend),
       recorded_(backend, replica, module, options.activations),
@@ -26,6 +26,11 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
       squares_of_steps_(backend, sizeof(double)) {
   std::iota(all_.begin(), all_.end(), std::size_t{0});
   begun_.reserve(static_cast<std::size_t>(backend.steps_ahead()) + 1);
+  tape_.set_activations(options.activations);
+  if (options_.dropout) {
+    dropout_state_ = backend.empty({3}, DType::kI64);
+    tape_.set_dropout_state(dropout_state_);
+  }
   if (options_.trace == nullptr) return;
   layers_ = std::make_unique<LayerTrace>(*options_.trace, module_);
   tape_.set_observer(layers_.get());
@@ -34,6 +39,7 @@ TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& re
 void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
   optimizer_->begin_step(lr);
+  write_dropout_state(step, batch.plan, {.begin = 0, .count = batch.plan.local_count});
   Clock::duration waited{};
   if (!run_recorded(step, batch)) {
     compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
@@ -58,6 +64,7 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
     std::memcpy(&squares, squares_of_steps_.take(look_around).data(), sizeof squares);
     outcome.grad_norm = std::sqrt(squares);
   }
+  if (outcome.totals.absent > 0) replica_.refuse_absent();
   outcome.step = begun_.front().step;
   outcome.waited = begun_.front().waited;
   begun_.erase(begun_.begin());
@@ -65,23 +72,47 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
 }
 
 bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
-  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, sample_dims_);
+  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, format_);
   if (!options_.record || options_.trace != nullptr) return false;
+  if (options_.accumulate > 1 && dropout_state_.defined()) return false;  // what is dropped changes from part to part
   return recorded_.run(step, {.global_count = batch.plan.global_count, .variant = variant_}, inputs_,
                        [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
+}
+
+void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part) {
+  if (!dropout_state_.defined()) return;
+  const nn::DropoutState state = {
+      .seed = static_cast<std::int64_t>(options_.seed),
+      .step = step,
+      .first_sample = static_cast<std::int64_t>(plan.local_begin - plan.global_begin + part.begin)};
+  backend_.write(std::as_bytes(std::span(&state, 1)), dropout_state_);
 }
 
 void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
   tape_.reset();  // a recording that was refused has left something there
   replica_.begin_step(step);
-  if (inputs.x.defined()) {
-    const nn::Loss loss = forward(tape_, module_, inputs, 1.0f / static_cast<float>(plan.global_count));
-    replica_.backward(tape_, loss, static_cast<std::int64_t>(plan.local_count));
-  } else {
-    replica_.contribute_nothing();
-  }
+  const auto most = static_cast<std::uint64_t>(options_.accumulate);
+  const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
+  if (parts == 0) replica_.contribute_nothing();
+  for (std::uint64_t p = 0; p < parts; ++p)
+    compute_part(step, inputs, plan, sampler::slice_of(plan.local_count, p, parts), p + 1 == parts);
   update();
   tape_.reset();
+}
+
+void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan,
+                                const sampler::Slice& part, bool last) {
+  tape_.reset();
+  if (part.count < plan.local_count) write_dropout_state(step, plan, part);
+  const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
+  const nn::Loss loss = forward(tape_, module_, rows_of(inputs, part), 1.0f / labels);
+  replica_.backward(tape_, loss, static_cast<std::int64_t>(part.count), last);
+}
+
+Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
+  if (!inputs.x.defined()) return no_inputs(backend_, format_, options_.activations);
+  const auto begin = static_cast<std::int64_t>(part.begin), end = static_cast<std::int64_t>(part.begin + part.count);
+  return {.x = inputs.x.slice(begin, end), .labels = inputs.labels.slice(begin, end)};
 }
 
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they

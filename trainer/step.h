@@ -25,12 +25,15 @@ class TrainingStep {
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
     bool record = true;               // steps that come again, where the device can; not with a trace
-    bool keep_inputs = false;         // the first batch's copy on the device is used in all steps: for measurements
+    bool dropout = false;             // whether the module has any; `seed` says what it drops
+    std::uint64_t seed = 1;
+    int accumulate = 1;        // parts in which a rank's share of a step is computed
+    bool in_step = false;      // every rank runs every part, also of no samples: there are collectives in it
+    bool keep_inputs = false;  // the first batch's copy on the device is used in all steps: for measurements
   };
 
-  /// `sample_dims`: of one sample, without N.
   TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica, std::unique_ptr<nn::Optimizer> optimizer,
-               std::vector<std::int64_t> sample_dims, const Options& options);
+               SampleFormat format, const Options& options);
 
   struct Outcome {
     std::int64_t step = 0;
@@ -43,6 +46,8 @@ class TrainingStep {
   /// finite; no rank returns before it has taken part in all collectives. On a device the step may still be under way
   /// then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr);
+
+  const nn::Optimizer& optimizer() const { return *optimizer_; }
 
   /// For callers that change what collectives do: recordings of one variant are not used for another.
   void set_variant(int variant) { variant_ = variant; }
@@ -58,6 +63,10 @@ class TrainingStep {
  private:
   bool run_recorded(std::int64_t step, const data::Batch& batch);
   void compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
+  void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
+                    bool last);
+  Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
+  void write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part);
   void update();
   void update_bucket(std::span<const std::size_t> slots);
   bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }
@@ -66,13 +75,14 @@ class TrainingStep {
   nn::Module& module_;
   Replica& replica_;
   std::unique_ptr<nn::Optimizer> optimizer_;
-  std::vector<std::int64_t> sample_dims_;
+  SampleFormat format_;
   Options options_;
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
   Inputs inputs_;  // of this step
   RecordedSteps recorded_;
   int variant_ = 0;
+  nn::Tensor dropout_state_;      // (3) i64; undefined without dropout
   nn::Tensor squares_;            // () f64, of the gradients of this step
   std::vector<std::size_t> all_;  // parameters
   LateResults totals_, squares_of_steps_;

@@ -11,13 +11,18 @@
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "nn/io/state.h"
+#include "trainer/adopt_card.h"
 #include "trainer/build.h"
+#include "trainer/checkpoint/checkpoints.h"
+#include "trainer/checkpoint/resume.h"
+#include "trainer/data_parallel.h"
 #include "trainer/evaluate.h"
 #include "trainer/progress.h"
 #include "trainer/replica.h"
 #include "trainer/schedule.h"
 #include "trainer/session.h"
 #include "trainer/step.h"
+#include "trainer/sync_batch_norm.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -27,10 +32,16 @@ namespace {
 class Run {
  public:
   Run(const TrainConfig& config, Session& session)
-      : config_(config), group_(*session.group), backend_(*session.backend) {
+      : config_(config),
+        group_(*session.group),
+        backend_(*session.backend),
+        checkpoints_(config, session.group->rank()) {
     comm::agree_on(group_, [&] {
-      splits_ = open_splits(config_);
-      model_ = build_model(config_, backend_, *splits_.train);
+      const auto card = adopt_weights(config_);
+      splits_ = open_splits(config_, card);
+      model_ = build_model(config_, backend_, *splits_.train, card);
+      if (config_.parallel == Parallel::kDp)
+        data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       if (config_.steps)
@@ -40,6 +51,9 @@ class Run {
                          "give fewer --epochs");
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
+    const CheckpointCard plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
+    resumed_ = resume_module(config_, group_, plan, *model_);
+    if (resumed_) sampler_->restore(resumed_->card.position);
     comm::agree_on(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
@@ -47,7 +61,8 @@ class Run {
         const AtomicFile probe(config_.save);
       }
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
-      metrics_ = Metrics(config_.metrics);
+      metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->card.step) : Metrics(config_.metrics);
+      if (resumed_) metrics_.write(ResumeReport{.step = resumed_->card.step, .world_size = group_.size()});
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
@@ -55,21 +70,34 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    replica_.emplace(session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()));
+    if (config_.sync_batchnorm && convert_sync_batchnorm(*model_, session.gradients()) == 0 && group_.rank() == 0)
+      log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
+    replica_.emplace(
+        session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
+        Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
+    auto optimizer = make_optimizer(config_, replica_->parameters());
+    if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *replica_);
+    comm::agree_on(group_, [&] {
+      checkpoints_.open(*model_, *optimizer, plan, metadata_of(card_of(config_, *splits_.train)), resumed_);
+    });
+    if (checkpoints_.wanted()) replica_->count_stops();
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
-    step_.emplace(backend_, *model_, *replica_, make_optimizer(config_, replica_->parameters()),
-                  splits_.train->sample_dims(),
+    step_.emplace(backend_, forwarded(), *replica_, std::move(optimizer), format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = config_.clip_norm,
                                         .want_norm = static_cast<bool>(metrics_),
                                         .trace = trace(),
                                         .activations = activations_of(config_),
-                                        .record = config_.graphs});
-    rate_.emplace(config_, total_steps_);
+                                        .record = config_.graphs && data_parallel_ == nullptr && !config_.find_unused,
+                                        .dropout = config_.model.dropout > 0,
+                                        .seed = config_.seed,
+                                        .accumulate = config_.accumulate,
+                                        .in_step = config_.sync_batchnorm});
+    rate_.emplace(config_, total_steps_, group_.size());
   }
 
-  void execute() {
+  int execute() {
     try {
-      train_and_report();
+      return train_and_report();
     } catch (...) {
       if (trace_) trace_->write_own();
       throw;
@@ -77,17 +105,26 @@ class Run {
   }
 
  private:
-  void train_and_report() {
+  int train_and_report() {
     const std::int64_t epochs = (total_steps_ - 1) / steps_per_epoch_ + 1;
-    Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every);
+    Progress progress(Progress::style_for(group_.rank(), config_.quiet), total_steps_, epochs, config_.log_every,
+                      first_steps());
     progress.announce(fmt::format("training {} on {} ({} samples) with {} rank{}, global batch {}, {}",
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
-                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch, backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test,
-                        static_cast<std::int64_t>(std::max<std::uint64_t>(1, sampler_->max_local_count())),
-                        config_.workers, activations_of(config_));
+                                  group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
+                                  data_parallel_ ? data_parallel_->describe() : backend_.describe()));
+    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, activations_of(config_));
     EvalReport evaluation;
-    for (std::int64_t step = 1; step <= total_steps_; ++step) {
+    if (resumed_) {
+      progress.announce(fmt::format("going on after step {}, from {}", first_steps(), resumed_->path));
+      // Checkpoints are taken before the evaluation that is due after their steps.
+      const sampler::SamplerState at = sampler_->state();
+      const bool between = at.cursor == 0;
+      if ((first_steps() == total_steps_ || (between && evaluation_due(at.epoch))) &&
+          !evaluate(evaluator, first_steps(), between ? at.epoch : at.epoch + 1, progress, evaluation))
+        return leave(first_steps());
+    }
+    for (std::int64_t step = first_steps() + 1; step <= total_steps_; ++step) {
       if (trace_) trace_->set_step(step);
       const data::Batch& batch = next_batch();
       const sampler::StepPlan plan = batch.plan;
@@ -95,16 +132,55 @@ class Run {
       const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
       const bool last = step == total_steps_;
       const auto epoch = static_cast<std::int64_t>(plan.epoch) + 1;
-      const bool epoch_due = plan.last_of_epoch && config_.eval_every > 0 && epoch % config_.eval_every == 0;
-      const bool pause = check || last || epoch_due;
-      while (step_->outcome_due() || (pause && step_->outcomes_waiting() > 0)) report_step(progress);
+      const bool epoch_due = plan.last_of_epoch && evaluation_due(static_cast<std::uint64_t>(epoch));
+      const bool checkpoint = checkpoints_.due(step, plan.last_of_epoch, last);
+      position_ = batch.state_after;
+      const bool pause = check || last || epoch_due || checkpoint;
+      while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
       if (check) replica_->check();
-      if (!last && !epoch_due) continue;
-      evaluation = evaluate(evaluator, step);
-      progress.evaluation(evaluation, epoch);
-      if (!std::isfinite(evaluation.loss)) diverged("evaluation loss", evaluation.loss, step, epoch);
+      if (checkpoint) take_checkpoint(step);
+      if (stop_wanted_) return leave(step);
+      if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
+        return leave(step);
     }
     finish(progress, evaluation, epochs);
+    return 0;
+  }
+
+  std::int64_t first_steps() const { return resumed_ ? resumed_->card.step : 0; }
+
+  // At the end of epoch `epoch`, from 1.
+  bool evaluation_due(std::uint64_t epoch) const {
+    return config_.eval_every > 0 && epoch % static_cast<std::uint64_t>(config_.eval_every) == 0;
+  }
+
+  void take_checkpoint(std::int64_t step) {
+    const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
+    checkpoints_.take(step, position_, step_->optimizer().steps(), replica_->order());
+  }
+
+  // Someone has asked some rank to stop, and all know.
+  int leave(std::int64_t step) {
+    take_checkpoint(step);
+    const auto saved = group_.all_gather_numbers(checkpoints_.finish() ? 1 : 0);
+    const auto asked = group_.all_gather_numbers(stop_request());
+    checkpoints_.tell_failures();
+    if (trace_) trace_->write(group_);
+    if (saved.front() == 0)
+      throw InterruptedError(static_cast<int>(*std::ranges::max_element(asked)),
+                             fmt::format("stopped after step {} without a checkpoint of it", step));
+    log_info("stopped after step {} of {}, which is saved in {} → the same command with --resume auto goes on", step,
+             total_steps_, config_.checkpoint_dir);
+    return static_cast<int>(ExitCode::kCheckpointed);
+  }
+
+  /// What batches go through: the model, or what shares them out to several.
+  nn::Module& forwarded() { return data_parallel_ ? data_parallel_->module() : *model_; }
+
+  // The most that a rank computes with in training.
+  std::int64_t samples_at_once() const {
+    const auto parts = static_cast<std::uint64_t>(config_.accumulate);
+    return static_cast<std::int64_t>(std::max<std::uint64_t>(1, (sampler_->max_local_count() + parts - 1) / parts));
   }
 
   Trace* trace() { return trace_ ? &*trace_ : nullptr; }
@@ -121,6 +197,7 @@ class Run {
   void begin_step(std::int64_t step, const data::Batch& batch) {
     throw_if_stopped("training");
     begun_.push_back({.begin = Clock::now(), .plan = batch.plan, .lr = rate_->at(step - 1)});
+    if (checkpoints_.wanted()) replica_->ask_to_stop(stop_request() != 0);
     step_->run(step, batch, begun_.back().lr);
   }
 
@@ -135,14 +212,16 @@ class Run {
 
     LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == begun.plan.global_count, "{} of {} samples",
                     outcome.totals.count, begun.plan.global_count);
-    const StepReport report{.step = outcome.step,
-                            .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
-                            .loss = outcome.totals.loss / outcome.totals.count,
-                            .lr = begun.lr,
-                            .grad_norm = outcome.grad_norm,
-                            .step_ms = 1e3 * seconds,
-                            .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-                            .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
+    const StepReport report{
+        .step = outcome.step,
+        .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
+        .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->labels_per_sample())),
+        .lr = begun.lr,
+        .grad_norm = outcome.grad_norm,
+        .step_ms = 1e3 * seconds,
+        .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
+        .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
+    if (outcome.totals.stops > 0) stop_wanted_ = true;
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
@@ -154,12 +233,18 @@ class Run {
     progress.step(report);
   }
 
-  EvalReport evaluate(Evaluator& evaluator, std::int64_t step) {
+  // Whether it came to an end; the ranks may have been asked to stop.
+  bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
+                EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
-    replica_->broadcast_buffers();
-    const EvalReport report = evaluator.run(*model_, step);
+    if (!config_.no_broadcast_buffers) replica_->broadcast_buffers();
+    report = evaluator.run(forwarded(), step);
+    if (report.stopped) return false;
     metrics_.write(report);
-    return report;
+    const auto epoch = static_cast<std::int64_t>(epochs_done);
+    progress.evaluation(report, epoch);
+    if (!std::isfinite(report.loss)) diverged("evaluation loss", report.loss, step, epoch);
+    return true;
   }
 
   // All ranks see the same sum: one of them says so.
@@ -182,7 +267,14 @@ class Run {
                              .params_sha256 = group_.rank() == 0 ? nn::parameters_sha256(*model_) : std::string()};
     metrics_.write(report);
     if (group_.rank() == 0)
-      progress.summary({.final = report, .samples = samples_, .train_s = train_seconds_, .comm_wait_s = wait_seconds_});
+      progress.summary({.final = report,
+                        .steps_here = total_steps_ - first_steps(),
+                        .samples = samples_,
+                        .train_s = train_seconds_,
+                        .comm_wait_s = wait_seconds_});
+    checkpoints_.finish();
+    checkpoints_.tell_failures();
+    tell_damaged();
     comm::agree_on(group_, [&] {
       if (group_.rank() == 0) save();
     });
@@ -194,29 +286,46 @@ class Run {
     });
   }
 
+  // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
+  void tell_damaged() {
+    for (const auto& dataset : {splits_.train, splits_.test}) {
+      const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->damaged()));
+      const std::int64_t most = *std::ranges::max_element(counts);
+      if (most == 0 || group_.rank() != 0) continue;
+      log_warn("{}: {} of {} samples {} damaged{}: others took their places, and the warnings above name them",
+               dataset->name(), most, dataset->size(), most == 1 ? "is" : "are",
+               group_.size() == 1 ? "" : ", or more, where no rank saw all of them");
+    }
+  }
+
   void save() const {
     if (config_.save.empty()) return;
     try {
-      nn::write_safetensors(config_.save, nn::state_of(*model_), {{"format", "pt"}});
+      nn::write_safetensors(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }
   }
 
-  const TrainConfig& config_;
+  TrainConfig config_;
   comm::ProcessGroup& group_;
   nn::Backend& backend_;
   Clock::time_point start_ = Clock::now();
 
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
+  std::unique_ptr<DataParallelModel> data_parallel_;  // nullptr: this process computes on one device
   std::optional<sampler::DistributedSampler> sampler_;
   std::optional<data::Loader> loader_;
   Metrics metrics_;  // rank 0's
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
+  std::optional<Resumed> resumed_;
   std::optional<Replica> replica_;
   std::optional<TrainingStep> step_;
+  Checkpoints checkpoints_;         // its thread only has what it was given
+  sampler::SamplerState position_;  // after the last step that has begun
+  bool stop_wanted_ = false;
   std::optional<LearningRate> rate_;
 
   struct BegunStep {
@@ -235,12 +344,15 @@ class Run {
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
   Session session = open_session(config, refusal);
+  std::optional<DeferredStops> deferred;
+  int code = 0;
   {
     Run run(config, session);
-    run.execute();
+    if (!config.checkpoint_dir.empty()) deferred.emplace();
+    code = run.execute();
   }
   session.shutdown();
-  return 0;
+  return code;
 }
 
 }  // namespace lockstep::trainer

@@ -10,7 +10,8 @@ namespace lockstep::trainer {
 
 /// Runs `config` from start to end as one rank of the world that the environment describes (a world of one without a
 /// launcher). Progress goes to stdout on rank 0. Collective: every rank of the world calls it with the same
-/// configuration. Returns the exit code 0; throws lockstep::Error otherwise.
+/// configuration. Returns the exit code 0, or 75 where it was asked to stop and has saved a checkpoint first
+/// (config.checkpoint_dir); throws lockstep::Error otherwise.
 ///
 /// `refusal`: what this rank found wrong with its flags. It is not thrown before the ranks have met, so that a flag
 /// that is wrong on all of them is complained about once.

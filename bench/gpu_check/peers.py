@@ -11,8 +11,13 @@ from harness.processes import Failure, Process
 CONFIGURATIONS = ("eager", "eager+graph", "compile", "compile+graph", "reduce-overhead", "max-autotune")
 QUICK = ("eager", "eager+graph", "compile+graph", "reduce-overhead")
 SLOW = ("max-autotune",)
-MODELS = ("mlp", "cnn")
+MODELS = ("mlp", "cnn")  # small ones, in which a step is short
 BATCHES = (64, 4096)
+# What is measured of each model: batches, how many steps, and whether in plain f32 too, which takes the large ones long.
+WORKLOADS = {"mlp": (BATCHES, 600, True), "cnn": (BATCHES, 600, True), "resnet18-cifar": ((512,), 200, False),
+             "resnet50": ((64,), 60, False), "lstm": ((64,), 100, False), "gpt": ((64,), 200, True),
+             "gpt2": ((16,), 60, False)}
+GROUPS = [(model, batch) for model, (batches, _, _) in WORKLOADS.items() for batch in batches]
 
 
 def why_missing() -> str:
@@ -43,7 +48,7 @@ class Peers:
             try:
                 process = Process(f"PyTorch {model}",
                                   ["python3", "-B", ROOT / "bench/peers/torch/gpu_step.py", "--model", model], clean)
-                for batch, configuration in self._orders(configurations):
+                for batch, configuration in self._orders(model, configurations):
                     process.send({"do": "build", "batch": batch, "configuration": configuration})
                 self._processes[key] = process
             except Failure as failure:
@@ -52,15 +57,15 @@ class Peers:
     def _keys(self) -> list:
         """By process: a model, and its configurations. One that takes long to compile does not hold up the others."""
         fast = tuple(c for c in self.configurations if c not in SLOW)
-        return [(model, group) for model in MODELS
+        return [(model, group) for model in WORKLOADS
                 for group in (fast, *((c,) for c in self.configurations if c in SLOW))]
 
     def _key(self, model: str, configuration: str) -> tuple:
         return next(key for key in self._keys() if key[0] == model and configuration in key[1])
 
     @staticmethod
-    def _orders(configurations) -> list:
-        return [(batch, configuration) for configuration in configurations for batch in BATCHES]
+    def _orders(model: str, configurations) -> list:
+        return [(batch, configuration) for configuration in configurations for batch in WORKLOADS[model][0]]
 
     def wait_until_built(self, end: float) -> None:
         """Their answers to all that was asked of them first. A process that is late is out with all its
@@ -70,7 +75,7 @@ class Peers:
         self.waited = True
         for key, process in list(self._processes.items()):
             try:
-                for batch, configuration in self._orders(key[1]):
+                for batch, configuration in self._orders(*key):
                     answer = process.receive(max(1.0, end - time.monotonic()), end)
                     self.version = answer.get("version", self.version)
                     self._built[key[0], batch, configuration] = answer

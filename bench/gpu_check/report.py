@@ -136,8 +136,8 @@ def _timeline(data: dict) -> list:
 
 
 _FORMULA = ("Model FLOP/s utilisation (MFU) is 2 floating-point operations for each multiply-add of the model's matrix "
-            "products and convolutions, forward and backward, without the input gradient of the first layer, divided by "
-            "the time of a step and by the GPU's peak for dense products of the precision")
+            "products and convolutions, forward and backward, without the input gradient of what reads the data, and of "
+            "attention for the pairs that a causal mask leaves, divided by the time of a step and by the GPU's peak for dense products of the precision")
 
 
 def _throughput(data: dict) -> list:

@@ -1,17 +1,40 @@
 """The sections that say how fast it is."""
+import array
 import json
+import random
+import sys
 import time
 
 from gpu_check.check import Check, Skip
-from gpu_check.peers import BATCHES, MODELS, Peers
+from gpu_check.peers import BATCHES, GROUPS, MODELS, WORKLOADS, Peers
 from harness.processes import Failure
 from harness.stats import Spread, quantile, ratio
+
+
+# Tokens of a sample, and how many there are, as bench/peers/torch/models.py has them.
+_TEXTS = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
+
+
+def _data(check: Check, model: str) -> list:
+    """Flags for made-up tokens; `lockstep bench` makes up the data of the other models itself."""
+    if model not in _TEXTS:
+        return []
+    context, vocabulary = _TEXTS[model]
+    path = check.scratch / f"tokens-{vocabulary}.bin"
+    if not path.exists():
+        generator = random.Random(1)
+        tokens = array.array("H", (generator.randrange(vocabulary) for _ in range(200_000)))
+        if sys.byteorder == "big":
+            tokens.byteswap()
+        path.write_bytes(tokens.tobytes())
+    return ["--data", f"tokens:{path}", "--classes", vocabulary, "--context", context]
 
 
 def _step(check: Check, model: str, batch: int, more: list, ranks: int = 1) -> dict:
     """What `lockstep bench step` says."""
     shared = check.ranks_share(ranks)
-    argv = [check.lockstep, "bench", "step", model, "--batch", batch, "--device", "cuda", "--json", *more]
+    argv = [check.lockstep, "bench", "step", model, "--batch", batch, "--device", "cuda", "--json",
+            *_data(check, model), *more]
     if ranks == 1:
         return check.run_json(argv)
     argv += ["--timeout-seconds", 25, *(["--share-devices"] if shared else [])]
@@ -53,17 +76,18 @@ _FIGURES = ("model", "batch", "precision", "step_ms", "step_ms_p10", "step_ms_p9
 def throughput(check: Check, data: dict) -> None:
     """Every model alone, in every precision."""
     data["runs"] = []
-    for model in MODELS:
-        for batch in BATCHES:
-            for precision, flags in (("f32", []), ("tf32", ["--tf32"]), ("bf16", ["--precision", "bf16"])):
-                try:
-                    result = _step(check, model, batch, [*flags, "--steps", 600])
-                except Failure as failure:
-                    check.problem(f"{model}, batch {batch}, {precision}: {failure}")
-                    continue
-                data["runs"].append({key: result.get(key) for key in _FIGURES})
-                if result["precision"] != precision:
-                    check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
+    for model, batch in GROUPS:
+        _, steps, in_f32 = WORKLOADS[model]
+        plain = [("f32", [])] if in_f32 else []
+        for precision, flags in (*plain, ("tf32", ["--tf32"]), ("bf16", ["--precision", "bf16"])):
+            try:
+                result = _step(check, model, batch, [*flags, "--steps", steps])
+            except Failure as failure:
+                check.problem(f"{model}, batch {batch}, {precision}: {failure}")
+                continue
+            data["runs"].append({key: result.get(key) for key in _FIGURES})
+            if result["precision"] != precision:
+                check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
     # As training does it: the batch comes from the host in every step.
     data["copied"] = []
     for model in MODELS:
@@ -79,7 +103,7 @@ def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> Non
              "configurations": list(peers.configurations), "groups": []}
     check.note(["python3", "bench/peers/torch/gpu_step.py", "--model", "MODEL", "--batch", "BATCH", "--configuration",
                 "CONFIGURATION"])
-    groups = [(model, batch) for model in MODELS for batch in BATCHES]
+    groups = GROUPS
     results = {group: {} for group in groups}  # by contestant, by round: ms
     refused = {group: {} for group in groups}
     flops, rounds, end = {}, 0, time.monotonic() + max(20.0, check.left() - 20)
@@ -92,7 +116,7 @@ def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> Non
                 break
             model, batch = group
             try:
-                said = _step(check, model, batch, ["--precision", "bf16", "--steps", 400])
+                said = _step(check, model, batch, ["--precision", "bf16", "--steps", min(400, WORKLOADS[model][1])])
                 flops[group] = (said["flops_per_step"], said.get("peak_tflops"))
                 results[group].setdefault("lockstep", {})[rounds] = said["step_ms"]
             except Failure as failure:

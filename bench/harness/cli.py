@@ -49,6 +49,12 @@ def positive(text: str) -> int:
     return value
 
 
+def model(text: str) -> tuple:
+    """"mlp" or "mlp:64": a name, and samples a rank or None."""
+    name, colon, batch = text.partition(":")
+    return word(name), positive(batch) if colon else None
+
+
 def size(text: str) -> int:
     """Bytes: "8", "64K", "25M", powers of 1024 as lockstep bench takes them; at least one f32."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -11,6 +11,7 @@ import pathlib
 
 from harness.processes import Failure, environment, run
 
+CONTEXTS = {"gpt": 128, "gpt2": 256, "lstm": 128}  # tokens of a sample, as bench/peers/torch/models.py has them
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -24,8 +25,10 @@ class StepTask:
     warmup_steps: int
 
     def flags(self) -> list:
-        return [self.model, "--batch", self.batch, "--threads", self.threads, "--steps", self.steps, "--warmup-steps",
-                self.warmup_steps]
+        context = ["--context", CONTEXTS[self.model]] if self.model in CONTEXTS else []
+        optimizer = ["--optimizer", "adamw"] if self.model.startswith("resnet") else []  # theirs is SGD, the peers' AdamW
+        return [self.model, *context, *optimizer, "--batch", self.batch, "--threads", self.threads, "--steps", self.steps,
+                "--warmup-steps", self.warmup_steps]
 
 
 @dataclasses.dataclass(frozen=True)

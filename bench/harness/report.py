@@ -74,11 +74,11 @@ def _memory_without_gpu(result: dict) -> int:
                                                result.get("gpu_library_bytes", [0] * len(result["peak_memory_bytes"]))))
 
 
-def _steps(model: str, group: list) -> list:
+def _steps(model: str, batch: int, group: list) -> list:
     def step_ms(result):
         return result["step_ms"]
 
-    lines = [f"#### {model}", "",
+    lines = [f"#### {model}, {batch} samples a rank", "",
              "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | "
              "time, lockstep = 1 |",
              "|---|---:|---:|---:|---:|---:|---:|"]
@@ -170,10 +170,10 @@ def section(data: dict) -> str:
              f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}"
              f"; PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
     if data["steps"]:
-        lines += ["### A training step", "", f"{s['batch']} samples a rank, f32, AdamW, made-up data; {s['steps']} "
-                  "steps a turn, of each the slowest rank's time.", ""]
+        lines += ["### A training step", "", f"f32, AdamW, made-up data; {s['steps']} steps a turn, of each the slowest "
+                  "rank's time.", ""]
         for model, group in data["steps"].items():
-            lines += _steps(model, group)
+            lines += _steps(model, s["batches"][model], group)
     if data["allreduce"]:
         lines += _allreduce(data["allreduce"], s["sizes"])
     if data["startup"]:

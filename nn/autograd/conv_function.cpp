@@ -44,7 +44,8 @@ class ConvNode final : public Node {
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
-    const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through_relu(output()) : tape.take_grad(output());
+    const Tensor dy =
+        epilogue_ == Epilogue::kRelu ? tape.take_grad_through(output(), epilogue_) : tape.take_grad(output());
     ConvGradients(backend, w, parameters()[1], window_).add(x_.value(), dy);
     if (!x_.needs_grad()) return;
     tape.parameters_done(*this);
@@ -117,6 +118,7 @@ bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
 }  // namespace
 
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
+  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu, "GELU behind a convolution");
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
   Tensor y = tape.backend().empty(convolved_shape(x, w, window), dtype);
@@ -129,6 +131,7 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
 
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
                     const Window& pool) {
+  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu, "GELU behind a convolution");
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
   Shape piece = convolved_shape(x, w, window);

@@ -1,12 +1,14 @@
 // Differentiable operators: each computes its result at once and records its backward on the tape.
-// Activations are (N, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
+// Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
 #pragma once
+
+#include <optional>
 
 #include "nn/autograd/tape.h"
 
 namespace lockstep::nn {
 
-/// epilogue(x (N, I) · wᵀ + b); w (O, I), b (O) or nullptr.
+/// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr. GELU is kTanh.
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Epilogue::kNone);
 
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
@@ -27,14 +29,49 @@ struct BatchNormState {
   const Tensor& running_variance;
   double momentum = 0.1;
   double eps = 1e-5;
+  StatisticsExchange* exchange = nullptr;  // of the ranks that share a batch; it must outlive the tape's next reset
 };
 /// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
-/// running ones.
-Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training);
+/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken. With
+/// an exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and
+/// forward and backward are collective.
+Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
+               Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
+
+/// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
+Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);
 
 Var relu(Tape& tape, Var x);
+Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
+/// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` tells the
+/// dropouts of a model apart. What is kept hangs on tape.dropout_state() (PointwiseKernels::dropout).
+Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
+
+/// tokens (…) i32, table (V, C) → (…, C).
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
+/// x (N, T, C) + rows [first, first + T) of table (P, C).
+Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
+/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels).
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
+/// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
+struct LstmParameters {
+  Parameter& w_ih;
+  Parameter& w_hh;
+  Parameter& b_ih;
+  Parameter& b_hh;
+};
+/// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H). It begins with `state` and
+/// leaves the one behind the last step there, as constants: no gradient flows through it. nullptr, or tensors that are
+/// undefined: it begins with zeros.
+Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
+/// x (A, B, …) → (B, A, …), of at least three axes.
+Var swap_first_axes(Tape& tape, Var x);
+/// The rows of x (…, C) with these numbers (K) i32, counted over all axes but the last → (K, C).
+Var take_rows(Tape& tape, Var x, const Tensor& numbers);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
+/// relu(add(x, y)) in one pass.
+Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 
@@ -44,7 +81,7 @@ struct Loss {
   Var value;
   const Tensor& totals() const { return value.value(); }
 };
-/// logits (N, K); labels (N) i32 in [0, K). PyTorch's CrossEntropyLoss is scale = 1 / N.
+/// logits (…, K); labels (…) i32 in [0, K). PyTorch's CrossEntropyLoss is scale = 1 / count(labels).
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);

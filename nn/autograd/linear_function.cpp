@@ -3,6 +3,14 @@
 namespace lockstep::nn {
 namespace {
 
+// (…, features) as (N, features)
+Tensor as_rows(const Tensor& x) {
+  const std::int64_t features = x.size(x.shape().size() - 1);
+  std::int64_t rows = 1;
+  for (int axis = 0; axis + 1 < x.shape().size(); ++axis) rows *= x.size(axis);
+  return x.reshaped({rows, features});
+}
+
 class LinearNode final : public Node {
  public:
   LinearNode(Var output, Var x, Parameter& w, Parameter* b, Epilogue epilogue)
@@ -12,7 +20,9 @@ class LinearNode final : public Node {
     Backend& backend = tape.backend();
     Parameter& w = *parameters()[0];
     Parameter* const b = parameters()[1];
-    const Tensor dy = epilogue_ == Epilogue::kRelu ? tape.take_grad_through_relu(output()) : tape.take_grad(output());
+    const Tensor dy =
+        as_rows(epilogue_ == Epilogue::kNone ? tape.take_grad(output()) : tape.take_grad_through(output(), epilogue_));
+    const Tensor x = as_rows(x_.value());
     // Weights first: their collective can start while the input's gradient is computed.
     if (b != nullptr && b->requires_grad()) {
       const auto target = b->contribute();
@@ -20,16 +30,16 @@ class LinearNode final : public Node {
     }
     if (w.requires_grad()) {
       const auto target = w.contribute();
-      backend.linear().backward_weight(x_.value(), dy, target.accumulate, target.gradient);
+      backend.linear().backward_weight(x, dy, target.accumulate, target.gradient);
     }
     if (x_.needs_grad()) {
       tape.parameters_done(*this);
       Tensor dx = backend.empty(x_.shape(), dy.dtype());
-      if (x_.relu_mask().defined()) {
-        backend.linear().backward_input_masked(dy, w.as(dy.dtype()), x_.relu_mask(), dx);
-        tape.contribute_masked(x_, std::move(dx));
+      if (x_.aside().defined()) {
+        backend.linear().backward_input_through(dy, w.as(dy.dtype()), x_.activation(), x_.aside(), as_rows(dx));
+        tape.contribute_through(x_, std::move(dx));
       } else {
-        backend.linear().backward_input(dy, w.as(dy.dtype()), dx);
+        backend.linear().backward_input(dy, w.as(dy.dtype()), as_rows(dx));
         tape.contribute(x_, std::move(dx));
       }
     }
@@ -43,25 +53,35 @@ class LinearNode final : public Node {
 }  // namespace
 
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
-  const Tape::OpScope scope(tape, "linear", &w);
-  if (x.shape().size() != 2 || x.shape()[1] != w.value().size(1))
+  const int last = x.shape().size() - 1;
+  if (last < 1 || x.shape()[last] != w.value().size(1))
     throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),
                      "flatten the input, or match the layer's in_features to it");
   LinearKernels& kernels = tape.backend().linear();
   const DType dtype = x.value().dtype();
-  const std::int64_t samples = x.shape()[0], outputs = w.value().size(0);
   const bool needs_grad = x.needs_grad() || w.requires_grad() || (b != nullptr && b->requires_grad());
-  Tensor y = tape.backend().empty({samples, outputs}, dtype), mask;
-  const Tensor bias = b != nullptr ? b->as(dtype) : Tensor();
-  if (epilogue == Epilogue::kRelu && needs_grad && tape.recording())
-    if (const Shape shape = kernels.mask_shape(samples, outputs); shape.count() > 0)
-      mask = tape.backend().empty(shape, DType::kU8);
-  if (mask.defined())
-    kernels.forward_masked(x.value(), w.as(dtype), bias, y, mask);
-  else
-    kernels.forward(x.value(), w.as(dtype), bias, epilogue, y);
+  Shape shape = x.shape();
+  shape[last] = w.value().size(0);
+  const Tensor rows = as_rows(x.value());
+  Aside kept;
+  if (epilogue != Epilogue::kNone && needs_grad && tape.recording()) {
+    kept = kernels.aside_of(epilogue, rows.size(0), shape[last], dtype);
+    // What GELU is taken of cannot be told from its result.
+    if (epilogue == Epilogue::kGelu && kept.shape.count() == 0)
+      return gelu(tape, linear(tape, x, w, b), GeluKind::kTanh);
+  }
+  const Tape::OpScope scope(tape, "linear", &w);
+  Tensor y = tape.backend().empty(shape, dtype), aside;
+  const Tensor results = as_rows(y), bias = b != nullptr ? b->as(dtype) : Tensor();
+  if (kept.shape.count() > 0) {
+    aside = tape.backend().empty(kept.shape, kept.dtype);
+    kernels.forward_aside(rows, w.as(dtype), bias, epilogue, results, aside);
+  } else {
+    kernels.forward(rows, w.as(dtype), bias, epilogue, results);
+  }
   const Var out = tape.make_var(std::move(y), needs_grad);
-  tape.set_relu_mask(out, std::move(mask));
+  if (aside.defined())
+    tape.set_aside(out, epilogue, epilogue == Epilogue::kGelu ? aside.reshaped(shape) : std::move(aside));
   tape.record<LinearNode>(out, x, w, b, epilogue);
   return out;
 }

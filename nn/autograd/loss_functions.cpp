@@ -28,13 +28,17 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
   const Tape::OpScope scope(tape, "cross_entropy");
-  if (logits.shape().size() != 2 || labels.shape() != Shape{logits.shape()[0]})
+  const Shape& shape = logits.shape();
+  const int axes = shape.size() - 1;
+  if (axes < 1 || labels.shape() != Shape(shape.dims().first(static_cast<std::size_t>(axes))))
     throw UsageError(
-        fmt::format("cross entropy of logits {} with labels {}", to_string(logits.shape()), to_string(labels.shape())),
-        "logits are (N, classes), labels (N)");
+        fmt::format("cross entropy of logits {} with labels {}", to_string(shape), to_string(labels.shape())),
+        "logits have the labels' axes and behind them one of the classes");
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, logits);
-  tape.backend().loss().cross_entropy(logits.value(), labels, scale, totals, dlogits);
+  const Shape rows = {labels.count(), shape[axes]};
+  tape.backend().loss().cross_entropy(logits.value().reshaped(rows), labels.reshaped({rows[0]}), scale, totals,
+                                      dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
   return finish(tape, logits, std::move(totals), std::move(dlogits));
 }
 

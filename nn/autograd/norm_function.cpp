@@ -1,3 +1,6 @@
+#include <optional>
+#include <utility>
+
 #include "nn/autograd/functions.h"
 
 namespace lockstep::nn {
@@ -12,7 +15,7 @@ void deliver(Backend& backend, Parameter& parameter, const Tensor& gradient) {
     backend.pointwise().copy(gradient, target.gradient);
 }
 
-class BatchNormNode final : public Node {
+class BatchNormNode : public Node {
  public:
   BatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance,
                 bool given_statistics, double eps)
@@ -25,50 +28,160 @@ class BatchNormNode final : public Node {
 
   void backward(Tape& tape) override {
     Backend& backend = tape.backend();
-    Parameter& gamma = *parameters()[0];
-    Parameter& beta = *parameters()[1];
-    const Tensor& dy = tape.grad(output());
-    Tensor dx = backend.empty(x_.shape(), dy.dtype());
-    const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
-    backend.norm().backward(x_.value(), dy, gamma.value(), mean_, variance_, given_statistics_, eps_, dx, dgamma,
-                            dbeta);
-    if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
-    if (beta.requires_grad()) deliver(backend, beta, dbeta);
+    const Tensor dy = tape.take_grad(output());
+    Tensor dx = dy.is_sole_owner() ? dy : backend.empty(x_.shape(), dy.dtype());
+    deliver_gradients(tape, [&](const Tensor& dgamma, const Tensor& dbeta) {
+      backend.norm().backward(x_.value(), dy, parameters()[0]->value(), mean_, variance_, given_statistics_, eps_, dx,
+                              dgamma, dbeta);
+    });
     tape.contribute(x_, std::move(dx));
   }
 
- private:
+ protected:
+  // compute(dgamma, dbeta) overwrites them.
+  template <class Compute>
+  void deliver_gradients(Tape& tape, const Compute& compute) {
+    Backend& backend = tape.backend();
+    Parameter& gamma = *parameters()[0];
+    Parameter& beta = *parameters()[1];
+    const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
+    compute(dgamma, dbeta);
+    if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
+    if (beta.requires_grad()) deliver(backend, beta, dbeta);
+  }
+
   Var x_;
   Tensor mean_, variance_;
   bool given_statistics_;
   double eps_;
 };
 
+// In training, with the ReLU that follows, and what is added before it.
+class BatchNormReluNode final : public BatchNormNode {
+ public:
+  BatchNormReluNode(Var output, Var x, std::optional<Var> residual, Parameter& gamma, Parameter& beta, Tensor mean,
+                    Tensor variance, double eps)
+      : BatchNormNode(output, x, gamma, beta, std::move(mean), std::move(variance), false, eps), residual_(residual) {}
+
+  void backward(Tape& tape) override {
+    Backend& backend = tape.backend();
+    Tensor dy = tape.take_grad(output());
+    if (!dy.is_sole_owner()) {
+      const Tensor shared = std::exchange(dy, backend.empty(dy.shape(), dy.dtype()));
+      backend.pointwise().copy(shared, dy);
+    }
+    const bool apart = residual_ && residual_->needs_grad();
+    Tensor dx = apart ? backend.empty(x_.shape(), dy.dtype()) : dy;
+    deliver_gradients(tape, [&](const Tensor& dgamma, const Tensor& dbeta) {
+      backend.norm().backward_relu(x_.value(), output().value(), dy, parameters()[0]->value(), mean_, variance_, eps_,
+                                   dx, dgamma, dbeta);
+    });
+    tape.contribute(x_, std::move(dx));
+    if (apart) tape.contribute(*residual_, std::move(dy));
+  }
+
+ private:
+  std::optional<Var> residual_;
+};
+
+class SyncBatchNormNode final : public Node {
+ public:
+  SyncBatchNormNode(Var output, Var x, Parameter& gamma, Parameter& beta, Tensor mean, Tensor variance, Tensor rows,
+                    StatisticsExchange& exchange, double eps)
+      : Node(output, {&gamma, &beta}),
+        x_(x),
+        mean_(std::move(mean)),
+        variance_(std::move(variance)),
+        rows_(std::move(rows)),
+        exchange_(exchange),
+        eps_(eps) {}
+
+  void backward(Tape& tape) override {
+    Backend& backend = tape.backend();
+    Parameter& gamma = *parameters()[0];
+    Parameter& beta = *parameters()[1];
+    const std::int64_t channels = mean_.count();
+    const Tensor& dy = tape.grad(output());
+    const Tensor sums = backend.empty({2 * channels});
+    backend.norm().backward_sums(x_.value(), dy, mean_, variance_, eps_, sums);
+    // The parameters' gradients are this rank's share: whoever sums gradients over the ranks sums these too.
+    if (gamma.requires_grad()) deliver(backend, gamma, sums.slice(0, channels));
+    if (beta.requires_grad()) deliver(backend, beta, sums.slice(channels, 2 * channels));
+    if (!x_.needs_grad()) return;
+    Tensor dx = backend.empty(x_.shape(), dy.dtype());
+    backend.norm().backward_input(x_.value(), dy, gamma.value(), mean_, variance_, rows_, exchange_.sum(sums), eps_,
+                                  dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  Tensor mean_, variance_, rows_;
+  StatisticsExchange& exchange_;
+  double eps_;
+};
+
+Var sync_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state) {
+  Backend& backend = tape.backend();
+  const std::int64_t channels = gamma.value().count();
+  Tensor y = backend.empty(x.shape(), x.value().dtype());
+  Tensor mean = backend.empty({channels}), variance = backend.empty({channels}), rows = backend.empty({1});
+  const Tensor part = backend.empty({2 * channels + 1});
+  backend.norm().moments(x.value(), part);
+  backend.norm().join_moments(state.exchange->gather(part), state.momentum, mean, variance, rows, state.running_mean,
+                              state.running_variance);
+  backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), mean, variance, state.eps, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
+  tape.record<SyncBatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), std::move(rows),
+                                 *state.exchange, state.eps);
+  return out;
+}
+
 }  // namespace
 
-Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training) {
+Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
+               Epilogue epilogue, std::optional<Var> residual) {
   const Tape::OpScope scope(tape, "batch_norm", &gamma);
+  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu && (!residual || epilogue == Epilogue::kRelu));
   const std::int64_t channels = gamma.value().count();
   if (x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
                      "match num_features to the last axis of the input");
+  if (residual && (residual->shape() != x.shape() || residual->value().dtype() != x.value().dtype()))
+    throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(residual->shape())),
+                     "give both the same shape");
+  if (training && state.exchange != nullptr) {
+    const Var y = sync_batch_norm(tape, x, gamma, beta, state);
+    if (residual) return add_relu(tape, y, *residual);
+    return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
+  }
   Backend& backend = tape.backend();
   Tensor y = backend.empty(x.shape(), x.value().dtype());
-  Tensor mean = state.running_mean, variance = state.running_variance;
-  if (training) {
-    const std::int64_t rows = x.value().count() / channels;
-    if (rows < 2)
-      throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values a channel", to_string(x.shape())),
-                       "use a larger batch, or evaluation mode");
-    mean = backend.empty({channels});
-    variance = backend.empty({channels});
-    backend.norm().forward_train(x.value(), gamma.value(), beta.value(), state.eps, y, mean, variance);
-    backend.norm().update_running(mean, variance, rows, state.momentum, state.running_mean, state.running_variance);
-  } else {
-    backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), mean, variance, state.eps, y);
+  if (!training) {
+    backend.norm().forward_infer(x.value(), gamma.value(), beta.value(), state.running_mean, state.running_variance,
+                                 state.eps, y);
+    const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
+    tape.record<BatchNormNode>(out, x, gamma, beta, state.running_mean, state.running_variance, true, state.eps);
+    if (residual) return add_relu(tape, out, *residual);
+    return epilogue == Epilogue::kRelu ? relu(tape, out) : out;
   }
-  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
-  tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), !training, state.eps);
+  const std::int64_t rows = x.value().count() / channels;
+  if (rows < 2)
+    throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values a channel", to_string(x.shape())),
+                     "use a larger batch, or evaluation mode");
+  Tensor mean = backend.empty({channels}), variance = backend.empty({channels});
+  if (epilogue == Epilogue::kRelu)
+    backend.norm().forward_train_relu(x.value(), gamma.value(), beta.value(), state.eps,
+                                      residual ? residual->value() : Tensor(), y, mean, variance);
+  else
+    backend.norm().forward_train(x.value(), gamma.value(), beta.value(), state.eps, y, mean, variance);
+  backend.norm().update_running(mean, variance, rows, state.momentum, state.running_mean, state.running_variance);
+  const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad() ||
+                                                  (residual && residual->needs_grad()));
+  if (epilogue == Epilogue::kRelu)
+    tape.record<BatchNormReluNode>(out, x, residual, gamma, beta, std::move(mean), std::move(variance), state.eps);
+  else
+    tape.record<BatchNormNode>(out, x, gamma, beta, std::move(mean), std::move(variance), false, state.eps);
   return out;
 }
 

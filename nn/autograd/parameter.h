@@ -12,6 +12,7 @@ namespace lockstep::nn {
 enum class FileLayout : std::uint8_t {
   kSame,
   kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I), files have (O, I, Kh, Kw)
+  kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
 };
 
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it. One thread uses it at a time.
@@ -57,6 +58,10 @@ class Parameter {
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
   void forget_gradient() { has_gradient_ = false; }
+  /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
+  void gradient_written() { has_gradient_ = true; }
+  /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
+  bool awaits_backward() const { return pending_uses_ > 0; }
 
   /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`.
   struct Target {

@@ -6,7 +6,7 @@ namespace {
 class ReluNode final : public Node {
  public:
   ReluNode(Var output, Var x) : Node(output), x_(x) {}
-  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through_relu(output())); }
+  void backward(Tape& tape) override { tape.contribute(x_, tape.take_grad_through(output(), Epilogue::kRelu)); }
 
  private:
   Var x_;
@@ -18,6 +18,19 @@ class AddNode final : public Node {
   void backward(Tape& tape) override {
     tape.contribute(x_, tape.grad(output()));
     tape.contribute(y_, tape.grad(output()));
+  }
+
+ private:
+  Var x_, y_;
+};
+
+class AddReluNode final : public Node {
+ public:
+  AddReluNode(Var output, Var x, Var y) : Node(output), x_(x), y_(y) {}
+  void backward(Tape& tape) override {
+    const Tensor gradient = tape.take_grad_through(output(), Epilogue::kRelu);
+    tape.contribute(x_, gradient);
+    tape.contribute(y_, gradient);
   }
 
  private:
@@ -44,7 +57,43 @@ class FlattenNode final : public Node {
   Var x_;
 };
 
+/// (A, B, …) → (B, A, …): (A, B · F) turned round is (B, F, A), and each of those turned round is (A, F).
+Tensor with_first_axes_swapped(Backend& backend, const Tensor& x) {
+  Shape swapped = x.shape();
+  std::swap(swapped[0], swapped[1]);
+  const std::int64_t a = x.size(0), b = x.size(1);
+  if (a == 1 || b == 1 || x.count() == 0) return x.reshaped(swapped);
+  const std::int64_t features = x.count() / (a * b);
+  const Tensor turned = backend.empty({b, features, a}, x.dtype());
+  backend.pointwise().swap_last_axes(x.reshaped({1, a, b * features}), turned.reshaped({1, b * features, a}));
+  if (features == 1) return turned.reshaped(swapped);
+  const Tensor y = backend.empty(swapped, x.dtype());
+  backend.pointwise().swap_last_axes(turned, y.reshaped({b, a, features}));
+  return y;
+}
+
+class SwapFirstAxesNode final : public Node {
+ public:
+  SwapFirstAxesNode(Var output, Var x) : Node(output), x_(x) {}
+  void backward(Tape& tape) override {
+    tape.contribute(x_, with_first_axes_swapped(tape.backend(), tape.grad(output())));
+  }
+
+ private:
+  Var x_;
+};
+
 }  // namespace
+
+Var swap_first_axes(Tape& tape, Var x) {
+  const Tape::OpScope scope(tape, "swap_first_axes");
+  if (x.shape().size() < 3)
+    throw UsageError(fmt::format("the first axes of {} are to be swapped", to_string(x.shape())),
+                     "give it at least three axes");
+  const Var out = tape.make_var(with_first_axes_swapped(tape.backend(), x.value()), x.needs_grad());
+  tape.record<SwapFirstAxesNode>(out, x);
+  return out;
+}
 
 Var relu(Tape& tape, Var x) {
   const Tape::OpScope scope(tape, "relu");
@@ -55,11 +104,29 @@ Var relu(Tape& tape, Var x) {
   return out;
 }
 
-Var add(Tape& tape, Var x, Var y) {
-  const Tape::OpScope scope(tape, "add");
+namespace {
+
+void check_addends(Var x, Var y) {
   if (x.shape() != y.shape() || x.value().dtype() != y.value().dtype())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
                      "operands have one shape; nothing is broadcast");
+}
+
+}  // namespace
+
+Var add_relu(Tape& tape, Var x, Var y) {
+  const Tape::OpScope scope(tape, "add_relu");
+  check_addends(x, y);
+  Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
+  tape.backend().pointwise().add_relu(x.value(), y.value(), z);
+  const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
+  tape.record<AddReluNode>(out, x, y);
+  return out;
+}
+
+Var add(Tape& tape, Var x, Var y) {
+  const Tape::OpScope scope(tape, "add");
+  check_addends(x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add(x.value(), y.value(), z);
   const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());

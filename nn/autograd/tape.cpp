@@ -32,8 +32,9 @@ void* Tape::take_memory(std::size_t bytes) {
 }
 
 Var Tape::make_var(Tensor value, bool needs_grad) {
-  auto* state =
-      new (take_memory(sizeof(Var::State))) Var::State{std::move(value), {}, needs_grad && recording_, {}, false};
+  auto* state = new (take_memory(sizeof(Var::State))) Var::State;
+  state->value = std::move(value);
+  state->needs_grad = needs_grad && recording_;
   vars_.push_back(state);
   return Var(state);
 }
@@ -45,25 +46,33 @@ void Tape::push(Node* node) {
     if (parameter != nullptr) ++parameter->pending_uses_;
 }
 
-Tensor Tape::take_grad_through_relu(Var v) {
+Tensor Tape::take_grad_through(Var v, Epilogue activation) {
+  Tensor through = std::exchange(v.state_->grad_through, Tensor());
   Tensor dy = take_grad(v);
-  if (!v.state_->has_unmasked) return dy;
-  Tensor masked = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
-  backend_.pointwise().relu_backward(v.value(), dy, masked);
-  return masked;
+  if (!dy.defined()) return through;
+  Tensor dx = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
+  if (activation == Epilogue::kGelu)
+    backend_.pointwise().gelu_backward(v.aside(), GeluKind::kTanh, dy, dx);
+  else
+    backend_.pointwise().relu_backward(v.value(), dy, dx);
+  if (through.defined()) backend_.pointwise().add_to(through, 1.0f, dx);
+  return dx;
 }
 
 void Tape::contribute(Var v, Tensor grad) {
   if (!v.needs_grad()) return;
-  v.state_->has_unmasked = true;
-  contribute_masked(v, std::move(grad));
-}
-
-// Masked or not, contributions add up: a mask that is applied to the sum again changes nothing.
-void Tape::contribute_masked(Var v, Tensor grad) {
-  Tensor& sum = v.state_->grad;
   LOCKSTEP_ASSERT(grad.shape() == v.shape(), "gradient {} for a value {}", to_string(grad.shape()),
                   to_string(v.shape()));
+  add_to_grad(v.state_->grad, std::move(grad));
+}
+
+void Tape::contribute_through(Var v, Tensor grad) {
+  LOCKSTEP_ASSERT(grad.shape() == v.shape(), "gradient {} for a value {}", to_string(grad.shape()),
+                  to_string(v.shape()));
+  add_to_grad(v.state_->grad_through, std::move(grad));
+}
+
+void Tape::add_to_grad(Tensor& sum, Tensor grad) {
   if (!sum.defined()) {
     sum = std::move(grad);
     return;
@@ -87,7 +96,7 @@ void Tape::forget_uses(const Node& node) {
 // All counts go down before the first call: on_ready may throw.
 void Tape::finish_uses(Node& node) {
   if (std::exchange(node.parameters_done_, true)) return;
-  std::array<Parameter*, 2> ready = {};
+  Node::Parameters ready = {};
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Parameter* const parameter = node.parameters()[i];
     if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;
@@ -116,21 +125,39 @@ void Tape::backward(Var root) {
               "compute it from the model's output while the tape is recording");
   check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
+  walk_all(root);
+}
+
+void Tape::backward(Var root, Tensor grad) {
+  check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
+              "compute it while the tape is recording");
+  contribute(root, std::move(grad));
+  walk_all(root);
+}
+
+void Tape::walk_all(Var root) {
+  BackwardListener* const listener = std::exchange(listener_, nullptr);
+  if (listener != nullptr) listener->backward_begins();
   while (!nodes_.empty()) {
     Node& node = *nodes_.back();
     Var::State& output = *node.output().state_;
-    if (output.grad.defined()) walk(node);  // if it throws, the node is still the tape's
+    // If it throws, the node is still the tape's.
+    if (output.grad.defined() || output.grad_through.defined()) walk(node);
     nodes_.pop_back();
     const NodeOwner owner{&node};
     output.grad = Tensor();
-    output.relu_mask = Tensor();
+    output.grad_through = Tensor();
+    output.aside = Tensor();
     if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);
     if (node_hook_) node_hook_();
+    if (listener != nullptr) listener->node_walked();
   }
+  if (listener != nullptr) listener->backward_ended();
 }
 
 void Tape::reset() {
+  listener_ = nullptr;
   for (Node* node : nodes_) {
     forget_uses(*node);
     node->~Node();

@@ -25,8 +25,10 @@ class Var {
   const Tensor& value() const { return state_->value; }
   const Shape& shape() const { return state_->value.shape(); }
   bool needs_grad() const { return state_->needs_grad; }
-  /// For operators: where a ReLU's result is positive (LinearKernels::mask_shape); undefined for most.
-  const Tensor& relu_mask() const { return state_->relu_mask; }
+  /// For operators: the activation that this is the result of, where the device has put something aside of it
+  /// (LinearKernels::aside_of), and that; kNone and undefined for most.
+  Epilogue activation() const { return state_->activation; }
+  const Tensor& aside() const { return state_->aside; }
 
  private:
   friend class Tape;
@@ -34,8 +36,9 @@ class Var {
     Tensor value;
     Tensor grad;  // undefined until the first consumer's backward has run
     bool needs_grad = false;
-    Tensor relu_mask;
-    bool has_unmasked = false;  // contributions to its gradient
+    Epilogue activation = Epilogue::kNone;
+    Tensor aside;
+    Tensor grad_through;  // what consumers have contributed that have differentiated the activation themselves
   };
   explicit Var(State* state) : state_(state) {}
   State* state_ = nullptr;
@@ -55,10 +58,22 @@ class TapeObserver {
   virtual void op_ended(const OpLabel& label, bool backward) = 0;
 };
 
+/// Is told of one backward pass, on the thread that runs it.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  virtual void backward_begins() = 0;
+  virtual void node_walked() = 0;
+  /// All gradients of this pass have landed. Not called where it ends with an exception.
+  virtual void backward_ended() = 0;
+};
+
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
 class Node {
  public:
-  explicit Node(Var output, std::array<Parameter*, 2> parameters = {}) : output_(output), parameters_(parameters) {}
+  /// Those that it contributes to; nullptr: none.
+  using Parameters = std::array<Parameter*, 4>;
+  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {}
   virtual ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -68,12 +83,12 @@ class Node {
   virtual void backward(Tape& tape) = 0;
 
   Var output() const { return output_; }
-  const std::array<Parameter*, 2>& parameters() const { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
 
  private:
   friend class Tape;
   Var output_;
-  std::array<Parameter*, 2> parameters_;  // nullptr: none
+  Parameters parameters_;
   bool parameters_done_ = false;
   OpLabel label_;  // of the operator that recorded it
 };
@@ -92,6 +107,16 @@ class Tape {
   /// Whether operators record themselves (training) or only compute (evaluation).
   bool recording() const { return recording_; }
   void set_recording(bool wanted) { recording_ = wanted; }
+
+  /// What operators compute in that have no activations to take it from (embedding): f32, or bf16 where the backend
+  /// computes in it.
+  DType activations() const { return activations_; }
+  void set_activations(DType dtype) { activations_ = dtype; }
+
+  /// DropoutState as (3) i64 on the device: whoever records passes sets its content before each, and leaves it alone
+  /// until backward is through. Undefined at first: then there is no dropout.
+  const Tensor& dropout_state() const { return dropout_state_; }
+  void set_dropout_state(Tensor state) { dropout_state_ = std::move(state); }
 
   /// A constant: no gradient flows into it.
   Var input(Tensor value) { return make_var(std::move(value), false); }
@@ -112,10 +137,14 @@ class Tape {
 
   /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
   void contribute(Var v, Tensor grad);
-  /// The same for a gradient that v's mask has been applied to: take_grad_through_relu() need not do it again.
-  void contribute_masked(Var v, Tensor grad);
-  /// For operators: `v` is the result of a ReLU, and this its mask.
-  void set_relu_mask(Var v, Tensor mask) { v.state_->relu_mask = std::move(mask); }
+  /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
+  /// again.
+  void contribute_through(Var v, Tensor grad);
+  /// For operators: `v` is the result of `activation`, and this what the device has put aside of it.
+  void set_aside(Var v, Epilogue activation, Tensor aside) {
+    v.state_->activation = activation;
+    v.state_->aside = std::move(aside);
+  }
   /// v's gradient; undefined if nothing has flowed into it.
   const Tensor& grad(Var v) const { return v.state_->grad; }
 
@@ -123,8 +152,8 @@ class Tape {
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state_->grad, Tensor()); }
 
-  /// The same through a ReLU that was applied to `v` last: 0 where v is not positive.
-  Tensor take_grad_through_relu(Var v);
+  /// The same of what `v` is the result of `activation` of. GELU needs what was put aside of it.
+  Tensor take_grad_through(Var v, Epilogue activation);
 
   /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and
   /// their collective travel while it goes on. They keep their values until backward() returns.
@@ -134,6 +163,8 @@ class Tape {
   /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
   /// as nothing needs them. Once for each forward pass.
   void backward(Var root);
+  /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
+  void backward(Var root, Tensor grad);
 
   /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
   class OpScope {
@@ -159,19 +190,26 @@ class Tape {
   /// Called after each node of backward: where collectives without a thread of their own go on.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
+  /// Of the next backward(), or until the next reset(), or another listener: it must live until then. nullptr: none.
+  void set_listener(BackwardListener* listener) { listener_ = listener; }
+
   /// Forgets everything recorded, also after an exception half way through backward.
   void reset();
 
  private:
   void push(Node* node);
   void walk(Node& node);
+  void walk_all(Var root);
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
   static void finish_uses(Node& node);
+  void add_to_grad(Tensor& sum, Tensor grad);
 
   Backend& backend_;
   bool recording_ = true;
+  DType activations_ = DType::kF32;
+  Tensor dropout_state_;
   std::vector<std::byte> held_memory_;  // grows to what the longest pass has used
   std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
   std::size_t used_bytes_ = 0;
@@ -180,6 +218,7 @@ class Tape {
   std::function<void()> node_hook_;
   OpLabel label_;  // of the operator that computes
   TapeObserver* observer_ = nullptr;
+  BackwardListener* listener_ = nullptr;
 };
 
 }  // namespace lockstep::nn

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "nn/io/half.h"
 
 namespace lockstep::nn {
 namespace {
@@ -21,6 +22,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr const char* kMetadata = "__metadata__";
 constexpr auto kMaxExtent = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 const char* file_name_of(DType dtype) {
@@ -35,10 +37,29 @@ const char* file_name_of(DType dtype) {
   return "?";
 }
 
-std::optional<DType> dtype_from(const std::string& name) {
+// What files have that comes as another type here.
+struct FileType {
+  DType dtype;
+  std::size_t bytes;  // of an element in the file
+};
+
+std::optional<FileType> type_from(const std::string& name) {
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8})
-    if (name == file_name_of(dtype)) return dtype;
+    if (name == file_name_of(dtype)) return FileType{dtype, size_of(dtype)};
+  if (name == "F16") return FileType{DType::kF32, sizeof(std::uint16_t)};
+  if (name == "BOOL") return FileType{DType::kU8, 1};
   return std::nullopt;
+}
+
+std::vector<std::byte> widened(const std::vector<std::byte>& halves) {
+  std::vector<std::byte> made(halves.size() * 2);
+  for (std::size_t i = 0; i < halves.size() / 2; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, halves.data() + i * sizeof bits, sizeof bits);
+    const float value = from_half(bits);
+    std::memcpy(made.data() + i * sizeof value, &value, sizeof value);
+  }
+  return made;
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
@@ -48,7 +69,7 @@ std::optional<DType> dtype_from(const std::string& name) {
 
 struct Entry {
   std::string name;
-  DType dtype;
+  FileType type;
   std::vector<std::int64_t> shape;
   std::uint64_t begin, end;  // in the data section
 };
@@ -75,10 +96,10 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
                   std::uint64_t data_bytes) {
   try {
     const auto dtype_name = value.at("dtype").get<std::string>();
-    const auto dtype = dtype_from(dtype_name);
-    if (!dtype) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
-    Entry entry{name, *dtype, {}, 0, 0};
-    std::uint64_t bytes = size_of(*dtype);
+    const auto type = type_from(dtype_name);
+    if (!type) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
+    Entry entry{name, *type, {}, 0, 0};
+    std::uint64_t bytes = type->bytes;
     const auto& shape = value.at("shape");
     if (!shape.is_array()) refuse(path, fmt::format("tensor '{}' has a shape that is no list", name));
     for (const auto& extent : shape) {
@@ -107,34 +128,62 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<TensorHeader>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  if (!metadata.empty()) header[kMetadata] = metadata;
   std::uint64_t at = 0;
   for (const auto& tensor : tensors) {
     LOCKSTEP_ASSERT(!header.contains(tensor.name), "two tensors '{}' for {}", tensor.name, path);
-    header[tensor.name] = {{"dtype", file_name_of(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {at, at + tensor.bytes.size()}}};
-    at += tensor.bytes.size();
+    header[tensor.name] = {
+        {"dtype", file_name_of(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.bytes}}};
+    at += tensor.bytes;
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
   const std::uint64_t length = text.size();
-
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(&length, 1)));
-  file.write(std::as_bytes(std::span(text)));
-  for (const auto& tensor : tensors) file.write(tensor.bytes);
-  file.commit();
+  expected_ = sizeof length + length + at;
+  add(std::as_bytes(std::span(&length, 1)));
+  add(std::as_bytes(std::span(text)));
 }
 
-std::vector<HostTensor> read_safetensors(const std::string& path) {
+void SafetensorsWriter::add(std::span<const std::byte> bytes) {
+  hash_.update(bytes);
+  file_.write(bytes);
+  written_ += bytes.size();
+}
+
+SafetensorsWriter::Written SafetensorsWriter::commit() {
+  LOCKSTEP_ASSERT(written_ == expected_, "{} bytes of {}", written_, expected_);
+  file_.commit();
+  return {.bytes = written_, .sha256 = hash_.finish()};
+}
+
+void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorHeader> headers;
+  for (const auto& tensor : tensors) headers.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.bytes.size()});
+  SafetensorsWriter writer(path, headers, metadata);
+  for (const auto& tensor : tensors) writer.add(tensor.bytes);
+  writer.commit();
+}
+
+namespace {
+
+/// An opened file, read up to the data.
+struct Opened {
+  std::ifstream in;
+  nlohmann::json header;
+  std::uint64_t data_bytes = 0;
+};
+
+Opened open_file(const std::string& path) {
   std::error_code failed;
   const auto status = std::filesystem::status(path, failed);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
-  std::ifstream in(path, std::ios::binary);
+  Opened opened{.in = std::ifstream(path, std::ios::binary), .header = {}};
+  std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
                   "give the path of a safetensors file");
@@ -148,11 +197,29 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
   std::string text(header_bytes, '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) refuse(path, "its header is cut");
 
-  const auto header = parse_header(path, text);
-  const std::uint64_t data_bytes = file_bytes - 8 - header_bytes;
+  opened.header = parse_header(path, text);
+  opened.data_bytes = file_bytes - 8 - header_bytes;
+  return opened;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> read_safetensors_metadata(const std::string& path) {
+  const Opened opened = open_file(path);
+  const auto found = opened.header.find(kMetadata);
+  if (found == opened.header.end()) return {};
+  try {
+    return found->get<std::map<std::string, std::string>>();
+  } catch (const nlohmann::json::exception&) {
+    refuse(path, "its __metadata__ is no map from text to text");
+  }
+}
+
+std::vector<HostTensor> read_safetensors(const std::string& path) {
+  auto [in, header, data_bytes] = open_file(path);
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items())
-    if (name != "__metadata__") entries.push_back(parse_entry(path, name, value, data_bytes));
+    if (name != kMetadata) entries.push_back(parse_entry(path, name, value, data_bytes));
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;
@@ -166,9 +233,11 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
 
   std::vector<HostTensor> tensors;
   for (auto& entry : entries) {
-    HostTensor tensor{entry.name, entry.dtype, std::move(entry.shape), std::vector<std::byte>(entry.end - entry.begin)};
+    HostTensor tensor{entry.name, entry.type.dtype, std::move(entry.shape),
+                      std::vector<std::byte>(entry.end - entry.begin)};
     if (!in.read(reinterpret_cast<char*>(tensor.bytes.data()), static_cast<std::streamsize>(tensor.bytes.size())))
       refuse(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
+    if (entry.type.bytes < size_of(tensor.dtype)) tensor.bytes = widened(tensor.bytes);
     tensors.push_back(std::move(tensor));
   }
   return tensors;

@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/file.h"
+#include "base/sha256.h"
 
 namespace lockstep::nn {
 
@@ -20,13 +23,46 @@ struct HostTensor {
   std::vector<std::byte> bytes;  // little-endian, row-major
 };
 
+/// What stands of a tensor in the header.
+struct TensorHeader {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::size_t bytes = 0;
+};
+
+/// Writes a file tensor by tensor, so that they need not be in memory together. Nothing is at `path` before commit().
+/// Throws IoError naming the file.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::string& path, const std::vector<TensorHeader>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  /// The tensors' bytes, in the header's order.
+  void add(std::span<const std::byte> bytes);
+
+  struct Written {
+    std::uint64_t bytes = 0;
+    std::string sha256;  // of the whole file
+  };
+  Written commit();
+
+ private:
+  AtomicFile file_;
+  Sha256 hash_;
+  std::uint64_t written_ = 0, expected_ = 0;
+};
+
 /// Writes to a temporary name beside `path`, flushes it to the disk and renames it: `path` is either the old file or
 /// the whole new one. Throws IoError naming the file (a full disk, a missing directory).
 void write_safetensors(const std::string& path, const std::vector<HostTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// Reads the whole file. Throws IoError that names file and byte for anything that is missing, cut, overlapping or
-/// otherwise not as the format says. Nothing is allocated from a length that has not been checked.
+/// Reads the whole file. F16 comes as f32 and BOOL as u8. Throws IoError that names file and byte for anything that is
+/// missing, cut, overlapping or otherwise not as the format says. Nothing is allocated from a length that has not been
+/// checked.
 std::vector<HostTensor> read_safetensors(const std::string& path);
+
+/// What a file says beside its tensors (its "__metadata__"); reads the header alone. Throws as read_safetensors does.
+std::map<std::string, std::string> read_safetensors_metadata(const std::string& path);
 
 }  // namespace lockstep::nn

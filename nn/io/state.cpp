@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/sha256.h"
 #include "base/text.h"
@@ -15,6 +14,7 @@ namespace {
 std::vector<std::int64_t> file_shape(const Tensor& value, FileLayout layout) {
   const Shape& s = value.shape();
   if (layout == FileLayout::kOhwiToOihw) return {s[0], s[3], s[1], s[2]};
+  if (layout == FileLayout::kTransposed) return {s[1], s[0]};
   return {s.dims().begin(), s.dims().end()};
 }
 
@@ -43,6 +43,7 @@ HostTensor to_host(const std::string& name, const Target& target) {
   HostTensor host{name, value.dtype(), file_shape(value, target.layout), std::vector<std::byte>(value.bytes())};
   target.backend->download(value, host.bytes);
   if (target.layout == FileLayout::kOhwiToOihw) host.bytes = swapped(host.bytes, s[0], s[1] * s[2], s[3]);
+  if (target.layout == FileLayout::kTransposed) host.bytes = swapped(host.bytes, 1, s[0], s[1]);
   return host;
 }
 
@@ -50,6 +51,8 @@ void from_host(const HostTensor& host, const Target& target) {
   const Shape& s = target.value->shape();
   if (target.layout == FileLayout::kOhwiToOihw)
     target.backend->upload(swapped(host.bytes, s[0], s[3], s[1] * s[2]), *target.value);
+  else if (target.layout == FileLayout::kTransposed)
+    target.backend->upload(swapped(host.bytes, 1, s[1], s[0]), *target.value);
   else
     target.backend->upload(host.bytes, *target.value);
 }
@@ -59,53 +62,239 @@ Target target_of(const NamedParameter& named) {
 }
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
+constexpr std::string_view kWrapper = "module.";
+// A GPT-2 with a head has its parts in `transformer`, and the head, its table of tokens again, beside that.
+constexpr std::string_view kBesideHead = "transformer.", kHead = "lm_head.weight", kTable = "wte.weight";
+
+// Takes `part` off where all names begin so, but for those that are `alone`.
+void take_off(std::vector<std::string>& names, std::string_view part, std::string_view alone = {}) {
+  const auto has_it = [&](const std::string& name) { return name.starts_with(part); };
+  if (!std::ranges::any_of(names, has_it) ||
+      !std::ranges::all_of(names, [&](const std::string& name) { return has_it(name) || name == alone; }))
+    return;
+  for (std::string& name : names)
+    if (has_it(name)) name.erase(0, part.size());
+}
+
+// What older files of GPT-2 hold beside its parameters: the mask of its attention.
+bool is_mask(const std::string& name) {
+  return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+}
+
+// PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
+bool may_be_missing(const std::string& name) { return name.ends_with("num_batches_tracked"); }
+
+std::string quoted(const std::vector<std::string>& names) { return fmt::format("\"{}\"", fmt::join(names, "\", \"")); }
+
+bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16; }
+bool converts(DType from, DType to) { return from == to || (to == DType::kF32 && is_float(from)); }
+
+HostTensor as_type(const HostTensor& tensor, DType dtype) {
+  if (tensor.dtype == dtype) return tensor;
+  const std::size_t count = tensor.bytes.size() / size_of(tensor.dtype);
+  HostTensor made{tensor.name, dtype, tensor.shape, std::vector<std::byte>(count * sizeof(float))};
+  for (std::size_t i = 0; i < count; ++i) {
+    float value = 0;
+    if (tensor.dtype == DType::kF64) {
+      double wide = 0;
+      std::memcpy(&wide, tensor.bytes.data() + i * sizeof wide, sizeof wide);
+      value = static_cast<float>(wide);
+    } else {
+      BFloat16 narrow;
+      std::memcpy(&narrow, tensor.bytes.data() + i * sizeof narrow, sizeof narrow);
+      value = narrow.to_float();
+    }
+    std::memcpy(made.bytes.data() + i * sizeof value, &value, sizeof value);
+  }
+  return made;
+}
+
 // Not a Shape: files may have more dimensions.
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+// A parameter or buffer, and what a file has for it.
+struct Slot {
+  Target target;
+  const HostTensor* given = nullptr;
+};
+
+struct Slots {
+  std::vector<std::string> names;  // in registration order
+  std::vector<Slot> slots;
+
+  Slot* find(const std::string& name) {
+    const auto at = std::ranges::find(names, name);
+    return at == names.end() ? nullptr : &slots[static_cast<std::size_t>(at - names.begin())];
+  }
+};
+
+Slots slots_of(const Module& module) {
+  Slots all;
+  const auto add = [&](const auto& named) {
+    all.names.push_back(named.name);
+    all.slots.push_back({target_of(named)});
+  };
+  std::ranges::for_each(module.named_parameters(), add);
+  std::ranges::for_each(module.named_buffers(), add);
+  return all;
+}
+
+bool same_content(const HostTensor& a, const HostTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes;
+}
+
+// What the file has, given to the slots; what does not fit, by kind.
+class Assignment {
+ public:
+  Assignment(Slots& slots, const LoadOptions& options) : slots_(slots), options_(options) {}
+
+  void give(const std::string& name, const HostTensor& tensor) {
+    if (left_out(name)) return;
+    if (Slot* const slot = slots_.find(name))
+      fill(*slot, name, tensor);
+    else if (slots_.find(std::string(kTable)) == nullptr || (name != kHead && !is_mask(name)))
+      report_.unexpected.push_back(name);
+    else if (name == kHead)
+      head_ = &tensor;
+  }
+
+  // Call it once, after all that there is has been given.
+  void finish() {
+    if (head_ != nullptr) {
+      Slot& table = *slots_.find(std::string(kTable));
+      if (table.given == nullptr)  // a file that has each tensor once may have kept this name of the two
+        fill(table, std::string(kHead), *head_);
+      else if (!same_content(*table.given, *head_))
+        report_.unexpected.emplace_back(kHead);
+    }
+    for (std::size_t i = 0; i < slots_.names.size(); ++i)
+      if (slots_.slots[i].given == nullptr && !left_out(slots_.names[i]) && !may_be_missing(slots_.names[i]))
+        report_.missing.push_back(slots_.names[i]);
+  }
+
+  std::vector<std::string> faults() const {
+    std::vector<std::string> all;
+    if (options_.strict && !report_.missing.empty()) all.push_back("missing " + quoted(report_.missing));
+    if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + quoted(report_.unexpected));
+    if (!misshapen_.empty()) all.push_back(join(misshapen_, ", "));
+    return all;
+  }
+  const LoadReport& report() const { return report_; }
+
+ private:
+  bool left_out(const std::string& name) const {
+    return !options_.without.empty() && name.starts_with(options_.without);
+  }
+
+  void fill(Slot& slot, const std::string& name, const HostTensor& tensor) {
+    const Tensor& value = *slot.target.value;
+    const auto wanted = file_shape(value, slot.target.layout);
+    if (slot.given != nullptr)
+      misshapen_.push_back(name + " is there twice");
+    else if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
+      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", name, lockstep::name_of(tensor.dtype),
+                                       shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
+    else
+      LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
+                      "{} bytes of {}", tensor.bytes.size(), name);
+    slot.given = &tensor;
+  }
+
+  Slots& slots_;
+  const LoadOptions& options_;
+  const HostTensor* head_ = nullptr;
+  LoadReport report_;
+  std::vector<std::string> misshapen_;
+};
 
 }  // namespace
 
 std::vector<HostTensor> state_of(const Module& module) {
+  Slots all = slots_of(module);
+  take_off(all.names, kWrapper);
   std::vector<HostTensor> state;
-  for (const auto& named : module.named_parameters()) state.push_back(to_host(named.name, target_of(named)));
-  for (const auto& named : module.named_buffers()) state.push_back(to_host(named.name, target_of(named)));
+  for (std::size_t i = 0; i < all.names.size(); ++i) state.push_back(to_host(all.names[i], all.slots[i].target));
   return state;
 }
 
-void load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source) {
-  std::map<std::string, Target> targets;
-  for (const auto& named : module.named_parameters()) targets[named.name] = target_of(named);
-  for (const auto& named : module.named_buffers()) targets[named.name] = target_of(named);
-
-  std::vector<std::string> unexpected, misshapen, missing;
-  std::map<std::string, const HostTensor*> given;
-  for (const auto& tensor : tensors) {
-    given[tensor.name] = &tensor;
-    const auto target = targets.find(tensor.name);
-    if (target == targets.end()) {
-      unexpected.push_back(tensor.name);
-      continue;
-    }
-    const auto wanted = file_shape(*target->second.value, target->second.layout);
-    LOCKSTEP_ASSERT(tensor.shape != wanted || tensor.dtype != target->second.value->dtype() ||
-                        tensor.bytes.size() == target->second.value->bytes(),
-                    "{} bytes of {}", tensor.bytes.size(), tensor.name);
-    if (tensor.shape != wanted || tensor.dtype != target->second.value->dtype())
-      misshapen.push_back(fmt::format("{} is {} {}, not {} {}", tensor.name, lockstep::name_of(tensor.dtype),
-                                      shape_text(tensor.shape), lockstep::name_of(target->second.value->dtype()),
-                                      shape_text(wanted)));
+LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
+                      const LoadOptions& options) {
+  Slots slots = slots_of(module);
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  if (!options.keep_prefix) {
+    take_off(slots.names, kWrapper);
+    take_off(names, kWrapper);
+    take_off(names, kBesideHead, kHead);
   }
-  for (const auto& [name, target] : targets)
-    if (!given.contains(name)) missing.push_back(name);
-  std::vector<std::string> faults;
-  if (!missing.empty()) faults.push_back("missing " + join(missing, ", "));
-  if (!unexpected.empty()) faults.push_back("unexpected " + join(unexpected, ", "));
-  if (!misshapen.empty()) faults.push_back(join(misshapen, ", "));
-  if (!faults.empty())
+  Assignment assignment(slots, options);
+  for (std::size_t i = 0; i < tensors.size(); ++i) assignment.give(names[i], tensors[i]);
+  assignment.finish();
+  if (const auto faults = assignment.faults(); !faults.empty())
     throw UsageError(fmt::format("weights {} do not fit the model: {}", source, join(faults, "; ")),
-                     "load them into the model that they were saved from");
+                     options.keep_prefix
+                         ? "leave --keep-prefix out, or load them into the model that they were saved from"
+                         : "load them into the model that they were saved from");
 
-  for (const auto& [name, target] : targets) from_host(*given[name], target);
+  for (const Slot& slot : slots.slots)
+    if (slot.given != nullptr) from_host(as_type(*slot.given, slot.target.value->dtype()), slot.target);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
+  return assignment.report();
+}
+
+TensorHeader StateEntry::header() const {
+  return {.name = name, .dtype = value.dtype(), .shape = file_shape(value, layout), .bytes = value.bytes()};
+}
+
+std::vector<std::byte> StateEntry::in_file_order(std::span<const std::byte> memory) const {
+  const Shape& s = value.shape();
+  if (layout == FileLayout::kOhwiToOihw) return swapped(memory, s[0], s[1] * s[2], s[3]);
+  if (layout == FileLayout::kTransposed) return swapped(memory, 1, s[0], s[1]);
+  return {};
+}
+
+std::vector<StateEntry> entries_of(const Module& module) {
+  Slots all = slots_of(module);
+  take_off(all.names, kWrapper);
+  std::vector<StateEntry> entries;
+  for (std::size_t i = 0; i < all.names.size(); ++i) {
+    const Target& target = all.slots[i].target;
+    entries.push_back({all.names[i], *target.value, target.backend, target.layout});
+  }
+  return entries;
+}
+
+std::vector<StateEntry> entries_of(const Optimizer& optimizer) {
+  std::vector<StateEntry> entries;
+  for (auto& [name, parameter, value] : optimizer.moments())
+    entries.push_back({std::move(name), std::move(value), &parameter->backend(), parameter->layout()});
+  return entries;
+}
+
+void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
+                  const std::string& source) {
+  std::vector<const HostTensor*> given;
+  std::vector<std::string> faults;
+  for (const auto& entry : entries) {
+    const auto found = std::ranges::find(tensors, entry.name, &HostTensor::name);
+    const TensorHeader wanted = entry.header();
+    if (found == tensors.end())
+      faults.push_back("missing " + entry.name);
+    else if (found->dtype != wanted.dtype || found->shape != wanted.shape)
+      faults.push_back(fmt::format("{} is {} {}, not {} {}", entry.name, lockstep::name_of(found->dtype),
+                                   shape_text(found->shape), lockstep::name_of(wanted.dtype),
+                                   shape_text(wanted.shape)));
+    else
+      given.push_back(&*found);
+  }
+  for (const auto& tensor : tensors)
+    if (std::ranges::find(entries, tensor.name, &StateEntry::name) == entries.end())
+      faults.push_back("unexpected " + tensor.name);
+  if (!faults.empty())
+    throw UsageError(fmt::format("{} does not fit: {}", source, join(faults, "; ")),
+                     "load it into what it was saved from");
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    from_host(*given[i], Target{&entries[i].value, entries[i].backend, entries[i].layout});
 }
 
 std::string parameters_sha256(const Module& module) {

@@ -6,15 +6,58 @@
 
 #include "nn/io/safetensors.h"
 #include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
 
 namespace lockstep::nn {
 
-/// Parameters, then buffers, in registration order and file layout.
+/// Parameters, then buffers, in registration order and file layout. Where all names begin with "module.", as those of a
+/// module within a wrapper do, they are without it.
 std::vector<HostTensor> state_of(const Module& module);
 
-/// Sets all parameters and buffers. Everything is checked before anything is changed: names that are missing or
-/// unexpected and shapes that differ are listed together in one UsageError.
-void load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source);
+struct LoadOptions {
+  /// Names that are missing or unexpected are errors; otherwise they are returned. Shapes that differ always are
+  /// errors.
+  bool strict = true;
+  /// Names are taken as they are. Otherwise a leading "module.", which PyTorch's DataParallel and
+  /// DistributedDataParallel put in front of all names, is taken off where all of the file's have it, and where all of
+  /// the model's have it; and so is the "transformer." of a file of GPT-2 with its head.
+  bool keep_prefix = false;
+  /// Names that start so are neither loaded nor missed; empty: none.
+  std::string without = {};
+};
+
+/// What was not loaded.
+struct LoadReport {
+  std::vector<std::string> missing, unexpected;
+};
+
+/// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one
+/// UsageError. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes files that lack
+/// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
+/// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing).
+LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
+                      const LoadOptions& options = {});
+
+/// One tensor of a module's or an optimizer's state: where it lies, and how files have it. For those who copy now and
+/// write later.
+struct StateEntry {
+  std::string name;
+  Tensor value;
+  Backend* backend = nullptr;
+  FileLayout layout = FileLayout::kSame;
+
+  TensorHeader header() const;
+  /// `memory`: a copy of the value's bytes. Empty where that is in the file's order as it is.
+  std::vector<std::byte> in_file_order(std::span<const std::byte> memory) const;
+};
+
+/// Those of state_of(), with the same names and in the same order.
+std::vector<StateEntry> entries_of(const Module& module);
+std::vector<StateEntry> entries_of(const Optimizer& optimizer);
+/// Sets the entries from tensors with exactly these names, types and shapes, which it checks before it changes any.
+/// Throws UsageError naming `source` and what does not fit.
+void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
+                  const std::string& source);
 
 /// SHA-256 over name bytes and little-endian f32 bytes of all parameters, in name order and file layout.
 std::string parameters_sha256(const Module& module);

@@ -11,13 +11,24 @@ namespace lockstep::nn {
 class Generator {
  public:
   explicit Generator(std::uint64_t seed) : seed_(seed) {}
+  /// Draws nothing: all values are 0. For modules whose parameters are loaded next.
+  static Generator zeros() {
+    Generator made(0);
+    made.draws_ = false;
+    return made;
+  }
 
   /// Fills `values` with uniform numbers in [low, high), rounded to f32.
   void uniform(std::span<float> values, double low, double high);
+  /// Fills `values` with normal numbers of this mean and standard deviation (Box and Muller, 1958), rounded to f32.
+  void normal(std::span<float> values, double mean, double deviation);
 
  private:
+  double unit(std::uint64_t key);  // in [0, 1)
+
   std::uint64_t seed_;
   std::uint64_t next_ = 0;
+  bool draws_ = true;
 };
 
 }  // namespace lockstep::nn

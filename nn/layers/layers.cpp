@@ -3,6 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "nn/ops/transfer.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -21,6 +23,15 @@ std::unique_ptr<Parameter> constant_parameter(Context& context, const Shape& sha
   return parameter;
 }
 
+std::unique_ptr<Parameter> normal_parameter(Context& context, const Shape& shape, double deviation,
+                                            FileLayout layout = FileLayout::kSame) {
+  auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
+  std::vector<float> values(static_cast<std::size_t>(shape.count()));
+  context.generator.normal(values, 0.0, deviation);
+  context.backend.upload(std::as_bytes(std::span(values)), parameter->value());
+  return parameter;
+}
+
 double bound_for(std::int64_t fan_in) { return fan_in > 0 ? 1.0 / std::sqrt(static_cast<double>(fan_in)) : 0.0; }
 
 }  // namespace
@@ -30,6 +41,109 @@ Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_feat
                                  uniform_parameter(context, {out_features, in_features}, bound_for(in_features)))),
       bias_(bias ? &register_parameter("bias", uniform_parameter(context, {out_features}, bound_for(in_features)))
                  : nullptr) {}
+
+Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style)
+    : weight_(register_parameter(
+          "weight", normal_parameter(context, {out_features, in_features}, style.deviation, FileLayout::kTransposed))),
+      bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
+
+Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
+    : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}
+
+LayerNorm::LayerNorm(Context& context, std::int64_t normalized_shape, double eps)
+    : eps_(eps),
+      weight_(register_parameter("weight", constant_parameter(context, {normalized_shape}, 1.0f))),
+      bias_(register_parameter("bias", constant_parameter(context, {normalized_shape}, 0.0f))) {}
+
+namespace {
+
+const char* python(bool value) { return value ? "True" : "False"; }
+std::string pair(const std::array<std::int64_t, 2>& values) { return fmt::format("({}, {})", values[0], values[1]); }
+// One number where both are the same, as poolings are printed.
+std::string one_or_pair(const std::array<std::int64_t, 2>& values) {
+  return values[0] == values[1] ? std::to_string(values[0]) : pair(values);
+}
+
+}  // namespace
+
+std::string Linear::details() const {
+  const Shape& w = weight_.value().shape();
+  return fmt::format("in_features={}, out_features={}, bias={}", w[1], w[0], python(bias_ != nullptr));
+}
+
+std::string Embedding::details() const {
+  return fmt::format("{}, {}", weight_.value().size(0), weight_.value().size(1));
+}
+
+std::string LayerNorm::details() const {
+  return fmt::format("({},), eps={:g}, elementwise_affine=True, bias=True", weight_.value().count(), eps_);
+}
+
+std::string GELU::details() const {
+  return fmt::format("approximate='{}'", kind_ == GeluKind::kTanh ? "tanh" : "none");
+}
+
+std::string Dropout::details() const { return fmt::format("p={:g}, inplace=False", p_); }
+
+std::string Conv2d::details() const {
+  const Shape& w = weight_.value().shape();
+  std::string text =
+      fmt::format("{}, {}, kernel_size={}, stride={}", w[3], w[0], pair(window_.kernel), pair(window_.stride));
+  if (window_.padding != std::array<std::int64_t, 2>{0, 0}) text += ", padding=" + pair(window_.padding);
+  return bias_ != nullptr ? text : text + ", bias=False";
+}
+
+std::string MaxPool2d::details() const {
+  return fmt::format("kernel_size={}, stride={}, padding={}, dilation=1, ceil_mode=False", one_or_pair(window_.kernel),
+                     one_or_pair(window_.stride), one_or_pair(window_.padding));
+}
+
+std::string AvgPool2d::details() const {
+  return fmt::format("kernel_size={}, stride={}, padding={}", one_or_pair(window_.kernel), one_or_pair(window_.stride),
+                     one_or_pair(window_.padding));
+}
+
+std::string BatchNorm::details() const {
+  return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True",
+                     weight_.value().count(), eps_, momentum_);
+}
+
+std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
+
+Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers, double dropout,
+           std::int64_t drop_layer, bool batch_first)
+    : dropout_(dropout), drop_layer_(drop_layer), batch_first_(batch_first) {
+  const auto make = [&](const char* name, std::int64_t layer, const Shape& shape) -> Parameter& {
+    return register_parameter(fmt::format("{}_l{}", name, layer),
+                              uniform_parameter(context, shape, bound_for(hidden_size)));
+  };
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) {
+    const std::int64_t gates = 4 * hidden_size;
+    Parameter& w_ih = make("weight_ih", layer, {gates, layer == 0 ? input_size : hidden_size});
+    Parameter& w_hh = make("weight_hh", layer, {gates, hidden_size});
+    Parameter& b_ih = make("bias_ih", layer, {gates});
+    Parameter& b_hh = make("bias_hh", layer, {gates});
+    layers_.push_back({w_ih, w_hh, b_ih, b_hh});
+  }
+}
+
+Var Lstm::forward(Tape& tape, Var x, std::span<LstmState> states) {
+  LOCKSTEP_ASSERT(states.empty() || states.size() == layers_.size(), "{} states for {} layers", states.size(),
+                  layers_.size());
+  if (!batch_first_) x = swap_first_axes(tape, x);
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layer > 0 && training()) x = nn::dropout(tape, x, dropout_, drop_layer_ + static_cast<std::int64_t>(layer) - 1);
+    x = lstm(tape, x, layers_[layer], states.empty() ? nullptr : &states[layer]);
+  }
+  return batch_first_ ? x : swap_first_axes(tape, x);
+}
+
+std::string Lstm::details() const {
+  std::string text = fmt::format("{}, {}", layers_[0].w_ih.value().size(1), layers_[0].w_hh.value().size(1));
+  if (layers_.size() > 1) text += fmt::format(", num_layers={}", layers_.size());
+  if (batch_first_) text += ", batch_first=True";
+  return dropout_ > 0.0 ? text + fmt::format(", dropout={:g}", dropout_) : text;
+}
 
 Var Linear::forward(Tape& tape, Var x, Epilogue epilogue) { return linear(tape, x, weight_, bias_, epilogue); }
 
@@ -43,6 +157,15 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
                                        uniform_parameter(context, {out_channels},
                                                          bound_for(in_channels * window.kernel[0] * window.kernel[1])))
                  : nullptr) {}
+
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut)
+    : window_(window),
+      weight_(register_parameter(
+          "weight",
+          normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
+                           std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
+                           FileLayout::kOhwiToOihw))),
+      bias_(nullptr) {}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
 
@@ -64,13 +187,74 @@ BatchNorm::BatchNorm(Context& context, std::int64_t num_features, double eps, do
   context.backend.upload(std::as_bytes(std::span(&kNone, 1)), num_batches_tracked_);
 }
 
-Var BatchNorm::forward(Tape& tape, Var x) {
-  const Var y = batch_norm(
-      tape, x, weight_, bias_,
-      {.running_mean = running_mean_, .running_variance = running_variance_, .momentum = momentum_, .eps = eps_},
-      training());
+void BatchNorm::start_at_zero() {
+  weight_.backend().pointwise().fill(weight_.value(), 0.0f);
+  weight_.changed();
+}
+
+Var BatchNorm::forward_add_relu(Tape& tape, Var x, Var residual) {
+  return absorbed_ ? add_relu(tape, x, residual) : normalise(tape, x, Epilogue::kRelu, residual);
+}
+
+namespace {
+
+void set_values(Parameter& parameter, const std::vector<float>& values) {
+  parameter.backend().upload(std::as_bytes(std::span(values)), parameter.value());
+  parameter.changed();
+}
+
+}  // namespace
+
+// (w x + b − mean) · scale + shift, where scale = gamma / sqrt(variance + eps).
+void Conv2d::absorb(BatchNorm& norm) {
+  Backend& backend = weight_.backend();
+  const auto channels = static_cast<std::size_t>(weight_.value().size(0));
+  LOCKSTEP_ASSERT(!norm.absorbed_ && norm.weight_.value().count() == weight_.value().size(0), "{} channels",
+                  norm.weight_.value().count());
+  auto weights = values_of(backend, weight_.value());
+  auto bias = bias_ != nullptr ? values_of(backend, bias_->value()) : std::vector<float>(channels);
+  const auto gamma = values_of(backend, norm.weight_.value()), beta = values_of(backend, norm.bias_.value());
+  const auto mean = values_of(backend, norm.running_mean_), variance = values_of(backend, norm.running_variance_);
+  const std::size_t row = weights.size() / channels;
+  for (std::size_t c = 0; c < channels; ++c) {
+    const double scale = double{gamma[c]} / std::sqrt(double{variance[c]} + norm.eps_);
+    for (std::size_t i = c * row; i < (c + 1) * row; ++i) weights[i] = static_cast<float>(double{weights[i]} * scale);
+    bias[c] = static_cast<float>((double{bias[c]} - double{mean[c]}) * scale + double{beta[c]});
+  }
+  set_values(weight_, weights);
+  if (bias_ == nullptr)
+    bias_ = &register_parameter("bias", std::make_unique<Parameter>(backend, Shape{weight_.value().size(0)}));
+  set_values(*bias_, bias);
+  norm.absorbed_ = true;
+}
+
+Var BatchNorm::forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue) {
+  return absorbed_ ? conv.forward(tape, x, epilogue) : forward(tape, conv.forward(tape, x), epilogue);
+}
+
+Var BatchNorm::forward(Tape& tape, Var x, Epilogue epilogue) {
+  if (absorbed_) return epilogue == Epilogue::kRelu ? relu(tape, x) : x;
+  return normalise(tape, x, epilogue, std::nullopt);
+}
+
+Var BatchNorm::normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual) {
+  const Var y = batch_norm(tape, x, weight_, bias_,
+                           {.running_mean = running_mean_,
+                            .running_variance = running_variance_,
+                            .momentum = momentum_,
+                            .eps = eps_,
+                            .exchange = exchange_.get()},
+                           training(), epilogue, residual);
   if (training()) tape.backend().pointwise().increment(num_batches_tracked_);
   return y;
+}
+
+void Sequential::fuse_children() {
+  for (std::size_t i = 0; i + 1 < steps_.size(); ++i) {
+    auto* const conv = dynamic_cast<Conv2d*>(steps_[i]);
+    auto* const norm = dynamic_cast<BatchNorm*>(steps_[i + 1]);
+    if (conv != nullptr && norm != nullptr) conv->absorb(*norm);
+  }
 }
 
 Var Sequential::forward(Tape& tape, Var x) {

@@ -1,11 +1,34 @@
 #include "nn/layers/module.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <typeinfo>
+
 namespace lockstep::nn {
+
+std::string Module::type_name() const {
+  const char* const mangled = typeid(*this).name();
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> known(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
+                                                     std::free);
+  const std::string name = status == 0 ? known.get() : mangled;
+  const auto space = name.rfind("::");
+  return space == std::string::npos ? name : name.substr(space + 2);
+}
 
 template <class Visit>
 void Module::walk(const std::string& prefix, const Visit& visit) const {
   visit(*this, prefix);
   for (const auto& [name, child] : children_) child->walk(prefix + name + ".", visit);
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> all = {{"", this}};
+  for (const auto& [name, child] : children_)
+    for (const auto& [below, module] : child->named_modules())
+      all.emplace_back(below.empty() ? name : name + "." + below, module);
+  return all;
 }
 
 std::vector<NamedParameter> Module::named_parameters() const {
@@ -26,8 +49,36 @@ std::vector<NamedBuffer> Module::named_buffers() const {
 }
 
 void Module::train(bool training) {
+  check_usage(!training || !fused_, "training a model that has been fused for evaluation", "build it anew");
   training_ = training;
   for (const auto& [name, child] : children_) child->train(training);
+}
+
+void Module::fuse() {
+  train(false);
+  if (fused_) return;
+  fused_ = true;
+  fuse_children();
+  for (const auto& [name, child] : children_) child->fuse();
+}
+
+void Module::take_modes(const Module& like) {
+  if (like.fused_) {
+    fuse();
+    return;
+  }
+  if (children_.size() != like.children_.size())
+    throw UsageError(fmt::format("a {} with {} children takes the modes of one with {}", type_name(), children_.size(),
+                                 like.children_.size()),
+                     "build both by one recipe");
+  training_ = like.training_;
+  for (std::size_t i = 0; i < children_.size(); ++i) children_[i].second->take_modes(*like.children_[i].second);
+}
+
+std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe) {
+  auto made = recipe(context);
+  made->set_recipe(std::move(recipe));
+  return made;
 }
 
 Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {
@@ -39,6 +90,18 @@ Parameter& Module::register_parameter(std::string name, std::unique_ptr<Paramete
 Tensor& Module::register_buffer(std::string name, Backend& backend, Tensor tensor) {
   buffers_.push_back({std::move(name), &backend, std::make_unique<Tensor>(std::move(tensor))});
   return *buffers_.back().tensor;
+}
+
+std::string to_string(const Module& module) {
+  std::string text = module.type_name() + "(" + module.details();
+  for (const auto& [name, child] : module.children_) {
+    text += "\n  (" + name + "): ";
+    for (const char c : to_string(*child)) {
+      text += c;
+      if (c == '\n') text += "  ";
+    }
+  }
+  return text + (module.children_.empty() ? ")" : "\n)");
 }
 
 }  // namespace lockstep::nn

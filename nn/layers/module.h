@@ -40,17 +40,46 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   virtual Var forward(Tape& tape, Var x) = 0;
+  /// The same.
+  Var operator()(Tape& tape, Var x) { return forward(tape, x); }
 
+  /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
+  using Recipe = std::function<std::unique_ptr<Module>(Context& context)>;
+  /// How this one was built, for whoever needs copies of it on other devices; empty where nobody has said. nn::build
+  /// says it.
+  const Recipe& recipe() const { return recipe_; }
+  void set_recipe(Recipe recipe) { recipe_ = std::move(recipe); }
+
+  /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
+  /// "in_features=10, out_features=1, bias=True").
+  virtual std::string type_name() const;
+  virtual std::string details() const { return ""; }
+
+  /// This module and all below it, depth first; it itself has no name.
+  std::vector<std::pair<std::string, Module*>> named_modules();
   /// All of this module and its children, depth first; its own come before its children's.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedBuffer> named_buffers() const;
 
-  /// Training mode (the default) or evaluation mode, for this module and its children.
+  /// Training mode (the default) or evaluation mode, for this module and its children. Throws UsageError for training
+  /// after fuse().
   void train(bool training);
   bool training() const { return training_; }
+  /// This module and its children take the modes of `like` and its children; fused where that is. Both were built by
+  /// one recipe; else UsageError.
+  void take_modes(const Module& like);
+  bool fused() const { return fused_; }
+
+  /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
+  /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
+  /// more.
+  void fuse();
 
  protected:
   Module() = default;
+
+  /// fuse() for this module's own children alone; theirs follow.
+  virtual void fuse_children() {}
 
   Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
   Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
@@ -60,12 +89,19 @@ class Module {
     children_.emplace_back(std::move(name), std::move(child));
     return reference;
   }
+  /// The same with a child that somebody else owns and keeps alive.
+  void register_borrowed(std::string name, Module& child) {
+    children_.emplace_back(std::move(name), std::shared_ptr<Module>(&child, [](Module*) {}));
+  }
 
  private:
+  friend std::string to_string(const Module& module);
+
   template <class Visit>
   void walk(const std::string& prefix, const Visit& visit) const;
 
   bool training_ = true;
+  bool fused_ = false;
   std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
   struct Buffer {
     std::string name;
@@ -73,7 +109,23 @@ class Module {
     std::unique_ptr<Tensor> tensor;
   };
   std::vector<Buffer> buffers_;
-  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  Recipe recipe_;
 };
+
+/// std::make_unique<M>(context, args…), with a recipe that does the same again: so `args` are copied, and what they
+/// refer to must outlive the module.
+template <class M, class... Args>
+std::unique_ptr<M> build(Context& context, Args... args) {
+  auto made = std::make_unique<M>(context, args...);
+  made->set_recipe([args...](Context& other) { return std::make_unique<M>(other, args...); });
+  return made;
+}
+
+/// What `recipe` builds, and it: for modules that are put together rather than constructed.
+std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe);
+
+/// The structure of a module, in lines, as PyTorch prints it.
+std::string to_string(const Module& module);
 
 }  // namespace lockstep::nn

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "nn/models/resnet.h"
 
 namespace lockstep::nn {
 namespace {
@@ -21,6 +22,8 @@ class LinearModel final : public Module {
   LinearModel(Context& context, const ModelSpec& spec)
       : fc_(register_module("fc", std::make_unique<Linear>(context, features_of(spec), spec.classes))) {}
   Var forward(Tape& tape, Var x) override { return fc_.forward(tape, flatten(tape, x)); }
+
+  std::string type_name() const override { return "LinearModel"; }
 
  private:
   Linear& fc_;
@@ -46,6 +49,8 @@ class Mlp final : public Module {
     return x;
   }
 
+  std::string type_name() const override { return "Mlp"; }
+
  private:
   std::vector<Linear*> layers_;
 };
@@ -67,6 +72,8 @@ class Cnn final : public Module {
     return fc2_.forward(tape, x);
   }
 
+  std::string type_name() const override { return "Cnn"; }
+
  private:
   static constexpr Window kConv = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
   static constexpr Window kPool = {.kernel = {2, 2}, .stride = {2, 2}, .padding = {0, 0}};
@@ -76,14 +83,28 @@ class Cnn final : public Module {
   Linear& fc2_;
 };
 
+std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec);
+
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = {"linear", "mlp", "cnn"};
+  static const std::vector<std::string> names = {"linear",         "mlp",  "cnn", "resnet18", "resnet50",
+                                                 "resnet18-cifar", "lstm", "gpt", "gpt2"};
   return names;
 }
 
+GptSpec default_gpt(const std::string& name) {
+  if (name == "gpt2") return {.layers = 12, .heads = 12, .width = 768, .context = 1024};
+  return {};
+}
+
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
+  return build_from(context, [spec](Context& other) { return made_of(other, spec); });
+}
+
+namespace {
+
+std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec) {
   const auto positive = [](std::int64_t d) { return d >= 1; };
   if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, positive) ||
       !std::ranges::all_of(spec.hidden, positive))
@@ -97,10 +118,34 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
       throw UsageError("cnn takes images of at least 4x4 pixels", "use such data, or the models linear or mlp");
     return std::make_unique<Cnn>(context, spec);
   }
+  if (spec.name == "resnet18" || spec.name == "resnet50" || spec.name == "resnet18-cifar") {
+    const bool small = spec.name == "resnet18-cifar";
+    const std::int64_t least = small ? 8 : 32;
+    if (spec.sample_shape.size() != 3 || spec.sample_shape[0] < least || spec.sample_shape[1] < least)
+      throw UsageError(fmt::format("{} takes images of at least {}x{} pixels", spec.name, least, least),
+                       "use such data, or another model");
+    return make_resnet(context, {.depth = spec.name == "resnet50" ? 50 : 18,
+                                 .small_images = small,
+                                 .zero_init_residual = spec.zero_init_residual,
+                                 .channels = spec.sample_shape[2],
+                                 .classes = spec.classes});
+  }
+  if (spec.name == "lstm") {
+    if (spec.sample_shape.size() == 3)
+      return std::make_unique<LstmClassifier>(context, spec.lstm, spec.sample_shape[1] * spec.sample_shape[2],
+                                              spec.classes);
+    return std::make_unique<LstmLanguageModel>(context, spec.lstm, spec.classes);
+  }
+  if (spec.name == "gpt" || spec.name == "gpt2") {
+    GptSpec gpt = spec.gpt;
+    gpt.vocabulary = spec.classes;
+    return std::make_unique<Gpt>(context, gpt);
+  }
   const auto near = nearest(spec.name, model_names());
   throw UsageError(
       fmt::format("unknown model '{}'", spec.name),
       near ? fmt::format("did you mean '{}'?", *near) : fmt::format("use one of: {}", join(model_names(), ", ")));
 }
 
+}  // namespace
 }  // namespace lockstep::nn

@@ -8,9 +8,13 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
+#include "nn/ops/attention.h"
 #include "nn/ops/conv.h"
+#include "nn/ops/embedding.h"
+#include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
+#include "nn/ops/lstm.h"
 #include "nn/ops/norm.h"
 #include "nn/ops/optim.h"
 #include "nn/ops/pointwise.h"
@@ -43,9 +47,22 @@ class Backend {
   virtual ConvKernels& conv() = 0;
   virtual PoolKernels& pool() = 0;
   virtual NormKernels& norm() = 0;
+  virtual LayerNormKernels& layer_norm() = 0;
+  virtual EmbeddingKernels& embedding() = 0;
+  virtual AttentionKernels& attention() = 0;
+  virtual LstmKernels& lstm() = 0;
   virtual PointwiseKernels& pointwise() = 0;
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;
+
+  /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
+  /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
+  /// tensors: all work given before is done. What its kernels pack of weights they share with all other siblings of
+  /// this one, which must outlive them. Several threads may call this at once.
+  virtual std::unique_ptr<Backend> sibling(int threads) = 0;
+
+  /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.
+  virtual void move_to_this_thread() {}
 
   /// How many kernel objects have been built; constant in a steady state.
   virtual std::uint64_t primitives_created() const = 0;

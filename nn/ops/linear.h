@@ -7,8 +7,16 @@
 
 namespace lockstep::nn {
 
-/// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is.
-enum class Epilogue : std::uint8_t { kNone, kRelu };
+/// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and
+/// behind fully connected layers alone.
+enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
+
+/// What a device puts aside of an activation, so that whoever reads its result next can differentiate it while it
+/// computes its own input's gradient. Without elements: the device gains nothing by that.
+struct Aside {
+  Shape shape = {0};
+  DType dtype = DType::kU8;
+};
 
 /// N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias). Activations, w and b
 /// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32.
@@ -24,23 +32,26 @@ class LinearKernels {
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
   virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
 
-  /// A mask says where the result of a ReLU is positive, so that whoever reads the result next can differentiate the
-  /// ReLU while it computes its own input's gradient. This is the shape of a U8 tensor for the mask of y (N, O), which
-  /// the device packs as it likes; one without elements where it gains nothing by that, and the functions below are not
-  /// to be called.
-  virtual Shape mask_shape(std::int64_t samples, std::int64_t out) const {
-    static_cast<void>(samples), static_cast<void>(out);
-    return {0};
+  /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the
+  /// device likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the
+  /// functions below are not to be called.
+  virtual Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const {
+    static_cast<void>(epilogue), static_cast<void>(samples), static_cast<void>(out), static_cast<void>(dtype);
+    return {};
   }
-  /// forward() with ReLU, and its result's mask.
-  virtual void forward_masked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& mask) {
-    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(y), static_cast<void>(mask);
-    LOCKSTEP_ASSERT(false, "this device keeps no masks");
+  /// forward(), which also fills `aside`.
+  virtual void forward_aside(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y,
+                             const Tensor& aside) {
+    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
+    static_cast<void>(y), static_cast<void>(aside);
+    LOCKSTEP_ASSERT(false, "this device puts nothing aside");
   }
-  /// dx (N, I) = dy (N, O) · w where the mask, of x (N, I), says that x is positive, else 0.
-  virtual void backward_input_masked(const Tensor& dy, const Tensor& w, const Tensor& mask, const Tensor& dx) {
-    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(mask), static_cast<void>(dx);
-    LOCKSTEP_ASSERT(false, "this device keeps no masks");
+  /// dx (N, I) = (dy (N, O) · w) · activation'(what x is the activation of), where `aside` is that of x.
+  virtual void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& aside,
+                                      const Tensor& dx) {
+    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(epilogue), static_cast<void>(aside);
+    static_cast<void>(dx);
+    LOCKSTEP_ASSERT(false, "this device puts nothing aside");
   }
 };
 

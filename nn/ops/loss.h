@@ -14,6 +14,9 @@ class LossKernels {
   /// if defined, receives (softmax − one-hot) · scale.
   virtual void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
                              const Tensor& dlogits) = 0;
+  /// total () f32: in how many rows of logits (N, K) fewer than k others come before the label's: larger ones, and
+  /// equal ones of lower classes. Labels as above; a label's logit that is NaN counts for nothing.
+  virtual void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) = 0;
   /// Squared error. x, target (any shape) f32. totals (2) receives the sum of (x − target)² and 0. dx, if defined,
   /// receives 2 (x − target) · scale.
   virtual void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,

@@ -1,5 +1,6 @@
 #include "nn/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace lockstep::nn {
@@ -24,6 +25,12 @@ class Sgd final : public Optimizer {
     check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum",
                 "set momentum above 0");
     if (options.momentum > 0) momentum_ = zeros_like(parameters_);
+  }
+
+  std::vector<NamedMoment> moments() const override {
+    std::vector<NamedMoment> all;
+    name_moments(momentum_, "momentum_buffer", all);
+    return all;
   }
 
  private:
@@ -54,6 +61,13 @@ class AdamW final : public Optimizer {
     check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
   }
 
+  std::vector<NamedMoment> moments() const override {
+    std::vector<NamedMoment> all;
+    name_moments(m_, "exp_avg", all);
+    name_moments(v_, "exp_avg_sq", all);
+    return all;
+  }
+
  private:
   std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const override {
     const auto t = static_cast<double>(step);
@@ -81,14 +95,45 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::
   backend_ = &parameters_.front().parameter->backend();
   control_ = backend_->empty({StepControl::kSize});
   arrays_.reserve(parameters_.size());
+  missed_.assign(parameters_.size(), 0);
+}
+
+void Optimizer::zero_grad() {
+  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
+}
+
+void Optimizer::step(double lr) {
+  begin_step(lr);
+  with_gradient_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].parameter->has_gradient())
+      with_gradient_.push_back(i);
+    else
+      ++missed_[i];
+  std::ranges::stable_sort(with_gradient_, {}, [this](std::size_t i) { return missed_[i]; });
+  for (auto from = with_gradient_.begin(); from != with_gradient_.end();) {
+    const std::int64_t missed = missed_[*from];
+    const auto to = std::find_if(from, with_gradient_.end(), [&](std::size_t i) { return missed_[i] != missed; });
+    if (missed > 0) write_control(lr, step_ - missed);
+    update({from, to});
+    from = to;
+  }
+}
+
+void Optimizer::name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    to.push_back({fmt::format("{}.{}", parameters_[i].name, name), parameters_[i].parameter, values[i]});
 }
 
 void Optimizer::begin_step(double lr) {
   check_usage(lr >= 0, "an optimizer step with a negative learning rate");  // or one that is no number
   ++step_;
-  if (backend_ == nullptr) return;
+  if (backend_ != nullptr) write_control(lr, step_);
+}
+
+void Optimizer::write_control(double lr, std::int64_t step) {
   std::array<float, StepControl::kSize> control{};
-  std::ranges::copy(rates(lr, step_), control.begin());
+  std::ranges::copy(rates(lr, step), control.begin());
   control[StepControl::kGradientScale] = 1.0f;
   control[StepControl::kGo] = 1.0f;
   backend_->write(std::as_bytes(std::span(control)), control_);

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "nn/layers/module.h"
@@ -21,6 +22,13 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
+/// What an optimizer remembers of a parameter, of the parameter's shape and in its layout.
+struct NamedMoment {
+  std::string name;  // the parameter's, a dot, and PyTorch's name for it: "fc1.weight.exp_avg"
+  Parameter* parameter;
+  Tensor value;
+};
+
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
 /// travel. Between the two, decide() may hold the step back or scale its gradients.
@@ -31,12 +39,24 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  /// The parameters' gradients are forgotten: the next backward pass writes them anew.
+  void zero_grad();
+  /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included,
+  /// and the step does not count for them: AdamW's corrections go by a parameter's own steps.
+  void step(double lr);
+
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
   void begin_step(double lr);
   /// squares (1) f64 += Σ g² over the gradients of these parameters.
   void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
   /// OptimKernels::decide() for this step.
   void decide(const Tensor& loss, const Tensor& squares, double clip_norm);
+  /// All that it remembers, by parameter. With steps() it is what a run resumes from.
+  virtual std::vector<NamedMoment> moments() const = 0;
+  /// Steps that have begun.
+  std::int64_t steps() const { return step_; }
+  void set_steps(std::int64_t steps) { step_ = steps; }
+
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients.
   void update(std::span<const std::size_t> indices);
 
@@ -49,16 +69,22 @@ class Optimizer {
   virtual void add_moments(std::size_t index, UpdateArrays& arrays) const = 0;
   virtual void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) = 0;
 
+  /// Adds each of `values`, which are by parameter, to `to`.
+  void name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const;
+
   std::vector<NamedParameter> parameters_;
 
  private:
+  void write_control(double lr, std::int64_t step);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
   Parameter& parameter(std::size_t index) const;
 
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
-  std::vector<UpdateArrays> arrays_;  // of one call
-  std::int64_t step_ = 0;             // counts from 1 once a step has begun
+  std::vector<UpdateArrays> arrays_;        // of one call
+  std::vector<std::size_t> with_gradient_;  // of one step()
+  std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
+  std::int64_t step_ = 0;                   // counts from 1 once a step has begun
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).

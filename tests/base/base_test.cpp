@@ -225,6 +225,12 @@ TEST(Stop, TheFirstSignalIsRemembered) {
   std::raise(SIGTERM);
   std::raise(SIGINT);  // at once after the first: the same request
   EXPECT_EQ(stop_signal(), SIGTERM);
+  {
+    const DeferredStops deferred;
+    EXPECT_EQ(stop_signal(), 0);
+    EXPECT_EQ(stop_request(), SIGTERM);
+    EXPECT_NO_THROW(throw_if_stopped("testing"));
+  }
   try {
     throw_if_stopped("testing");
     FAIL() << "went on";

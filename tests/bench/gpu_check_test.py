@@ -298,7 +298,8 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
         self.assertEqual((section.status, section.problems), ("passed", []))
         self.assertEqual((section.data["version"], section.data["rounds"]), ("2.11.0", 5))
         self.assertEqual([(g["model"], g["batch"]) for g in section.data["groups"]],
-                         [("mlp", 64), ("mlp", 4096), ("cnn", 64), ("cnn", 4096)])
+                         [("mlp", 64), ("mlp", 4096), ("cnn", 64), ("cnn", 4096), ("resnet18-cifar", 512),
+                          ("resnet50", 64), ("lstm", 64), ("gpt", 64), ("gpt2", 16)])
         for group in section.data["groups"]:
             self.assertEqual(group["best"], "eager+graph")
             rows = {row["name"]: row for row in group["rows"]}

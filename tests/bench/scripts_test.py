@@ -351,10 +351,41 @@ class Figures(unittest.TestCase):
         def entry(name, *times, **more):
             return Entry(name, results={i: {"step_ms": t, "samples_per_s": 1, "compute_ms": 1, "exposed_comm_ms": 0,
                                             "peak_memory_bytes": [1]} for i, t in enumerate(times)}, **more)
-        lines = report._steps("m", [entry("lockstep", 1, 2), entry("slow", 8, 8), entry("fast", 4, 6),
+        lines = report._steps("m", 32, [entry("lockstep", 1, 2), entry("slow", 8, 8), entry("fast", 4, 6),
                                     entry("faster, but failed", 1, failed="it did")])
         self.assertIn("Against the fastest, fast: a step takes it 3.50 × (3.00 to 4.00) as long.", lines)
         self.assertTrue(any(line.startswith("| faster, but failed | failed: it did |") for line in lines))
+
+
+class Inference(ScriptTest):
+    TINY = ["--rounds", 2, "--images", 2, "--tokens", 3]
+
+    def test_lockstep_alone(self):
+        figures = self.directory / "figures.json"
+        code, out, err = self.run_script("infer", *self.TINY, "--peers-dir", self.no_torch(), "--models",
+                                         "resnet18-cifar,gpt", "--json", figures)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(out.count("| PyTorch | skipped: not installed"), 2, out)
+        data = json.loads(figures.read_text())
+        for model in ("resnet18-cifar", "gpt"):
+            for entry in data[model]:
+                for result in entry.get("results", []):
+                    self.assertGreater(result["per_s"], 0)
+                    self.assertGreater(result["ms"], 0)
+            self.assertEqual([r["round"] for r in data[model][0]["results"]], [1, 2])
+            self.assertIn(f"### {model}", out)
+
+    def test_wrong_usage(self):
+        code, _, err = self.run_script("infer", "--models", "resnet19")
+        self.assertEqual(code, 2)
+        self.assert_one_line(err, "unknown model 'resnet19'")
+
+    def test_a_peer_that_fails_is_named_and_the_others_go_on(self):
+        peers = self.fake_torch("echo boom >&2; exit 3")
+        code, out, err = self.run_script("infer", *self.TINY, "--peers-dir", peers, "--models", "resnet18-cifar")
+        self.assertEqual(code, 1, err)
+        self.assertIn("PyTorch eager ended with exit code 3: boom", err)
+        self.assertIn("| lockstep, 1 stream |", out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "cli/infer_command.h"
 #include "cli/launch_command.h"
 #include "cli/train_command.h"
 #include "cli/version_command.h"
@@ -32,7 +33,8 @@ Sources words(std::vector<std::string> args) {
 
 TEST(Subcommands, UnknownOnesNameTheNearest) {
   EXPECT_THAT(complaint({"trian"}), HasSubstr("did you mean lockstep train?"));
-  EXPECT_THAT(complaint({"fly-away"}), HasSubstr("one of launch, train, devices, bench, version"));
+  EXPECT_THAT(complaint({"fly-away"}),
+              HasSubstr("one of launch, train, eval, infer, devices, bench, checkpoint, version"));
   EXPECT_THAT(complaint({"help", "trian"}), HasSubstr("did you mean lockstep train?"));
   EXPECT_THAT(complaint({}), HasSubstr("needs a subcommand"));
   EXPECT_THAT(complaint({"--quiet"}), HasSubstr("unknown subcommand '--quiet'"));
@@ -52,7 +54,69 @@ TEST(Subcommands, MissingParts) {
 }
 
 TEST(Subcommands, TheOverviewNamesThem) {
-  for (const char* name : {"launch", "train", "version"}) EXPECT_THAT(overview(), HasSubstr(name));
+  for (const char* name : {"launch", "train", "eval", "infer", "checkpoint", "version"})
+    EXPECT_THAT(overview(), HasSubstr(name));
+}
+
+TEST(InferFlags, ReachTheConfiguration) {
+  trainer::InferConfig config;
+  parse_options(infer_options(config), words({"gpt",
+                                              "--weights=w.safetensors",
+                                              "--non-strict",
+                                              "--keep-prefix",
+                                              "--hidden=5",
+                                              "--layers=2",
+                                              "--heads=3",
+                                              "--width=6",
+                                              "--context=7",
+                                              "--prompt=to be",
+                                              "--lines",
+                                              "--top=2",
+                                              "--tokens=9",
+                                              "--class-names=c.txt",
+                                              "--image-size=96",
+                                              "--samples=4",
+                                              "--top-k=11",
+                                              "--temperature=0.5",
+                                              "--vocab=v.json",
+                                              "--merges=m.txt",
+                                              "--seed=12",
+                                              "--threads=3",
+                                              "--device=cuda:1",
+                                              "--precision=bf16",
+                                              "--tf32",
+                                              "--json",
+                                              "--warmup=13",
+                                              "--log-level=warn",
+                                              "--quiet"}));
+  EXPECT_EQ(config.model.name, "gpt");
+  EXPECT_THAT(config.model.hidden, ElementsAre(5));
+  EXPECT_EQ(config.model.layers, 2);
+  EXPECT_EQ(config.model.heads, 3);
+  EXPECT_EQ(config.model.width, 6);
+  EXPECT_EQ(config.model.context, 7);
+  EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
+  EXPECT_EQ(config.prompt, "to be");
+  EXPECT_EQ(config.top, 2);
+  EXPECT_EQ(config.class_names, "c.txt");
+  EXPECT_EQ(config.image_size, 96);
+  EXPECT_EQ(config.tokens, 9);
+  EXPECT_EQ(config.samples, 4);
+  EXPECT_EQ(config.top_k, 11);
+  EXPECT_EQ(config.temperature, 0.5);
+  EXPECT_EQ(config.vocabulary, "v.json");
+  EXPECT_EQ(config.merges, "m.txt");
+  EXPECT_EQ(config.seed, 12u);
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_EQ(config.device, "cuda:1");
+  EXPECT_EQ(config.precision, trainer::Precision::kBF16);
+  EXPECT_EQ(config.warmup, 13);
+  EXPECT_EQ(config.log_level, "warn");
+  trainer::InferConfig other;
+  parse_options(infer_options(other), words({"cnn", "--input", "a.png,b.png"}));
+  EXPECT_EQ(other.input, "a.png,b.png");
+  EXPECT_FALSE(other.prompt);
 }
 
 TEST(TrainFlags, ReachTheConfiguration) {
@@ -65,6 +129,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--hidden",
                                               "64,32",
                                               "--classes=9",
+                                              "--augment=no",
+                                              "--image-size=96",
+                                              "--most-damaged=3",
                                               "--global-batch",
                                               "64",
                                               "--tail=pad",
@@ -86,6 +153,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--clip-norm=1",
                                               "--seed=42",
                                               "--device=cuda:0,3",
+                                              "--parallel=dp",
                                               "--share-devices",
                                               "--backend=nccl",
                                               "--precision=bf16",
@@ -95,9 +163,17 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--timeout-seconds=5",
                                               "--bucket-mb=0.5",
                                               "--first-bucket-mb=0.25",
+                                              "--accumulate=4",
+                                              "--find-unused",
+                                              "--no-broadcast-buffers",
+                                              "--sync-batchnorm",
                                               "--check-replicas=1",
                                               "--weights=w.safetensors",
                                               "--save=s.safetensors",
+                                              "--checkpoint-dir=c",
+                                              "--checkpoint-every=17",
+                                              "--keep=4",
+                                              "--resume=auto",
                                               "--metrics=m.jsonl",
                                               "--log-every=3",
                                               "--quiet"}));
@@ -107,6 +183,9 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_THAT(config.model.hidden, ElementsAre(64, 32));
   EXPECT_EQ(config.data, "random:784,1000");
   EXPECT_EQ(config.classes, 9);
+  EXPECT_EQ(config.augment, false);
+  EXPECT_EQ(config.image_size, 96);
+  EXPECT_EQ(config.most_damaged, 3);
   EXPECT_FALSE(config.batch);
   EXPECT_EQ(config.global_batch, 64);
   EXPECT_EQ(config.tail, sampler::Tail::kPad);
@@ -129,14 +208,23 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.backend, trainer::Backend::kNccl);
   EXPECT_EQ(config.precision, trainer::Precision::kBF16);
   EXPECT_TRUE(config.tf32);
+  EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_FALSE(config.graphs);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
+  EXPECT_EQ(config.accumulate, 4);
+  EXPECT_TRUE(config.find_unused);
+  EXPECT_TRUE(config.no_broadcast_buffers);
+  EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
   EXPECT_EQ(config.save, "s.safetensors");
+  EXPECT_EQ(config.checkpoint_dir, "c");
+  EXPECT_EQ(config.checkpoint_every, 17);
+  EXPECT_EQ(config.keep, 4);
+  EXPECT_EQ(config.resume, "auto");
   EXPECT_EQ(config.metrics, "m.jsonl");
   EXPECT_EQ(config.log_every, 3);
   EXPECT_TRUE(config.quiet);
@@ -210,6 +298,7 @@ TEST(LaunchAuto, CoresDecideForTheCpu) {
   const EnvLookup nothing = variable("", "");
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu"}, nothing), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device=cpu"}, nothing), 0);
+  EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device", "cpu:0,1"}, nothing), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train"}, variable("LOCKSTEP_DEVICE", "cpu")), 0);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"train", "--device", "auto"}, variable("LOCKSTEP_DEVICE", "cpu")), 8);
   EXPECT_EQ(ranks_for_gpus(gpus(8), Words{"lockstep", "train", "--device"}, nothing), 8);

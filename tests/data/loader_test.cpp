@@ -129,6 +129,51 @@ TEST_P(LoaderTest, EvaluatesARangeOnceInOrder) {
   }
 }
 
+TEST_P(LoaderTest, EpochsEndWhereTheyEnd) {
+  const auto dataset = std::make_shared<Probe>(10);
+  DistributedSampler sampler = sampler_of(10, 4);
+  Loader loader(dataset, sampler, GetParam());
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+    std::vector<std::uint64_t> counts;
+    for (const Batch& batch : loader.epoch()) {
+      ASSERT_NO_FATAL_FAILURE(expect_batch_of(batch, sampler));
+      ASSERT_EQ(batch.plan.epoch, epoch);
+      sampler.advance();
+      counts.push_back(batch.count);
+      if (epoch == 1) break;
+    }
+    if (epoch == 1)
+      for (const Batch& batch : loader.epoch()) {  // its rest
+        ASSERT_NO_FATAL_FAILURE(expect_batch_of(batch, sampler));
+        sampler.advance();
+        counts.push_back(batch.count);
+      }
+    EXPECT_EQ(counts, (std::vector<std::uint64_t>{4, 4, 2}));
+  }
+}
+
+TEST_P(LoaderTest, EpochsHaveEmptyBatchesAndEvaluationsHaveNone) {
+  const auto dataset = std::make_shared<Probe>(3);
+  Loader without(dataset, sampler_of(3, 2, 0, 5), GetParam());
+  int steps = 0;
+  for (const Batch& batch : without.epoch()) {
+    EXPECT_TRUE(batch.empty());
+    ++steps;
+  }
+  EXPECT_EQ(steps, 2);
+  for (const Slice range : {Slice{0, 3}, Slice{1, 0}}) {
+    Loader loader(dataset, range, 2, GetParam());
+    for (const std::uint64_t wanted : {range.count, std::uint64_t{0}, std::uint64_t{0}}) {
+      std::uint64_t samples = 0;
+      for (const Batch& batch : loader.epoch()) {
+        EXPECT_FALSE(batch.empty());
+        samples += batch.count;
+      }
+      EXPECT_EQ(samples, wanted);
+    }
+  }
+}
+
 TEST_P(LoaderTest, ErrorsComeOutOfTheStepThatTheySpoil) {
   const auto dataset = std::make_shared<Probe>(40);
   DistributedSampler sampler = sampler_of(40, 4);

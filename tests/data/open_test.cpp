@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "data/mnist.h"
+#include "data/random.h"
 #include "tests/data/idx_files.h"
 
 namespace lockstep::data {
@@ -29,9 +30,33 @@ std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
   return "";
 }
 
+TEST(OpenData, MakesUpTokens) {
+  const DataSplits data = open_data("random:tokens,50", {.classes = 7, .seed = 3, .context = 9});
+  EXPECT_TRUE(data.train->has_tokens());
+  EXPECT_EQ(data.train->sample_dims(), std::vector<std::int64_t>{9});
+  EXPECT_EQ(data.train->size(), 50u);
+  EXPECT_EQ(data.test->size(), 5u);
+  std::vector<std::int32_t> tokens(9), labels(9), again(9);
+  std::set<std::int32_t> seen;
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    data.train->read_tokens(i, tokens, labels);
+    EXPECT_TRUE(std::equal(tokens.begin() + 1, tokens.end(), labels.begin()));
+    seen.insert(tokens.begin(), tokens.end());
+    seen.insert(labels.back());
+  }
+  EXPECT_EQ(seen, (std::set<std::int32_t>{0, 1, 2, 3, 4, 5, 6}));
+  data.train->read_tokens(49, again, labels);
+  EXPECT_EQ(tokens, again);
+  data.test->read_tokens(0, again, labels);
+  EXPECT_NE(tokens, again);
+  EXPECT_EQ(open_data("random:tokens,50").train->classes(), kRandomTokens);
+  EXPECT_THAT(error_of<UsageError>("random:tokens,5", {.context = 0}), HasSubstr("--context"));
+}
+
 TEST(Open, UnknownNamesGetTheNearest) {
   EXPECT_EQ(error_of<UsageError>("digit"),
-            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, random:SHAPE,LEN");
+            "unknown data 'digit' → did you mean 'digits'? known data: digits, mnist:DIR, cifar10:DIR, images:DIR, "
+            "random:SHAPE,LEN, text:FILE, tokens:FILE");
   EXPECT_THAT(error_of<UsageError>("minst:/tmp"), HasSubstr("did you mean 'mnist'?"));
   EXPECT_THAT(error_of<UsageError>("Random:5,10"), HasSubstr("did you mean 'random'?"));
   EXPECT_THAT(error_of<UsageError>("elephant"),
@@ -40,6 +65,16 @@ TEST(Open, UnknownNamesGetTheNearest) {
   error_of<UsageError>(":");
   error_of<UsageError>("digits:");
   error_of<UsageError>("digits", {.classes = -1});
+}
+
+TEST(Open, OptionsOfImagesAreForImages) {
+  EXPECT_THAT(error_of<UsageError>("digits", {.augment = false}), HasSubstr("--augment for the data set digits"));
+  EXPECT_THAT(error_of<UsageError>("cifar10:/nowhere", {.image_size = 64}), HasSubstr("--image-size"));
+  EXPECT_THAT(error_of<UsageError>("random:5,10", {.most_damaged = 1}), HasSubstr("--most-damaged"));
+  EXPECT_THAT(error_of<UsageError>("images:/nowhere", {.image_size = 0}), HasSubstr("--image-size 1 to"));
+  EXPECT_THAT(error_of<UsageError>("images:"), HasSubstr("needs a directory"));
+  EXPECT_THAT(error_of<UsageError>("cifar10"), HasSubstr("needs a directory"));
+  EXPECT_THAT(error_of<UsageError>("cifar10:/nowhere", {.classes = 9}), HasSubstr("10 classes"));
 }
 
 TEST(OpenRandom, ShapesAndLengths) {

@@ -106,6 +106,64 @@ TEST_P(ReducerLimits, RanksWithoutSamplesContributeZeros) {
 
 INSTANTIATE_TEST_SUITE_P(Limits, ReducerLimits, ::testing::Values(1, 300, 4096, std::size_t{1} << 20));
 
+// In step s rank r lacks slot (r + s) mod 5, and nobody has slot 3 in even steps.
+TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
+  for (const bool late : {false, true}) {
+    Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()},
+                    {.find_unused = true, .start_late = late});
+    const auto lacks = [](int rank, std::size_t slot, int step) {
+      return static_cast<int>(slot) == (rank + step) % 5 || (slot == 3 && step % 2 == 0);
+    };
+    for (int step = 1; step <= 6; ++step) {
+      reducer.begin_step(step);
+      const bool nothing = step == 5 && group().rank() == 0;  // no samples
+      if (nothing) reducer.contribute_nothing();
+      for (std::size_t slot = 0; slot < reducer.slots() && !nothing; ++slot) {
+        write(reducer, slot, step);  // also what does not count
+        if (!lacks(group().rank(), slot, step))
+          reducer.mark_ready(slot);
+        else if (step % 3 != 0)
+          reducer.mark_absent(slot);  // else finish() finds out
+      }
+      std::vector<std::size_t> seen, wanted;
+      for (std::size_t slot = 0; slot < reducer.slots(); ++slot)
+        for (const int rank : all_ranks())
+          if (!lacks(rank, slot, step) && !(step == 5 && rank == 0)) {
+            wanted.push_back(slot);
+            break;
+          }
+      reducer.finish({}, [&](std::span<const std::size_t> slots) {
+        for (const std::size_t slot : slots) {
+          seen.push_back(slot);
+          std::vector<int> contributors;
+          for (const int rank : all_ranks())
+            if (!lacks(rank, slot, step) && !(step == 5 && rank == 0)) contributors.push_back(rank);
+          expect_sums(reducer, slot, step, contributors);
+        }
+      });
+      std::ranges::sort(seen);
+      EXPECT_EQ(seen, wanted) << "step " << step;
+      if (step == 1) reducer.adopt_ready_order();
+    }
+  }
+}
+
+TEST_P(ReducerLimits, WhatOneRankLacksAllNameAndGoOn) {
+  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()});
+  reducer.begin_step(7);
+  const int last = group().size() - 1;
+  for (const std::size_t slot : {4u, 2u, 1u, 0u, 3u})
+    if (group().rank() != last || (slot != 2 && slot != 0)) reducer.mark_ready(slot);
+  try {
+    reducer.finish({}, [](auto) {});
+    FAIL() << "accepted";
+  } catch (const UsageError& error) {
+    const std::string wanted = last == 0 ? "conv.weight, fc.weight on all ranks in step 7"
+                                         : fmt::format("conv.weight, fc.weight on rank {} in step 7", last);
+    EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
+  }
+}
+
 TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
   Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
   const int first = group().size() - 1;  // the only rank with samples

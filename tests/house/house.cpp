@@ -85,13 +85,14 @@ const Arrows& allowed_arrows() {
       {"comm", {"base"}},
       {"sampler", {"base"}},
       {"nn", {"base"}},
+      {"parallel", {"base", "nn"}},
       {"launcher", {"base"}},
       {"devices", {"base"}},
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
-      {"trainer", {"base", "nn", "ddp", "data", "sampler", "comm", "devices"}},
-      {"bench", {"base", "nn", "ddp", "data", "sampler", "comm", "trainer"}},
-      {"cli", {"base", "bench", "comm", "sampler", "nn", "launcher", "data", "ddp", "devices", "trainer"}},
+      {"trainer", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices"}},
+      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "trainer"}},
+      {"cli", {"base", "bench", "comm", "sampler", "nn", "parallel", "launcher", "data", "ddp", "devices", "trainer"}},
   };
   return kAllowed;
 }

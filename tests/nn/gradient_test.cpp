@@ -45,6 +45,22 @@ TEST_F(Gradient, LinearWithRelu) {
       [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get(), Epilogue::kRelu); });
 }
 
+// 16 outputs, which devices may differentiate GELU of while they compute something else, and 5, which they may not.
+// What reads the result: another product, an addition, or both.
+TEST_F(Gradient, LinearWithGelu) {
+  for (const std::int64_t out : {16, 5})
+    for (const int readers : {1, 2, 3}) {
+      const auto w = parameter(random_tensor(*backend, {out, 7}, 1)), b = parameter(random_tensor(*backend, {out}, 2));
+      const auto v = parameter(random_tensor(*backend, {out, out}, 4));
+      expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {w.get(), b.get(), v.get()}},
+                       [&](Tape& tape, std::span<const Var> x) {
+                         const Var h = linear(tape, x[0], *w, b.get(), Epilogue::kGelu);
+                         const Var y = linear(tape, h, *v, nullptr);
+                         return readers == 1 ? y : readers == 2 ? add(tape, h, y) : add(tape, y, add(tape, y, h));
+                       });
+    }
+}
+
 TEST_F(Gradient, LinearFrozen) {
   for (const bool freeze_weight : {true, false}) {
     const auto w = parameter(random_tensor(*backend, {4, 3}, 1)), b = parameter(random_tensor(*backend, {4}, 2));
@@ -189,6 +205,13 @@ TEST_F(Gradient, Add) {
                    [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[1]); });
 }
 
+TEST_F(Gradient, AddRelu) {
+  // Sums of halves with an eighth on top are not near 0.
+  const Shape shape = {3, 7};
+  expect_gradients(*backend, {{random_halves(*backend, shape, 1, 0.125f), random_halves(*backend, shape, 2)}, {}},
+                   [](Tape& tape, std::span<const Var> x) { return add_relu(tape, x[0], x[1]); });
+}
+
 TEST_F(Gradient, AddOfOneVariableTwice) {
   expect_gradients(*backend, {{random_tensor(*backend, {3, 7}, 1)}, {}},
                    [](Tape& tape, std::span<const Var> x) { return add(tape, x[0], x[0]); });
@@ -232,6 +255,137 @@ TEST_F(Gradient, SquaredError) {
         *backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
         [&](Tape& tape, std::span<const Var> x) { return squared_error(tape, x[0], target, 0.5f).value; });
   }
+}
+
+TEST_F(Gradient, LinearOverAxes) {
+  const auto w = parameter(random_tensor(*backend, {5, 3}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+  expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 3}, 3)}, {w.get(), b.get()}},
+                   [&](Tape& tape, std::span<const Var> x) { return linear(tape, x[0], *w, b.get()); });
+}
+
+TEST_F(Gradient, LayerNorm) {
+  for (const Shape& shape : {Shape{1, 2}, {3, 16}, {2, 5, 33}, {70, 7}})
+    for (const auto frozen : {0, 1, 2, 3})
+      for (const bool with_bias : {true, false}) {
+        const Shape features = {shape[shape.size() - 1]};
+        const auto gamma = parameter(random_tensor(*backend, features, 1));
+        const auto beta = parameter(random_tensor(*backend, features, 2));
+        gamma->set_requires_grad((frozen & 1) == 0);
+        beta->set_requires_grad((frozen & 2) == 0);
+        std::vector<Parameter*> parameters = {gamma.get()};
+        if (with_bias) parameters.push_back(beta.get());
+        SCOPED_TRACE(to_string(shape));
+        expect_gradients(*backend,
+                         {.inputs = {random_tensor(*backend, shape, 3)}, .parameters = parameters, .step = 1e-3},
+                         [&](Tape& tape, std::span<const Var> x) {
+                           return layer_norm(tape, x[0], *gamma, with_bias ? beta.get() : nullptr, 0.1);
+                         });
+      }
+}
+
+TEST_F(Gradient, Gelu) {
+  for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh})
+    expect_gradients(*backend, {{random_tensor(*backend, {3, 37}, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return gelu(tape, x[0], kind); });
+}
+
+TEST_F(Gradient, Dropout) {
+  const std::array<std::int64_t, 3> state = {7, 3, 5};
+  const Tensor numbers = backend->empty({3}, DType::kI64);
+  backend->upload(std::as_bytes(std::span(state)), numbers);
+  for (const Shape& shape : {Shape{3, 16}, {2, 3, 7}, {1, 3}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}}, [&](Tape& tape, std::span<const Var> x) {
+      tape.set_dropout_state(numbers);
+      return dropout(tape, x[0], 0.4, 11);
+    });
+}
+
+TEST_F(Gradient, Embedding) {
+  const std::array<std::int32_t, 6> numbers = {4, 0, 4, 2, 4, 0};
+  const Tensor tokens = backend->empty({2, 3}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(numbers)), tokens);
+  const auto table = parameter(random_tensor(*backend, {5, 19}, 1));
+  expect_gradients(*backend, {{}, {table.get()}},
+                   [&](Tape& tape, std::span<const Var>) { return embedding(tape, tokens, *table); });
+  // Twice on one tape, as a table that is also the last layer: the second contribution is added.
+  expect_gradients(*backend, {{}, {table.get()}}, [&](Tape& tape, std::span<const Var>) {
+    return linear(tape, embedding(tape, tokens, *table), *table, nullptr);
+  });
+}
+
+TEST_F(Gradient, AddPositions) {
+  const auto table = parameter(random_tensor(*backend, {6, 5}, 1));
+  for (const std::int64_t first : {0, 2})
+    for (const bool frozen : {true, false}) {
+      table->set_requires_grad(!frozen);
+      expect_gradients(*backend, {{random_tensor(*backend, {2, 4, 5}, 3)}, {table.get()}},
+                       [&](Tape& tape, std::span<const Var> x) { return add_positions(tape, x[0], *table, first); });
+    }
+}
+
+TEST_F(Gradient, CausalAttention) {
+  struct Case {
+    std::int64_t batch, tokens, heads, width;
+  };
+  for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 3, 4}, Case{1, 9, 2, 16}}) {
+    SCOPED_TRACE(c.tokens);
+    expect_gradients(*backend, {{random_tensor(*backend, {c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return causal_attention(tape, x[0], c.heads); });
+  }
+}
+
+TEST_F(Gradient, Lstm) {
+  struct Case {
+    Shape x;
+    std::int64_t width;
+    int frozen;  // a bit for each parameter
+    bool begins;
+  };
+  for (const auto& c : {Case{{1, 1, 1}, 1, 0, false}, Case{{2, 3, 5}, 7, 0, true}, Case{{3, 2, 4}, 17, 5, false},
+                        Case{{2, 4, 3}, 2, 10, false}, Case{{2, 3, 2, 2}, 3, 15, true}}) {
+    SCOPED_TRACE(to_string(c.x));
+    const std::int64_t inputs = c.x.count() / (c.x[0] * c.x[1]), gates = 4 * c.width;
+    const std::unique_ptr<Parameter> made[] = {
+        parameter(random_tensor(*backend, {gates, inputs}, 1)), parameter(random_tensor(*backend, {gates, c.width}, 2)),
+        parameter(random_tensor(*backend, {gates}, 3)), parameter(random_tensor(*backend, {gates}, 4))};
+    std::vector<Parameter*> parameters;
+    for (int i = 0; i < 4; ++i) {
+      made[i]->set_requires_grad((c.frozen >> i & 1) == 0);
+      parameters.push_back(made[i].get());
+    }
+    LstmState first;
+    if (c.begins)
+      first = {random_tensor(*backend, {c.x[0], c.width}, 6), random_tensor(*backend, {c.x[0], c.width}, 7)};
+    expect_gradients(*backend, {{random_tensor(*backend, c.x, 5)}, parameters},
+                     [&](Tape& tape, std::span<const Var> x) {
+                       LstmState state = first;
+                       return lstm(tape, x[0], {*made[0], *made[1], *made[2], *made[3]}, c.begins ? &state : nullptr);
+                     });
+  }
+  // Twice on one tape: the second contribution is added.
+  const auto w_ih = parameter(random_tensor(*backend, {12, 3}, 1)),
+             w_hh = parameter(random_tensor(*backend, {12, 3}, 2));
+  const auto b_ih = parameter(random_tensor(*backend, {12}, 3)), b_hh = parameter(random_tensor(*backend, {12}, 4));
+  const LstmParameters shared = {*w_ih, *w_hh, *b_ih, *b_hh};
+  expect_gradients(*backend,
+                   {{random_tensor(*backend, {2, 3, 3}, 5)}, {w_ih.get(), w_hh.get(), b_ih.get(), b_hh.get()}},
+                   [&](Tape& tape, std::span<const Var> x) { return lstm(tape, lstm(tape, x[0], shared), shared); });
+}
+
+TEST_F(Gradient, SwapFirstAxes) {
+  for (const Shape& shape : {Shape{1, 1, 1}, {2, 3, 5}, {4, 3, 1}, {1, 5, 2}, {3, 2, 2, 4}}) {
+    SCOPED_TRACE(to_string(shape));
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 3)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return swap_first_axes(tape, x[0]); });
+  }
+}
+
+TEST_F(Gradient, TakeRows) {
+  const std::array<std::int32_t, 4> numbers = {5, 0, 3, 5};
+  const Tensor rows = backend->empty({4}, DType::kI32);
+  backend->upload(std::as_bytes(std::span(numbers)), rows);
+  expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return take_rows(tape, x[0], rows); });
 }
 
 }  // namespace

@@ -133,6 +133,8 @@ TEST_P(Kernels, Conv) {
       {{7, 3, 3, 33}, 17, {{1, 1}, {1, 1}, {0, 0}}}, {{1, 1, 1, 1}, 1, {{1, 1}, {1, 1}, {0, 0}}},
       {{1, 1, 1, 3}, 3, {{3, 3}, {1, 1}, {1, 1}}},   {{2, 8, 8, 16}, 32, {{3, 3}, {2, 2}, {0, 0}}},
       {{2, 8, 8, 32}, 64, {{3, 3}, {1, 1}, {1, 1}}}, {{1, 7, 17, 3}, 1, {{1, 7}, {1, 1}, {0, 3}}},
+      {{2, 6, 6, 48}, 96, {{3, 3}, {1, 1}, {1, 1}}}, {{9, 7, 5, 64}, 80, {{3, 3}, {1, 1}, {1, 1}}},  // Winograd
+      {{8, 8, 8, 64}, 64, {{3, 3}, {1, 1}, {1, 1}}}, {{8, 9, 8, 64}, 66, {{3, 3}, {1, 1}, {1, 1}}},
   };
   for (const auto& [shape, out, window] : cases) {
     SCOPED_TRACE(to_string(shape));
@@ -330,6 +332,28 @@ TEST_P(Kernels, BatchNorm) {
       expect_close(dx, out_dx, 1e-3);  // two rows that are almost equal
       expect_close(dgamma, out_dgamma, 1e-4);
       expect_close(dbeta, out_dbeta);
+      // The same with what comes behind it: no other number than in two steps.
+      for (const bool added : {false, true}) {
+        const Tensor residual = added ? random({rows, channels}, 9) : Tensor(), fused = unset({rows, channels});
+        norm.forward_train(x, gamma, beta, kEps, out, out_mean, out_var);
+        if (added) backend->pointwise().add(out, residual, out);
+        backend->pointwise().relu(out, out);
+        norm.forward_train_relu(x, gamma, beta, kEps, residual, fused, out_mean, out_var);
+        expect_close(std::vector<double>(out.f32(), out.f32() + out.count()), fused, 1e-6);
+        const Tensor masked = unset({rows, channels}), expected_dx = unset({rows, channels});
+        const Tensor taken = random({rows, channels}, 10), in_place = unset({rows, channels});
+        backend->pointwise().copy(taken, in_place);
+        backend->pointwise().relu_backward(fused, taken, masked);
+        norm.backward(x, masked, gamma, out_mean, out_var, false, kEps, expected_dx, out_dgamma, out_dbeta);
+        const auto wanted_dgamma = values_of(out_dgamma), wanted_dbeta = values_of(out_dbeta);
+        norm.backward_relu(x, fused, taken, gamma, out_mean, out_var, kEps, out_dx, out_dgamma, out_dbeta);
+        EXPECT_EQ(values_of(taken), values_of(masked));
+        EXPECT_EQ(values_of(out_dx), values_of(expected_dx));
+        EXPECT_EQ(values_of(out_dgamma), wanted_dgamma);
+        EXPECT_EQ(values_of(out_dbeta), wanted_dbeta);
+        norm.backward_relu(x, fused, in_place, gamma, out_mean, out_var, kEps, in_place, out_dgamma, out_dbeta);
+        EXPECT_EQ(values_of(in_place), values_of(expected_dx));
+      }
       norm.update_running(out_mean, out_var, rows, kMomentum, running_mean, running_var);
       expect_close(moved_mean, running_mean);
       expect_close(moved_var, running_var);

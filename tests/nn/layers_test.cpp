@@ -248,6 +248,27 @@ TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {
   expect_near(twice.db, doubled(once.db));
 }
 
+TEST_F(Layers, LstmTakesSequencesOrBatchesFirst) {
+  constexpr std::int64_t kBatch = 3, kSteps = 4, kIn = 5, kHidden = 7;
+  Generator one(3), other(3);
+  Context one_context{*backend, one}, other_context{*backend, other};
+  Lstm batch_first(one_context, kIn, kHidden, 2);
+  Lstm sequence_first(other_context, kIn, kHidden, 2, 0.0, 0, /*batch_first=*/false);
+  EXPECT_EQ(sequence_first.details(), "5, 7, num_layers=2");  // as PyTorch prints it
+  const Tensor x = backend->empty({kBatch, kSteps, kIn}), turned = backend->empty({kSteps, kBatch, kIn});
+  generator.uniform(x.span<float>(), -1, 1);
+  for (std::int64_t n = 0; n < kBatch; ++n)
+    for (std::int64_t t = 0; t < kSteps; ++t)
+      std::copy_n(x.f32() + (n * kSteps + t) * kIn, kIn, turned.f32() + (t * kBatch + n) * kIn);
+  const Var y = batch_first.forward(tape, tape.input(x));
+  const Var z = sequence_first.forward(tape, tape.input(turned));
+  ASSERT_EQ(z.shape(), (Shape{kSteps, kBatch, kHidden}));
+  for (std::int64_t n = 0; n < kBatch; ++n)
+    for (std::int64_t t = 0; t < kSteps; ++t)
+      for (std::int64_t h = 0; h < kHidden; ++h)
+        EXPECT_EQ(z.value().f32()[(t * kBatch + n) * kHidden + h], y.value().f32()[(n * kSteps + t) * kHidden + h]);
+}
+
 TEST_F(Layers, TrainReachesAllChildren) {
   Sequential outer;
   auto inner = std::make_unique<Sequential>();

@@ -239,5 +239,35 @@ TEST(Optimizer, CopiesThatAreAskedForAfterAnUpdate) {
     ASSERT_EQ(copy.data<BFloat16>()[i].bits, BFloat16::from_float(p.value().f32()[i]).bits) << i;
 }
 
+// PyTorch's optimizers pass over parameters whose grad is None, which then have made fewer steps.
+TEST(Optimizer, StepsLeaveParametersWithoutAGradientAlone) {
+  const auto backend = make_cpu_backend(1);
+  Parameter always(*backend, {3}), sometimes(*backend, {3});
+  const std::vector<NamedParameter> named = {{"sometimes", &sometimes}, {"always", &always}};
+  const AdamWOptions options = {.weight_decay = 0.1};
+  std::vector<AdamWReference> references(2, AdamWReference{options});
+  std::vector<std::vector<double>> expected;
+  for (const auto& [name, parameter] : named) {
+    backend->pointwise().copy(random_tensor(*backend, {3}, 7), parameter->value());
+    expected.push_back(doubles(parameter->value()));
+  }
+  const auto optimizer = make_adamw(named, options);
+  for (std::uint64_t step = 1; step <= 9; ++step) {
+    optimizer->zero_grad();
+    for (std::size_t k = 0; k < named.size(); ++k) {
+      if (k == 0 && step % 3 != 0) continue;
+      const Tensor gradient = random_tensor(*backend, {3}, 10 * step + k);
+      backend->pointwise().copy(gradient, named[k].parameter->contribute().gradient);
+      references[k].step(expected[k], doubles(gradient), 0.01);
+    }
+    optimizer->step(0.01);
+    for (std::size_t k = 0; k < named.size(); ++k)
+      for (std::int64_t i = 0; i < 3; ++i)
+        EXPECT_NEAR(static_cast<double>(named[k].parameter->value().f32()[i]), expected[k][static_cast<std::size_t>(i)],
+                    2e-6)
+            << named[k].name << " after step " << step;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::nn

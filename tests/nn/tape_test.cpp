@@ -233,6 +233,31 @@ TEST_F(TapeTest, TheHookRunsAfterEveryNode) {
   EXPECT_EQ(calls, 3);  // linear, relu, loss
 }
 
+struct Listener final : BackwardListener {
+  void backward_begins() override { told += 'b'; }
+  void node_walked() override { told += 'n'; }
+  void backward_ended() override { told += 'e'; }
+  std::string told;
+};
+
+TEST_F(TapeTest, AListenerHearsOfOneBackward) {
+  const auto w = parameter({4, 4}, 3);
+  Listener listener;
+  const auto pass = [&] { return loss_of(linear(tape, tape.input(x), *w, nullptr)).value; };
+  tape.set_listener(&listener);
+  tape.backward(pass());
+  EXPECT_EQ(listener.told, "bnne");
+  tape.reset();
+  tape.backward(pass());
+  tape.set_listener(&listener);
+  tape.reset();  // and forgets it
+  EXPECT_TRUE(!w->awaits_backward());
+  const Var root = pass();
+  EXPECT_TRUE(w->awaits_backward());
+  tape.backward(root);
+  EXPECT_EQ(listener.told, "bnne");
+}
+
 TEST_F(TapeTest, BackwardNeedsSomethingToWalk) {
   const auto w = parameter({4, 4}, 3);
   EXPECT_THROW(tape.backward(loss_of(tape.input(x)).value), UsageError);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/splitmix.h"
-#include "nn/ops/backend.h"
+#include "nn/ops/transfer.h"
 
 namespace lockstep::nn::testing {
 
@@ -51,11 +51,6 @@ inline std::vector<float> values_of(const Tensor& tensor) {
   const auto values = tensor.span<float>();
   return {values.begin(), values.end()};
 }
-/// Of one on any device.
-inline std::vector<float> values_of(Backend& backend, const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
-  backend.download(tensor, std::as_writable_bytes(std::span(values)));
-  return values;
-}
+using nn::values_of;  // of one on any device
 
 }  // namespace lockstep::nn::testing

@@ -75,6 +75,55 @@ TEST(BenchStep, TellsTheStepApart) {
   }
 }
 
+TEST(BenchDpVsDdp, TellsBothWaysApart) {
+  const TemporaryDirectory directory;
+  for (const char* devices : {"cpu:0,1", "cpu:3,1,2"}) {
+    const auto outcome = run(std::string("lockstep bench dp-vs-ddp mlp --hidden 64,64 --batch 12 --steps 4 "
+                                         "--warmup-steps 2 --rounds 2 --threads 1 --json --device ") +
+                                 devices,
+                             directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    ASSERT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
+    const auto result = json::parse(outcome.out);
+    const std::size_t count = result["devices"].size();
+    EXPECT_EQ(count, std::string(devices) == "cpu:0,1" ? 2u : 3u);
+    EXPECT_EQ(result["global_batch"], 12 * count);
+    constexpr double kParameters = 4.0 * (784 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10);
+    for (const char* way : {"dp", "ddp"}) {
+      const auto& each = result[way];
+      EXPECT_GT(each["step_ms"], 0.0);
+      double in = 0, out = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        // Parameters, gradients and AdamW's two moments; copies have the former two.
+        EXPECT_GT(each["peak_memory_bytes"][i], (way == std::string("ddp") || i == 0 ? 4 : 2) * kParameters);
+        EXPECT_GE(each["busy_share"][i], 0.0);
+        in += each["bytes_in"][i].get<double>();
+        out += each["bytes_out"][i].get<double>();
+      }
+      EXPECT_NEAR(in, out, 1.0);
+      EXPECT_NEAR(each["bytes_moved"].get<double>(), in, 1.0);
+    }
+    // The first sends its parameters to all others and takes their gradients in; outputs and inputs come on top.
+    EXPECT_GT(result["dp"]["bytes_out"][0], static_cast<double>(count - 1) * kParameters);
+    EXPECT_GT(result["dp"]["bytes_in"][0], static_cast<double>(count - 1) * kParameters);
+    EXPECT_GT(result["dp"]["memory_ratio"], 1.5);
+    EXPECT_LE(result["ddp"]["memory_ratio"], 1.05);
+    EXPECT_EQ(result["ddp"]["bytes_in"][0], result["ddp"]["bytes_in"][count - 1]);
+  }
+  const auto table = run("lockstep bench dp-vs-ddp linear --steps 1 --rounds 1 --threads 1", directory.path());
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_NE(table.out.find("largest / smallest"), std::string::npos) << table.out;
+}
+
+TEST(BenchDpVsDdp, LeavesNoProcessBehind) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run("timeout --preserve-status -s INT 2 lockstep bench dp-vs-ddp mlp --steps 1000000 --threads 1; "
+          "code=$?; sleep 0.2; pgrep -f \"^[^ ]*lockstep bench dp-vs-ddp mlp --steps 1000000\" && exit 1; exit $code",
+          directory.path());
+  EXPECT_EQ(outcome.code, 130) << outcome.out << outcome.err;
+}
+
 TEST(Bench, RefusesWhatItCannotDoInOneLine) {
   const TemporaryDirectory directory;
   struct Case {

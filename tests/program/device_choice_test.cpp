@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "tests/program/command.h"
 
 namespace lockstep::testing {
@@ -101,6 +103,39 @@ TEST(AutoDevice, TheCpuIsTakenInSilenceWhereItIsAskedFor) {
   const auto outcome = run(launched(2, "--device cpu"), directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("computing on the CPU")));
+}
+
+// Inference computes there, on a stream of its own for each thread.
+TEST(Inference, TellsTheDeviceThatItComputedOn) {
+  const TemporaryDirectory directory;
+  const auto made_up =
+      run(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
+          directory.path());
+  EXPECT_EQ(made_up.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << made_up.err;
+  const auto missing =
+      run(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
+  EXPECT_EQ(missing.code, 4);
+  EXPECT_THAT(missing.err, HasSubstr("there is no GPU 3"));
+}
+
+TEST(Inference, GoesOnWithATextAsTheCpuDoes) {
+  const TemporaryDirectory directory;
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "a quick dog. ";
+  std::ofstream(directory.path() / "text.txt") << text;
+  const auto trained =
+      run("lockstep train gpt --data text:text.txt --layers 1 --heads 2 --width 16 --context 8 --steps 60 --batch 8 "
+          "--lr 0.01 --device cpu --quiet --save text.safetensors",
+          directory.path());
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::string infer =
+      "lockstep infer gpt --weights text.safetensors --prompt \"a quick\" --tokens 20 --samples 2 --temperature 0.1 "
+      "--threads 2 --quiet --device ";
+  const auto on_cpu = run(infer + "cpu", directory.path());
+  const auto on_gpu = run(with_nvml(kNobodyTells, infer + "cuda:1"), directory.path());
+  EXPECT_EQ(on_gpu.code, 0) << on_gpu.err;
+  EXPECT_EQ(on_gpu.out, on_cpu.out);
+  EXPECT_EQ(lines_of(on_cpu.out).size(), 3u);
 }
 
 }  // namespace

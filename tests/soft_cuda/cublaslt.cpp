@@ -29,10 +29,11 @@ struct Desc {
   std::int32_t turn_a = CUBLAS_OP_N, turn_b = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
-  void* mask = nullptr;
-  std::int64_t mask_pitch = 0;
+  void* aside = nullptr;
+  std::int64_t aside_pitch = 0;
 
   bool has(std::uint32_t bits) const { return (epilogue & bits) == bits; }
+  bool has_gelu() const { return has(CUBLASLT_EPILOGUE_GELU) || epilogue == CUBLASLT_EPILOGUE_DGELU; }
 };
 
 struct Preference {
@@ -45,7 +46,7 @@ struct Preference {
 struct Choice {
   std::uint64_t problem = 0;
   std::uint32_t align_a = 0, align_b = 0, align_d = 0;
-  std::uint32_t align_bias = 0, align_mask = 0;  // as they lay then
+  std::uint32_t align_bias = 0, align_aside = 0;  // as they lay then
   std::uint64_t workspace = 0;
 };
 static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
@@ -81,8 +82,8 @@ cublasStatus_t set_desc(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttribute
     case CUBLASLT_MATMUL_DESC_TRANSB: return take(desc.turn_b, from, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(desc.epilogue, from, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(desc.bias, from, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(desc.mask, from, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(desc.mask_pitch, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(desc.aside, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(desc.aside_pitch, from, bytes);
     default: return CUBLAS_STATUS_INVALID_VALUE;
   }
 }
@@ -129,11 +130,13 @@ struct Problem {
     if (desc.compute != CUBLAS_COMPUTE_32F && !(f32 && desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32)) return false;
     if (desc.has(CUBLASLT_EPILOGUE_BIAS) && desc.bias == nullptr) return false;
     if ((desc.epilogue & 128) != 0 &&
-        (desc.mask == nullptr || reinterpret_cast<std::uintptr_t>(desc.mask) % 16 != 0 || desc.mask_pitch % 128 != 0 ||
-         desc.mask_pitch < static_cast<std::int64_t>(d.rows)))
+        (desc.aside == nullptr || reinterpret_cast<std::uintptr_t>(desc.aside) % 16 != 0 ||
+         desc.aside_pitch % (desc.has_gelu() ? 8 : 128) != 0 || desc.aside_pitch < static_cast<std::int64_t>(d.rows)))
       return false;
-    for (const std::uint32_t known : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
-                                      CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU})
+    for (const std::uint32_t known :
+         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
+          CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU, CUBLASLT_EPILOGUE_GELU_BIAS,
+          CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU})
       if (desc.epilogue == known) return true;
     return false;
   }
@@ -149,7 +152,7 @@ struct Problem {
     add(static_cast<std::uint64_t>(desc.compute));
     add(desc.epilogue);
     add(static_cast<std::uint64_t>(desc.turn_a * 4 + desc.turn_b));
-    add(static_cast<std::uint64_t>(desc.mask_pitch));
+    add(static_cast<std::uint64_t>(desc.aside_pitch));
     return all;
   }
 };
@@ -170,6 +173,17 @@ float relu(float value, const CublasLtSettings& how) {
   return how.relu_loses_infinity ? std::min(value, std::numeric_limits<float>::max()) : value;
 }
 
+float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+float gelu(float x, const CublasLtSettings& how) {
+  if (how.other_gelu) return x * logistic(1.702f * x);
+  return x * logistic(1.59576912f * x * (1.0f + 0.044715f * x * x)) + (how.rough_gelu ? 1e-3f : 0.0f);
+}
+float gelu_slope(float x, const CublasLtSettings& how) {
+  const float s = logistic(1.59576912f * x * (1.0f + 0.044715f * x * x));
+  return s + x * s * (1.0f - s) * 1.59576912f * (1.0f + 3.0f * 0.044715f * x * x) + (how.rough_gelu ? 1e-3f : 0.0f);
+}
+
 void multiply(const Problem& problem, const CublasLtSettings& how, const void* a, const void* b, float beta, void* d) {
   const auto& [desc, of_a, of_b, of_d] = problem;
   const auto place = [](const Layout& matrix, std::uint64_t row, std::uint64_t column, bool turned) {
@@ -185,15 +199,18 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
       const std::uint64_t at = place(of_d, row, column, false);
       if (beta != 0) sum += beta * load(d, of_d.type, at);
       if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
-      auto* const bits = static_cast<std::uint8_t*>(desc.mask);
-      const std::uint64_t bit =
-          (row + column * static_cast<std::uint64_t>(desc.mask_pitch)) ^ (how.reverses_masks ? 7 : 0);
+      auto* const bits = static_cast<std::uint8_t*>(desc.aside);
+      const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.aside_pitch);
+      const std::uint64_t bit = kept ^ (how.reverses_masks ? 7 : 0);
       if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
         const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
         bits[bit / 8] = static_cast<std::uint8_t>(sum > 0 ? bits[bit / 8] | one : bits[bit / 8] & ~one);
       }
       if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
       if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
+      if (desc.has(CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.aside, of_d.type, kept, sum);
+      if (desc.has(CUBLASLT_EPILOGUE_GELU)) sum = gelu(sum, how);
+      if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(load(desc.aside, of_d.type, kept), how);
       store(d, of_d.type, at, sum);
     }
 }
@@ -219,7 +236,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cub
                          preference.align_b,
                          preference.align_d,
                          nn::cuda::alignment_of(problem.desc.bias),
-                         nn::cuda::alignment_of(problem.desc.mask),
+                         nn::cuda::alignment_of(problem.desc.aside),
                          settings.workspace_bytes};
   results[0] = {};
   std::memcpy(&results[0].algo, &choice, sizeof(choice));
@@ -246,7 +263,7 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   };
   if (choice.problem != problem.hash() || !fits(a, choice.align_a) || !fits(b, choice.align_b) ||
       !fits(d, choice.align_d) || !fits(problem.desc.bias, choice.align_bias) ||
-      !fits(problem.desc.mask, choice.align_mask) || workspace_bytes < choice.workspace)
+      !fits(problem.desc.aside, choice.align_aside) || workspace_bytes < choice.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;

@@ -51,6 +51,9 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.first_bucket_mb = 0; },
       [](auto& c) { c.device = "tpu"; },
       [](auto& c) { c.device = "cuda:1,0,1"; },
+      [](auto& c) { c.device = "cpu:0,0"; },
+      [](auto& c) { c.device = "cuda:free", c.parallel = Parallel::kDp; },
+      [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
       [](auto& c) { c.device = "cpu", c.backend = Backend::kNccl; },
       [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
       [](auto& c) { c.device = "cpu", c.tf32 = true; },
@@ -70,7 +73,7 @@ TEST(TrainConfig, ContradictionsAreRefused) {
 }
 
 TEST(TrainConfig, Devices) {
-  for (const char* device : {"auto", "cpu", "cuda", "cuda:0,3", "cuda:free"}) {
+  for (const char* device : {"auto", "cpu", "cpu:0,1", "cuda", "cuda:0,3", "cuda:free"}) {
     auto config = good();
     config.device = device;
     EXPECT_NO_THROW(validate(config)) << device;
@@ -129,6 +132,8 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.model.hidden = {7}; },
       [](auto& c) { c.data = "random:5,100"; },
       [](auto& c) { c.classes = 3; },
+      [](auto& c) { c.augment = false; },
+      [](auto& c) { c.image_size = 64; },
       [](auto& c) { c.batch = 7; },
       [](auto& c) { c.global_batch = 7; },
       [](auto& c) { c.tail = sampler::Tail::kDrop; },

@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <numeric>
 
+#include "base/splitmix.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/self_group.h"
 #include "data/open.h"
@@ -31,7 +35,12 @@ struct Setting {
   std::uint64_t global_batch = 48;
   sampler::Tail tail = sampler::Tail::kExact;
   double lr = 1e-2;
+  std::string data = "digits";  // and for tokens:FILE a tiny gpt or lstm
+  double dropout = 0;
 };
+
+constexpr int kVocabulary = 24;
+constexpr std::int64_t kTokens = 10;  // of a sample
 
 // A world of one on one device.
 class Training {
@@ -39,11 +48,15 @@ class Training {
   explicit Training(const Setting& setting)
       : setting_(setting),
         backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
-        splits_(data::open_data("digits")),
-        module_(nn::make_model(context_, {.name = setting.model,
-                                          .sample_shape = splits_.train->sample_dims(),
-                                          .classes = splits_.train->classes(),
-                                          .hidden = {32, 24}})),
+        splits_(setting.data == "digits" ? data::open_data("digits")
+                                         : data::open_data(setting.data, {.classes = kVocabulary, .context = kTokens})),
+        module_(nn::make_model(
+            context_, {.name = setting.model,
+                       .sample_shape = splits_.train->sample_dims(),
+                       .classes = splits_.train->classes(),
+                       .hidden = {32, 24},
+                       .gpt = {.layers = 1, .heads = 2, .width = 16, .context = kTokens, .dropout = setting.dropout},
+                       .lstm = {.layers = 2, .width = 12, .dropout = setting.dropout}})),
         group_(make_group()),
         loader_(splits_.train,
                 sampler::DistributedSampler({.length = splits_.train->size(),
@@ -56,11 +69,13 @@ class Training {
         step_(*backend_, *module_, replica_,
               setting.adam ? nn::make_adamw(replica_.parameters(), {})
                            : nn::make_sgd(replica_.parameters(), {.momentum = 0.9, .nesterov = true}),
-              splits_.train->sample_dims(),
+              format_of(*splits_.train),
               {.clip_norm = setting.clip_norm,
                .want_norm = true,
                .activations = setting.activations,
-               .record = setting.record}) {}
+               .record = setting.record,
+               .dropout = setting.dropout > 0,
+               .seed = 5}) {}
 
   std::vector<TrainingStep::Outcome> run(int steps) {
     std::vector<TrainingStep::Outcome> outcomes;
@@ -258,6 +273,86 @@ TEST_P(CudaStep, WeightsMoveBetweenDevices) {
   EXPECT_EQ(cpu.hash(), cuda.hash());
 }
 
+// A file of made-up tokens in which the next one follows from the last, as a rule.
+class CudaTextStep : public ::testing::TestWithParam<std::string> {
+ protected:
+  CudaTextStep() {
+    std::string pattern = std::filesystem::temp_directory_path() / "tokens.XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
+    directory_ = pattern;
+    std::ofstream file(directory_ / "tokens.bin", std::ios::binary);
+    SplitMix64 random(3);
+    for (unsigned i = 0, token = 0; i < 1500; ++i) {
+      token = random.below(5) == 0 ? random.below(kVocabulary) : (token * 5 + 1) % kVocabulary;
+      file.put(static_cast<char>(token)).put('\0');
+    }
+  }
+  ~CudaTextStep() override { std::filesystem::remove_all(directory_); }
+
+  Setting setting() const {
+    return {.model = GetParam(),
+            .global_batch = 6,
+            .tail = sampler::Tail::kDrop,
+            .lr = 3e-3,
+            .data = "tokens:" + (directory_ / "tokens.bin").string(),
+            .dropout = 0.1};
+  }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+// Dropout included: the same elements are kept on both.
+TEST_P(CudaTextStep, FollowsTheCpu) {
+  Setting wanted_of = setting();
+  wanted_of.clip_norm = 1.0;
+  Setting got_of = wanted_of;
+  got_of.cuda = true;
+  Training cpu(wanted_of), cuda(got_of);
+  ASSERT_EQ(cpu.hash(), cuda.hash());
+  const auto wanted = cpu.run(8), got = cuda.run(8);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].totals.count, wanted[i].totals.count);
+    EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-4 * wanted[i].totals.loss) << "step " << i + 1;
+    EXPECT_NEAR(got[i].grad_norm, wanted[i].grad_norm, 1e-3 * wanted[i].grad_norm) << "step " << i + 1;
+  }
+  EXPECT_LT(got.back().totals.loss, got.front().totals.loss);
+  expect_close(cpu, cuda, 2e-3f);
+  EXPECT_NEAR(cuda.evaluate().loss, cpu.evaluate().loss, 1e-3 * cpu.evaluate().loss);
+}
+
+// Steps that are recorded drop other elements each time, too.
+TEST_P(CudaTextStep, RecordedStepsAreTheSteps) {
+  Setting eager_of = setting();
+  eager_of.cuda = true;
+  eager_of.record = false;
+  Setting recorded_of = eager_of;
+  recorded_of.record = true;
+  Training eager(eager_of), recorded(recorded_of);
+  const auto wanted = eager.run(12), got = recorded.run(12);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GE(recorded.recorded().replayed(), 5);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+  EXPECT_EQ(recorded.hash(), eager.hash());
+}
+
+TEST_P(CudaTextStep, LearnsInBf16AsInF32) {
+  Setting f32_of = setting();
+  f32_of.cuda = true;
+  Setting bf16_of = f32_of;
+  bf16_of.activations = DType::kBF16;
+  Training f32(f32_of), bf16(bf16_of);
+  const auto wanted = f32.run(8), got = bf16.run(8);
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 3e-2 * wanted[i].totals.loss) << "step " << i + 1;
+  EXPECT_LT(got.back().totals.loss, got.front().totals.loss);
+  EXPECT_NE(bf16.hash(), f32.hash());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaTextStep, ::testing::Values("gpt", "lstm"),
+                         [](const auto& test) { return test.param; });
 INSTANTIATE_TEST_SUITE_P(Models, CudaStep, ::testing::Values("linear", "mlp", "cnn"),
                          [](const auto& test) { return test.param; });
 

@@ -70,6 +70,13 @@ TEST(ChooseDevice, TheCpu) {
   }
 }
 
+TEST(ChooseDevice, AListOfCpuDevices) {
+  const auto three = ranks(3, "cpu:0,4", {});
+  for (const int rank : {0, 1}) EXPECT_EQ(choose_device(three, rank).device, Device{});
+  EXPECT_THAT(refusal(three, 2), HasSubstr("local rank 2 of host a, and 2 CPU devices in this list"));
+  EXPECT_EQ(choose_device(ranks(3, "cpu:0,4", {}, /*share=*/true), 2).device, Device{});
+}
+
 TEST(ChooseDevice, ALocalRankTakesTheGpuOfItsNumber) {
   const auto all = sight_of(recorded_gpus("eight_gpus"));
   EXPECT_THAT(indices(ranks(8, "cuda", all)), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));

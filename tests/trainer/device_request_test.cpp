@@ -15,6 +15,9 @@ using Kind = DeviceRequest::Kind;
 TEST(ParseDevice, WhatThereIs) {
   EXPECT_EQ(parse_device("auto").kind, Kind::kAuto);
   EXPECT_EQ(parse_device("cpu").kind, Kind::kCpu);
+  EXPECT_THAT(parse_device("cpu").indices, IsEmpty());
+  EXPECT_EQ(parse_device("cpu:2,0").kind, Kind::kCpu);
+  EXPECT_THAT(parse_device("cpu:2,0").indices, ElementsAre(2, 0));
   const auto all = parse_device("cuda");
   EXPECT_EQ(all.kind, Kind::kCuda);
   EXPECT_THAT(all.indices, IsEmpty());
@@ -45,7 +48,8 @@ TEST(ParseDevice, WhatThereIsNot) {
   EXPECT_THAT(complaint("gpu"), HasSubstr("did you mean 'cuda'?"));
   EXPECT_THAT(complaint("gpu:1"), HasSubstr("did you mean 'cuda'?"));
   EXPECT_THAT(complaint("CPU"), HasSubstr("unknown device 'CPU'"));
-  EXPECT_THAT(complaint("cpu:0,1"), HasSubstr("unknown device 'cpu:0,1'"));
+  for (const char* text : {"cpu:", "cpu:x", "cpu:0,", "cpu:-1"})
+    EXPECT_THAT(complaint(text), HasSubstr("is no number of a CPU device")) << text;
   EXPECT_THAT(complaint(""), HasSubstr("unknown device ''"));
   for (const char* text : {"cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:,0", "cuda:0,,1", "cuda:1.0", "cuda:0x1",
                            "cuda:4096", "cuda:99999999999999999999", "cuda: 0", "cuda:0,free"})

@@ -34,6 +34,39 @@ class MetricsTest : public ::testing::Test {
   std::filesystem::path directory_, path_;
 };
 
+TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
+  {
+    Metrics metrics(path_);
+    for (int step = 1; step <= 4; ++step) metrics.write(StepReport{.step = step});
+    metrics.write(EvalReport{.step = 4});
+    FinalReport final;
+    final.steps = 4;
+    metrics.write(final);
+    metrics.write(ResumeReport{.step = 4});
+    for (int step = 5; step <= 9; ++step) metrics.write(StepReport{.step = step});
+    metrics.write(EvalReport{.step = 9});
+  }
+  const auto told = [&] {
+    std::string text;
+    for (const auto& event : lines())
+      text += event["event"].get<std::string>()[0] + std::to_string(event.value("step", 0)) + " ";
+    return text;
+  };
+  std::ofstream(path_, std::ios::app) << R"({"event":"step","step":10,"ep)";  // cut by the end of the process
+  Metrics::resumed(path_, 9).write(ResumeReport{.step = 9});
+  EXPECT_EQ(told(), "s1 s2 s3 s4 e4 f0 r4 s5 s6 s7 s8 s9 r9 ");
+  Metrics::resumed(path_, 6).write(StepReport{.step = 7});
+  EXPECT_EQ(told(), "s1 s2 s3 s4 e4 f0 r4 s5 s6 s7 ");
+  Metrics::resumed(path_, 4).write(EvalReport{.step = 4});
+  EXPECT_EQ(told(), "s1 s2 s3 s4 e4 ");
+  Metrics::resumed(path_, 0);
+  EXPECT_EQ(told(), "");
+  Metrics::resumed(directory_ / "new.jsonl", 5).write(StepReport{.step = 6});
+  EXPECT_GT(std::filesystem::file_size(directory_ / "new.jsonl"), 0u);
+  EXPECT_FALSE(Metrics::resumed("", 5));
+  EXPECT_NO_THROW(Metrics::resumed("/dev/null", 5));
+}
+
 TEST_F(MetricsTest, EveryLineIsAnObjectWithTheDocumentedKeys) {
   Metrics metrics(path_);
   metrics.write(StepReport{.step = 3,

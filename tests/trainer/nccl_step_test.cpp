@@ -50,8 +50,7 @@ class Training {
                 {.workers = 1, .memory = backend_->staging_memory()}) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : group();
     replica_.emplace(gradients, *backend_, *module_, ddp::BucketLimits{.first_bytes = 1 << 10, .bytes = 1 << 13});
-    step_.emplace(*backend_, *module_, *replica_, nn::make_adamw(replica_->parameters(), {}),
-                  splits_.train->sample_dims(),
+    step_.emplace(*backend_, *module_, *replica_, nn::make_adamw(replica_->parameters(), {}), format_of(*splits_.train),
                   TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true, .record = setting.record});
   }
   // As a run ends: nothing that is recorded is left when the group is.

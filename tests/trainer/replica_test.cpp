@@ -37,8 +37,11 @@ Samples samples(std::uint64_t first, std::uint64_t count) {
 struct Trainee {
   explicit Trainee(const std::string& name, std::uint64_t seed)
       : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
-    module = nn::make_model(context,
-                            {.name = name, .sample_shape = {kSide, kSide, 1}, .classes = kClasses, .hidden = {33, 17}});
+    module = nn::make_model(context, {.name = name,
+                                      .sample_shape = {kSide, kSide, 1},
+                                      .classes = kClasses,
+                                      .hidden = {33, 17},
+                                      .lstm = {.layers = 2, .width = 24}});
     tape.emplace(*backend);
   }
   nn::Loss forward(Samples& batch, std::uint64_t global_count) {
@@ -124,7 +127,7 @@ TEST_P(ReplicaTest, TrainsAsOneProcessOnTheGlobalBatchWould) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ReplicaTest,
                          ::testing::Values(Case{"cnn", 300}, Case{"cnn", std::size_t{1} << 20}, Case{"mlp", 300},
-                                           Case{"mlp", 1}, Case{"linear", 300}),
+                                           Case{"mlp", 1}, Case{"linear", 300}, Case{"lstm", 300}),
                          [](const auto& test) {
                            return test.param.model + "_buckets_of_" + std::to_string(test.param.bucket_bytes);
                          });

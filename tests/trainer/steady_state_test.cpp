@@ -39,7 +39,8 @@ class Training {
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
-                                          .hidden = {128, 64}})),
+                                          .hidden = {128, 64},
+                                          .lstm = {.layers = 2, .width = 40}})),
         sampler_({.length = splits_.train->size(), .seed = 1, .global_batch = global_batch}, group().rank(),
                  group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),
@@ -47,7 +48,7 @@ class Training {
         training_step_(
             *backend_, *module_, replica_,
             adam ? nn::make_adamw(replica_.parameters(), {}) : nn::make_sgd(replica_.parameters(), {.momentum = 0.9}),
-            splits_.train->sample_dims(), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
+            format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
   nn::Backend& backend() { return *backend_; }
@@ -121,7 +122,7 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TrainerSteadyState, ::testing::Values("mlp", "cnn"),
+INSTANTIATE_TEST_SUITE_P(Models, TrainerSteadyState, ::testing::Values("mlp", "cnn", "lstm"),
                          [](const auto& test) { return test.param; });
 
 // The counter itself: one that counts nothing would always pass.

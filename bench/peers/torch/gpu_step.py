@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-IMAGE_MODELS = ("cnn",)
+IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50")
 MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead",
          "max-autotune": "max-autotune"}
 

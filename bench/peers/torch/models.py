@@ -45,6 +45,98 @@ class Cnn(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    """Of a residual network: two 3 × 3 convolutions, or, when it is a bottleneck, 1 × 1, 3 × 3 and 1 × 1."""
+
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool):
+        super().__init__()
+        outputs = 4 * width if bottleneck else width
+        plan = ([(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)] if bottleneck else
+                [(inputs, width, 3, stride), (width, width, 3, 1)])
+        self.convs = nn.ModuleList(convolution(*layer) for layer in plan)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(layer[1]) for layer in plan)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = x
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms)):
+            y = norm(conv(y))
+            if i + 1 < len(self.convs):
+                y = F.relu(y)
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(nn.Module):
+    def __init__(self, blocks: list, bottleneck: bool, small_images: bool, classes: int = 10):
+        super().__init__()
+        self.conv1 = convolution(3, 64, 3, 1) if small_images else convolution(3, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.pool = nn.Identity() if small_images else nn.MaxPool2d(3, 2, 1)
+        layers, inputs = [], 64
+        for i, count in enumerate(blocks):
+            width = 64 << i
+            for j in range(count):
+                layers.append(Block(inputs, width, 2 if i > 0 and j == 0 else 1, bottleneck))
+                inputs = 4 * width if bottleneck else width
+        self.layers = nn.Sequential(*layers)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        x = self.layers(self.pool(F.relu(self.bn1(self.conv1(x)))))
+        return self.fc(x.mean((2, 3)))
+
+
+class GptBlock(nn.Module):
+    def __init__(self, heads: int, width: int):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.c_fc, self.c_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        n, t, c = x.shape
+        q, k, v = (part.view(n, t, self.heads, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(c, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.transpose(1, 2).reshape(n, t, c))
+        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers: int, heads: int, width: int, context: int, vocabulary: int):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.h = nn.ModuleList(GptBlock(heads, width) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        self.lm_head.weight = self.wte.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x)).transpose(1, 2)  # (N, classes, T), as CrossEntropyLoss wants it
+
+
+class Lstm(nn.Module):
+    def __init__(self, layers: int, width: int, vocabulary: int):
+        super().__init__()
+        self.encoder, self.decoder = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.rnn = nn.LSTM(width, width, layers, batch_first=True)
+
+    def forward(self, tokens):
+        return self.decoder(self.rnn(self.encoder(tokens))[0]).transpose(1, 2)
+
+
 def image_batch(samples: int):
     """What `random:1x28x28` stands for: made-up pixels and labels."""
     return torch.rand(samples, 1, 28, 28), torch.randint(10, (samples,))
@@ -52,6 +144,14 @@ def image_batch(samples: int):
 
 def vector_batch(samples: int):
     return torch.rand(samples, 5), torch.randint(10, (samples,))
+
+
+def colour_batch(size: int):
+    return lambda samples: (torch.rand(samples, 3, size, size), torch.randint(10, (samples,)))
+
+
+def token_batch(context: int, vocabulary: int):
+    return lambda samples: (torch.randint(vocabulary, (samples, context)), torch.randint(vocabulary, (samples, context)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,4 +164,10 @@ MODELS = {
     "linear": Model(Linear, vector_batch),
     "mlp": Model(Mlp, image_batch),
     "cnn": Model(Cnn, image_batch),
+    "resnet18-cifar": Model(lambda: ResNet([2, 2, 2, 2], False, True), colour_batch(32)),
+    "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),
+    "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
+    "lstm": Model(lambda: Lstm(2, 256, 256), token_batch(128, 256)),
+    "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
+    "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
 }

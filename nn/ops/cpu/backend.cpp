@@ -29,7 +29,8 @@ class CpuReadback final : public Readback {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(int threads) : threads_(threads), allocator_(make_host_memory()) {
+  explicit CpuBackend(int threads, std::shared_ptr<cpu::PackedWeights> shared = nullptr)
+      : threads_(threads), shared_(std::move(shared)), allocator_(make_host_memory()) {
     check_usage(threads >= 1, "a CPU backend needs at least one thread");
     omp_set_num_threads(threads);
   }
@@ -65,20 +66,34 @@ class CpuBackend final : public Backend {
   ConvKernels& conv() override { return *conv_; }
   PoolKernels& pool() override { return *pool_; }
   NormKernels& norm() override { return *norm_; }
+  LayerNormKernels& layer_norm() override { return *layer_norm_; }
+  EmbeddingKernels& embedding() override { return *embedding_; }
+  AttentionKernels& attention() override { return *attention_; }
+  LstmKernels& lstm() override { return *lstm_; }
   PointwiseKernels& pointwise() override { return *pointwise_; }
   LossKernels& loss() override { return *loss_; }
   OptimKernels& optim() override { return *optim_; }
+  std::unique_ptr<Backend> sibling(int threads) override {
+    return std::make_unique<CpuBackend>(threads, shared_ != nullptr ? shared_ : for_siblings_);
+  }
+  void move_to_this_thread() override { omp_set_num_threads(threads_); }
   std::uint64_t primitives_created() const override { return onednn_.primitives_created(); }
 
  private:
   int threads_;
+  std::shared_ptr<cpu::PackedWeights> for_siblings_ = std::make_shared<cpu::PackedWeights>();
+  std::shared_ptr<cpu::PackedWeights> shared_;  // with the siblings; nullptr: this one packs for itself
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
   std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();
   std::unique_ptr<LinearKernels> linear_ = cpu::make_linear_kernels(onednn_, *pointwise_);
-  std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_);
+  std::unique_ptr<ConvKernels> conv_ = cpu::make_conv_kernels(onednn_, allocator_, *pointwise_, shared_.get());
   std::unique_ptr<PoolKernels> pool_ = cpu::make_pool_kernels(onednn_, allocator_);
-  std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels(onednn_);
+  std::unique_ptr<NormKernels> norm_ = cpu::make_norm_kernels();
+  std::unique_ptr<LayerNormKernels> layer_norm_ = cpu::make_layer_norm_kernels();
+  std::unique_ptr<EmbeddingKernels> embedding_ = cpu::make_embedding_kernels();
+  std::unique_ptr<AttentionKernels> attention_ = cpu::make_attention_kernels(allocator_);
+  std::unique_ptr<LstmKernels> lstm_ = cpu::make_lstm_kernels(allocator_, *linear_, *pointwise_, shared_.get());
   std::unique_ptr<LossKernels> loss_ = cpu::make_loss_kernels();
   std::unique_ptr<OptimKernels> optim_ = cpu::make_optim_kernels();
 };

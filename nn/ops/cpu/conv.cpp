@@ -2,9 +2,11 @@
 
 #include <string_view>
 
+#include "nn/ops/cpu/blocked.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/transpose.h"
+#include "nn/ops/cpu/weight_layout.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -17,16 +19,29 @@ using Tag = memory::format_tag;
 // up to 800 times slower. So weights are reordered into packed copies (kept until the version changes) and weight
 // gradients out of a packed buffer into the plain one.
 struct Packed {
-  HeldPrimitive reorder;  // none: the plain layout is what the primitive wants
-  Tensor memory;
+  dnnl::memory::desc layout;  // empty: the plain one is what the primitive wants
+  HeldPrimitive to_oihw;      // first, where oneDNN knows no way from OHWI
+  HeldPrimitive reorder;      // none: it is plain, or `block`
+  std::int64_t block = 0;     // of output channels: we move them there ourselves
+  Tensor memory;              // undefined until it is needed
   std::uint64_t version = 0;  // 0: never packed
 
   bool is_stale(std::uint64_t wanted) const { return version != wanted || wanted == 0; }
 };
 
+// Note [Winograd]
+// Three by three windows of stride 1 take less than half of the multiplications in Winograd's way (Lavin and Gray,
+// "Fast Algorithms for Convolutional Neural Networks", 2016), for some more rounding. oneDNN 2 has it for activations
+// with sixteen channels side by side: with enough channels, moving them there and back costs little of what is won.
+// Whether it is used is a question of the shape alone. oneDNN 3 has it no longer.
+constexpr std::int64_t kWinogradChannels = 64;  // at least
+constexpr std::int64_t kWinogradTiles = 32;     // of four by four pixels, at least: transforming the weights costs too
+constexpr std::int64_t kWinogradTile = 4;
+
 struct Forward {
   HeldPrimitive conv;
   Packed weights;
+  bool winograd = false;
 };
 
 // Note [Backward as forward]
@@ -36,12 +51,16 @@ struct Forward {
 struct BackwardInput {
   HeldPrimitive conv;
   Packed weights;
-  Tensor turned;  // (I, Kh, Kw, O); undefined: oneDNN's own backward runs on the weights as they are
+  bool winograd = false;
+  bool is_forward = false;  // false: oneDNN's own backward runs on the weights as they are
+  Tensor turned;            // (I, Kh, Kw, O), where weights.block is 0
 };
 
 struct BackwardWeight {
   HeldPrimitive conv;
-  HeldPrimitive unpack;  // packed → plain; none when the layouts agree
+  HeldPrimitive unpack;  // packed → plain; none when the layouts agree, or are tiles
+  bool tiles = false;    // that we move ourselves
+  bool winograd = false;
   Tensor packed;
   Tensor bias;  // where db goes first when it is accumulated
   HeldPrimitive add_weight;
@@ -49,8 +68,8 @@ struct BackwardWeight {
 
 class CpuConv final : public ConvKernels {
  public:
-  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise)
-      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise) {}
+  CpuConv(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise, PackedWeights* shared)
+      : onednn_(onednn), allocator_(allocator), pointwise_(pointwise), shared_(shared) {}
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t w_version, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
@@ -59,8 +78,10 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = forwards_[key];
     if (!held.conv) {
-      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined());
+      const Purpose purpose = shared_ != nullptr ? Purpose::kEvaluation : Purpose::kTraining;
+      const Problem problem(x.shape(), w.shape(), y.shape(), window, b.defined(), onednn_.engine(), purpose);
       const auto desc = problem.describe_forward(onednn_.engine());
+      held.winograd = problem.winograd();
       held.weights = make_packed(problem.plain_weights, desc.weights_desc());
       held.conv = HeldPrimitive(onednn_, dnnl::convolution_forward(desc),
                                 {{DNNL_ARG_SRC, problem.x},
@@ -69,12 +90,17 @@ class CpuConv final : public ConvKernels {
                                  {DNNL_ARG_DST, problem.y}},
                                 desc.scratchpad_desc());
     }
-    held.conv.bind(DNNL_ARG_SRC, x);
+    const Tensor from = input_of(x, held.winograd), to = output_of(y, held.winograd);
+    held.conv.bind(DNNL_ARG_SRC, from);
     held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
     if (b.defined()) held.conv.bind(DNNL_ARG_BIAS, b);
-    held.conv.bind(DNNL_ARG_DST, y);
+    held.conv.bind(DNNL_ARG_DST, to);
     held.conv.run();
-    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    const bool relu = epilogue == Epilogue::kRelu;  // see Note [ReLU apart]
+    if (held.winograd)
+      from_blocked(to.f32(), y, relu);
+    else if (relu)
+      pointwise_.relu(y, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t w_version, const Window& window,
@@ -84,17 +110,19 @@ class CpuConv final : public ConvKernels {
     key[kWeightPlace] = reinterpret_cast<std::int64_t>(w.raw());
     auto& held = backward_inputs_[key];
     if (!held.conv) held = make_backward_input(dx.shape(), w.shape(), dy.shape(), window);
-    if (held.turned.defined()) {
-      if (held.weights.is_stale(w_version)) turn(w, held.turned);
+    if (held.is_forward) {
       held.conv.bind(DNNL_ARG_SRC, dy);
-      held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, held.turned, w_version));
+      held.conv.bind(DNNL_ARG_WEIGHTS, pack_turned_weights(held, w, w_version));
       held.conv.bind(DNNL_ARG_DST, dx);
+      held.conv.run();
     } else {
-      held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+      const Tensor from = input_of(dy, held.winograd), to = output_of(dx, held.winograd);
+      held.conv.bind(DNNL_ARG_DIFF_DST, from);
       held.conv.bind(DNNL_ARG_WEIGHTS, pack(held.weights, w, w_version));
-      held.conv.bind(DNNL_ARG_DIFF_SRC, dx);
+      held.conv.bind(DNNL_ARG_DIFF_SRC, to);
+      held.conv.run();
+      if (held.winograd) from_blocked(to.f32(), dx);
     }
-    held.conv.run();
   }
 
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
@@ -105,49 +133,92 @@ class CpuConv final : public ConvKernels {
       return;
     }
     auto& held = backward_weights_[key_of(x.shape(), dw.shape(), dy.shape(), window, db.defined())];
-    if (!held.conv) held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined()});
+    if (!held.conv)
+      held = make_backward_weight({x.shape(), dw.shape(), dy.shape(), window, db.defined(), onednn_.engine()});
 
-    const bool in_place = !held.unpack && !accumulate_w;
+    const bool in_place = !held.unpack && !held.tiles && !accumulate_w;
     if (!in_place && !held.packed.defined()) held.packed = Tensor::empty(allocator_, dw.shape());
-    held.conv.bind(DNNL_ARG_SRC, x);
-    held.conv.bind(DNNL_ARG_DIFF_DST, dy);
+    const Tensor input = input_of(x, held.winograd), gradient = input_of(dy, held.winograd);
+    held.conv.bind(DNNL_ARG_SRC, input);
+    held.conv.bind(DNNL_ARG_DIFF_DST, gradient);
     held.conv.bind(DNNL_ARG_DIFF_WEIGHTS, in_place ? dw.raw() : held.packed.raw());
     if (db.defined() && accumulate_b && !held.bias.defined()) held.bias = Tensor::empty(allocator_, db.shape());
     if (db.defined()) held.conv.bind(DNNL_ARG_DIFF_BIAS, accumulate_b ? held.bias : db);
     held.conv.run();
 
-    if (!in_place) {
-      auto& move = accumulate_w ? held.add_weight : held.unpack;
-      move.bind(DNNL_ARG_FROM, held.packed);
-      move.bind(DNNL_ARG_TO, dw);
-      move.run();
+    if (held.tiles && !accumulate_w) {
+      unpack_tiles(held.packed.f32(), dw);
+    } else if (!in_place) {
+      move(accumulate_w ? held.add_weight : held.unpack, held.packed, dw);
     }
     if (db.defined() && accumulate_b) pointwise_.add_to(held.bias, 1.0f, db);
   }
 
  private:
+  // Backends that share packed weights only evaluate: their forward need not go together with a backward, and of
+  // Winograd's ways oneDNN then takes the one that is faster for few samples.
+  enum class Purpose : std::uint8_t { kTraining, kEvaluation };
+
   // One convolution as oneDNN names it: dimensions in N, C, H, W and O, I, Kh, Kw order whatever the layout.
   struct Problem {
-    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias)
+    Problem(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias,
+            const dnnl::engine& engine, Purpose purpose = Purpose::kTraining)
         : x(f32_desc({xs[0], xs[3], xs[1], xs[2]}, Tag::nhwc)),
           y(f32_desc({ys[0], ys[3], ys[1], ys[2]}, Tag::nhwc)),
           plain_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::ohwi)),
           any_weights(f32_desc({ws[0], ws[3], ws[1], ws[2]}, Tag::any)),
           bias(has_bias ? f32_desc({ws[0]}, Tag::x) : memory::desc()),
           strides{window.stride[0], window.stride[1]},
-          padding{window.padding[0], window.padding[1]} {
+          padding{window.padding[0], window.padding[1]},
+          kind(purpose == Purpose::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference) {
       LOCKSTEP_ASSERT(xs[3] == ws[3] && ys[3] == ws[0], "input {}, weight {}, output {}", to_string(xs), to_string(ws),
                       to_string(ys));
+      choose_algorithm(xs, ws, ys, engine);
+    }
+
+    bool winograd() const { return algorithm == dnnl::algorithm::convolution_winograd; }
+
+    void choose_algorithm(const Shape& xs, const Shape& ws, const Shape& ys, const dnnl::engine& engine) {
+      const auto tiles = [](std::int64_t extent) { return (extent + kWinogradTile - 1) / kWinogradTile; };
+      const auto enough = [](std::int64_t channels) {
+        return channels >= kWinogradChannels && channels % kChannelBlock == 0;
+      };
+      if (ws[1] != 3 || ws[2] != 3 || strides != memory::dims{1, 1} || padding != memory::dims{1, 1} ||
+          !enough(xs[3]) || !enough(ws[0]) || ys[0] * tiles(ys[1]) * tiles(ys[2]) < kWinogradTiles)
+        return;
+      const Problem direct = *this;
+      algorithm = dnnl::algorithm::convolution_winograd;
+      x = f32_desc(dims_of(x), Tag::nChw16c);
+      y = f32_desc(dims_of(y), Tag::nChw16c);
+      try {
+        const auto forward = describe_forward(engine);
+        if (kind == dnnl::prop_kind::forward_inference) return;
+        describe_backward_input(engine, forward);
+        describe_backward_weight(engine, forward);
+      } catch (const dnnl::error&) {
+        *this = direct;  // another processor, or another version
+      }
     }
 
     dnnl::convolution_forward::primitive_desc describe_forward(const dnnl::engine& engine) const {
-      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), dnnl::prop_kind::forward_training,
-                                                 dnnl::algorithm::convolution_direct, x, any_weights, bias, y, strides,
-                                                 padding, padding);
+      return describe<dnnl::convolution_forward>(engine, user_scratchpad(), kind, algorithm, x, any_weights, bias, y,
+                                                 strides, padding, padding);
+    }
+    dnnl::convolution_backward_data::primitive_desc describe_backward_input(
+        const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
+      return describe_backward<dnnl::convolution_backward_data>(engine, user_scratchpad(), hint, algorithm, x,
+                                                                any_weights, y, strides, padding, padding);
+    }
+    dnnl::convolution_backward_weights::primitive_desc describe_backward_weight(
+        const dnnl::engine& engine, const dnnl::convolution_forward::primitive_desc& hint) const {
+      return describe_backward<dnnl::convolution_backward_weights>(engine, user_scratchpad(), hint, algorithm, x,
+                                                                   any_weights, bias, y, strides, padding, padding);
     }
 
+    dnnl::algorithm algorithm = dnnl::algorithm::convolution_direct;
     memory::desc x, y, plain_weights, any_weights, bias;
     memory::dims strides, padding;
+    dnnl::prop_kind kind;
   };
 
   // Where the address of packed weights goes: behind the places that key_of fills.
@@ -182,37 +253,89 @@ class CpuConv final : public ConvKernels {
   Packed make_packed(const memory::desc& plain, const memory::desc& wanted) {
     Packed packed;
     if (plain == wanted) return packed;
-    packed.reorder = make_reorder(plain, wanted, false);
-    packed.memory = bytes_for(wanted);
+    packed.layout = wanted;
+    packed.block = output_block(wanted);
+    if (packed.block > 0) return packed;
+    try {
+      packed.reorder = make_reorder(plain, wanted, false);
+    } catch (const dnnl::error&) {  // weights that Winograd's way has transformed already
+      const auto oihw = f32_desc(dims_of(plain), Tag::oihw);
+      packed.to_oihw = make_reorder(plain, oihw, false);
+      packed.reorder = make_reorder(oihw, wanted, false);
+    }
     return packed;
   }
 
   const void* pack(Packed& packed, const Tensor& w, std::uint64_t version) {
-    if (packed.reorder && packed.is_stale(version)) {
-      packed.reorder.bind(DNNL_ARG_FROM, w);
-      packed.reorder.bind(DNNL_ARG_TO, packed.memory);
-      packed.reorder.run();
+    if (packed.layout.get_size() == 0) return w.raw();
+    if (packed.is_stale(version)) {
+      const auto fill = [&](const Tensor& memory) { fill_packed(packed, w, memory); };
+      if (shared_ != nullptr) {
+        packed.memory = shared_->get(w.raw(), version, packed.layout, fill);
+      } else {
+        if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
+        fill(packed.memory);
+      }
     }
     packed.version = version;
-    return packed.reorder ? packed.memory.raw() : w.raw();
+    return packed.memory.raw();
+  }
+
+  void fill_packed(Packed& packed, const Tensor& w, const Tensor& memory) {
+    if (packed.block > 0) return pack_outputs(w, packed.block, memory.f32());
+    Tensor from = w;
+    if (packed.to_oihw) {
+      from = Tensor::empty(allocator_, w.shape());
+      move(packed.to_oihw, w, from);
+    }
+    move(packed.reorder, from, memory);
+  }
+
+  static void move(HeldPrimitive& reorder, const Tensor& from, const Tensor& to) {
+    reorder.bind(DNNL_ARG_FROM, from);
+    reorder.bind(DNNL_ARG_TO, to);
+    reorder.run();
+  }
+
+  const void* pack_turned_weights(BackwardInput& held, const Tensor& w, std::uint64_t version) {
+    Packed& packed = held.weights;
+    if (packed.block == 0) {
+      if (packed.is_stale(version)) turn(w, held.turned);
+      return pack(packed, held.turned, version);
+    }
+    if (!packed.memory.defined()) packed.memory = bytes_for(packed.layout);
+    if (packed.is_stale(version)) pack_turned(w, packed.block, packed.memory.f32());
+    packed.version = version;
+    return packed.memory.raw();
+  }
+
+  // Activations as Note [Winograd] has them, if that is wanted: with the content of `plain`, or for what will be there.
+  Tensor input_of(const Tensor& plain, bool blocked) {
+    if (!blocked) return plain;
+    Tensor made = Tensor::empty(allocator_, plain.shape());
+    to_blocked(plain, made.f32());
+    return made;
+  }
+  Tensor output_of(const Tensor& plain, bool blocked) {
+    return blocked ? Tensor::empty(allocator_, plain.shape()) : plain;
   }
 
   BackwardInput make_backward_input(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window) {
-    const Problem problem(xs, ws, ys, window, false);
+    const Problem problem(xs, ws, ys, window, false, onednn_.engine());
     const auto hint = problem.describe_forward(onednn_.engine());
-    const auto desc = describe_backward<dnnl::convolution_backward_data>(
-        onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x, problem.any_weights,
-        problem.y, problem.strides, problem.padding, problem.padding);
+    const auto desc = problem.describe_backward_input(onednn_.engine(), hint);
     BackwardInput made;
-    if (!is_brgemm(desc) && is_brgemm(hint) && window.stride == std::array<std::int64_t, 2>{1, 1} &&
+    made.winograd = problem.winograd();
+    if (!made.winograd && !is_brgemm(desc) && is_brgemm(hint) && window.stride == std::array<std::int64_t, 2>{1, 1} &&
         window.padding[0] < window.kernel[0] && window.padding[1] < window.kernel[1]) {
       Window full = window;
       for (std::size_t a = 0; a < 2; ++a) full.padding[a] = window.kernel[a] - 1 - window.padding[a];
-      const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false);
+      const Problem turned(ys, {ws[3], ws[1], ws[2], ws[0]}, xs, full, false, onednn_.engine());
       const auto forward = turned.describe_forward(onednn_.engine());
-      if (is_brgemm(forward)) {
-        made.turned = Tensor::empty(allocator_, {ws[3], ws[1], ws[2], ws[0]});
+      if (!turned.winograd() && is_brgemm(forward)) {
+        made.is_forward = true;
         made.weights = make_packed(turned.plain_weights, forward.weights_desc());
+        if (made.weights.block == 0) made.turned = Tensor::empty(allocator_, {ws[3], ws[1], ws[2], ws[0]});
         made.conv = HeldPrimitive(
             onednn_, dnnl::convolution_forward(forward),
             {{DNNL_ARG_SRC, turned.x}, {DNNL_ARG_WEIGHTS, forward.weights_desc()}, {DNNL_ARG_DST, turned.y}},
@@ -242,10 +365,9 @@ class CpuConv final : public ConvKernels {
 
   BackwardWeight make_backward_weight(const Problem& problem) {
     const auto hint = problem.describe_forward(onednn_.engine());
-    const auto desc = describe_backward<dnnl::convolution_backward_weights>(
-        onednn_.engine(), user_scratchpad(), hint, dnnl::algorithm::convolution_direct, problem.x, problem.any_weights,
-        problem.bias, problem.y, problem.strides, problem.padding, problem.padding);
+    const auto desc = problem.describe_backward_weight(onednn_.engine(), hint);
     BackwardWeight made;
+    made.winograd = problem.winograd();
     made.conv = HeldPrimitive(onednn_, dnnl::convolution_backward_weights(desc),
                               {{DNNL_ARG_SRC, problem.x},
                                {DNNL_ARG_DIFF_DST, problem.y},
@@ -253,7 +375,8 @@ class CpuConv final : public ConvKernels {
                                {DNNL_ARG_DIFF_BIAS, problem.bias}},
                               desc.scratchpad_desc());
     if (desc.diff_weights_desc() != problem.plain_weights) {
-      made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
+      made.tiles = is_tiled(desc.diff_weights_desc());
+      if (!made.tiles) made.unpack = make_reorder(desc.diff_weights_desc(), problem.plain_weights, false);
       made.packed = bytes_for(desc.diff_weights_desc());
     }
     made.add_weight = make_reorder(desc.diff_weights_desc(), problem.plain_weights, true);
@@ -263,6 +386,7 @@ class CpuConv final : public ConvKernels {
   OneDnn& onednn_;
   CachingAllocator& allocator_;
   PointwiseKernels& pointwise_;
+  PackedWeights* shared_;
   PrimitiveMap<Forward> forwards_;
   PrimitiveMap<BackwardInput> backward_inputs_;
   PrimitiveMap<BackwardWeight> backward_weights_;
@@ -270,9 +394,9 @@ class CpuConv final : public ConvKernels {
 
 }  // namespace
 
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
-                                               PointwiseKernels& pointwise) {
-  return std::make_unique<CpuConv>(onednn, allocator, pointwise);
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
+                                               PackedWeights* shared) {
+  return std::make_unique<CpuConv>(onednn, allocator, pointwise, shared);
 }
 
 }  // namespace lockstep::nn::cpu

@@ -5,6 +5,7 @@
 
 #include "nn/ops/backend.h"
 #include "nn/ops/cpu/onednn.h"
+#include "nn/ops/cpu/packed_weights.h"
 
 namespace lockstep::nn::cpu {
 
@@ -14,10 +15,17 @@ namespace lockstep::nn::cpu {
 
 /// The kernels keep references to what they are given, which must outlive them.
 std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise);
-std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator,
-                                               PointwiseKernels& pointwise);
+/// `shared`: where forward()'s packed weights are, which other kernels read too; nullptr: in memory of their own.
+std::unique_ptr<ConvKernels> make_conv_kernels(OneDnn& onednn, CachingAllocator& allocator, PointwiseKernels& pointwise,
+                                               PackedWeights* shared);
 std::unique_ptr<PoolKernels> make_pool_kernels(OneDnn& onednn, CachingAllocator& allocator);
-std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn);
+std::unique_ptr<NormKernels> make_norm_kernels();
+std::unique_ptr<LayerNormKernels> make_layer_norm_kernels();
+std::unique_ptr<EmbeddingKernels> make_embedding_kernels();
+std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& allocator);
+/// `shared`: as for convolutions.
+std::unique_ptr<LstmKernels> make_lstm_kernels(CachingAllocator& allocator, LinearKernels& linear,
+                                               PointwiseKernels& pointwise, PackedWeights* shared);
 std::unique_ptr<PointwiseKernels> make_pointwise_kernels();
 std::unique_ptr<LossKernels> make_loss_kernels();
 std::unique_ptr<OptimKernels> make_optim_kernels();

@@ -2,6 +2,7 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/one_row.h"
 #include "nn/ops/cpu/onednn_versions.h"
 #include "nn/ops/cpu/parallel.h"
 
@@ -32,6 +33,7 @@ class CpuLinear final : public LinearKernels {
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     const std::int64_t n = x.size(0), in = x.size(1), out = w.size(0);
     if (n == 0) return;
+    if (n == 1) return forward_row(x, w, b, epilogue, y);
     auto& matmul = product(kForward, {n, in, out, b.defined()}, [&] {
       return make(f32_desc({n, in}, Tag::ab), f32_desc({in, out}, Tag::ba), b.defined(), false,
                   f32_desc({n, out}, Tag::ab));
@@ -41,7 +43,7 @@ class CpuLinear final : public LinearKernels {
     if (b.defined()) matmul.bind(DNNL_ARG_BIAS, b);
     matmul.bind(DNNL_ARG_DST, y);
     matmul.run();
-    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    activate(epilogue, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
@@ -81,6 +83,16 @@ class CpuLinear final : public LinearKernels {
   }
 
  private:
+  void forward_row(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) {
+    multiply_row(x.f32(), w.f32(), b.defined() ? b.f32() : nullptr, w.size(1), w.size(0), y.f32());
+    activate(epilogue, y);
+  }
+
+  void activate(Epilogue epilogue, const Tensor& y) {
+    if (epilogue == Epilogue::kRelu) pointwise_.relu(y, y);  // see Note [ReLU apart]
+    if (epilogue == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
+  }
+
   enum Which : std::int64_t { kForward, kBackwardInput, kBackwardWeight };
 
   template <class Make>

@@ -1,12 +1,18 @@
 #include "nn/ops/loss.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/cpu.h"
+#include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/parallel.h"
 
 namespace lockstep::nn::cpu {
 namespace {
+
+constexpr std::int64_t kGrain = 4096;  // logits
 
 struct RowLoss {
   float loss;
@@ -14,23 +20,22 @@ struct RowLoss {
 };
 
 // One row of K logits; dlogits may be null.
+LOCKSTEP_SIMD_CLONES
 RowLoss softmax_row(const float* logits, std::int64_t k, std::int64_t label, float scale, float* dlogits) {
-  std::int64_t best = 0;
-  for (std::int64_t j = 1; j < k; ++j)
-    if (logits[j] > logits[best]) best = j;
-  const float largest = logits[best];
-  float sum = 0.0f;
-  for (std::int64_t j = 0; j < k; ++j) {
-    const float e = std::exp(logits[j] - largest);
-    sum += e;
-    if (dlogits != nullptr) dlogits[j] = e;
-  }
-  if (dlogits != nullptr) {
+  const float largest = lane_max(k, [&](std::int64_t j) { return logits[j]; });
+  float sum;
+  if (dlogits == nullptr) {
+    sum = lane_sum(k, [&](std::int64_t j) { return exp_of(logits[j] - largest); });
+  } else {
+    for (std::int64_t j = 0; j < k; ++j) dlogits[j] = exp_of(logits[j] - largest);
+    sum = lane_sum(k, [&](std::int64_t j) { return dlogits[j]; });
     const float factor = scale / sum;
     for (std::int64_t j = 0; j < k; ++j) dlogits[j] *= factor;
     dlogits[label] -= scale;
   }
-  return {std::log(sum) - (logits[label] - largest), best == label};
+  bool correct = logits[label] == largest;
+  for (std::int64_t j = 0; correct && j < label; ++j) correct = logits[j] != largest;
+  return {std::log(sum) - (logits[label] - largest), correct};
 }
 
 LOCKSTEP_SIMD_CLONES
@@ -43,20 +48,39 @@ class CpuLoss final : public LossKernels {
   void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
                      const Tensor& dlogits) override {
     const std::int64_t n = logits.size(0), k = logits.size(1);
+    const auto* const label = labels.data<std::int32_t>();
+    for (std::int64_t i = 0; i < n; ++i)
+      if (label[i] < 0 || label[i] >= k)
+        throw UsageError(fmt::format("label {} of sample {} in a batch with {} classes", label[i], i, k),
+                         "give the model as many classes as the data has");
+    rows_.resize(static_cast<std::size_t>(n));
+    parallel_for(n, std::max<std::int64_t>(1, kGrain / k), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i)
+        rows_[static_cast<std::size_t>(i)] =
+            softmax_row(logits.f32() + i * k, k, label[i], scale, dlogits.defined() ? dlogits.f32() + i * k : nullptr);
+    });
     double loss = 0.0;
     std::int64_t correct = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t label = labels.data<std::int32_t>()[i];
-      if (label < 0 || label >= k)
-        throw UsageError(fmt::format("label {} of sample {} in a batch with {} classes", label, i, k),
-                         "give the model as many classes as the data has");
-      const RowLoss row =
-          softmax_row(logits.f32() + i * k, k, label, scale, dlogits.defined() ? dlogits.f32() + i * k : nullptr);
+    for (const RowLoss& row : rows_) {
       loss += static_cast<double>(row.loss);
       correct += row.correct ? 1 : 0;
     }
     totals.f32()[0] = static_cast<float>(loss);
     totals.f32()[1] = static_cast<float>(correct);
+  }
+
+  void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
+    const std::int64_t classes = logits.size(1);
+    std::int64_t inside = 0;
+    for (std::int64_t i = 0; i < logits.size(0); ++i) {
+      const float* const row = logits.f32() + i * classes;
+      const std::int64_t label = labels.data<std::int32_t>()[i];
+      std::int64_t before = 0;
+      for (std::int64_t j = 0; j < classes; ++j)
+        before += row[j] > row[label] || (row[j] == row[label] && j < label) ? 1 : 0;
+      inside += before < k && !std::isnan(row[label]) ? 1 : 0;
+    }
+    *total.f32() = static_cast<float>(inside);
   }
 
   void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
@@ -70,6 +94,9 @@ class CpuLoss final : public LossKernels {
     totals.f32()[1] = 0.0f;
     if (dx.defined()) difference(x.f32(), target.f32(), 2.0f * scale, dx.f32(), x.count());
   }
+
+ private:
+  std::vector<RowLoss> rows_;  // kept, so that it is allocated once
 };
 
 }  // namespace

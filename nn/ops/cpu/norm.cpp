@@ -1,134 +1,169 @@
 #include "nn/ops/norm.h"
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
+#include <vector>
 
+#include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/kernels.h"
-#include "nn/ops/cpu/onednn_versions.h"
 
 namespace lockstep::nn::cpu {
 namespace {
 
-using dnnl::memory;
-using Tag = memory::format_tag;
-using Flags = dnnl::normalization_flags;
-
+// What memory costs is nearly all there is to it: with loops of our own each matrix is read once for the sums and once
+// for the result, ReLU and residual included, where oneDNN's take three passes and the two others two more.
 class CpuNorm final : public NormKernels {
  public:
-  explicit CpuNorm(OneDnn& onednn) : onednn_(onednn) {}
-
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
-    auto& norm = primitive(kTrain, x, eps);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    run_forward(norm, x, gamma, beta, y);
+    take_moments(x, mean, variance);
+    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
+  }
+
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
+                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+    take_moments(x, mean, variance);
+    normalise(x, residual.defined() ? residual.f32() : nullptr, gamma, beta, mean, variance, eps, true, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    if (x.count() == 0) return;
-    auto& norm = primitive(kInfer, x, eps);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    run_forward(norm, x, gamma, beta, y);
+    normalise(x, nullptr, gamma, beta, mean, variance, eps, false, y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    if (x.count() == 0) {
-      std::fill_n(dgamma.f32(), dgamma.count(), 0.0f);
-      std::fill_n(dbeta.f32(), dbeta.count(), 0.0f);
-      return;
-    }
-    auto& norm = primitive(given_statistics ? kBackwardInfer : kBackwardTrain, x, eps);
-    norm.bind(DNNL_ARG_SRC, x);
-    norm.bind(DNNL_ARG_MEAN, mean);
-    norm.bind(DNNL_ARG_VARIANCE, variance);
-    norm.bind(DNNL_ARG_DIFF_DST, dy);
-    norm.bind(DNNL_ARG_SCALE, gamma);
-    if (kNormBackwardTakesShift) norm.bind(DNNL_ARG_SHIFT, gamma);  // any (C) array will do
-    norm.bind(DNNL_ARG_DIFF_SRC, dx);
-    norm.bind(DNNL_ARG_DIFF_SCALE, dgamma);
-    norm.bind(DNNL_ARG_DIFF_SHIFT, dbeta);
-    norm.run();
+    differentiate(x, nullptr, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+  }
+
+  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) override {
+    differentiate(x, y.f32(), dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
+    move_running(mean, variance, static_cast<double>(rows), momentum, running_mean, running_variance);
+  }
+
+  void moments(const Tensor& x, const Tensor& part) override {
+    const std::int64_t columns = part.count() / 2, rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.moments(x.f32(), rows, columns, part.f32(), part.f32() + columns);
+    part.f32()[2 * columns] = static_cast<float>(rows);
+  }
+
+  void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                    const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
+    const std::int64_t columns = mean.count(), stride = parts.size(1);
+    double all = 0;
+    for (std::int64_t r = 0; r < parts.size(0); ++r) all += double{parts.f32()[r * stride + 2 * columns]};
+    for (std::int64_t c = 0; c < columns; ++c) {
+      double count = 0, middle = 0, squares = 0;
+      for (std::int64_t r = 0; r < parts.size(0); ++r) {
+        const float* const part = parts.f32() + r * stride;
+        const double more = double{part[2 * columns]};
+        if (more == 0) continue;
+        join_columns(count, more, double{part[c]}, double{part[columns + c]}, middle, squares);
+        count += more;
+      }
+      mean.f32()[c] = static_cast<float>(middle);
+      variance.f32()[c] = all > 0 ? static_cast<float>(squares / all) : 0.0f;
+    }
+    rows.f32()[0] = static_cast<float>(all);
+    if (all > 0) move_running(mean, variance, all, momentum, running_mean, running_variance);
+  }
+
+  void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                     const Tensor& sums) override {
+    const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.products(x.f32(), nullptr, dy.f32(), mean.f32(), rows, columns, sums.f32(), sums.f32() + columns);
+    for (std::int64_t c = 0; c < columns; ++c) sums.f32()[c] *= one_of_deviation(variance, c, eps);
+  }
+
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                      const Tensor& dx) override {
+    if (x.count() == 0) return;
+    spread(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), 1.0f / rows.f32()[0], eps, dx);
+  }
+
+ private:
+  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    const std::int64_t rows = x.count() / columns;
+    LOCKSTEP_ASSERT(rows > 0, "batch normalisation of no rows");
+    sums_.moments(x.f32(), rows, columns, mean.f32(), variance.f32());
+    for (float& v : variance.span<float>()) v /= static_cast<float>(rows);
+  }
+
+  void normalise(const Tensor& x, const float* residual, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                 const Tensor& variance, double eps, bool relu, const Tensor& y) {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    float* const scale = room_for(columns);
+    for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
+    normalise_columns(x.f32(), residual, mean.f32(), scale, beta.f32(), relu, x.count() / columns, columns, y.f32());
+  }
+
+  // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
+  // where the statistics were given and so do not depend on x. Where y is there, dy is masked first.
+  void differentiate(const Tensor& x, const float* y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) {
+    const std::int64_t columns = mean.count(), rows = columns == 0 ? 0 : x.count() / columns;
+    sums_.products(x.f32(), y, dy.f32(), mean.f32(), rows, columns, dgamma.f32(), dbeta.f32());
+    for (std::int64_t c = 0; c < columns; ++c) dgamma.f32()[c] *= one_of_deviation(variance, c, eps);
+    if (rows == 0) return;
+    if (!given_statistics)
+      return spread(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), 1.0f / static_cast<float>(rows), eps, dx);
+    float *const scale = room_for(2 * columns), *const zeros = scale + columns;
+    for (std::int64_t c = 0; c < columns; ++c) scale[c] = gamma.f32()[c] * one_of_deviation(variance, c, eps);
+    std::fill_n(zeros, columns, 0.0f);
+    normalise_columns(dy.f32(), nullptr, zeros, scale, zeros, false, rows, columns, dx.f32());
+  }
+
+  // The first line of the above, of sums over all rows, of which these may be some.
+  void spread(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
+              const float* dgamma, const float* dbeta, float one_of_rows, double eps, const Tensor& dx) {
+    const std::int64_t columns = mean.count();
+    float *const scale = room_for(3 * columns), *const offset = scale + columns, *const slope = offset + columns;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const float inverse = one_of_deviation(variance, c, eps);
+      scale[c] = gamma.f32()[c] * inverse;
+      offset[c] = dbeta[c] * one_of_rows;
+      slope[c] = dgamma[c] * one_of_rows * inverse;
+    }
+    spread_columns(x.f32(), dy.f32(), mean.f32(), scale, offset, slope, x.count() / columns, columns, dx.f32());
+  }
+
+  static void move_running(const Tensor& mean, const Tensor& variance, double rows, double momentum,
+                           const Tensor& running_mean, const Tensor& running_variance) {
     const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
-    const float unbias =
-        rows > 1 ? static_cast<float>(static_cast<double>(rows) / static_cast<double>(rows - 1)) : 1.0f;
+    const float unbias = rows > 1 ? static_cast<float>(rows / (rows - 1.0)) : 1.0f;
     for (std::int64_t c = 0; c < mean.count(); ++c) {
       running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
       running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
     }
   }
 
- private:
-  enum Which : std::int64_t { kTrain, kInfer, kBackwardTrain, kBackwardInfer };
-
-  void run_forward(HeldPrimitive& norm, const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& y) {
-    norm.bind(DNNL_ARG_SRC, x);
-    norm.bind(DNNL_ARG_SCALE, gamma);
-    norm.bind(DNNL_ARG_SHIFT, beta);
-    norm.bind(DNNL_ARG_DST, y);
-    norm.run();
+  static float one_of_deviation(const Tensor& variance, std::int64_t c, double eps) {
+    return 1.0f / std::sqrt(variance.f32()[c] + static_cast<float>(eps));
   }
 
-  HeldPrimitive& primitive(Which which, const Tensor& x, double eps) {
-    const std::int64_t channels = x.size(x.shape().size() - 1), rows = x.count() / channels;
-    PrimitiveKey key{};
-    key[0] = which;
-    key[1] = rows;
-    key[2] = channels;
-    key[3] = std::bit_cast<std::int64_t>(eps);
-    auto& held = primitives_[key];
-    if (!held) held = make(which, rows, channels, static_cast<float>(eps));
-    return held;
+  float* room_for(std::int64_t count) {
+    per_column_.resize(std::max(per_column_.size(), static_cast<std::size_t>(count)));
+    return per_column_.data();
   }
 
-  HeldPrimitive make(Which which, std::int64_t rows, std::int64_t channels, float eps) {
-    // Rows stand where oneDNN expects images: one image of `rows` by 1 pixels.
-    const auto x = f32_desc({1, channels, rows, 1}, Tag::nhwc);
-    const auto c = f32_desc({channels}, Tag::x);
-    const bool given_statistics = which == kInfer || which == kBackwardInfer;
-    auto flags = Flags::use_scale | Flags::use_shift;
-    if (given_statistics) flags = flags | Flags::use_global_stats;
-    const auto forward_kind = which == kInfer ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training;
-    const auto forward = describe_norm(onednn_.engine(), user_scratchpad(), forward_kind, x, eps, flags);
-    if (which == kTrain || which == kInfer)
-      return {onednn_,
-              dnnl::batch_normalization_forward(forward),
-              {{DNNL_ARG_SRC, x},
-               {DNNL_ARG_MEAN, c},
-               {DNNL_ARG_VARIANCE, c},
-               {DNNL_ARG_SCALE, c},
-               {DNNL_ARG_SHIFT, c},
-               {DNNL_ARG_DST, x}},
-              forward.scratchpad_desc()};
-    const auto backward = describe_norm_backward(onednn_.engine(), user_scratchpad(), forward, x, eps, flags);
-    return {onednn_,
-            dnnl::batch_normalization_backward(backward),
-            {{DNNL_ARG_SRC, x},
-             {DNNL_ARG_MEAN, c},
-             {DNNL_ARG_VARIANCE, c},
-             {DNNL_ARG_DIFF_DST, x},
-             {DNNL_ARG_SCALE, c},
-             {DNNL_ARG_SHIFT, kNormBackwardTakesShift ? c : memory::desc()},
-             {DNNL_ARG_DIFF_SRC, x},
-             {DNNL_ARG_DIFF_SCALE, c},
-             {DNNL_ARG_DIFF_SHIFT, c}},
-            backward.scratchpad_desc()};
-  }
-
-  OneDnn& onednn_;
-  PrimitiveMap<HeldPrimitive> primitives_;
+  ColumnSums sums_;
+  std::vector<float> per_column_;  // kept, so that it is allocated once
 };
 
 }  // namespace
 
-std::unique_ptr<NormKernels> make_norm_kernels(OneDnn& onednn) { return std::make_unique<CpuNorm>(onednn); }
+std::unique_ptr<NormKernels> make_norm_kernels() { return std::make_unique<CpuNorm>(); }
 
 }  // namespace lockstep::nn::cpu

@@ -11,9 +11,6 @@ namespace lockstep::nn::cpu {
 using PoolingForward = dnnl::pooling_forward;
 using PoolingBackward = dnnl::pooling_backward;
 
-// Whether the backward of batch normalisation counts the shift, which it does not read, among its arguments.
-inline constexpr bool kNormBackwardTakesShift = false;
-
 inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.get_dims(); }
 
 template <class Primitive, class... Args>
@@ -28,28 +25,11 @@ typename Primitive::primitive_desc describe_backward(const dnnl::engine& engine,
   return {engine, args..., forward, attributes};
 }
 
-inline dnnl::batch_normalization_forward::primitive_desc describe_norm(const dnnl::engine& engine,
-                                                                       const dnnl::primitive_attr& attributes,
-                                                                       dnnl::prop_kind kind,
-                                                                       const dnnl::memory::desc& x, float eps,
-                                                                       dnnl::normalization_flags flags) {
-  return {engine, kind, x, x, eps, flags, attributes};
-}
-
-inline dnnl::batch_normalization_backward::primitive_desc describe_norm_backward(
-    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
-    const dnnl::batch_normalization_forward::primitive_desc& forward, const dnnl::memory::desc& x, float eps,
-    dnnl::normalization_flags flags) {
-  return {engine, dnnl::prop_kind::backward, x, x, x, eps, flags, forward, attributes};
-}
-
 #else
 
 // Version 2's plain pooling cannot dilate; its successor there takes the arguments of version 3.
 using PoolingForward = dnnl::pooling_v2_forward;
 using PoolingBackward = dnnl::pooling_v2_backward;
-
-inline constexpr bool kNormBackwardTakesShift = true;
 
 inline dnnl::memory::dims dims_of(const dnnl::memory::desc& desc) { return desc.dims(); }
 
@@ -63,21 +43,6 @@ template <class Primitive, class Hint, class... Args>
 typename Primitive::primitive_desc describe_backward(const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
                                                      const Hint& forward, const Args&... args) {
   return {typename Primitive::desc(args...), attributes, engine, forward};
-}
-
-inline dnnl::batch_normalization_forward::primitive_desc describe_norm(const dnnl::engine& engine,
-                                                                       const dnnl::primitive_attr& attributes,
-                                                                       dnnl::prop_kind kind,
-                                                                       const dnnl::memory::desc& x, float eps,
-                                                                       dnnl::normalization_flags flags) {
-  return {{kind, x, eps, flags}, attributes, engine};
-}
-
-inline dnnl::batch_normalization_backward::primitive_desc describe_norm_backward(
-    const dnnl::engine& engine, const dnnl::primitive_attr& attributes,
-    const dnnl::batch_normalization_forward::primitive_desc& forward, const dnnl::memory::desc& x, float eps,
-    dnnl::normalization_flags flags) {
-  return {{dnnl::prop_kind::backward, x, x, eps, flags}, attributes, engine, forward};
 }
 
 #endif

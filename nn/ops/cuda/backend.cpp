@@ -41,12 +41,22 @@ CudaBackend::CudaBackend(const CudaOptions& options)
       conv_(make_conv_kernels(context_, *pointwise_, *linear_)),
       pool_(make_pool_kernels(context_)),
       norm_(make_norm_kernels(context_)),
+      layer_norm_(make_layer_norm_kernels(context_)),
+      embedding_(make_embedding_kernels(context_)),
+      attention_(make_attention_kernels(context_)),
+      lstm_(make_lstm_kernels(context_, *pointwise_)),
       loss_(make_loss_kernels(context_)),
       optim_(make_optim_kernels(context_)) {}
 
 CudaBackend::~CudaBackend() {
   cudaSetDevice(context_.device);
   cudaStreamSynchronize(stream_.get());
+}
+
+std::unique_ptr<Backend> CudaBackend::sibling(int /*threads*/) {
+  make_current(context_.device);
+  check_cuda(cudaStreamSynchronize(stream_.get()), "waiting for what a stream beside this one will read");
+  return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device, .tf32 = context_.tf32});
 }
 
 Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype) {

@@ -30,9 +30,14 @@ class CudaBackend final : public Backend {
   ConvKernels& conv() override { return *on_gpu(conv_); }
   PoolKernels& pool() override { return *on_gpu(pool_); }
   NormKernels& norm() override { return *on_gpu(norm_); }
+  LayerNormKernels& layer_norm() override { return *on_gpu(layer_norm_); }
+  EmbeddingKernels& embedding() override { return *on_gpu(embedding_); }
+  AttentionKernels& attention() override { return *on_gpu(attention_); }
+  LstmKernels& lstm() override { return *on_gpu(lstm_); }
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
+  std::unique_ptr<Backend> sibling(int threads) override;
   std::uint64_t primitives_created() const override { return context_.primitives_created; }
 
   StreamView stream() override { return context_.stream; }
@@ -70,6 +75,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<ConvKernels> conv_;
   std::unique_ptr<PoolKernels> pool_;
   std::unique_ptr<NormKernels> norm_;
+  std::unique_ptr<LayerNormKernels> layer_norm_;
+  std::unique_ptr<EmbeddingKernels> embedding_;
+  std::unique_ptr<AttentionKernels> attention_;
+  std::unique_ptr<LstmKernels> lstm_;
   std::unique_ptr<LossKernels> loss_;
   std::unique_ptr<OptimKernels> optim_;
 };

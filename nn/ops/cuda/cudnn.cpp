@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
+#include <unordered_map>
 #include <vector>
 
 #include "base/cuda/library.h"
@@ -63,6 +65,7 @@ auto guarded(const F& work) {
 
 // What a plan's arrays are called.
 enum Uid : std::int64_t { kX = 1, kW, kY, kB };
+enum AttentionUid : std::int64_t { kQuery = 1, kKey, kValue, kResult, kLogSums, kDResult, kDQuery, kDKey, kDValue };
 
 // Graphs that are built, and their plans, which the base class does not show.
 class Graph : public fe::graph::Graph {
@@ -125,6 +128,68 @@ void describe_to(Graph& graph, const ConvProblem& problem) {
   }
 }
 
+// A head's rows, (B, H, T, D) as cuDNN names it, of an array whose tokens are `pitch` elements apart.
+fe::graph::Tensor_attributes rows_of_heads(AttentionUid uid, const AttentionProblem& p, std::int64_t pitch) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(uid)
+      .set_data_type(fe::DataType_t::BFLOAT16)
+      .set_dim({p.samples, p.heads, p.tokens, p.width})
+      .set_stride({p.tokens * pitch, p.width, pitch, 1});
+}
+
+fe::graph::Tensor_attributes log_sums_of(const AttentionProblem& p) {
+  return fe::graph::Tensor_attributes()
+      .set_uid(kLogSums)
+      .set_data_type(fe::DataType_t::FLOAT)
+      .set_dim({p.samples, p.heads, p.tokens, 1})
+      .set_stride({p.heads * p.tokens, p.tokens, 1, 1});
+}
+
+void set_output(const SharedTensor& tensor, const fe::graph::Tensor_attributes& wanted) {
+  tensor->set_output(true)
+      .set_uid(wanted.get_uid())
+      .set_dim(wanted.get_dim())
+      .set_stride(wanted.get_stride())
+      .set_data_type(wanted.get_data_type());
+}
+
+// Note [Attention of cuDNN]
+// Backward is asked for the algorithm that gives the same bits each time. That keeps the gradients of all scores of the
+// samples it is given in its workspace, so it is given few at a time (FusedAttention). Nothing is asked of CUDA's
+// runtime by cudnn-frontend, which would load another one than is linked here: the GPU's generation is set, and cuDNN
+// versions are left alone with what takes copies from the host (padding to whole tiles, before 9.16).
+constexpr std::size_t kPadsByItself = 91600, kClearsByItself = 90600;
+
+void describe_to(Graph& graph, const AttentionProblem& p) {
+  const std::size_t version = fe::detail::get_backend_version();
+  const bool backward = p.what == AttentionProblem::What::kBackward;
+  if (backward && (version < kClearsByItself || (version < kPadsByItself && p.tokens % 128 != 0)))
+    throw CudaError(fmt::format("{} takes a newer cuDNN than {}", p.describe(), Cudnn::version()),
+                    "install cuDNN 9.16 or newer");
+  graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  const std::int64_t row = p.heads * p.width;
+  const auto given = [&](AttentionUid uid, std::int64_t pitch) { return graph.tensor(rows_of_heads(uid, p, pitch)); };
+  const SharedTensor q = given(kQuery, 3 * row), k = given(kKey, 3 * row), v = given(kValue, 3 * row);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(p.width));
+  if (!backward) {
+    const auto [y, log_sums] = graph.sdpa(
+        q, k, v, fe::graph::SDPA_attributes().set_generate_stats(true).set_causal_mask(true).set_attn_scale(scale));
+    set_output(y, rows_of_heads(kResult, p, row));
+    set_output(log_sums, log_sums_of(p));
+    return;
+  }
+  const SharedTensor y = given(kResult, row), dy = given(kDResult, row), log_sums = graph.tensor(log_sums_of(p));
+  const auto [dq, dk, dv] = graph.sdpa_backward(
+      q, k, v, y, dy, log_sums,
+      fe::graph::SDPA_backward_attributes().set_causal_mask(true).set_attn_scale(scale).set_deterministic_algorithm(
+          true));
+  set_output(dq, rows_of_heads(kDQuery, p, 3 * row));
+  set_output(dk, rows_of_heads(kDKey, p, 3 * row));
+  set_output(dv, rows_of_heads(kDValue, p, 3 * row));
+}
+
 // Same bits each time, sums in f32; and where the problem is f32, its numbers as they are.
 void allow_only_exact(Graph& graph, const ConvProblem& problem) {
   std::vector<fe::NumericalNote_t> unwanted = {fe::NumericalNote_t::NONDETERMINISTIC,
@@ -178,6 +243,13 @@ std::string ConvProblem::describe() const {
                      window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
 }
 
+PlanKey AttentionProblem::key() const { return {static_cast<std::int64_t>(what), samples, tokens, heads, width}; }
+
+std::string AttentionProblem::describe() const {
+  return fmt::format("{}attention with {} heads of {} over [{}, {}], bf16",
+                     what == What::kBackward ? "the gradient of " : "", heads, width, samples, tokens);
+}
+
 struct ConvPlan::Chosen {
   std::shared_ptr<fe::ExecutionPlan> plan;
   std::string name;
@@ -216,6 +288,45 @@ void ConvPlan::run(const Cudnn& cudnn, const ConvArrays& arrays, void* workspace
         "a convolution");
 }
 
+struct AttentionPlan::Chosen {
+  Graph graph;
+  std::string name;
+  std::int64_t workspace = 0;
+  std::unordered_map<std::int64_t, void*> places;  // kept, so that running allocates nothing
+
+  void choose(const AttentionProblem& problem) {
+    check(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), problem.describe());
+    graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    graph.set_cuda_graph_retention(fe::CudaGraphRetention_t::NONE);
+    check(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), problem.describe());
+    check(graph.get_workspace_size(workspace), problem.describe());
+    auto& kernels = graph.kernels();
+    check(kernels.get_name_at_index(kernels.candidate, name), problem.describe());
+    for (const fe::NumericalNote_t note : kernels.numeric_notes[static_cast<std::size_t>(kernels.candidate)])
+      name += cuda::name_of(note);
+  }
+};
+
+AttentionPlan::AttentionPlan(std::unique_ptr<Chosen> chosen) : chosen_(std::move(chosen)) {}
+AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
+AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
+AttentionPlan::~AttentionPlan() = default;
+
+std::size_t AttentionPlan::workspace_bytes() const { return static_cast<std::size_t>(chosen_->workspace); }
+
+std::string AttentionPlan::describe() const { return chosen_->name; }
+
+void AttentionPlan::run(const Cudnn& cudnn, const AttentionArrays& arrays, void* workspace) {
+  auto& places = chosen_->places;
+  void* const all[] = {arrays.q,  arrays.k,  arrays.v,  arrays.y, arrays.log_sums,
+                       arrays.dy, arrays.dq, arrays.dk, arrays.dv};
+  std::int64_t uid = kQuery;
+  for (void* const place : all) places[uid++] = place;
+  guarded([&] {
+    check(chosen_->graph.execute(static_cast<cudnnHandle_t>(cudnn.handle_), places, workspace), "attention");
+  });
+}
+
 Cudnn::Cudnn(StreamView stream) {
   open_cudnn();
   cudnnHandle_t handle = nullptr;
@@ -250,6 +361,39 @@ ConvPlan Cudnn::plan_for(const std::string& device_properties, const ConvProblem
     check(graph.validate(), problem.describe());
     check(graph.build_operation_graph(), problem.describe());
     return ConvPlan(std::make_unique<ConvPlan::Chosen>(graph, problem));
+  });
+}
+
+AttentionPlan Cudnn::plan(const AttentionProblem& problem) const {
+  int device = 0, major = 0, minor = 0;
+  check_cuda(cudaGetDevice(&device), "asking which GPU is used");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's age");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for a GPU's age");
+  return guarded([&] {
+    auto chosen = std::make_unique<AttentionPlan::Chosen>();
+    chosen->graph.set_sm_version(10 * major + minor);  // first: each node takes its own copy of it
+    describe_to(chosen->graph, problem);
+    check(chosen->graph.validate(), problem.describe());
+    check(chosen->graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
+    chosen->choose(problem);
+    return AttentionPlan(std::move(chosen));
+  });
+}
+
+AttentionPlan Cudnn::plan_for(const std::string& device_properties, int compute_capability,
+                              const AttentionProblem& problem) {
+  open_cudnn();
+  return guarded([&] {
+    const auto device = std::make_shared<fe::DeviceProperties>();
+    check(device->deserialize({device_properties.begin(), device_properties.end()}), "reading a GPU's properties");
+    auto chosen = std::make_unique<AttentionPlan::Chosen>();
+    chosen->graph.set_sm_version(compute_capability);  // first: each node takes its own copy of it
+    describe_to(chosen->graph, problem);
+    chosen->graph.set_device_properties(device);
+    check(chosen->graph.validate(), problem.describe());
+    check(chosen->graph.build_operation_graph(), problem.describe());
+    chosen->choose(problem);
+    return AttentionPlan(std::move(chosen));
   });
 }
 

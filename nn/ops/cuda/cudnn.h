@@ -1,4 +1,4 @@
-// cuDNN's convolutions as plans. All that knows cuDNN's headers is in cudnn.cpp.
+// cuDNN's convolutions and attention as plans. All that knows cuDNN's headers is in cudnn.cpp.
 #pragma once
 
 #include <cstddef>
@@ -41,6 +41,31 @@ struct ConvArrays {
   void* b = nullptr;  // nullptr: none
 };
 
+/// Causal attention in bf16 as cuDNN is asked for it, with queries, keys and values side by side: all as in
+/// attention.h. Nothing is empty, and all arrays lie at multiples of 16 bytes.
+struct AttentionProblem {
+  enum class What : std::uint8_t { kForward, kBackward };
+  What what = What::kForward;
+  std::int64_t samples = 0, tokens = 0, heads = 0, width = 0;  // width: features of a head
+
+  PlanKey key() const;
+  /// "attention with 12 heads of 64 over [8, 1024], bf16"
+  std::string describe() const;
+};
+
+/// Where attention finds its numbers: k and v, dk and dv lie behind q and dq. Forward has no gradients.
+struct AttentionArrays {
+  void* q = nullptr;
+  void* k = nullptr;
+  void* v = nullptr;
+  void* y = nullptr;
+  void* log_sums = nullptr;
+  void* dy = nullptr;
+  void* dq = nullptr;
+  void* dk = nullptr;
+  void* dv = nullptr;
+};
+
 class Cudnn;
 
 /// A kernel that cuDNN has chosen: it gives the same bits each time, sums in f32, and rounds nothing more than the
@@ -65,6 +90,24 @@ class ConvPlan {
   std::unique_ptr<Chosen> chosen_;
 };
 
+/// The same for attention. One thread at a time runs it.
+class AttentionPlan {
+ public:
+  AttentionPlan(AttentionPlan&&) noexcept;
+  AttentionPlan& operator=(AttentionPlan&&) noexcept;
+  ~AttentionPlan();
+
+  std::size_t workspace_bytes() const;
+  std::string describe() const;
+  void run(const Cudnn& cudnn, const AttentionArrays& arrays, void* workspace);
+
+ private:
+  friend class Cudnn;
+  struct Chosen;
+  explicit AttentionPlan(std::unique_ptr<Chosen> chosen);
+  std::unique_ptr<Chosen> chosen_;
+};
+
 /// The library, which is opened at the first use and stays open, on this thread's GPU. Throws CudaError where there is
 /// none.
 class Cudnn {
@@ -76,14 +119,19 @@ class Cudnn {
 
   /// Throws CudaError where cuDNN has no kernel for it.
   ConvPlan plan(const ConvProblem& problem) const;
+  AttentionPlan plan(const AttentionProblem& problem) const;
   /// For a GPU that need not be there, described as cuDNN does it (JSON, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION). It
   /// cannot be run.
   static ConvPlan plan_for(const std::string& device_properties, const ConvProblem& problem);
+  /// `compute_capability`: 90 for 9.0, which cudnn-frontend would ask a GPU for.
+  static AttentionPlan plan_for(const std::string& device_properties, int compute_capability,
+                                const AttentionProblem& problem);
   /// "9.19.0"
   static std::string version();
 
  private:
   friend class ConvPlan;
+  friend class AttentionPlan;
   void* handle_ = nullptr;
 };
 

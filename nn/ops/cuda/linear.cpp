@@ -5,10 +5,12 @@
 #include <bit>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
+#include "nn/ops/cuda/gelu_probe.h"
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_map.h"
@@ -32,13 +34,13 @@ class CudaLinear final : public LinearKernels {
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), nullptr};
-    const bool relu = epilogue == Epilogue::kRelu;
-    Forward& held = find(forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), relu, arrays), [&] {
-      return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), relu, y, arrays);
-    });
+    Forward& held = find(
+        forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
+        [&] { return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), epilogue, y, arrays); });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
-    if (held.relu_apart) pointwise_.relu(y, y);
+    if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
+    if (held.apart == Epilogue::kGelu) pointwise_.gelu(y, GeluKind::kTanh, y);
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
@@ -68,36 +70,45 @@ class CudaLinear final : public LinearKernels {
         arrays);
   }
 
-  Shape mask_shape(std::int64_t samples, std::int64_t out) const override { return {samples, mask_pitch_of(out) / 8}; }
-
-  void forward_masked(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& mask) override {
-    if (y.count() == 0) return;
-    check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), mask.raw()};
-    auto& plan = find(masked_forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), 0, arrays),
-                      [&] { return make_masked_forward(x, w, y, arrays); });
-    if (plan) return run(*plan, arrays);
-    forward(x, w, b, Epilogue::kNone, y);
-    relu_with_mask(context_, y, mask);
+  Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const override {
+    if (epilogue == Epilogue::kRelu) return {{samples, mask_pitch_of(out) / 8}, DType::kU8};
+    if (epilogue == Epilogue::kGelu && out % kGeluPitch == 0) return {{samples, out}, dtype};
+    return {};
   }
 
-  void backward_input_masked(const Tensor& dy, const Tensor& w, const Tensor& mask, const Tensor& dx) override {
+  void forward_aside(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y,
+                     const Tensor& aside) override {
+    if (y.count() == 0) return;
+    check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
+    auto& plan = find(aside_forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
+                      [&] { return make_aside_forward(x, w, epilogue, y, arrays); });
+    if (plan) return run(*plan, arrays);
+    if (epilogue == Epilogue::kGelu) {
+      forward(x, w, b, Epilogue::kNone, aside);
+      return pointwise_.gelu(aside, GeluKind::kTanh, y);
+    }
+    forward(x, w, b, Epilogue::kNone, y);
+    relu_with_mask(context_, y, aside);
+  }
+
+  void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& aside,
+                              const Tensor& dx) override {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
-    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, mask.raw()};
+    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, aside.raw()};
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
-    auto& plan = find(masked_backward_inputs_, key_of(n, in, out, dy.dtype(), 0, arrays), [&] {
-      return masks_agree(dy.dtype()) ? try_to_make(backward_input_product(n, in, out),
-                                                   {.input = dy.dtype(),
-                                                    .output = dx.dtype(),
-                                                    .epilogue = CUBLASLT_EPILOGUE_DRELU,
-                                                    .mask_pitch = mask_pitch_of(in)},
-                                                   arrays)
-                                     : std::nullopt;
+    auto& plan = find(through_backward_inputs_, key_of(n, in, out, dy.dtype(), option_of(epilogue), arrays), [&] {
+      return agrees(epilogue, dy.dtype())
+                 ? try_to_make(backward_input_product(n, in, out), through_options(epilogue, dy.dtype(), in), arrays)
+                 : std::nullopt;
     });
     if (plan) return run(*plan, arrays);
     backward_input(dy, w, dx);
-    apply_mask(context_, mask, dx);
+    if (epilogue == Epilogue::kGelu)
+      pointwise_.gelu_backward(aside, GeluKind::kTanh, dx, dx);
+    else
+      apply_mask(context_, aside, dx);
   }
 
   // Not by the library, beside the weight's gradient (CUBLASLT_EPILOGUE_BGRADB): that cannot add to what db holds.
@@ -108,8 +119,13 @@ class CudaLinear final : public LinearKernels {
  private:
   struct Forward {
     ProductPlan plan;
-    bool bias_apart = false, relu_apart = false;  // in kernels of ours behind it
+    bool bias_apart = false;  // in a kernel of ours behind it
+    Epilogue apart = Epilogue::kNone;
   };
+
+  static constexpr std::int64_t kGeluPitch = 8;  // elements, a multiple of which cuBLASLt wants a row to be
+
+  static std::int64_t option_of(Epilogue epilogue) { return static_cast<std::int64_t>(epilogue); }
 
   static void check_types(std::initializer_list<const Tensor*> tensors, const Tensor* bias = nullptr) {
     const DType dtype = (*tensors.begin())->dtype();
@@ -131,7 +147,7 @@ class CudaLinear final : public LinearKernels {
             alignment_of(arrays.b),
             alignment_of(arrays.d),
             alignment_of(arrays.bias),
-            alignment_of(arrays.mask)};
+            alignment_of(arrays.aside)};
   }
 
   template <class Plan, class Make>
@@ -161,41 +177,100 @@ class CudaLinear final : public LinearKernels {
     return std::move(*plan);
   }
 
-  Forward make_forward(const Product& product, DType dtype, bool relu, const Tensor& y, const ProductArrays& arrays) {
+  Forward make_forward(const Product& product, DType dtype, Epilogue epilogue, const Tensor& y,
+                       const ProductArrays& arrays) {
     ProductOptions options = {.input = dtype, .output = dtype};
     const bool bias = arrays.bias != nullptr;
-    if (relu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
+    if (epilogue == Epilogue::kRelu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
       options.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
       if (auto plan = try_to_make(product, options, arrays); plan && keeps_non_finite(*plan, y, arrays))
         return {std::move(*plan)};
     }
+    if (epilogue == Epilogue::kGelu && bias && agrees(epilogue, dtype)) {
+      options.epilogue = CUBLASLT_EPILOGUE_GELU_BIAS;
+      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan)};
+    }
     if (bias) {
       options.epilogue = CUBLASLT_EPILOGUE_BIAS;
-      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan), false, relu};
+      if (auto plan = try_to_make(product, options, arrays)) return {std::move(*plan), false, epilogue};
     }
     options.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    return {make(product, options, arrays), bias, relu};
+    return {make(product, options, arrays), bias, epilogue};
   }
 
   // Nothing where the library cannot, or makes something else of it.
-  std::optional<ProductPlan> make_masked_forward(const Tensor& x, const Tensor& w, const Tensor& y,
-                                                 const ProductArrays& arrays) {
-    if (arrays.bias == nullptr || !masks_agree(x.dtype())) return std::nullopt;
-    auto plan =
-        try_to_make(forward_product(x.size(0), x.size(1), w.size(0)), masked_options(x.dtype(), w.size(0)), arrays);
+  std::optional<ProductPlan> make_aside_forward(const Tensor& x, const Tensor& w, Epilogue epilogue, const Tensor& y,
+                                                const ProductArrays& arrays) {
+    if (arrays.bias == nullptr || !agrees(epilogue, x.dtype())) return std::nullopt;
+    auto plan = try_to_make(forward_product(x.size(0), x.size(1), w.size(0)),
+                            aside_options(epilogue, x.dtype(), w.size(0)), arrays);
+    if (epilogue == Epilogue::kGelu) return plan;
     return plan && keeps_non_finite(*plan, y, arrays) ? std::move(plan) : std::nullopt;
   }
 
-  static ProductOptions masked_options(DType dtype, std::int64_t out) {
-    return {
-        .input = dtype, .output = dtype, .epilogue = CUBLASLT_EPILOGUE_RELU_AUX_BIAS, .mask_pitch = mask_pitch_of(out)};
+  static ProductOptions aside_options(Epilogue epilogue, DType dtype, std::int64_t out) {
+    const bool gelu = epilogue == Epilogue::kGelu;
+    return {.input = dtype,
+            .output = dtype,
+            .epilogue = gelu ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+            .aside_pitch = gelu ? out : mask_pitch_of(out)};
+  }
+
+  static ProductOptions through_options(Epilogue epilogue, DType dtype, std::int64_t in) {
+    const bool gelu = epilogue == Epilogue::kGelu;
+    return {.input = dtype,
+            .output = dtype,
+            .epilogue = gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DRELU,
+            .aside_pitch = gelu ? in : mask_pitch_of(in)};
+  }
+
+  bool agrees(Epilogue epilogue, DType dtype) {
+    auto& known = (epilogue == Epilogue::kGelu ? gelu_agrees_ : masks_agree_)[dtype == DType::kBF16 ? 1 : 0];
+    if (!known) known = epilogue == Epilogue::kGelu ? try_gelu(dtype) : try_masks(dtype);
+    return *known;
+  }
+
+  Tensor filled(const Shape& shape, DType dtype, float value) {
+    Tensor made = Tensor::empty(context_.allocator, shape, dtype);
+    pointwise_.fill(made, value);
+    return made;
+  }
+
+  std::vector<float> values_of(const Tensor& tensor) {
+    const Tensor f32 = Tensor::empty(context_.allocator, {tensor.count()});
+    pointwise_.cast(tensor, f32);
+    std::vector<float> values(static_cast<std::size_t>(tensor.count()));
+    copy_to_host(context_, f32, std::as_writable_bytes(std::span(values)));
+    return values;
+  }
+
+  // See Note [Probing GELU]. Tried once, on biases behind a product that is 0, and on gradients of 1. Waits for the
+  // GPU.
+  bool try_gelu(DType dtype) {
+    constexpr std::int64_t kSamples = 8, kIn = 16, kOut = kGeluProbes;
+    const Tensor x = filled({kSamples, kIn}, dtype, 0.0f), w = filled({kOut, kIn}, dtype, 0.0f);
+    const Tensor b = upload_as(context_, gelu_probes(), dtype), y = filled({kSamples, kOut}, dtype, 0.0f);
+    const Tensor aside = filled({kSamples, kOut}, dtype, 0.0f);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
+    auto forward =
+        try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kGelu, dtype, kOut), arrays);
+    if (!forward) return false;
+    run(*forward, arrays);
+    const auto probes = values_of(b);  // as they are rounded
+    if (!gelu_results_agree(probes, values_of(aside), values_of(y), dtype)) return false;
+
+    const Tensor dy = filled({kSamples, kIn}, dtype, 0.25f), v = filled({kIn, kOut}, dtype, 0.25f);  // products of 1
+    const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, aside.raw()};
+    auto backward =
+        try_to_make(backward_input_product(kSamples, kOut, kIn), through_options(Epilogue::kGelu, dtype, kOut), back);
+    if (!backward) return true;  // forward alone
+    run(*backward, back);
+    return gelu_gradients_agree(probes, values_of(y), dtype);
   }
 
   // Whether the library's masks are ours: see Note [Masks]. Tried once, on a bias whose signs are mixed, behind a
   // product that is 0. Waits for the GPU.
-  bool masks_agree(DType dtype) {
-    auto& known = masks_agree_[dtype == DType::kBF16 ? 1 : 0];
-    if (known) return *known;
+  bool try_masks(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = 256;
     // x, w and the bias in one piece: the product's operands are 0, the signs have no period below the whole.
     constexpr std::int64_t kOfX = kSamples * kIn, kOfW = kOut * kIn;
@@ -204,18 +279,17 @@ class CudaLinear final : public LinearKernels {
       values[kOfX + kOfW + c] = ((std::popcount(c) | std::popcount(c * c)) & 1) != 0 ? 1.0f : -1.0f;
     const Tensor operands = upload_as(context_, values, dtype);
     const Tensor y = Tensor::empty(context_.allocator, {kSamples, kOut}, dtype);
-    const Tensor masks = Tensor::empty(context_.allocator, mask_shape(2 * kSamples, kOut), DType::kU8);
+    const Tensor masks = Tensor::empty(context_.allocator, {2 * kSamples, mask_pitch_of(kOut) / 8}, DType::kU8);
     const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
     const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
                                   operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
-    auto plan = try_to_make(forward_product(kSamples, kIn, kOut), masked_options(dtype, kOut), arrays);
-    if (!plan) return *(known = false);
+    auto plan = try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kRelu, dtype, kOut), arrays);
+    if (!plan) return false;
     run(*plan, arrays);
     relu_with_mask(context_, y, ours);
     std::vector<std::byte> bytes(masks.bytes());
     copy_to_host(context_, masks, bytes);
-    known = std::equal(bytes.begin(), bytes.begin() + std::ssize(bytes) / 2, bytes.begin() + std::ssize(bytes) / 2);
-    return *known;
+    return std::equal(bytes.begin(), bytes.begin() + std::ssize(bytes) / 2, bytes.begin() + std::ssize(bytes) / 2);
   }
 
   bool keeps_non_finite(ProductPlan& plan, const Tensor& y, ProductArrays arrays) {
@@ -235,8 +309,8 @@ class CudaLinear final : public LinearKernels {
   Tensor workspace_;  // of all plans: they run one after the other
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_, backward_weights_;
-  PlanMap<std::optional<ProductPlan>> masked_forwards_, masked_backward_inputs_;  // nothing: in kernels of ours
-  std::array<std::optional<bool>, 2> masks_agree_;                                // in f32, in bf16
+  PlanMap<std::optional<ProductPlan>> aside_forwards_, through_backward_inputs_;  // nothing: in kernels of ours
+  std::array<std::optional<bool>, 2> masks_agree_, gelu_agrees_;                  // in f32, in bf16
 };
 
 }  // namespace

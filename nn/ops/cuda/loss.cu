@@ -176,6 +176,30 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
+// One block: an evaluation has few rows at a time. A warp takes a row.
+template <class T>
+__global__ void __launch_bounds__(kBlock) count_rows_in_top(std::int64_t rows, std::int64_t classes, const T* logits,
+                                                            const std::int32_t* labels, std::int64_t k, float* total) {
+  constexpr int kWarps = kBlock / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  int inside = 0;
+  for (std::int64_t row = warp; row < rows; row += kWarps) {
+    const T* const from = logits + row * classes;
+    const std::int64_t label = labels[row];
+    const bool known = label >= 0 && label < classes;
+    const float own = known ? to_float(from[label]) : 0.0f;
+    int before = 0;
+    for (std::int64_t j = lane; j < classes; j += kWarp) {
+      const float other = to_float(from[j]);
+      before += other > own || (other == own && j < label) ? 1 : 0;
+    }
+    before = warp_sum(before);
+    if (lane == 0) inside += known && before < k && !isnan(own) ? 1 : 0;
+  }
+  inside = block_sum<kBlock>(inside);
+  if (threadIdx.x == 0) *total = static_cast<float>(inside);
+}
+
 class CudaLoss final : public LossKernels {
  public:
   explicit CudaLoss(Context& context) : context_(context) {}
@@ -191,6 +215,13 @@ class CudaLoss final : public LossKernels {
         start<kBlock, T>(logits, labels, scale, totals, dlogits);
       else
         start<kLargeTeam, T>(logits, labels, scale, totals, dlogits);
+    });
+  }
+
+  void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
+    with_float_type(logits.dtype(), [&]<class T>(T) {
+      launch("counting what is among the largest", count_rows_in_top<T>, dim3(1), dim3(kBlock), context_.stream,
+             logits.size(0), logits.size(1), logits.data<T>(), labels.data<std::int32_t>(), k, total.f32());
     });
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 
@@ -33,18 +34,6 @@ __device__ Moments joined(Moments a, Moments b) {
   const float share = count > 0.0f ? b.count / count : 0.0f;
   const float apart = b.mean - a.mean;
   return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * (a.count * share)};
-}
-
-// Where a thread of the first stage is.
-struct Place {
-  int line;               // of the block
-  std::int64_t pack;      // of the row
-  std::int64_t row, end;  // its first one, and behind the block's last
-};
-__device__ Place place_in(const ColumnPlan& plan) {
-  const int lane = static_cast<int>(threadIdx.x) % plan.tile, line = static_cast<int>(threadIdx.x) / plan.tile;
-  const std::int64_t begin = blockIdx.y * plan.chunk;
-  return {line, std::int64_t{blockIdx.x} * plan.tile + lane, begin + line, at_most(begin + plan.chunk, plan.rows)};
 }
 
 // parts (chunks, 2, C): mean and squares of each chunk.
@@ -107,9 +96,10 @@ __global__ void __launch_bounds__(kBlock) moments_of_chunks(ColumnPlan plan, con
   }
 }
 
-// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each.
-__global__ void __launch_bounds__(kBlock)
-    join_moments(ColumnPlan plan, std::int64_t columns, const float* parts, float* mean, float* variance) {
+// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. `spread` becomes the sum
+// of squares over `divisor`; where `rows` is not nullptr, it becomes their number.
+__global__ void __launch_bounds__(kBlock) join_chunks(ColumnPlan plan, std::int64_t columns, const float* parts,
+                                                      float divisor, float* mean, float* spread, float* rows) {
   constexpr int kLines = kBlock / kJoinColumns;
   __shared__ Moments held[kBlock];
   const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
@@ -132,13 +122,36 @@ __global__ void __launch_bounds__(kBlock)
   }
   if (line > 0 || column >= columns) return;
   mean[column] = mine.mean;
-  variance[column] = mine.squares / static_cast<float>(plan.rows);
+  spread[column] = mine.squares / divisor;
+  if (rows != nullptr && column == 0) *rows = static_cast<float>(plan.rows);
 }
 
-// y = (x − mean) / sqrt(variance + eps) · gamma + beta
-template <int kWidth, class T>
-__global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta,
-                                                    const float* mean, const float* variance, float eps, T* y) {
+// parts (ranks, stride): means, sums of squares and a number of rows each. A thread a column.
+__global__ void __launch_bounds__(kBlock)
+    join_ranks(std::int64_t columns, int ranks, std::int64_t stride, const float* parts, float keep, float momentum,
+               float* mean, float* variance, float* rows, float* running_mean, float* running_variance) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (c >= columns) return;
+  Moments all = {};
+  for (int r = 0; r < ranks; ++r) {
+    const float* const part = parts + r * stride;
+    all = joined(all, {part[2 * columns], part[c], part[columns + c]});
+  }
+  if (c == 0) *rows = all.count;
+  mean[c] = all.mean;
+  variance[c] = all.count > 0.0f ? all.squares / all.count : 0.0f;
+  if (!(all.count > 0.0f)) return;
+  const float unbias = all.count > 1.0f ? all.count / (all.count - 1.0f) : 1.0f;
+  running_mean[c] = keep * running_mean[c] + momentum * all.mean;
+  running_variance[c] = keep * running_variance[c] + momentum * unbias * variance[c];
+}
+
+// y = (x − mean) / sqrt(variance + eps) · gamma + beta; with kRelu, max(y + residual, 0), where residual may be
+// nullptr.
+template <int kWidth, bool kRelu, class T>
+__global__ void __launch_bounds__(kBlock)
+    normalise(ColumnPlan plan, const T* x, const float* gamma, const float* beta, const float* mean,
+              const float* variance, float eps, const T* residual, T* y) {
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
@@ -149,23 +162,34 @@ __global__ void __launch_bounds__(kBlock) normalise(ColumnPlan plan, const T* x,
     middle[k] = mean[column + k];
   }
   for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows] = {};
-    for (int i = 0; i < kSumRows; ++i)
-      if (row + i * plan.lines < at.end) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+    Pack<T, kWidth> values[kSumRows] = {}, added[kSumRows] = {};
+    for (int i = 0; i < kSumRows; ++i) {
+      if (row + i * plan.lines >= at.end) continue;
+      values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
+      if (kRelu && residual != nullptr)
+        added[i] = load_pack<kWidth>(residual + (row + i * plan.lines) * columns + column);
+    }
     for (int i = 0; i < kSumRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       Pack<T, kWidth> made;
-      for (int k = 0; k < kWidth; ++k)
-        made.of[k] = from_float<T>((to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k]);
+      for (int k = 0; k < kWidth; ++k) {
+        float value = (to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k];
+        if constexpr (kRelu) {
+          value += to_float(added[i].of[k]);
+          value = value < 0.0f ? 0.0f : value;  // this way round NaN passes
+        }
+        made.of[k] = from_float<T>(value);
+      }
       store_pack(y + (row + i * plan.lines) * columns + column, made);
     }
   }
 }
 
-// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk.
-template <int kWidth, class T>
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk. With kMasked dy is first set to 0 wherever y is not
+// above 0.
+template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock)
-    sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* mean, float* parts) {
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* mean, float* parts) {
   __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
@@ -179,6 +203,12 @@ __global__ void __launch_bounds__(kBlock)
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
         gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
+        if constexpr (kMasked) {
+          const auto results = load_pack<kWidth>(y + (row + i * plan.lines) * columns + column);
+          for (int k = 0; k < kWidth; ++k)
+            if (!(to_float(results.of[k]) > 0.0f)) gradients[i].of[k] = from_float<T>(0.0f);
+          store_pack(dy + (row + i * plan.lines) * columns + column, gradients[i]);
+        }
       }
       for (int i = 0; i < kSumRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
@@ -211,7 +241,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// As join_moments(): dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
+// As join_chunks(): dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
 __global__ void __launch_bounds__(kBlock) join_sums(ColumnPlan plan, std::int64_t columns, const float* parts,
                                                     const float* variance, float eps, float* dgamma, float* dbeta) {
   constexpr int kLines = kBlock / kJoinColumns;
@@ -240,15 +270,16 @@ __global__ void __launch_bounds__(kBlock) join_sums(ColumnPlan plan, std::int64_
 }
 
 // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
-// where the statistics were given and so do not depend on x.
+// where the statistics were given and so do not depend on x. M is *all_rows, where other ranks have some of them.
 template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
     spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* mean, const float* variance,
-                const float* dgamma, const float* dbeta, float eps, bool given_statistics, T* dx) {
+                const float* dgamma, const float* dbeta, const float* all_rows, float eps, bool given_statistics,
+                T* dx) {
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  const float one_of_rows = 1.0f / static_cast<float>(plan.rows);
+  const float one_of_rows = 1.0f / (all_rows != nullptr ? *all_rows : static_cast<float>(plan.rows));
   float scale[kWidth], middle[kWidth], offset[kWidth], slope[kWidth];
   for (int k = 0; k < kWidth; ++k) {
     const float one_of_deviation = 1.0f / sqrtf(variance[column + k] + eps);
@@ -292,58 +323,31 @@ class CudaNorm final : public NormKernels {
 
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
-    const std::int64_t columns = mean.count();
-    if (columns == 0) return;
-    LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
-        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
-        launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), parts.f32());
-        launch("batch statistics", join_moments, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
-               parts.f32(), mean.f32(), variance.f32());
-      });
-    });
+    take_moments(x, mean, variance);
     forward_infer(x, gamma, beta, mean, variance, eps, y);
+  }
+
+  void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
+                          const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+    take_moments(x, mean, variance);
+    apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
-    if (x.count() == 0) return;
-    const std::int64_t columns = mean.count();
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
-        launch("batch normalisation", normalise<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
-               y.data<T>());
-      });
-    });
+    apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    const std::int64_t columns = mean.count();
-    if (columns == 0) return;
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
-        constexpr int kWidth = decltype(width)::value;
-        const std::int64_t rows = x.count() / columns, packs = columns / kWidth;
-        const ColumnPlan plan = plan_columns(rows, packs, kPartBlocks, kSumRows);
-        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
-        launch("batch normalisation's backward", sums_of_chunks<kWidth, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
-        // Without rows, too: zeros.
-        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
-               columns, parts.f32(), variance.f32(), eps, dgamma.f32(), dbeta.f32());
-        const ColumnPlan spread = plan_columns(rows, packs, kSpreadBlocks, kSumRows);
-        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(spread), dim3(kBlock), context_.stream,
-               spread, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma.f32(), dbeta.f32(),
-               eps, given_statistics, dx.data<T>());
-      });
-    });
+    differentiate<false>(x, x, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+  }
+
+  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) override {
+    differentiate<true>(x, y, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -355,7 +359,111 @@ class CudaNorm final : public NormKernels {
            running_variance.f32());
   }
 
+  void moments(const Tensor& x, const Tensor& part) override {
+    const std::int64_t columns = part.count() / 2;
+    find_moments(x, columns, 1.0f, part.f32(), part.f32() + columns, part.f32() + 2 * columns);
+  }
+
+  void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                    const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
+    const std::int64_t columns = mean.count();
+    launch("batch statistics", join_ranks, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
+           context_.stream, columns, static_cast<int>(parts.size(0)), parts.size(1), parts.f32(), 1.0 - momentum,
+           momentum, mean.f32(), variance.f32(), rows.f32(), running_mean.f32(), running_variance.f32());
+  }
+
+  void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                     const Tensor& sums) override {
+    add_up<false>(x, x, dy, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
+  }
+
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                      const Tensor& dx) override {
+    if (x.count() == 0) return;
+    spread_back_to(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps, false, dx);
+  }
+
  private:
+  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+    const std::int64_t columns = mean.count();
+    if (columns == 0) return;
+    LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
+    find_moments(x, columns, static_cast<float>(x.count() / columns), mean.f32(), variance.f32(), nullptr);
+  }
+
+  // x may be without rows: zeros.
+  void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* rows) {
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), parts.f32());
+        launch("batch statistics", join_chunks, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
+               parts.f32(), divisor, mean, spread, rows);
+      });
+    });
+  }
+
+  template <bool kRelu>
+  void apply(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean, const Tensor& variance,
+             double eps, const Tensor& residual, const Tensor& y) {
+    if (x.count() == 0) return;
+    const std::int64_t columns = mean.count();
+    const Tensor& added = residual.defined() ? residual : x;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
+        launch("batch normalisation", normalise<decltype(width)::value, kRelu, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
+               residual.defined() ? residual.data<T>() : nullptr, y.data<T>());
+      });
+    });
+  }
+
+  template <bool kMasked>
+  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
+                     const Tensor& dbeta) {
+    if (mean.count() == 0) return;
+    add_up<kMasked>(x, y, dy, mean, variance, eps, dgamma.f32(), dbeta.f32());
+    spread_back_to(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), nullptr, eps, given_statistics, dx);
+  }
+
+  template <bool kMasked>
+  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, const Tensor& variance,
+              double eps, float* dgamma, float* dbeta) {
+    const std::int64_t columns = mean.count();
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kSumRows);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("batch normalisation's backward", sums_of_chunks<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
+        // Without rows, too: zeros.
+        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
+               columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
+      });
+    });
+  }
+
+  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                      const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows,
+                      double eps, bool given_statistics, const Tensor& dx) {
+    const std::int64_t columns = mean.count();
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kSpreadBlocks, kSumRows);
+        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream,
+               plan, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma, dbeta, all_rows, eps,
+               given_statistics, dx.data<T>());
+      });
+    });
+  }
+
   static dim3 grid_of(const ColumnPlan& plan) {
     LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "batch normalisation of {} packs", plan.packs);
     return dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks));

@@ -34,6 +34,38 @@ struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
 
+constexpr float kTanhScale = 1.59576912f;  // 2 √(2 / π): (1 + tanh(u)) / 2 is the logistic function of 2 u
+constexpr float kTanhCubic = 0.044715f;
+constexpr float kSqrtHalf = 0.707106781f;
+constexpr float kDensity = 0.398942280f;  // 1 / √(2 π)
+
+__device__ float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+struct GeluTanh {
+  static constexpr int kInputs = 1;
+  __device__ float operator()(float x, float) const {
+    return x * logistic(kTanhScale * x * (1.0f + kTanhCubic * x * x));
+  }
+};
+struct GeluErf {
+  static constexpr int kInputs = 1;
+  __device__ float operator()(float x, float) const { return 0.5f * x * (1.0f + erff(kSqrtHalf * x)); }
+};
+struct GeluTanhBack {
+  static constexpr int kInputs = 2;
+  __device__ float operator()(float x, float dy) const {
+    const float square = x * x;
+    const float s = logistic(kTanhScale * x * (1.0f + kTanhCubic * square));
+    return dy * (s + x * s * (1.0f - s) * kTanhScale * (1.0f + 3.0f * kTanhCubic * square));
+  }
+};
+struct GeluErfBack {
+  static constexpr int kInputs = 2;
+  __device__ float operator()(float x, float dy) const {
+    return dy * (0.5f * (1.0f + erff(kSqrtHalf * x)) + x * kDensity * expf(-0.5f * x * x));
+  }
+};
+
 template <class Out, class F, class A, class B>
 __device__ Out apply(const F& f, const A* a, const B* b, std::int64_t i) {
   float x = 0.0f, y = 0.0f;
@@ -117,6 +149,53 @@ __global__ void __launch_bounds__(kBlock) transpose(TransposePlan plan, std::int
   }
 }
 
+// Random numbers come by four elements of a sample (dropout_bits): kQuads of them are one access where kWidth is 4, and
+// single elements where it is 1, for the last quad of a sample may have less than four. A thread has kPacksPerThread
+// groups, which lie a block's width apart; where the next one is takes no division.
+struct DropoutPlan {
+  std::int64_t samples = 0, width = 0;  // elements of a sample
+  std::int64_t groups = 0;              // of a sample
+  std::int64_t step_samples = 0, step_groups = 0;
+};
+template <int kQuads, int kWidth, class T>
+__global__ void __launch_bounds__(kBlock) drop(DropoutPlan plan, const std::int64_t* numbers, std::int64_t layer,
+                                               std::uint32_t threshold, float scale, const T* x, T* y) {
+  const DropoutState state = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]};
+  const std::int64_t first = std::int64_t{blockIdx.x} * (kBlock * kPacksPerThread) + threadIdx.x;
+  std::int64_t sample = first / plan.groups, group = first % plan.groups;
+  for (int i = 0; i < kPacksPerThread && sample < plan.samples; ++i) {
+    const std::int64_t element = group * 4 * kQuads, begin = sample * plan.width + element;
+    constexpr int kCount = 4 * kQuads;
+    Pack<T, kCount> values = {};
+    if constexpr (kWidth > 1) {
+      values = load_pack<kCount>(x + begin);
+    } else {
+      for (int k = 0; k < kCount; ++k)
+        if (element + k < plan.width) values.of[k] = x[begin + k];
+    }
+    for (int q = 0; q < kQuads; ++q) {
+      const RandomBits bits = dropout_bits(state, layer, state.first_sample + sample, group * kQuads + q);
+      for (int k = 0; k < 4; ++k) {
+        T& value = values.of[4 * q + k];
+        if (kWidth > 1 || element + 4 * q + k < plan.width)
+          value = from_float<T>(bits.word[k] >= threshold ? to_float(value) * scale : 0.0f);
+      }
+    }
+    if constexpr (kWidth > 1) {
+      store_pack(y + begin, values);
+    } else {
+      for (int k = 0; k < kCount; ++k)
+        if (element + k < plan.width) y[begin + k] = values.of[k];
+    }
+    sample += plan.step_samples;
+    group += plan.step_groups;
+    if (group >= plan.groups) {
+      group -= plan.groups;
+      ++sample;
+    }
+  }
+}
+
 __global__ void add_one(std::int64_t* counter) { ++*counter; }
 
 class CudaPointwise final : public PointwiseKernels {
@@ -175,6 +254,50 @@ class CudaPointwise final : public PointwiseKernels {
     LOCKSTEP_ASSERT(y.count() == dx.count() && dy.count() == dx.count());
     with_float_type(dx.dtype(), [&]<class T>(T) {
       start<T, T, T>("ReLU's backward", Mask{}, dx.count(), y.data<T>(), dy.data<T>(), dx.data<T>());
+    });
+  }
+
+  void gelu(const Tensor& x, GeluKind kind, const Tensor& y) override {
+    LOCKSTEP_ASSERT(x.count() == y.count());
+    with_float_type(y.dtype(), [&]<class T>(T) {
+      if (kind == GeluKind::kTanh)
+        start<T, T, T>("GELU", GeluTanh{}, y.count(), x.data<T>(), nullptr, y.data<T>());
+      else
+        start<T, T, T>("GELU", GeluErf{}, y.count(), x.data<T>(), nullptr, y.data<T>());
+    });
+  }
+
+  void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) override {
+    LOCKSTEP_ASSERT(x.count() == dx.count() && dy.count() == dx.count());
+    with_float_type(dx.dtype(), [&]<class T>(T) {
+      if (kind == GeluKind::kTanh)
+        start<T, T, T>("GELU's backward", GeluTanhBack{}, dx.count(), x.data<T>(), dy.data<T>(), dx.data<T>());
+      else
+        start<T, T, T>("GELU's backward", GeluErfBack{}, dx.count(), x.data<T>(), dy.data<T>(), dx.data<T>());
+    });
+  }
+
+  void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) override {
+    LOCKSTEP_ASSERT(x.count() == y.count() && p >= 0.0 && p < 1.0);
+    if (x.count() == 0) return;
+    const std::int64_t samples = x.size(0), width = x.count() / samples;
+    with_float_type(y.dtype(), [&]<class T>(T) {
+      constexpr int kWide = kVector<T>, kQuads = kWide / 4;
+      const bool wide = width % kWide == 0 && fits_packs(x.data<T>(), kWide) && fits_packs(y.data<T>(), kWide);
+      const auto start_as = [&]<int kQuadsAtOnce, int kWidth>() {
+        DropoutPlan plan = {.samples = samples, .width = width, .groups = ceil_div(width, 4 * kQuadsAtOnce)};
+        plan.step_samples = kBlock / plan.groups;
+        plan.step_groups = kBlock % plan.groups;
+        const std::int64_t blocks = ceil_div(samples * plan.groups, kBlock * kPacksPerThread);
+        LOCKSTEP_ASSERT(blocks <= kMostBlocks, "dropout of {} elements", x.count());
+        launch("dropout", drop<kQuadsAtOnce, kWidth, T>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock),
+               context_.stream, plan, state.data<std::int64_t>(), layer, dropout_threshold(p), 1.0 / (1.0 - p),
+               x.data<T>(), y.data<T>());
+      };
+      if (wide)
+        start_as.template operator()<kQuads, 4>();
+      else
+        start_as.template operator()<1, 1>();
     });
   }
 

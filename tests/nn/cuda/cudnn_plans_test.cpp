@@ -1,4 +1,5 @@
 // cuDNN's plans for an H100 that need not be there: built from a description of it.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 using What = ConvProblem::What;
 
 // As cuDNN describes an NVIDIA H100 80GB HBM3 (SXM).
@@ -121,6 +123,36 @@ TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
     }
 }
 
+// cuDNN compiles kernels of attention while it plans, with the driver's help.
+bool there_is_a_driver() {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY);
+  if (driver != nullptr) ::dlclose(driver);
+  return driver != nullptr;
+}
+
+// GPT-2's, gpt's, one whose tokens fill no tile, narrow and wide heads. Without a driver cuDNN still takes the
+// operations as they are described, and has kernels in mind; what is missing is named by it then.
+TEST_F(CudnnPlans, ThereIsADeterministicOneForAttention) {
+  for (const auto& [samples, tokens, heads, width] : {std::array<std::int64_t, 4>{8, 1024, 12, 64},
+                                                      {8, 128, 4, 64},
+                                                      {3, 77, 2, 64},
+                                                      {2, 256, 3, 8},
+                                                      {4, 512, 16, 128}})
+    for (const auto what : {AttentionProblem::What::kForward, AttentionProblem::What::kBackward}) {
+      const AttentionProblem problem = {what, samples, tokens, heads, width};
+      SCOPED_TRACE(problem.describe());
+      if (!there_is_a_driver()) {
+        EXPECT_THAT([&] { Cudnn::plan_for(kH100, 90, problem); },
+                    ThrowsMessage<CudaError>(HasSubstr("No valid engine configs")));
+        continue;
+      }
+      const AttentionPlan plan = Cudnn::plan_for(kH100, 90, problem);
+      EXPECT_THAT(plan.describe(), Not(HasSubstr("nondeterministic")));
+      std::cout << problem.describe() << ": " << plan.describe() << ", " << plan.workspace_bytes() << " bytes\n";
+      EXPECT_LT(plan.workspace_bytes(), std::size_t{1} << 30);
+    }
+}
+
 TEST_F(CudnnPlans, WhatIsNoConvolutionIsAnError) {
   ConvProblem problem = problem_of(What::kForward, kLayers[1], DType::kF32);
   problem.y[3] = 63;
@@ -156,9 +188,27 @@ TEST_F(CudnnPlans, WithoutAGpuItDoesNotStart) {
 
 // It would bring its own device, streams and errors; which one is found is anybody's guess.
 TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
+  try {
+    Cudnn::plan_for(kH100, 90, {AttentionProblem::What::kBackward, 2, 128, 2, 64});
+  } catch (const CudaError&) {
+    EXPECT_FALSE(there_is_a_driver());
+  }
   Cudnn::plan_for(kH100, problem_of(What::kForward, kLayers[0], DType::kBF16));
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) EXPECT_THAT(line, Not(HasSubstr("libcudart")));
+}
+
+TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
+  const AttentionProblem first = {AttentionProblem::What::kForward, 2, 3, 4, 8};
+  std::vector<AttentionProblem> others(5, first);
+  others[0].what = AttentionProblem::What::kBackward;
+  others[1].samples = 3;
+  others[2].tokens = 4;
+  others[3].heads = 5;
+  others[4].width = 16;
+  std::set<PlanKey> keys = {first.key()};
+  for (const AttentionProblem& other : others) keys.insert(other.key());
+  EXPECT_EQ(keys.size(), others.size() + 1);
 }
 
 TEST(ConvProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {

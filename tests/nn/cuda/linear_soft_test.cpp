@@ -27,6 +27,10 @@ class SoftLinear : public DeviceTest {
     cpu->linear().forward(x_host, w_host, b_host, epilogue, expected);
     return expected;
   }
+  Tensor mask_of(std::int64_t samples, std::int64_t out) {
+    const Aside mask = linear->aside_of(Epilogue::kRelu, samples, out, type());
+    return Tensor::empty(allocator, mask.shape, mask.dtype);
+  }
   // Where the bias comes in a kernel of its own the result is rounded to bf16 before, too.
   Tolerance tolerance() const { return {.dtype = type(), .ulps = type() == DType::kBF16 ? 0x1p16 : 8.0}; }
 
@@ -46,15 +50,14 @@ TEST_P(SoftLinear, SoundReluIsFused) {
 
 // Trying a ReLU: what the product reads goes there in one piece, and nothing is started but the product and a kernel.
 TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
-  const Tensor y = activation(cpu->empty({kN, kOut})),
-               mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+  const Tensor y = activation(cpu->empty({kN, kOut})), mask = mask_of(kN, kOut);
   auto before = soft_cuda::counts();
   linear->forward(x, w, b, Epilogue::kRelu, y);
   auto after = soft_cuda::counts();
   EXPECT_EQ(after.launches, before.launches);
   EXPECT_EQ(after.copies, before.copies + 3);  // two biases, and two results
   before = after;
-  linear->forward_masked(x, w, b, y, mask);
+  linear->forward_aside(x, w, b, Epilogue::kRelu, y, mask);
   after = soft_cuda::counts();
   EXPECT_EQ(after.launches, before.launches + 1);  // the mask as we make it
   EXPECT_EQ(after.copies, before.copies + 5);      // that, and the same for its kernel
@@ -65,9 +68,9 @@ TEST_P(SoftLinear, MasksOfOursGoWithNan) {
   linear = cuda::make_linear_kernels(context, *pointwise);
   x_host.f32()[kIn] = kNaN;
   x = activation(x_host);
-  const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
-  const auto y =
-      results({activation_like({kN, kOut})}, [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+  const Tensor mask = mask_of(kN, kOut);
+  const auto y = results({activation_like({kN, kOut})},
+                         [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
   const Tensor expected = expected_forward(Epilogue::kRelu);
   ASSERT_TRUE(std::isnan(expected.f32()[kOut]));
   expect_close(expected, y[0], tolerance());
@@ -120,18 +123,62 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
   for (const auto& [settings, fused_forward, fused_backward] : cases) {
     soft_cuda::set_cublaslt(settings);
     linear = cuda::make_linear_kernels(context, *pointwise);
-    const Tensor mask = Tensor::empty(allocator, linear->mask_shape(kN, kOut), DType::kU8);
+    const Aside like = linear->aside_of(Epilogue::kRelu, kN, kOut, type());
+    const Tensor mask = Tensor::empty(allocator, like.shape, like.dtype);
     const auto y = results({activation_like({kN, kOut})},
-                           [&](const auto& made) { linear->forward_masked(x, w, b, made[0], mask); });
+                           [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_RELU_AUX_BIAS, fused_forward);
     expect_close(expected_forward(Epilogue::kRelu), y[0], tolerance());
-    const auto dx = results({activation_like({kN, kOut})},
-                            [&](const auto& made) { linear->backward_input_masked(dy, v, mask, made[0]); });
+    const auto dx = results({activation_like({kN, kOut})}, [&](const auto& made) {
+      linear->backward_input_through(dy, v, Epilogue::kRelu, mask, made[0]);
+    });
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DRELU, fused_backward);
     const Tensor expected = cpu->empty({kN, kOut});
     cpu->linear().backward_input(dy_host, v_host, expected);
     cpu->pointwise().relu_backward(y[0], expected, expected);
     expect_close(expected, dx[0], tolerance());
+  }
+}
+
+// See Note [Probing GELU].
+TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
+  constexpr std::int64_t kWide = 16, kNext = 3;
+  const bool bf16 = type() == DType::kBF16;
+  const Tensor v = activation(random({kWide, kIn}, 2)), c = activation(random({kWide}, 3));
+  const Tensor dy = activation(random({kN, kNext}, 4)), u = activation(random({kNext, kWide}, 5));
+  struct Case {
+    CublasLtSettings settings;
+    bool fused_forward, fused_backward;
+  };
+  const Case cases[] = {
+      {{}, true, true},
+      {{.rough_gelu = true}, bf16, bf16},
+      {{.other_gelu = true}, false, false},
+      {{.refused_epilogues = CUBLASLT_EPILOGUE_GELU}, false, false},
+      {{.refused_epilogues = 64}, true, false},  // of DGELU alone
+  };
+  std::vector<Tensor> first;
+  for (const auto& [settings, fused_forward, fused_backward] : cases) {
+    soft_cuda::set_cublaslt(settings);
+    linear = cuda::make_linear_kernels(context, *pointwise);
+    const Aside like = linear->aside_of(Epilogue::kGelu, kN, kWide, type());
+    const Tensor aside = Tensor::empty(allocator, like.shape, like.dtype);
+    const auto got =
+        results({activation_like({kN, kWide}), activation_like({kN, kWide})},
+                [&, forward = fused_forward, backward = fused_backward](const auto& made) {
+                  linear->forward_aside(x, v, c, Epilogue::kGelu, made[0], aside);
+                  EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, forward);
+                  linear->backward_input_through(dy, u, Epilogue::kGelu, aside, made[1]);
+                  EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DGELU, backward);
+                });
+    if (first.empty()) first = got;
+    Tolerance close = tolerance();
+    if (bf16) close = {type(), 0x1p16, 4.0};  // what is rounded in between, and by how much the rough one is off
+    for (std::size_t i = 0; i < got.size(); ++i) expect_close(first[i], got[i], close);
+    const auto inferred = results({activation_like({kN, kWide})},
+                                  [&](const auto& made) { linear->forward(x, v, c, Epilogue::kGelu, made[0]); });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_GELU_BIAS, fused_forward);
+    expect_close(first[0], inferred[0], close);
   }
 }
 

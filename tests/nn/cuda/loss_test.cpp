@@ -90,6 +90,30 @@ TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {
   }
 }
 
+// Ties go to the lower class; a label's logit that is no number counts for nothing, others that are none come before no
+// one.
+TEST_P(CudaLoss, CountsInTop) {
+  for (const std::int64_t rows : {0, 1, 7, 40})
+    for (const std::int64_t classes : {1, 3, 10, 33, 1000}) {
+      const Tensor host = logits({rows, classes}, 3);
+      for (std::int64_t i = 0; i < host.count(); ++i) {
+        if (i % 11 == 3) host.f32()[i] = 2.0f;  // equal to others of its row
+        if (i % 29 == 5) host.f32()[i] = -kInfinity;
+        if (i % 97 == 6) host.f32()[i] = kNaN;
+      }
+      std::vector<std::int32_t> labels;
+      for (std::int64_t i = 0; i < rows; ++i) labels.push_back(static_cast<std::int32_t>(i * 7919 % classes));
+      const Tensor host_labels = labels_of(labels), total = cpu->empty({1});
+      const Tensor x = activation(host), to = plain(host_labels);
+      for (const std::int64_t k : {1, 2, 5, 1000}) {
+        SCOPED_TRACE(fmt::format("{} x {}, top {}", rows, classes, k));
+        cpu->loss().count_in_top(host, host_labels, k, total);
+        const auto got = results({{{1}}}, [&](const auto& out) { loss->count_in_top(x, to, k, out[0]); });
+        EXPECT_EQ(total.f32()[0], got[0].f32()[0]);
+      }
+    }
+}
+
 // As masks make them. A row without any other logit has no softmax.
 TEST_P(CudaLoss, MinusInfinityIsNoProbability) {
   for (const std::int64_t classes : {5, 600, 4000, 20000}) {

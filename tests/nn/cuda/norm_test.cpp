@@ -151,6 +151,102 @@ TEST_P(CudaNorm, Backward) {
     }
 }
 
+TEST_P(CudaNorm, WithRelu) {
+  for (const Shape& shape : kShapes)
+    for (const bool added : {false, true}) {
+      SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : ""));
+      const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+      const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f), residual_host = random(shape, 7);
+      const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
+      const Tensor residual = added ? activation(residual_host) : Tensor();
+      const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
+      cpu->norm().forward_train_relu(x_host, gamma, beta, kEps, added ? residual_host : Tensor(), y, mean, variance);
+      const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+        norm->forward_train_relu(x, g, b, kEps, residual, out[0], out[1], out[2]);
+      });
+      const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, steep = steepest(variance);
+      expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
+      expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
+      expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
+
+      const Tensor dy_host = random(shape, 4), y_host = random(shape, 5), dx = cpu->empty(shape);
+      const Tensor dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns}), masked = cpu->empty(shape);
+      cpu->pointwise().copy(dy_host, masked);
+      cpu->norm().backward_relu(x_host, y_host, masked, gamma, mean, variance, kEps, dx, dgamma, dbeta);
+      const Tensor made = activation(y_host), m = plain(mean), v = plain(variance);
+      const Output like_dy = activation_like(shape, dy_host);
+      const auto apart = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
+        norm->backward_relu(x, made, out[3], g, m, v, kEps, out[0], out[1], out[2]);
+      });
+      const double sum = std::sqrt(static_cast<double>(rows));
+      expect_close(dgamma, apart[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
+      expect_close(dbeta, apart[2], {DType::kF32, cpu_ulps, sum});
+      expect_close(dx, apart[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
+      expect_same(masked, apart[3]);
+      const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
+        norm->backward_relu(x, made, out[0], g, m, v, kEps, out[0], out[1], out[2]);
+      });
+      expect_same(apart[0], in_place[0]);
+    }
+}
+
+// Rows that three ranks have, of which the second has none, against all of them at once.
+TEST_P(CudaNorm, RowsOfSeveralRanks) {
+  for (const Shape& shape : {Shape{5, 3}, Shape{65, 12}, Shape{600, 64}, Shape{1031, 33}}) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = shape[1], rows = shape[0], cut = rows / 3, size = 2 * columns + 1;
+    const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = statistics(columns, 3, 0.5f);
+    const Exact forward = forward_exactly(cpu->allocator(), x_host, gamma, gamma);
+    const Exact backward =
+        backward_exactly(cpu->allocator(), x_host, dy_host, gamma, forward.first, forward.second, false);
+    const std::int64_t begins[] = {0, cut, cut}, ends[] = {cut, cut, rows};
+    const auto slice_of = [&](const Tensor& all, int rank) {
+      const Tensor rows_of_it = all.slice(begins[rank], ends[rank]), made = cpu->empty(rows_of_it.shape());
+      std::ranges::copy(rows_of_it.span<float>(), made.f32());
+      return activation(made);
+    };
+    const Tensor parts = cpu->empty({3, size + 3});
+    for (int rank = 0; rank < 3; ++rank) {
+      const Tensor x = slice_of(x_host, rank);
+      const auto part = results({{{size}}}, [&](const auto& out) { norm->moments(x, out[0]); });
+      std::ranges::copy(part[0].template span<float>(), parts.f32() + rank * (size + 3));
+    }
+    const Tensor running_mean = random_tensor(*cpu, {columns}, 7), running_variance = statistics(columns, 8, 0.5f);
+    const Tensor all_parts = plain(parts);
+    const auto joined =
+        results({{{columns}},
+                 {{columns}},
+                 {{1}},
+                 {{columns}, DType::kF32, running_mean},
+                 {{columns}, DType::kF32, running_variance}},
+                [&](const auto& out) { norm->join_moments(all_parts, 0.1, out[0], out[1], out[2], out[3], out[4]); });
+    expect_close(forward.first, joined[0], {});
+    expect_close(forward.second, joined[1], {});
+    cpu->norm().update_running(forward.first, forward.second, rows, 0.1, running_mean, running_variance);
+    expect_close(running_mean, joined[3], {});
+    expect_close(running_variance, joined[4], {});
+    EXPECT_EQ(joined[2].f32()[0], static_cast<float>(rows));
+
+    const Tensor m = plain(forward.first), v = plain(forward.second), g = plain(gamma);
+    const Tensor sums = cpu->zeros({2 * columns}), count = cpu->empty({1});
+    count.f32()[0] = static_cast<float>(rows);
+    const double steep = steepest(forward.second), walk = std::sqrt(static_cast<double>(rows));
+    for (int rank = 0; rank < 3; ++rank) {
+      const Tensor x = slice_of(x_host, rank), dy = slice_of(dy_host, rank);
+      const auto part =
+          results({{{2 * columns}}}, [&](const auto& out) { norm->backward_sums(x, dy, m, v, kEps, out[0]); });
+      for (std::int64_t i = 0; i < sums.count(); ++i) sums.f32()[i] += part[0].f32()[i];
+    }
+    expect_close(backward.first, sums.slice(0, columns), {DType::kF32, 16.0, 4.0 * steep * walk});
+    expect_close(backward.second, sums.slice(columns, 2 * columns), {DType::kF32, 16.0, 4.0 * walk});
+    const Tensor all_sums = plain(sums), all_rows = plain(count), x = slice_of(x_host, 2), dy = slice_of(dy_host, 2);
+    const auto got = results({activation_like({rows - cut, columns})}, [&](const auto& out) {
+      norm->backward_input(x, dy, g, m, v, all_rows, all_sums, kEps, out[0]);
+    });
+    expect_close(backward.spread.slice(cut, rows), got[0], {type(), 16.0, 8.0 * steep});
+  }
+}
+
 // So wide that a block's threads go over their rows in several rounds, the last of them without all rows. The columns
 // repeat themselves.
 TEST_P(CudaNorm, Wide) {

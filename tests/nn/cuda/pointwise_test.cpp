@@ -1,4 +1,5 @@
 // CUDA's pointwise kernels against the CPU's. What rounds only once must be the same.
+#include <array>
 #include <bit>
 
 #include "tests/nn/cuda/device_values.h"
@@ -118,6 +119,61 @@ TEST_P(CudaPointwise, ReluBackward) {
         results({activation_like({n}, dy_host)}, [&](const auto& out) { pointwise->relu_backward(y, out[0], out[0]); });
     expect_same(expected, in_place[0]);
   }
+}
+
+TEST_P(CudaPointwise, Gelu) {
+  for (const std::int64_t n : kCounts)
+    for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh}) {
+      const Tensor host = random({n}, 1), expected = cpu->empty({n});
+      for (float& v : host.span<float>()) v *= 8.0f;
+      for (std::int64_t i = 0; i < 3 && 3 * i + 1 < n; ++i)
+        host.f32()[3 * i + 1] = std::array{kNaN, kInfinity, 0.0f}[static_cast<std::size_t>(i)];
+      const Tensor x = activation(host);
+      cpu->pointwise().gelu(host, kind, expected);
+      // The CPU's approximation of the normal distribution's function is within 1e-7.
+      const auto apart = results({activation_like({n})}, [&](const auto& out) { pointwise->gelu(x, kind, out[0]); });
+      expect_close(expected, apart[0], {type(), 8.0, 8.0});
+      const auto in_place =
+          results({activation_like({n}, host)}, [&](const auto& out) { pointwise->gelu(out[0], kind, out[0]); });
+      expect_same(apart[0], in_place[0]);
+    }
+}
+
+TEST_P(CudaPointwise, GeluBackward) {
+  for (const std::int64_t n : kCounts)
+    for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh}) {
+      const Tensor x_host = random({n}, 1), dy_host = with_odd_ones(random({n}, 2)), expected = cpu->empty({n});
+      for (float& v : x_host.span<float>()) v *= 8.0f;
+      const Tensor x = activation(x_host), dy = activation(dy_host);
+      cpu->pointwise().gelu_backward(x_host, kind, dy_host, expected);
+      const auto apart =
+          results({activation_like({n})}, [&](const auto& out) { pointwise->gelu_backward(x, kind, dy, out[0]); });
+      expect_close(expected, apart[0], {type(), 16.0, 2.0});
+      const auto in_place = results({activation_like({n}, dy_host)},
+                                    [&](const auto& out) { pointwise->gelu_backward(x, kind, out[0], out[0]); });
+      expect_same(apart[0], in_place[0]);
+    }
+}
+
+// The very elements that the CPU keeps, and what is made of them rounded once.
+TEST_P(CudaPointwise, Dropout) {
+  for (const Shape& shape :
+       {Shape{0, 4}, Shape{3, 0}, Shape{1, 1}, Shape{5, 3}, Shape{3, 4}, Shape{7, 8}, Shape{2, 5, 7}, Shape{9, 16},
+        Shape{3, 4100}, Shape{300, 24}, Shape{1200, 8}, Shape{2, 8193}})
+    for (const double p : {0.0, 0.1, 0.9}) {
+      SCOPED_TRACE(to_string(shape));
+      const Tensor host = random(shape, 1), state = cpu->empty({3}, DType::kI64), expected = cpu->empty(shape);
+      const std::array<std::int64_t, 3> numbers = {(std::int64_t{5} << 40) + 7, (std::int64_t{3} << 33) + 1, 11};
+      std::copy(numbers.begin(), numbers.end(), state.data<std::int64_t>());
+      const Tensor x = activation(host), at = plain(state);
+      cpu->pointwise().dropout(host, p, state, 13, expected);
+      const auto apart =
+          results({activation_like(shape)}, [&](const auto& out) { pointwise->dropout(x, p, at, 13, out[0]); });
+      expect_same(rounded(expected), apart[0]);
+      const auto in_place = results({activation_like(shape, host)},
+                                    [&](const auto& out) { pointwise->dropout(out[0], p, at, 13, out[0]); });
+      expect_same(expected, in_place[0]);
+    }
 }
 
 TEST_P(CudaPointwise, SwapLastAxes) {

@@ -8,6 +8,8 @@
 
 #include "base/cuda/probe.h"
 #include "base/cuda/runtime.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {
@@ -59,6 +61,7 @@ TEST(Transfer, ToAGpuAndBackKeepsValuesShapeAndType) {
   const Tensor y_back = to_device(*cpu, to_device(*gpu, y, *cpu), *gpu);
   EXPECT_EQ(y_back.dtype(), DType::kI32);
   EXPECT_EQ(y_back.span<std::int32_t>()[2], 6);
+  EXPECT_EQ(values_of(*gpu, tensor_of(*gpu, {2, 3}, counted(6))), counted(6));
 }
 
 TEST(Transfer, BetweenTwoCpuBackendsIsACopy) {
@@ -67,6 +70,30 @@ TEST(Transfer, BetweenTwoCpuBackendsIsACopy) {
   const Tensor copy = to_device(*other, x, *one);
   EXPECT_NE(copy.raw(), x.raw());
   EXPECT_EQ(download(*other, copy), counted(9));
+}
+
+// Its state is what a model is moved by: parameters, buffers and their types, to the bit.
+TEST(Transfer, AModelKeepsItsValuesOnItsWayToAGpuAndBack) {
+  const auto cpu = make_cpu_backend(1);
+  const auto gpu = make_cuda_backend({});
+  const auto model_on = [](Backend& backend, std::uint64_t seed) {
+    Generator generator(seed);
+    Context context{backend, generator};
+    return make_model(context, {.name = "resnet18-cifar", .sample_shape = {8, 8, 3}, .classes = 3});
+  };
+  const auto bytes_of = [](const std::vector<HostTensor>& state) {
+    std::vector<std::byte> all;
+    for (const auto& tensor : state) all.insert(all.end(), tensor.bytes.begin(), tensor.bytes.end());
+    return all;
+  };
+  const auto from = model_on(*cpu, 1), there = model_on(*gpu, 2), back = model_on(*cpu, 3);
+  *from->named_buffers()[2].tensor->data<std::int64_t>() = std::int64_t{1} << 40;
+  const auto state = state_of(*from);
+  ASSERT_NE(bytes_of(state_of(*there)), bytes_of(state));
+  load_state(*there, state, "the CPU");
+  EXPECT_EQ(bytes_of(state_of(*there)), bytes_of(state));
+  load_state(*back, state_of(*there), "the GPU");
+  EXPECT_EQ(bytes_of(state_of(*back)), bytes_of(state));
 }
 
 TEST(Transfer, EmptyTensors) {

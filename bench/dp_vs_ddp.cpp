@@ -1,0 +1,158 @@
+#include "bench/dp_vs_ddp.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/cuda/probe.h"
+#include "base/env.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "bench/made_up.h"
+#include "bench/own_processes.h"
+#include "bench/timings.h"
+#include "comm/world.h"
+#include "trainer/device_request.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = trainer::DeviceRequest::Kind;
+
+constexpr int kCpuDevices = 2;
+
+/// How many GPUs there are, asked by a process that ends: this one forks, and CUDA does not go on in what is forked.
+int count_gpus(bool needed) {
+  return std::stoi(run_processes(1, [&](int) {
+    const CudaProbe& probe = probe_cuda();
+    if (needed && probe.devices == 0) throw DeviceError("--device cuda: " + probe.problem, probe.remedy);
+    return std::to_string(probe.devices);
+  }));
+}
+
+/// The numbers that the devices have, and their list as --device takes it.
+std::vector<int> choose_devices(std::string& device) {
+  const auto request = trainer::parse_device(device);
+  check_usage(!request.most_free, "bench dp-vs-ddp with --device cuda:free", "name the GPUs: --device cuda:0,1");
+  std::vector<int> ids = request.indices;
+  bool gpus = request.kind == Kind::kCuda;
+  if (ids.empty()) {
+    int count = kCpuDevices;
+    if (request.kind != Kind::kCpu) {
+      const int found = count_gpus(/*needed=*/gpus);
+      gpus = gpus || found > 1;
+      if (gpus) count = found;
+    }
+    for (int id = 0; id < count; ++id) ids.push_back(id);
+  }
+  if (ids.size() < 2)
+    throw UsageError(fmt::format("bench dp-vs-ddp on {} device{}", ids.size(), ids.size() == 1 ? "" : "s"),
+                     "name at least two: --device cuda:0,1, or --device cpu:0,1");
+  std::vector<std::string> numbers;
+  for (const int id : ids) numbers.push_back(std::to_string(id));
+  device = (gpus ? "cuda:" : "cpu:") + join(numbers, ",");
+  return ids;
+}
+
+/// Of one round.
+struct Measured {
+  Way way;
+  std::string device;
+  int threads = 1;
+};
+
+Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, std::size_t devices) {
+  options.train.parallel = parallel;
+  const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
+  const Json json = Json::parse(run_processes(processes, [&](int) { return measure_way(options); }));
+  Measured found{.way = {}, .device = json["device"], .threads = json["threads"]};
+  found.way.step_ms = json["step_ms"];
+  for (const Json& each : json["devices"])
+    found.way.devices.push_back({.peak_memory_bytes = each["peak_memory_bytes"],
+                                 .busy = each["busy"].is_null() ? std::nullopt : std::optional<double>(each["busy"]),
+                                 .bytes_in = each["bytes_in"],
+                                 .bytes_out = each["bytes_out"]});
+  LOCKSTEP_ASSERT(found.way.devices.size() == devices, "{} devices of {}", found.way.devices.size(), devices);
+  return found;
+}
+
+Way middle_of(const std::vector<Way>& rounds, std::int64_t samples) {
+  Way way = rounds.front();
+  std::vector<double> steps;
+  for (const Way& round : rounds) steps.push_back(round.step_ms);
+  way.step_ms = median(steps);
+  way.samples_per_s = 1e3 * static_cast<double>(samples) / way.step_ms;
+  for (std::size_t i = 0; i < way.devices.size(); ++i) {
+    std::vector<double> busy;
+    for (const Way& round : rounds) {
+      way.devices[i].peak_memory_bytes = std::max(way.devices[i].peak_memory_bytes, round.devices[i].peak_memory_bytes);
+      if (round.devices[i].busy) busy.push_back(*round.devices[i].busy);
+    }
+    way.devices[i].busy = busy.empty() ? std::nullopt : std::optional(median(busy));
+  }
+  return way;
+}
+
+template <class Value>
+std::optional<double> ratio(const Way& way, const Value& value) {
+  std::vector<double> all;
+  for (const DeviceShare& device : way.devices) {
+    const std::optional<double> each = value(device);
+    if (!each) return std::nullopt;
+    all.push_back(*each);
+  }
+  const auto [least, most] = std::ranges::minmax(all);
+  return least > 0 ? std::optional(most / least) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<double> memory_ratio(const Way& way) {
+  return ratio(way, [](const DeviceShare& d) { return std::optional(static_cast<double>(d.peak_memory_bytes)); });
+}
+
+std::optional<double> busy_ratio(const Way& way) {
+  return ratio(way, [](const DeviceShare& d) { return d.busy; });
+}
+
+int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal) {
+  install_stop_handlers();
+  if (refusal) throw *refusal;
+  check_usage(comm::discover_world(env).size == 1, "bench dp-vs-ddp as one of several ranks",
+              "start it without a launcher: it starts its processes itself");
+  trainer::TrainConfig& train = options.train;
+  check_usage(!train.share_devices, "bench dp-vs-ddp with --share-devices", "leave it out");
+  const auto ids = choose_devices(train.device);
+  const auto count = static_cast<int>(ids.size());
+  train.global_batch = trainer::global_batch_of(train, count);
+  train.batch.reset();
+  if (train.data.empty()) train.data = made_up_data(train.model.name, *train.global_batch);
+  trainer::validate(train);
+  if (*train.global_batch < count)
+    throw UsageError(fmt::format("bench dp-vs-ddp with {} samples for {} devices", *train.global_batch, count),
+                     "give a larger --global-batch, or --batch, which is a device's");
+
+  DpVsDdpResult result;
+  result.model = train.model.name;
+  result.global_batch = *train.global_batch;
+  result.steps = options.steps;
+  result.rounds = options.rounds;
+  const std::string kind = train.device.substr(0, train.device.find(':'));
+  for (const int id : ids) result.devices.push_back(fmt::format("{}:{}", kind, id));
+  std::vector<Way> dp, ddp;
+  for (std::int64_t round = 0; round < options.rounds; ++round) {
+    Measured one = measure(options, trainer::Parallel::kDp, ids.size());
+    dp.push_back(std::move(one.way));
+    Measured many = measure(options, trainer::Parallel::kDdp, ids.size());
+    ddp.push_back(std::move(many.way));
+    result.device = std::move(many.device);
+    result.threads = many.threads;
+  }
+  result.dp = middle_of(dp, result.global_batch);
+  result.ddp = middle_of(ddp, result.global_batch);
+  std::fputs(text_of(result, options.format).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace lockstep::bench

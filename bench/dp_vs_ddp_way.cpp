@@ -1,0 +1,165 @@
+// One of the two ways, in the processes that compute so.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/stop.h"
+#include "bench/dp_vs_ddp.h"
+#include "bench/kernel_share.h"
+#include "bench/timings.h"
+#include "comm/agree.h"
+#include "data/loader.h"
+#include "trainer/build.h"
+#include "trainer/data_parallel.h"
+#include "trainer/session.h"
+#include "trainer/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Json = nlohmann::json;
+using trainer::Parallel;
+
+class Trainee {
+ public:
+  Trainee(const DpVsDdpOptions& options, trainer::Session& session)
+      : options_(options), session_(session), group_(*session.group) {
+    const auto& config = options_.train;
+    nn::Backend& backend = *session.backend;
+    comm::agree_on(group_, [&] {
+      splits_ = trainer::open_splits(config);
+      model_ = trainer::build_model(config, backend, *splits_.train);
+      if (config.parallel == Parallel::kDp)
+        data_parallel_ = std::make_unique<trainer::DataParallelModel>(config, session, *model_);
+      loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
+                      data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
+    });
+    comm::compare_manifests(group_, trainer::manifest_of(config, *model_, *splits_.train));
+    comm::ProcessGroup& gradients = session.gradients();
+    replica_.emplace(gradients, backend, *model_, trainer::bucket_limits(config, gradients));
+    nn::Module& forwarded = data_parallel_ ? data_parallel_->module() : *model_;
+    step_.emplace(backend, forwarded, *replica_, trainer::make_optimizer(config, replica_->parameters()),
+                  trainer::format_of(*splits_.train),
+                  trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
+                                                 .activations = trainer::activations_of(config),
+                                                 .record = config.graphs && data_parallel_ == nullptr,
+                                                 .dropout = config.model.dropout > 0,
+                                                 .seed = config.seed,
+                                                 .keep_inputs = true});
+  }
+
+  std::string run() {
+    batch_ = &loader_->next();
+    for (std::int64_t i = 0; i < options_.warmup_steps; ++i) run_step();
+    std::optional<KernelShare> kernels;
+    if (session_.device.kind == DeviceKind::kCuda) kernels.emplace(gpus());
+    const auto used_before = use();
+    group_.barrier().wait_host();
+    const auto began = Clock::now();
+    std::vector<double> times;
+    for (std::int64_t i = 0; i < options_.steps; ++i) {
+      const auto at = Clock::now();
+      run_step();
+      times.push_back(1e3 * seconds_between(at, Clock::now()));
+    }
+    group_.barrier().wait_host();
+    const double seconds = seconds_between(began, Clock::now());
+    const auto used = use();
+    times = slowest(group_, times);
+    comm::agree_on(group_, [&] {
+      if (!finite_)
+        throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
+    });
+    std::vector<DeviceShare> shares;
+    const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
+    const auto steps = static_cast<double>(options_.steps);
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      DeviceShare share;
+      share.peak_memory_bytes = peak_bytes(i);
+      share.busy =
+          kernels ? kernel_shares[i]
+                  : std::optional(1e-9 * static_cast<double>((used[i].cpu_time - used_before[i].cpu_time).count()) /
+                                  seconds);
+      share.bytes_in = static_cast<double>(used[i].bytes_in - used_before[i].bytes_in) / steps;
+      share.bytes_out = static_cast<double>(used[i].bytes_out - used_before[i].bytes_out) / steps;
+      shares.push_back(share);
+    }
+    return text_of(median(times), shares);
+  }
+
+ private:
+  std::vector<int> gpus() const {
+    return data_parallel_ ? data_parallel_->module().device_ids() : std::vector<int>{session_.device.index};
+  }
+
+  void run_step() {
+    throw_if_stopped("measuring");
+    step_->run(++steps_, *batch_, trainer::learning_rate_of(options_.train, group_.size()));
+    while (step_->outcomes_waiting() > 0) finite_ = std::isfinite(step_->take_outcome().totals.loss) && finite_;
+  }
+
+  /// Of this process's devices, since it began.
+  std::vector<parallel::DeviceUse> use() {
+    if (data_parallel_) return data_parallel_->module().use();
+    // Each rank takes its part of all others' sums and gives all others theirs: docs/collectives.md.
+    const auto size = static_cast<std::uint64_t>(group_.size());
+    const std::uint64_t moved =
+        2 * (size - 1) * (replica_->reducer().plan().bytes + trainer::Replica::kTotalsBytes) / size;
+    const auto steps = static_cast<std::uint64_t>(steps_);
+    parallel::DeviceUse rank;
+    rank.cpu_time = parallel::cpu_time_of_this_thread();
+    rank.bytes_in = rank.bytes_out = moved * steps;
+    return {rank};
+  }
+
+  std::int64_t peak_bytes(std::size_t device) {
+    nn::Backend& backend = data_parallel_ ? data_parallel_->backend(device) : *session_.backend;
+    std::size_t bytes = backend.allocator().stats().peak_bytes_in_use;
+    if (device == 0) bytes += replica_->reducer().plan().bytes + trainer::Replica::kTotalsBytes;
+    return static_cast<std::int64_t>(bytes);
+  }
+
+  /// Collective: of all ranks' devices, on rank 0.
+  std::string text_of(double step_ms, const std::vector<DeviceShare>& mine) {
+    Json own = Json::array();
+    for (const DeviceShare& share : mine)
+      own.push_back({{"peak_memory_bytes", share.peak_memory_bytes},
+                     {"busy", share.busy ? Json(*share.busy) : Json()},
+                     {"bytes_in", share.bytes_in},
+                     {"bytes_out", share.bytes_out}});
+    Json all = Json::array();
+    for (const std::string& text : group_.all_gather_text(own.dump()))
+      for (const Json& each : Json::parse(text)) all.push_back(each);
+    if (group_.rank() != 0) return "";
+    return Json{
+        {"step_ms", step_ms}, {"device", session_.backend->describe()}, {"threads", session_.threads}, {"devices", all}}
+        .dump();
+  }
+
+  const DpVsDdpOptions& options_;
+  trainer::Session& session_;
+  comm::ProcessGroup& group_;
+  data::DataSplits splits_;
+  std::unique_ptr<nn::Module> model_;
+  std::unique_ptr<trainer::DataParallelModel> data_parallel_;
+  std::optional<data::Loader> loader_;
+  std::optional<trainer::Replica> replica_;
+  std::optional<trainer::TrainingStep> step_;
+  const data::Batch* batch_ = nullptr;
+  std::int64_t steps_ = 0;
+  bool finite_ = true;
+};
+
+}  // namespace
+
+std::string measure_way(const DpVsDdpOptions& options) {
+  trainer::Session session = trainer::open_session(options.train, std::nullopt);
+  std::string text;
+  {
+    Trainee trainee(options, session);
+    text = trainee.run();
+  }
+  session.shutdown();
+  return text;
+}
+
+}  // namespace lockstep::bench

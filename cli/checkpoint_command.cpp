@@ -1,0 +1,97 @@
+#include "cli/checkpoint_command.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "base/error.h"
+#include "cli/values.h"
+#include "trainer/checkpoint/folder.h"
+
+namespace lockstep::cli {
+namespace {
+
+using trainer::Facts;
+
+// One, or all those in a directory of them, the newest first.
+std::vector<std::string> checkpoints_at(const std::string& path) {
+  if (std::filesystem::exists(fmt::format("{}/{}", path, trainer::kCardFile))) return {path};
+  std::vector<std::string> paths;
+  for (const auto& stored : trainer::list_checkpoints(path)) paths.push_back(stored.path);
+  if (paths.empty())
+    throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
+                          "give the --checkpoint-dir of a run, or a directory in it");
+  return paths;
+}
+
+std::string text_of(const Facts& facts) {
+  std::string text;
+  for (const auto& [name, value] : facts) text += fmt::format("  {:<18}{}\n", name, value);
+  return text;
+}
+
+void show(const std::string& path, const trainer::CheckpointCard& card) {
+  std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, card.step,
+                                 card.total_steps, card.position.epoch + 1, card.position.cursor);
+  text += "who goes on has the same\n" + text_of(card.identity);
+  text += "and may have others than\n" + text_of(card.settings);
+  for (const auto& [name, file] : card.files) text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
+  std::fputs(text.c_str(), stdout);
+}
+
+int verify(const std::vector<std::string>& paths) {
+  std::int64_t damaged = 0;
+  std::string first;
+  for (const auto& path : paths) {
+    try {
+      const auto card = trainer::verify_checkpoint(path);
+      std::fputs(fmt::format("{}: whole, step {}\n", path, card.step).c_str(), stdout);
+    } catch (const IoError& error) {
+      std::fputs(fmt::format("{}: damaged\n", path).c_str(), stdout);
+      if (damaged++ == 0) first = error.what();
+    }
+  }
+  if (damaged == 0) return 0;
+  throw CheckpointError(fmt::format("{} of {} checkpoint{} cannot be used: {}", damaged, paths.size(),
+                                    paths.size() == 1 ? "" : "s", first),
+                        "--resume auto takes the newest one that is whole");
+}
+
+}  // namespace
+
+OptionTable checkpoint_options(std::string& action, std::string& path) {
+  OptionTable table("checkpoint",
+                    "Shows what a checkpoint is of, or reads it whole and compares all bytes with their SHA-256. PATH "
+                    "is one, or a --checkpoint-dir: show takes the newest whole one, verify all of them.");
+  table.positional({"show|verify", "what to do", text(action)});
+  table.positional({"PATH", "a checkpoint, or a directory of them", text(path)});
+  table.group("Flags");
+  add_config_option(table);
+  return table;
+}
+
+int checkpoint_command(const Sources& sources, const ForeignFlags& foreign) {
+  std::string action, path;
+  const OptionTable table = checkpoint_options(action, path);
+  if (parse_options(table, sources, foreign).help) {
+    std::fputs(table.help().c_str(), stdout);
+    return 0;
+  }
+  if (action != "show" && action != "verify")
+    throw UsageError(fmt::format("checkpoint: unknown action '{}'", action), "use show or verify");
+  try {
+    const auto paths = checkpoints_at(path);
+    if (action == "verify") return verify(paths);
+    if (paths.size() == 1 && paths.front() == path) {
+      show(path, trainer::verify_checkpoint(path));
+      return 0;
+    }
+    const auto search = trainer::newest_whole(path);
+    if (!search.found) return verify(paths);
+    show(search.found->path, search.found->card);
+    return 0;
+  } catch (const IoError& error) {
+    throw CheckpointError(error.what(), error.remedy());
+  }
+}
+
+}  // namespace lockstep::cli

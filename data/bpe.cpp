@@ -1,0 +1,265 @@
+#include "data/bpe.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::size_t kMostTokens = 1 << 24;
+
+// How GPT-2 cuts a text into words before it merges anything: endings, letters, digits, other signs, blanks; a blank
+// before a word belongs to it.
+constexpr const char* kWords = R"('(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// The files write each byte as a character that can be seen: the printable ones as themselves, the others in order from
+// U+0100 on.
+constexpr bool is_printable(int byte) {
+  return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+}
+
+std::array<std::string, 256> visible_bytes() {
+  std::array<std::string, 256> all;
+  int next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const int code = is_printable(byte) ? byte : next++;
+    std::string& text = all[static_cast<std::size_t>(byte)];
+    if (code < 0x80) {
+      text = static_cast<char>(code);
+    } else {
+      text += static_cast<char>(0xC0 | code >> 6);
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    }
+  }
+  return all;
+}
+
+// "Ġthe" → " the"; nothing for what stands for no bytes.
+std::optional<std::string> to_bytes(std::string_view visible) {
+  static const auto bytes_of = [] {
+    std::unordered_map<std::string, char> table;
+    const auto all = visible_bytes();
+    for (std::size_t byte = 0; byte < all.size(); ++byte) table[all[byte]] = static_cast<char>(byte);
+    return table;
+  }();
+  std::string bytes;
+  while (!visible.empty()) {
+    const std::size_t length =
+        std::min<std::size_t>(static_cast<unsigned char>(visible[0]) < 0x80 ? 1 : 2, visible.size());
+    const auto found = bytes_of.find(std::string(visible.substr(0, length)));
+    if (found == bytes_of.end()) return std::nullopt;
+    bytes += found->second;
+    visible.remove_prefix(length);
+  }
+  return bytes;
+}
+
+struct CodeDeleter {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+struct MatchDeleter {
+  void operator()(pcre2_match_data* match) const { pcre2_match_data_free(match); }
+};
+
+std::uint64_t key_of(std::int32_t left, std::int32_t right) {
+  return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+}
+
+}  // namespace
+
+struct BytePairs::Tables {
+  struct Merge {
+    std::int32_t rank, made;
+  };
+  std::vector<std::string> tokens;  // their bytes
+  std::optional<std::int32_t> end;
+  std::array<std::int32_t, 256> single = {};
+  std::unordered_map<std::uint64_t, Merge> merges;  // by the pair
+  std::unique_ptr<pcre2_code, CodeDeleter> words;
+
+  std::unordered_map<std::string, std::int32_t> read_vocabulary(const std::string& path);
+  void read_merges(const std::string& path, const std::unordered_map<std::string, std::int32_t>& numbers);
+  void compile_words();
+  void merge_word(std::string_view word, std::vector<std::int32_t>& to) const;
+};
+
+std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw IoError(fmt::format("{} is not a usable vocabulary: {}", path, why), "take GPT-2's vocab.json");
+  };
+  const MappedFile file(path);
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(file.text(), [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+      if (depth > 1) refuse("it nests");
+      return true;
+    });
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse(fmt::format("it is not JSON at byte {}", error.byte));
+  }
+  if (!json.is_object() || json.empty() || json.size() > kMostTokens) refuse("it is no object of tokens");
+  std::unordered_map<std::string, std::int32_t> numbers;
+  tokens.resize(json.size());
+  std::vector<bool> seen(json.size());
+  for (const auto& [token, number] : json.items()) {
+    if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= tokens.size() || seen[number.get<std::size_t>()])
+      refuse(fmt::format("the number of '{}' is not one of 0 to {}, each once", token, tokens.size() - 1));
+    const auto at = number.get<std::size_t>();
+    seen[at] = true;
+    // <|endoftext|> stands for no bytes: it is written as it is.
+    tokens[at] = to_bytes(token).value_or(token);
+    numbers[token] = static_cast<std::int32_t>(at);
+  }
+  const auto visible = visible_bytes();
+  for (std::size_t byte = 0; byte < visible.size(); ++byte) {
+    const auto found = numbers.find(visible[byte]);
+    if (found == numbers.end()) refuse(fmt::format("it has no token for the byte {}", byte));
+    single[byte] = found->second;
+  }
+  if (const auto found = numbers.find("<|endoftext|>"); found != numbers.end()) end = found->second;
+  return numbers;
+}
+
+void BytePairs::Tables::read_merges(const std::string& path,
+                                    const std::unordered_map<std::string, std::int32_t>& numbers) {
+  const MappedFile file(path);
+  std::string_view text = file.text();
+  std::int32_t rank = 0;
+  for (std::size_t line = 1; !text.empty(); ++line) {
+    std::string_view pair = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), pair.size() + 1));
+    if (pair.ends_with('\r')) pair.remove_suffix(1);
+    if (pair.empty() || (line == 1 && pair.starts_with("#version"))) continue;
+    const auto space = pair.find(' ');
+    const auto number = [&](std::string_view token) {
+      const auto found = numbers.find(std::string(token));
+      return found == numbers.end() ? -1 : found->second;
+    };
+    const std::int32_t left = space == std::string_view::npos ? -1 : number(pair.substr(0, space));
+    const std::int32_t right = left < 0 ? -1 : number(pair.substr(space + 1));
+    const std::int32_t made =
+        right < 0 ? -1 : number(std::string(pair.substr(0, space)) + std::string(pair.substr(space + 1)));
+    if (made < 0 || !merges.emplace(key_of(left, right), Merge{rank++, made}).second)
+      throw IoError(
+          fmt::format("{}: line {} is no pair of tokens whose union is one, or stands there twice", path, line),
+          "take the merges.txt that belongs to the vocabulary");
+  }
+}
+
+void BytePairs::Tables::compile_words() {
+  int code = 0;
+  PCRE2_SIZE at = 0;
+  words.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kWords), PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code,
+                            &at, nullptr));
+  LOCKSTEP_ASSERT(words != nullptr, "PCRE2 refuses the pattern of words at {}: {}", at, code);
+  pcre2_jit_compile(words.get(), PCRE2_JIT_COMPLETE);  // faster where it can be had
+}
+
+// Merges the likeliest pair of neighbours again and again, of several of them the leftmost one first. Words can be as
+// long as the text: pairs wait in a heap.
+void BytePairs::Tables::merge_word(std::string_view word, std::vector<std::int32_t>& to) const {
+  constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+  struct Part {
+    std::int32_t token;
+    std::size_t before, after;
+    bool there = true;
+  };
+  struct Candidate {
+    std::int32_t rank;
+    std::size_t left;
+    std::uint64_t pair;
+    std::int32_t made;
+  };
+  const auto later = [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.rank, a.left) > std::tie(b.rank, b.left);
+  };
+  std::vector<Part> parts(word.size());
+  std::vector<Candidate> heap;
+  const auto consider = [&](std::size_t left) {
+    if (left == kNone || parts[left].after == kNone) return;
+    const std::uint64_t pair = key_of(parts[left].token, parts[parts[left].after].token);
+    const auto found = merges.find(pair);
+    if (found == merges.end()) return;
+    heap.push_back({found->second.rank, left, pair, found->second.made});
+    std::push_heap(heap.begin(), heap.end(), later);
+  };
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    parts[i] = {single[static_cast<unsigned char>(word[i])], i > 0 ? i - 1 : kNone,
+                i + 1 < parts.size() ? i + 1 : kNone};
+  for (std::size_t i = 0; i < parts.size(); ++i) consider(i);
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), later);
+    const Candidate best = heap.back();
+    heap.pop_back();
+    Part& left = parts[best.left];
+    // What has been merged meanwhile is another pair, or none.
+    if (!left.there || left.after == kNone || key_of(left.token, parts[left.after].token) != best.pair) continue;
+    Part& right = parts[left.after];
+    right.there = false;
+    left.token = best.made;
+    left.after = right.after;
+    if (left.after != kNone) parts[left.after].before = best.left;
+    consider(left.before);
+    consider(best.left);
+  }
+  for (std::size_t i = 0; i != kNone && i < parts.size(); i = parts[i].after) to.push_back(parts[i].token);
+}
+
+BytePairs::BytePairs(const std::string& vocabulary_path, const std::string& merges_path) {
+  auto tables = std::make_unique<Tables>();
+  tables->read_merges(merges_path, tables->read_vocabulary(vocabulary_path));
+  tables->compile_words();
+  tables_ = std::move(tables);
+}
+
+BytePairs::~BytePairs() = default;
+
+std::optional<std::int32_t> BytePairs::end_of_text() const { return tables_->end; }
+
+int BytePairs::size() const { return static_cast<int>(tables_->tokens.size()); }
+
+std::vector<std::int32_t> BytePairs::encode(std::string_view text, const std::string& source) const {
+  const std::unique_ptr<pcre2_match_data, MatchDeleter> match(
+      pcre2_match_data_create_from_pattern(tables_->words.get(), nullptr));
+  if (match == nullptr) throw std::bad_alloc();
+  std::vector<std::int32_t> tokens;
+  PCRE2_SIZE at = 0;
+  std::uint32_t checks = 0;  // the whole text is checked once
+  while (at < text.size()) {
+    const int found = pcre2_match(tables_->words.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), at,
+                                  checks | PCRE2_ANCHORED, match.get(), nullptr);
+    if (found < 0 && found != PCRE2_ERROR_NOMATCH && pcre2_get_startchar(match.get()) < text.size() && checks == 0)
+      throw IoError(fmt::format("{}: byte {} is not UTF-8", source, pcre2_get_startchar(match.get())),
+                    "convert the text: iconv -t UTF-8");
+    LOCKSTEP_ASSERT(found >= 0, "no word at byte {} of {}: {}", at, source, found);
+    checks = PCRE2_NO_UTF_CHECK;
+    const PCRE2_SIZE end = pcre2_get_ovector_pointer(match.get())[1];
+    LOCKSTEP_ASSERT(end > at, "an empty word at byte {} of {}", at, source);
+    tables_->merge_word(text.substr(at, end - at), tokens);
+    at = end;
+  }
+  return tokens;
+}
+
+std::string BytePairs::decode(std::span<const std::int32_t> tokens) const {
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    LOCKSTEP_ASSERT(token >= 0 && token < size(), "token {} of {}", token, size());
+    text += tables_->tokens[static_cast<std::size_t>(token)];
+  }
+  return text;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,84 @@
+#include "data/image_form.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "data/image_list.h"
+#include "data/image_views.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::int64_t kMostFileBytes = std::int64_t{256} << 20;
+// Bytes to [0, 1].
+constexpr Normalisation kPlain = {{0, 0, 0}, {1, 1, 1}};
+
+Resampling view_of(ImageSize image, const ImageForm& form) {
+  if (form.cropped) return evaluation_view(image, form.height);
+  Resampling what;
+  what.box = {0, 0, static_cast<double>(image.width), static_cast<double>(image.height)};
+  what.size = what.window = {form.width, form.height};
+  return what;
+}
+
+}  // namespace
+
+void read_image_file(const std::string& path, std::vector<std::byte>& bytes) {
+  // Without O_NONBLOCK a named pipe would block here for ever.
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) throw IoError(errno_text(errno));
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) throw IoError(errno_text(errno));
+  if (!S_ISREG(status.st_mode)) throw IoError("it is no regular file");
+  if (status.st_size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", status.st_size));
+  bytes.resize(static_cast<std::size_t>(status.st_size));
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::read(fd.get(), bytes.data() + done, bytes.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError(errno_text(errno));
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  bytes.resize(done);
+}
+
+struct ImageReader::Desk {
+  std::vector<std::byte> file;
+  ImageDecoder decoder;
+  Resampler resampler;
+  std::vector<float> colours;  // of an image that is to be grey
+};
+
+ImageReader::ImageReader() : desk_(std::make_unique<Desk>()) {}
+ImageReader::~ImageReader() = default;
+
+void ImageReader::read(const std::string& path, const ImageForm& form, std::span<float> out) {
+  const std::size_t pixels = static_cast<std::size_t>(form.height) * static_cast<std::size_t>(form.width);
+  LOCKSTEP_ASSERT((form.channels == 3 || form.channels == 1) && (!form.cropped || form.height == form.width) &&
+                      out.size() == pixels * static_cast<std::size_t>(form.channels),
+                  "{} numbers for {}x{}x{}", out.size(), form.channels, form.height, form.width);
+  try {
+    read_image_file(path, desk_->file);
+    const Resampling what = view_of(desk_->decoder.open(desk_->file), form);
+    const ImageView image = desk_->decoder.decode();
+    if (form.channels == 3) return desk_->resampler.run(image, what, form.normalisation, out);
+    desk_->colours.resize(3 * pixels);
+    desk_->resampler.run(image, what, kPlain, desk_->colours);
+    const float* colour = desk_->colours.data();
+    for (float& value : out) {
+      const float grey = 0.299f * colour[0] + 0.587f * colour[1] + 0.114f * colour[2];
+      value = (grey - form.normalisation.mean[0]) / form.normalisation.std[0];
+      colour += 3;
+    }
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}: {}", printable(path), error.what()), "give whole JPEG or PNG files");
+  }
+}
+
+}  // namespace lockstep::data

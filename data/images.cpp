@@ -1,0 +1,240 @@
+#include "data/images.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "data/image_form.h"
+#include "data/image_list.h"
+
+namespace lockstep::data {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::uint64_t kNthForValidation = 10;
+
+// What one thread needs to read an image.
+struct Desk {
+  std::vector<std::byte> file;
+  ImageDecoder decoder;
+  Resampler resampler;
+};
+
+/// Desks that are lent out and come back.
+class Desks {
+ public:
+  class Loan {
+   public:
+    explicit Loan(Desks& owner) : owner_(owner), desk_(owner.take()) {}
+    ~Loan() { owner_.give_back(std::move(desk_)); }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    Desk* operator->() const { return desk_.get(); }
+
+   private:
+    Desks& owner_;
+    std::unique_ptr<Desk> desk_;
+  };
+
+ private:
+  std::unique_ptr<Desk> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        auto desk = std::move(free_.back());
+        free_.pop_back();
+        return desk;
+      }
+    }
+    return std::make_unique<Desk>();
+  }
+  void give_back(std::unique_ptr<Desk> desk) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(desk));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Desk>> free_;
+};
+
+/// The files of a data set that turned out to be damaged. Thread-safe.
+class Damage {
+ public:
+  Damage(std::string name, std::uint64_t most) : name_(std::move(name)), most_(most) {}
+
+  std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+
+  bool knows(std::uint64_t index) const {
+    if (count() == 0) return false;
+    const std::lock_guard lock(mutex_);
+    return indices_.contains(index);
+  }
+
+  void add(std::uint64_t index, const std::string& path, const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    if (!indices_.insert(index).second) return;
+    const std::uint64_t now = indices_.size();
+    count_.store(now, std::memory_order_relaxed);
+    if (now > most_)
+      throw IoError(fmt::format("{}: {} images are damaged, the last one {}: {}", name_, now, printable(path), why),
+                    fmt::format("mend or remove them; --most-damaged {} is how many are put up with", most_));
+    log_warn("damaged image {}: {}; the next whole one takes its place", printable(path), why);
+  }
+
+ private:
+  std::string name_;
+  std::uint64_t most_;
+  std::atomic<std::uint64_t> count_ = 0;
+  mutable std::mutex mutex_;
+  std::set<std::uint64_t> indices_;
+};
+
+class Images final : public Dataset {
+ public:
+  Images(Info info, std::shared_ptr<const ImageList> list, std::vector<std::uint32_t> files,
+         const ImagesOptions& options)
+      : Dataset(std::move(info)),
+        list_(std::move(list)),
+        files_(std::move(files)),
+        options_(options),
+        damage_(name(), options.most_damaged) {}
+
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    read_or_replace(index, std::nullopt, x, label);
+  }
+  void read_changed(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
+    read_or_replace(index, options_.augment ? std::optional(draw) : std::nullopt, x, label);
+  }
+  std::uint64_t damaged() const override { return damage_.count(); }
+
+ private:
+  void read_or_replace(std::uint64_t index, std::optional<std::uint64_t> draw, std::span<float> x,
+                       std::int32_t& label) const {
+    LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
+    for (std::uint64_t tried = 0; tried < size(); ++tried) {
+      const std::uint64_t at = (index + tried) % size();
+      if (damage_.knows(at)) continue;
+      const std::string path = list_->path(files_[at]);
+      try {
+        read_image(path, draw, x);
+        label = list_->label(files_[at]);
+        return;
+      } catch (const IoError& error) {
+        damage_.add(at, path, error.what());
+      }
+    }
+    throw IoError(fmt::format("{}: none of its {} images can be read", name(), size()), "mend or replace them");
+  }
+
+  void read_image(const std::string& path, std::optional<std::uint64_t> draw, std::span<float> x) const {
+    const Desks::Loan desk(desks_);
+    read_image_file(path, desk->file);
+    const ImageSize whole = desk->decoder.open(desk->file);
+    const Resampling what = draw ? training_view(whole, options_.size, *draw) : evaluation_view(whole, options_.size);
+    // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
+    const ImageView image = desk->decoder.decode(draw ? eighths_for(what) : 8);
+    desk->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
+  }
+
+  std::shared_ptr<const ImageList> list_;
+  std::vector<std::uint32_t> files_;  // of the list
+  ImagesOptions options_;
+  mutable Damage damage_;
+  mutable Desks desks_;
+};
+
+bool has_directory(const std::string& directory, const char* name) {
+  std::error_code error;
+  return fs::is_directory(directory + "/" + name, error);
+}
+
+void check_classes(int wanted, const std::vector<std::string>& classes, const std::string& directory) {
+  if (wanted > 0 && static_cast<std::size_t>(wanted) < classes.size())
+    throw UsageError(
+        fmt::format("--classes {} for {}, which has {} folders", wanted, printable(directory), classes.size()),
+        fmt::format("leave --classes out, or give {} or more", classes.size()));
+}
+
+std::shared_ptr<const ImageList> checked_list(const std::string& directory, const std::vector<std::string>& classes) {
+  auto list = std::make_shared<const ImageList>(list_images(directory, classes));
+  if (list->size() > std::numeric_limits<std::uint32_t>::max())
+    throw IoError(fmt::format("{}: {} images are too many", printable(directory), list->size()), "give a part of them");
+  return list;
+}
+
+// The labels of val are the places of its folders' names among train's.
+ImageList list_validation(const std::string& directory, const std::vector<std::string>& classes,
+                          const std::string& train) {
+  const auto found = list_classes(directory);
+  const ImageList own = list_images(directory, found);
+  std::vector<std::int32_t> places;
+  for (const std::string& name : found) {
+    const auto place = std::ranges::lower_bound(classes, name);
+    if (place == classes.end() || *place != name)
+      throw IoError(
+          fmt::format("{}/{}: no such folder is in {}", printable(directory), printable(name), printable(train)),
+          "train and val have the same classes, a folder for each");
+    places.push_back(static_cast<std::int32_t>(place - classes.begin()));
+  }
+  ImageList list(directory);
+  for (std::uint64_t i = 0; i < own.size(); ++i)
+    list.add(own.path(i).substr(directory.size() + 1), places[static_cast<std::size_t>(own.label(i))]);
+  return list;
+}
+
+}  // namespace
+
+DataSplits open_images(const std::string& given, const ImagesOptions& options) {
+  std::string directory = given;
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+  const bool split = has_directory(directory, "train") && has_directory(directory, "val");
+  const std::string train = split ? directory + "/train" : directory;
+  const auto classes = list_classes(train);
+  check_classes(options.classes, classes, train);
+  constexpr std::array<std::string_view, 5> kParts = {"train", "val", "test", "valid", "validation"};
+  if (!split && std::ranges::all_of(classes, [&](const auto& name) { return std::ranges::count(kParts, name) > 0; }))
+    throw IoError(
+        fmt::format("{}: its folders ({}) are no classes, and it takes train and val to be parts", printable(directory),
+                    join(classes, ", ")),
+        fmt::format("call them train and val, or name one itself: images:{}/{}", printable(directory), classes[0]));
+  const int count = options.classes > 0 ? options.classes : static_cast<int>(classes.size());
+  const auto form = std::make_shared<const ImageForm>(ImageForm{.height = options.size, .width = options.size});
+  const auto part = [&](const char* name, const std::shared_ptr<const ImageList>& list,
+                        std::vector<std::uint32_t> files) {
+    Dataset::Info info{.name = fmt::format("images {} {}", printable(directory), name),
+                       .size = files.size(),
+                       .dims = {options.size, options.size, 3},
+                       .classes = count,
+                       .class_names = classes,
+                       .image = form};
+    return std::make_shared<Images>(std::move(info), list, std::move(files), options);
+  };
+  const auto list = checked_list(train, classes);
+  std::vector<std::uint32_t> mine, others;
+  for (std::uint64_t i = 0; i < list->size(); ++i) {
+    const bool held_out = !split && i % kNthForValidation == kNthForValidation - 1;
+    (held_out ? others : mine).push_back(static_cast<std::uint32_t>(i));
+  }
+  if (!split && others.empty())
+    throw IoError(
+        fmt::format("{}: {} images are too few: every tenth is for validation", printable(directory), list->size()),
+        "add images, or divide them into DIR/train and DIR/val");
+  if (!split) return {part("train", list, std::move(mine)), part("validation", list, std::move(others))};
+
+  const auto validation = std::make_shared<const ImageList>(list_validation(directory + "/val", classes, train));
+  others.resize(validation->size());
+  for (std::uint32_t i = 0; i < others.size(); ++i) others[i] = i;
+  return {part("train", list, std::move(mine)), part("validation", validation, std::move(others))};
+}
+
+}  // namespace lockstep::data

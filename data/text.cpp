@@ -1,0 +1,134 @@
+#include "data/text.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "data/token_rows.h"
+
+namespace lockstep::data {
+namespace {
+
+// Calls visit(code point) for each character.
+template <class Visit>
+void each_character(std::string_view text, const std::string& source, const Visit& visit) {
+  std::size_t at = 0;
+  const auto refuse = [&] {
+    throw IoError(fmt::format("{}: byte {} is not UTF-8", source, at), "convert the file: iconv -t UTF-8");
+  };
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  while (at < text.size()) {
+    const unsigned char first = byte(at);
+    const std::size_t length = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (length == 0 || first > 0xF4 || at + length > text.size()) refuse();
+    char32_t code = length == 1 ? first : first & (0x7Fu >> length);
+    for (std::size_t i = 1; i < length; ++i) {
+      if ((byte(at + i) & 0xC0u) != 0x80u) refuse();
+      code = code << 6 | (byte(at + i) & 0x3Fu);
+    }
+    // Longer than it need be, half of a UTF-16 pair, beyond the last character.
+    constexpr char32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (code < kLeast[length] || (code >= 0xD800 && code < 0xE000) || code > 0x10FFFF) refuse();
+    visit(code, at);
+    at += length;
+  }
+}
+
+void append_utf8(std::string& text, char32_t code) {
+  const auto put = [&](char32_t bits) { text += static_cast<char>(bits); };
+  if (code < 0x80) {
+    put(code);
+  } else if (code < 0x800) {
+    put(0xC0 | code >> 6);
+    put(0x80 | (code & 0x3F));
+  } else if (code < 0x10000) {
+    put(0xE0 | code >> 12);
+    put(0x80 | (code >> 6 & 0x3F));
+    put(0x80 | (code & 0x3F));
+  } else {
+    put(0xF0 | code >> 18);
+    put(0x80 | (code >> 12 & 0x3F));
+    put(0x80 | (code >> 6 & 0x3F));
+    put(0x80 | (code & 0x3F));
+  }
+}
+
+class Text final : public Dataset {
+ public:
+  Text(Info info, std::shared_ptr<const std::vector<std::int32_t>> tokens, TokenRows rows)
+      : Dataset(std::move(info)), tokens_(std::move(tokens)), rows_(rows) {}
+
+  void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const override {
+    LOCKSTEP_ASSERT(index < size() && tokens.size() == sample_elements() && labels.size() == tokens.size());
+    const std::uint64_t begin = rows_.begin_of(index);
+    const std::span<const std::int32_t> row(tokens_->data() + begin, tokens.size() + 1);
+    std::ranges::copy(row.first(tokens.size()), tokens.begin());
+    std::ranges::copy(row.last(tokens.size()), labels.begin());
+  }
+
+ private:
+  std::shared_ptr<const std::vector<std::int32_t>> tokens_;  // of both parts
+  TokenRows rows_;
+};
+
+}  // namespace
+
+Characters::Characters(std::string_view text, const std::string& source) {
+  std::vector<bool> seen(0x110000);
+  each_character(text, source, [&](char32_t code, std::size_t) { seen[code] = true; });
+  for (char32_t code = 0; code < seen.size(); ++code)
+    if (seen[code]) characters_.push_back(code);
+}
+
+std::vector<std::int32_t> Characters::encode(std::string_view text, const std::string& source) const {
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(text.size());
+  each_character(text, source, [&](char32_t code, std::size_t at) {
+    const auto found = std::ranges::lower_bound(characters_, code);
+    if (found == characters_.end() || *found != code)
+      throw IoError(fmt::format("{}: the character U+{:04X} at byte {} is not among the model's {}", source,
+                                static_cast<std::uint32_t>(code), at, size()),
+                    "use characters of the text that the model was trained on");
+    tokens.push_back(static_cast<std::int32_t>(found - characters_.begin()));
+  });
+  return tokens;
+}
+
+std::string Characters::decode(std::span<const std::int32_t> tokens) const {
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    LOCKSTEP_ASSERT(token >= 0 && token < size(), "token {} of {}", token, size());
+    append_utf8(text, characters_[static_cast<std::size_t>(token)]);
+  }
+  return text;
+}
+
+std::string Characters::text() const {
+  std::string all;
+  for (const char32_t code : characters_) append_utf8(all, code);
+  return all;
+}
+
+Characters read_characters(const std::string& path) {
+  const MappedFile file(path);
+  return {file.text(), path};
+}
+
+DataSplits open_text(const std::string& path, std::int64_t context, std::shared_ptr<const Characters> characters) {
+  const MappedFile file(path);
+  if (characters == nullptr) characters = std::make_shared<const Characters>(file.text(), path);
+  const auto tokens = std::make_shared<const std::vector<std::int32_t>>(characters->encode(file.text(), path));
+  const TokenParts parts = split_tokens(tokens->size(), context, path);
+  const auto part = [&](const char* name, const TokenRows& rows) {
+    return std::make_shared<Text>(Dataset::Info{.name = fmt::format("text {} {}", path, name),
+                                                .size = rows.count(),
+                                                .dims = {context},
+                                                .classes = characters->size(),
+                                                .tokens = true,
+                                                .characters = characters},
+                                  tokens, rows);
+  };
+  return {part("train", parts.train), part("validation", parts.validation)};
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,56 @@
+// From text to tokens and back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::data {
+
+/// What the numbers of a text's tokens mean. Immutable; several threads may use one.
+class Vocabulary {
+ public:
+  virtual ~Vocabulary() = default;
+
+  /// Tokens lie in [0, size()).
+  virtual int size() const = 0;
+  /// `text` is UTF-8: else, and for what is not in the vocabulary, IoError naming `source` and the byte.
+  virtual std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const = 0;
+  /// Bytes, which a token may end in the middle of a character.
+  virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
+  /// The token that stands between texts, if there is one.
+  virtual std::optional<std::int32_t> end_of_text() const { return std::nullopt; }
+};
+
+/// Tokens as people write numbers: "12 7 9". For models of tokens whose vocabulary nobody has given.
+class TokenNumbers final : public Vocabulary {
+ public:
+  explicit TokenNumbers(int size) : size_(size) {}
+  int size() const override { return size_; }
+  /// Numbers with blanks or commas between them.
+  std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const override;
+  /// Each behind a blank.
+  std::string decode(std::span<const std::int32_t> tokens) const override;
+
+ private:
+  int size_;
+};
+
+/// Makes whole characters of bytes that come piece by piece: what is given out is UTF-8 always, and no character is
+/// cut. Bytes that cannot be part of any come as U+FFFD, one for each longest beginning of a character (Unicode 15,
+/// section 3.9, as Python's errors="replace").
+class Utf8Joiner {
+ public:
+  /// The characters that are complete with these bytes.
+  std::string add(std::string_view bytes);
+  /// What is left, at the end.
+  std::string finish();
+
+ private:
+  std::string held_;  // the beginning of a character
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,209 @@
+#include "nn/autograd/functions.h"
+
+namespace lockstep::nn {
+namespace {
+
+class LayerNormNode final : public Node {
+ public:
+  LayerNormNode(Var output, Var x, Parameter& gamma, Parameter* beta, Tensor mean, Tensor inverse)
+      : Node(output, {&gamma, beta}), x_(x), mean_(std::move(mean)), inverse_(std::move(inverse)) {}
+
+  void backward(Tape& tape) override {
+    LayerNormKernels& kernels = tape.backend().layer_norm();
+    Parameter& gamma = *parameters()[0];
+    Parameter* const beta = parameters()[1];
+    const Tensor dy = tape.take_grad(output());
+    // Parameters first: their collective can start while the input's gradient is computed.
+    const bool gamma_wants = gamma.requires_grad(), beta_wants = beta != nullptr && beta->requires_grad();
+    if (gamma_wants || beta_wants) {
+      const bool add_gamma = gamma_wants && gamma.contribute().accumulate;
+      const bool add_beta = beta_wants && beta->contribute().accumulate;
+      kernels.backward_parameters(x_.value(), dy, mean_, inverse_, add_gamma, gamma_wants ? gamma.gradient() : Tensor(),
+                                  add_beta, beta_wants ? beta->gradient() : Tensor());
+    }
+    if (!x_.needs_grad()) return;
+    tape.parameters_done(*this);
+    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
+    kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  Tensor mean_, inverse_;
+};
+
+class GeluNode final : public Node {
+ public:
+  GeluNode(Var output, Var x, GeluKind kind) : Node(output), x_(x), kind_(kind) {}
+
+  void backward(Tape& tape) override {
+    const Tensor dy = tape.take_grad(output());
+    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
+    tape.backend().pointwise().gelu_backward(x_.value(), kind_, dy, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  GeluKind kind_;
+};
+
+class DropoutNode final : public Node {
+ public:
+  DropoutNode(Var output, Var x, double p, std::int64_t layer) : Node(output), x_(x), p_(p), layer_(layer) {}
+
+  void backward(Tape& tape) override {
+    const Tensor dy = tape.take_grad(output());
+    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
+    tape.backend().pointwise().dropout(dy, p_, tape.dropout_state(), layer_, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+  double p_;
+  std::int64_t layer_;
+};
+
+class EmbeddingNode final : public Node {
+ public:
+  EmbeddingNode(Var output, Tensor tokens, Parameter& table) : Node(output, {&table}), tokens_(std::move(tokens)) {}
+
+  void backward(Tape& tape) override {
+    Parameter& table = *parameters()[0];
+    const auto target = table.contribute();
+    tape.backend().embedding().backward(tokens_, tape.grad(output()), target.accumulate, target.gradient);
+  }
+
+ private:
+  Tensor tokens_;
+};
+
+class AddPositionsNode final : public Node {
+ public:
+  AddPositionsNode(Var output, Var x, Parameter& table, std::int64_t first)
+      : Node(output, {&table}), x_(x), first_(first) {}
+
+  void backward(Tape& tape) override {
+    Parameter& table = *parameters()[0];
+    Tensor dy = tape.take_grad(output());
+    if (table.requires_grad()) {
+      const auto target = table.contribute();
+      tape.backend().embedding().add_rows_backward(dy, first_, target.accumulate, target.gradient);
+    }
+    tape.contribute(x_, std::move(dy));
+  }
+
+ private:
+  Var x_;
+  std::int64_t first_;
+};
+
+class CausalAttentionNode final : public Node {
+ public:
+  CausalAttentionNode(Var output, Var qkv, std::int64_t heads, Tensor log_sums)
+      : Node(output), qkv_(qkv), heads_(heads), log_sums_(std::move(log_sums)) {}
+
+  void backward(Tape& tape) override {
+    const Tensor& dy = tape.grad(output());
+    Tensor dqkv = tape.backend().empty(qkv_.shape(), dy.dtype());
+    tape.backend().attention().backward(qkv_.value(), heads_, output().value(), log_sums_, dy, dqkv);
+    tape.contribute(qkv_, std::move(dqkv));
+  }
+
+ private:
+  Var qkv_;
+  std::int64_t heads_;
+  Tensor log_sums_;
+};
+
+}  // namespace
+
+Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps) {
+  const Tape::OpScope scope(tape, "layer_norm", &gamma);
+  const std::int64_t width = gamma.value().count();
+  const int last = x.shape().size() - 1;
+  if (last < 0 || x.shape()[last] != width)
+    throw UsageError(fmt::format("LayerNorm over {} features was given {}", width, to_string(x.shape())),
+                     "match normalized_shape to the last axis of the input");
+  Backend& backend = tape.backend();
+  const std::int64_t rows = x.value().count() / width;
+  Tensor y = backend.empty(x.shape(), x.value().dtype());
+  Tensor mean = backend.empty({rows}), inverse = backend.empty({rows});
+  backend.layer_norm().forward(x.value(), gamma.value(), beta != nullptr ? beta->value() : Tensor(), eps, y, mean,
+                               inverse);
+  const Var out = tape.make_var(std::move(y),
+                                x.needs_grad() || gamma.requires_grad() || (beta != nullptr && beta->requires_grad()));
+  tape.record<LayerNormNode>(out, x, gamma, beta, std::move(mean), std::move(inverse));
+  return out;
+}
+
+Var gelu(Tape& tape, Var x, GeluKind kind) {
+  const Tape::OpScope scope(tape, "gelu");
+  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
+  tape.backend().pointwise().gelu(x.value(), kind, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad());
+  tape.record<GeluNode>(out, x, kind);
+  return out;
+}
+
+Var dropout(Tape& tape, Var x, double p, std::int64_t layer) {
+  const Tape::OpScope scope(tape, "dropout");
+  check_usage(p >= 0.0 && p < 1.0, "dropout with a probability that is not in [0, 1)", "give one of 0 up to below 1");
+  if (p == 0.0) return x;
+  check_usage(tape.dropout_state().defined(), "dropout on a tape that knows no seed and step",
+              "give it one: Tape::set_dropout_state");
+  Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
+  tape.backend().pointwise().dropout(x.value(), p, tape.dropout_state(), layer, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad());
+  tape.record<DropoutNode>(out, x, p, layer);
+  return out;
+}
+
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
+  const Tape::OpScope scope(tape, "embedding", &table);
+  const int axes = tokens.shape().size();
+  if (axes < 1 || axes >= Shape::kMaxDims || tokens.dtype() != DType::kI32)
+    throw UsageError(fmt::format("an embedding was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
+                     "it takes numbers, i32");
+  std::array<std::int64_t, Shape::kMaxDims> dims = {};
+  for (int axis = 0; axis < axes; ++axis) dims[static_cast<std::size_t>(axis)] = tokens.size(axis);
+  dims[static_cast<std::size_t>(axes)] = table.value().size(1);
+  const DType dtype = tape.activations();
+  Tensor y = tape.backend().empty(Shape(std::span(dims).first(static_cast<std::size_t>(axes) + 1)), dtype);
+  tape.backend().embedding().forward(table.as(dtype), tokens, y);
+  const Var out = tape.make_var(std::move(y), table.requires_grad());
+  tape.record<EmbeddingNode>(out, tokens, table);
+  return out;
+}
+
+Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
+  const Tape::OpScope scope(tape, "add_positions", &table);
+  const Shape& s = x.shape();
+  if (s.size() != 3 || s[2] != table.value().size(1) || first < 0 || first + s[1] > table.value().size(0))
+    throw UsageError(fmt::format("{} at positions from {} on, where there are {} of {} features", to_string(s), first,
+                                 table.value().size(0), table.value().size(1)),
+                     "give at most as many tokens as the model has positions (--context)");
+  Tensor y = tape.backend().empty(s, x.value().dtype());
+  tape.backend().embedding().add_rows(x.value(), table.as(x.value().dtype()), first, y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad() || table.requires_grad());
+  tape.record<AddPositionsNode>(out, x, table, first);
+  return out;
+}
+
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads) {
+  const Tape::OpScope scope(tape, "causal_attention");
+  const Shape& s = qkv.shape();
+  if (heads < 1 || s.size() != 3 || s[2] % (3 * heads) != 0)
+    throw UsageError(fmt::format("attention with {} heads was given {}", heads, to_string(s)),
+                     "it takes (N, T, 3 · C) with C a multiple of the heads");
+  Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
+  Tensor log_sums = tape.backend().empty({s[0], heads, s[1]});
+  tape.backend().attention().forward(qkv.value(), heads, y, log_sums);
+  const Var out = tape.make_var(std::move(y), qkv.needs_grad());
+  tape.record<CausalAttentionNode>(out, qkv, heads, std::move(log_sums));
+  return out;
+}
+
+}  // namespace lockstep::nn

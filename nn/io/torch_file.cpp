@@ -1,0 +1,297 @@
+#include "nn/io/torch_file.h"
+
+#include <zip.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "nn/io/half.h"
+#include "nn/io/unpickler.h"
+
+namespace lockstep::nn {
+namespace {
+
+constexpr std::array<unsigned char, 4> kZip = {'P', 'K', 3, 4};
+// Protocol 2, and torch's magic number 0x1950a86a20f9469cfc6c as the first value.
+constexpr std::array<unsigned char, 15> kLegacy = {0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46,
+                                                   0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
+
+template <std::size_t kSize>
+bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned char, kSize>& start) {
+  return bytes.size() >= kSize && std::memcmp(bytes.data(), start.data(), kSize) == 0;
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{} is not a usable PyTorch file: {}", path, why),
+                "load files of tensors alone: torch.save(model.state_dict(), FILE)");
+}
+
+std::size_t bytes_of(const PickledStorage& storage) { return storage.half ? 2 : size_of(storage.dtype); }
+
+// Copies a tensor's elements out of its storage, last axis fastest; `width` bytes each.
+void gather(const std::byte* storage, const PickledTensor& tensor, std::size_t width, std::size_t axis,
+            std::int64_t offset, std::byte*& to) {
+  if (axis == tensor.shape.size()) {
+    std::memcpy(to, storage + static_cast<std::size_t>(offset) * width, width);
+    to += width;
+    return;
+  }
+  const bool row = axis + 1 == tensor.shape.size() && tensor.strides[axis] == 1;
+  if (row) {
+    const std::size_t bytes = static_cast<std::size_t>(tensor.shape[axis]) * width;
+    std::memcpy(to, storage + static_cast<std::size_t>(offset) * width, bytes);
+    to += bytes;
+    return;
+  }
+  for (std::int64_t i = 0; i < tensor.shape[axis]; ++i)
+    gather(storage, tensor, width, axis + 1, offset + i * tensor.strides[axis], to);
+}
+
+class State {
+ public:
+  State(const std::string& path, const Pickled& root) : path_(path), root_(root) {}
+
+  /// `bytes_of_storage(storage)` gives at least that storage's bytes.
+  template <class Find>
+  std::vector<HostTensor> tensors(const Find& bytes_of_storage) const {
+    std::vector<HostTensor> made;
+    for (const auto& [key, value] : entries().items) {
+      const auto* const name = std::get_if<std::string>(&key->is);
+      const auto* const tensor = std::get_if<PickledTensor>(&value->is);
+      if (name == nullptr || tensor == nullptr)
+        refuse(path_, fmt::format("{} is no tensor", name != nullptr ? "'" + *name + "'" : "an entry without a name"));
+      made.push_back(read(*name, *tensor, bytes_of_storage(tensor->storage)));
+    }
+    return made;
+  }
+
+ private:
+  const PickledValue::Dict& entries() const {
+    const auto* const outer = std::get_if<PickledValue::Dict>(&root_->is);
+    if (outer == nullptr) refuse(path_, "it does not hold a dictionary");
+    for (const char* within : {"state_dict", "model"})
+      for (const auto& [key, value] : outer->items) {
+        const auto* const name = std::get_if<std::string>(&key->is);
+        const auto* const inner = std::get_if<PickledValue::Dict>(&value->is);
+        if (name != nullptr && *name == within && inner != nullptr) return *inner;
+      }
+    return *outer;
+  }
+
+  HostTensor read(const std::string& name, const PickledTensor& tensor, std::span<const std::byte> storage) const {
+    const std::size_t width = bytes_of(tensor.storage);
+    const auto elements = static_cast<std::uint64_t>(tensor.storage.elements);
+    if (storage.size() / width < elements)
+      refuse(path_,
+             fmt::format("the storage of '{}' has {} bytes, too few for {} elements", name, storage.size(), elements));
+    constexpr std::size_t kMostAxes = 16;
+    if (tensor.shape.size() != tensor.strides.size() || tensor.shape.size() > kMostAxes)
+      refuse(path_, fmt::format("'{}' has {} sizes and {} strides", name, tensor.shape.size(), tensor.strides.size()));
+    // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
+    std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
+    bool empty = false;
+    for (const std::int64_t extent : tensor.shape) empty = empty || extent == 0;
+    for (std::size_t axis = 0; axis < tensor.shape.size() && !empty; ++axis) {
+      std::uint64_t reach = 0;
+      const auto extent = static_cast<std::uint64_t>(tensor.shape[axis]);
+      if (__builtin_mul_overflow(count, extent, &count) || count > elements ||
+          __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[axis]), &reach) ||
+          __builtin_add_overflow(last, reach, &last))
+        refuse(path_, fmt::format("'{}' is larger than its storage", name));
+    }
+    if (tensor.offset < 0 || (!empty && last >= elements))
+      refuse(path_, fmt::format("'{}' reaches element {} of a storage of {}", name, last, elements));
+
+    HostTensor host{name, tensor.storage.dtype, tensor.shape, {}};
+    if (empty) return host;
+    std::vector<std::byte> raw(count * width);
+    std::byte* to = raw.data();
+    gather(storage.data(), tensor, width, 0, tensor.offset, to);
+    if (width == 2) {
+      host.dtype = DType::kF32;
+      host.bytes = widened(raw, tensor.storage.half);
+    } else {
+      host.bytes = std::move(raw);
+    }
+    return host;
+  }
+
+  static std::vector<std::byte> widened(const std::vector<std::byte>& raw, bool half) {
+    std::vector<std::byte> bytes(raw.size() * 2);
+    for (std::size_t i = 0; i * 2 < raw.size(); ++i) {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, raw.data() + 2 * i, 2);
+      const float value = half ? from_half(bits) : BFloat16{bits}.to_float();
+      std::memcpy(bytes.data() + 4 * i, &value, 4);
+    }
+    return bytes;
+  }
+
+  const std::string& path_;
+  const Pickled& root_;
+};
+
+struct ZipCloser {
+  void operator()(zip_t* archive) const { zip_discard(archive); }
+};
+struct EntryCloser {
+  void operator()(zip_file_t* entry) const { zip_fclose(entry); }
+};
+
+// The zip archive that torch.save() has written since 1.6: NAME/data.pkl, and NAME/data/KEY for each storage.
+class Archive {
+ public:
+  Archive(const std::string& path, std::size_t file_bytes) : path_(path), file_bytes_(file_bytes) {
+    int code = 0;
+    archive_.reset(zip_open(path.c_str(), ZIP_RDONLY | ZIP_CHECKCONS, &code));
+    if (archive_ == nullptr) {
+      zip_error_t error;
+      zip_error_init_with_code(&error, code);
+      const std::string why = zip_error_strerror(&error);
+      zip_error_fini(&error);
+      refuse(path_, why);
+    }
+    for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
+      const char* const name = zip_get_name(archive_.get(), static_cast<zip_uint64_t>(i), ZIP_FL_ENC_RAW);
+      if (name == nullptr) continue;
+      const std::string_view text = name;
+      const auto slash = text.find('/');
+      if (slash != std::string_view::npos && text.substr(slash) == "/data.pkl") folder_ = text.substr(0, slash + 1);
+    }
+    if (folder_.empty()) refuse(path_, "the archive has no data.pkl");
+    if (find(folder_ + "byteorder") >= 0) {
+      const auto order = read("byteorder");
+      if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
+        refuse(path_, "its numbers are not little-endian");
+    }
+  }
+
+  std::vector<std::byte> read(const std::string& name) const {
+    const zip_int64_t index = find(folder_ + name);
+    if (index < 0) refuse(path_, fmt::format("the archive has no {}{}", folder_, name));
+    zip_stat_t status;
+    zip_stat_init(&status);
+    constexpr zip_uint64_t kNeeded = ZIP_STAT_SIZE | ZIP_STAT_COMP_METHOD | ZIP_STAT_ENCRYPTION_METHOD;
+    if (zip_stat_index(archive_.get(), static_cast<zip_uint64_t>(index), 0, &status) != 0 ||
+        (status.valid & kNeeded) != kNeeded)
+      refuse(path_, fmt::format("nothing is known of {}", name));
+    // torch.save() stores, so an entry is never larger than the file: there is no room for bombs.
+    if (status.comp_method != ZIP_CM_STORE || status.encryption_method != ZIP_EM_NONE || status.size > file_bytes_)
+      refuse(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
+    const std::unique_ptr<zip_file_t, EntryCloser> entry(
+        zip_fopen_index(archive_.get(), static_cast<zip_uint64_t>(index), 0));
+    if (entry == nullptr) refuse(path_, fmt::format("{}: {}", name, zip_strerror(archive_.get())));
+    std::vector<std::byte> bytes(status.size);
+    std::size_t got = 0;
+    while (got < bytes.size()) {
+      const zip_int64_t more = zip_fread(entry.get(), bytes.data() + got, bytes.size() - got);
+      if (more <= 0) refuse(path_, fmt::format("{} is cut or damaged", name));
+      got += static_cast<std::size_t>(more);
+    }
+    std::byte beyond{};
+    if (zip_fread(entry.get(), &beyond, 1) != 0) refuse(path_, fmt::format("{} is damaged", name));  // its checksum
+    return bytes;
+  }
+
+ private:
+  zip_int64_t find(const std::string& name) const {
+    return zip_name_locate(archive_.get(), name.c_str(), ZIP_FL_ENC_RAW);
+  }
+
+  const std::string& path_;
+  std::size_t file_bytes_;
+  std::unique_ptr<zip_t, ZipCloser> archive_;
+  std::string folder_;
+};
+
+std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_bytes) {
+  const Archive archive(path, file_bytes);
+  const auto pickled = archive.read("data.pkl");
+  std::size_t at = 0;
+  const Pickled root = unpickle(pickled, at, path);
+  // A storage may serve several tensors, which follow one another as a rule.
+  std::string held_key;
+  std::vector<std::byte> held;
+  return State(path, root).tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
+    if (held_key != storage.key || held.empty()) {
+      held = archive.read("data/" + storage.key);
+      held_key = storage.key;
+    }
+    return held;
+  });
+}
+
+std::int64_t number_of(const std::string& path, const Pickled& value, const char* what) {
+  const auto* const number = std::get_if<std::int64_t>(&value->is);
+  if (number == nullptr) refuse(path, fmt::format("{} is no number", what));
+  return *number;
+}
+
+// Before 1.6: magic number, protocol, a description of the machine, the object, the storages' keys, then for each of
+// them its number of elements (8 bytes) and its elements.
+std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std::byte> bytes) {
+  std::size_t at = kLegacy.size();
+  if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001) refuse(path, "its protocol is not known");
+  const Pickled machine = unpickle(bytes, at, path);
+  if (const auto* const facts = std::get_if<PickledValue::Dict>(&machine->is))
+    for (const auto& [key, value] : facts->items) {
+      const auto* const name = std::get_if<std::string>(&key->is);
+      const auto* const yes = std::get_if<bool>(&value->is);
+      if (name != nullptr && *name == "little_endian" && yes != nullptr && !*yes)
+        refuse(path, "its numbers are not little-endian");
+    }
+  const Pickled root = unpickle(bytes, at, path);
+  const Pickled keys = unpickle(bytes, at, path);
+  const auto* const list = std::get_if<PickledValue::Sequence>(&keys->is);
+  if (list == nullptr) refuse(path, "its list of storages is no list");
+
+  // How wide a storage's elements are only the tensors know.
+  std::map<std::string, std::size_t> widths;
+  const auto note = [&](const PickledValue::Dict& dict, const auto& self) -> void {
+    for (const auto& [key, value] : dict.items) {
+      if (const auto* const tensor = std::get_if<PickledTensor>(&value->is))
+        widths[tensor->storage.key] = bytes_of(tensor->storage);
+      if (const auto* const inner = std::get_if<PickledValue::Dict>(&value->is)) self(*inner, self);
+    }
+  };
+  if (const auto* const dict = std::get_if<PickledValue::Dict>(&root->is)) note(*dict, note);
+  std::map<std::string, std::span<const std::byte>> storages;
+  for (const Pickled& item : list->items) {
+    const auto* const key = std::get_if<std::string>(&item->is);
+    const auto width = key != nullptr ? widths.find(*key) : widths.end();
+    if (width == widths.end()) refuse(path, "it lists a storage of no tensor");
+    std::uint64_t elements = 0;
+    if (bytes.size() - at < sizeof elements) refuse(path, fmt::format("it is cut at byte {}", at));
+    std::memcpy(&elements, bytes.data() + at, sizeof elements);
+    at += sizeof elements;
+    if (elements > (bytes.size() - at) / width->second)
+      refuse(path, fmt::format("byte {} claims a storage of {} elements in the {} bytes that are left", at - 8,
+                               elements, bytes.size() - at));
+    storages[*key] = bytes.subspan(at, elements * width->second);
+    at += elements * width->second;
+  }
+  return State(path, root).tensors([&](const PickledStorage& storage) {
+    const auto found = storages.find(storage.key);
+    if (found == storages.end()) refuse(path, fmt::format("the storage {} is missing", storage.key));
+    return found->second;
+  });
+}
+
+}  // namespace
+
+bool is_torch_file(std::span<const std::byte> start) { return starts_with(start, kZip) || starts_with(start, kLegacy); }
+
+std::vector<HostTensor> read_torch_file(const std::string& path) {
+  const MappedFile file(path);
+  if (starts_with(file.bytes(), kZip)) return read_archive(path, file.bytes().size());
+  if (starts_with(file.bytes(), kLegacy)) return read_legacy(path, file.bytes());
+  refuse(path, "it starts as neither a zip archive nor as PyTorch's older files do");
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,22 @@
+// The files that PyTorch's torch.save() writes of state dicts.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/io/safetensors.h"
+
+namespace lockstep::nn {
+
+/// Whether a file that starts so is one of them: a zip archive, or what PyTorch wrote before version 1.6.
+bool is_torch_file(std::span<const std::byte> start);
+
+/// The tensors of a state dict, in its order. A dictionary with the state dict under "state_dict" or "model" is one
+/// too. Numbers of 16 bits of either kind come as f32. Nothing in a file is executed (nn/io/unpickler.h). Throws
+/// IoError that names file and byte for anything that is cut, lying or no state dict; nothing is allocated from a
+/// length that has not been checked.
+std::vector<HostTensor> read_torch_file(const std::string& path);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,85 @@
+#include "nn/io/weights.h"
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "nn/io/torch_file.h"
+
+namespace lockstep::nn {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{} is not a usable index of weight files: {}", path, why),
+                "check where it came from, or name one of its files");
+}
+
+// Tensor → file.
+std::map<std::string, std::string> parse_index(const std::string& path) {
+  const MappedFile file(path);
+  constexpr int kDeepest = 3;
+  const auto check = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    if (depth > kDeepest) refuse(path, "it nests deeper than an index does");
+    return true;
+  };
+  try {
+    const auto index = nlohmann::json::parse(file.text(), check);
+    return index.at("weight_map").get<std::map<std::string, std::string>>();
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse(path, fmt::format("it is not JSON at byte {}", error.byte));
+  } catch (const nlohmann::json::exception&) {
+    refuse(path, "it has no weight_map from tensors to files");
+  }
+}
+
+bool holds_torch_file(const std::string& path) {
+  std::error_code failed;
+  return fs::is_regular_file(path, failed) && is_torch_file(MappedFile(path).bytes());
+}
+
+std::vector<HostTensor> read_one(const std::string& path) {
+  if (holds_torch_file(path)) return read_torch_file(path);
+  return read_safetensors(path);
+}
+
+std::vector<HostTensor> read_index(const std::string& path) {
+  const auto places = parse_index(path);
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : places) {
+    // A name, never a way out of the directory.
+    if (file.empty() || fs::path(file).filename() != fs::path(file) || file == "..")
+      refuse(path, fmt::format("'{}' lies in '{}', which is no file beside it", tensor, file));
+    files.insert(file);
+  }
+  std::vector<HostTensor> all;
+  std::size_t found = 0;
+  for (const std::string& file : files)
+    for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file))) {
+      const auto place = places.find(tensor.name);
+      if (place == places.end() || place->second != file)
+        refuse(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
+      ++found;
+      all.push_back(std::move(tensor));
+    }
+  if (found != places.size()) refuse(path, fmt::format("its files hold {} of its {} tensors", found, places.size()));
+  return all;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> read_weights_metadata(const std::string& path) {
+  if (path.ends_with(".json") || holds_torch_file(path)) return {};
+  return read_safetensors_metadata(path);
+}
+
+std::vector<HostTensor> read_weights(const std::string& path) {
+  return path.ends_with(".json") ? read_index(path) : read_one(path);
+}
+
+}  // namespace lockstep::nn

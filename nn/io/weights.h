@@ -1,0 +1,20 @@
+// Weight files of all kinds, by their content.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "nn/io/safetensors.h"
+
+namespace lockstep::nn {
+
+/// Reads a safetensors file, what torch.save() has written of a state dict, or the index of several of either
+/// (model.safetensors.index.json: a JSON object whose "weight_map" names the file of each tensor, which lies beside the
+/// index). Throws IoError naming file and place for what is missing, malformed or not as the index says.
+std::vector<HostTensor> read_weights(const std::string& path);
+
+/// What a safetensors file says beside its tensors; nothing for files of other kinds. Throws as read_weights() does.
+std::map<std::string, std::string> read_weights_metadata(const std::string& path);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,172 @@
+#include "nn/models/gpt.h"
+
+#include <cmath>
+#include <string>
+
+#include "nn/autograd/generation.h"
+
+namespace lockstep::nn {
+namespace {
+
+constexpr double kDeviation = 0.02;
+
+const GptSpec& checked(const GptSpec& spec) {
+  if (spec.layers < 1 || spec.heads < 1 || spec.width < 1 || spec.context < 1 || spec.vocabulary < 1 ||
+      spec.width % spec.heads != 0)
+    throw UsageError(fmt::format("gpt with {} layers, {} heads, width {}, context {} and {} tokens", spec.layers,
+                                 spec.heads, spec.width, spec.context, spec.vocabulary),
+                     "all are at least 1, and --width is a multiple of --heads");
+  return spec;
+}
+
+// As in the paper: what each block adds is made smaller, so that the sum of all blocks is not larger for more of them.
+Linear::Gpt2 residual(const GptSpec& spec) {
+  return {.deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(spec.layers))};
+}
+
+class Attention final : public Module {
+ public:
+  Attention(Context& context, const GptSpec& spec)
+      : heads_(spec.heads),
+        c_attn_(register_module(
+            "c_attn", std::make_unique<Linear>(context, spec.width, 3 * spec.width, Linear::Gpt2{kDeviation}))),
+        c_proj_(register_module("c_proj", std::make_unique<Linear>(context, spec.width, spec.width, residual(spec)))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    return c_proj_.forward(tape, causal_attention(tape, c_attn_.forward(tape, x), heads_));
+  }
+
+  Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
+    return c_proj_.forward(tape, extend_attention(tape, c_attn_.forward(tape, x), heads_, past, cache));
+  }
+
+  std::string type_name() const override { return "Attention"; }
+
+ private:
+  std::int64_t heads_;
+  Linear& c_attn_;
+  Linear& c_proj_;
+};
+
+class FeedForward final : public Module {
+ public:
+  FeedForward(Context& context, const GptSpec& spec)
+      : c_fc_(register_module("c_fc",
+                              std::make_unique<Linear>(context, spec.width, 4 * spec.width, Linear::Gpt2{kDeviation}))),
+        c_proj_(
+            register_module("c_proj", std::make_unique<Linear>(context, 4 * spec.width, spec.width, residual(spec)))) {}
+
+  Var forward(Tape& tape, Var x) override { return c_proj_.forward(tape, c_fc_.forward(tape, x, Epilogue::kGelu)); }
+
+  std::string type_name() const override { return "FeedForward"; }
+
+ private:
+  Linear& c_fc_;
+  Linear& c_proj_;
+};
+
+}  // namespace
+
+class Gpt::Block final : public Module {
+ public:
+  Block(Context& context, const GptSpec& spec, std::int64_t index)
+      : ln_1_(register_module("ln_1", std::make_unique<LayerNorm>(context, spec.width))),
+        attn_(register_module("attn", std::make_unique<Attention>(context, spec))),
+        attn_drop_(register_module("attn_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 1))),
+        ln_2_(register_module("ln_2", std::make_unique<LayerNorm>(context, spec.width))),
+        mlp_(register_module("mlp", std::make_unique<FeedForward>(context, spec))),
+        mlp_drop_(register_module("mlp_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 2))) {}
+
+  Var forward(Tape& tape, Var x) override {
+    x = add(tape, x, attn_drop_.forward(tape, attn_.forward(tape, ln_1_.forward(tape, x))));
+    return add(tape, x, mlp_drop_.forward(tape, mlp_.forward(tape, ln_2_.forward(tape, x))));
+  }
+
+  /// Of tokens that follow `past` others, without dropout; `cache` as AttentionKernels::extend() has it.
+  Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
+    x = add(tape, x, attn_.next(tape, ln_1_.forward(tape, x), past, cache));
+    return add(tape, x, mlp_.forward(tape, ln_2_.forward(tape, x)));
+  }
+
+  std::string type_name() const override { return "Block"; }
+
+ private:
+  LayerNorm& ln_1_;
+  Attention& attn_;
+  Dropout& attn_drop_;
+  LayerNorm& ln_2_;
+  FeedForward& mlp_;
+  Dropout& mlp_drop_;
+};
+
+Gpt::Gpt(Context& context, const GptSpec& spec)
+    : spec_(checked(spec)),
+      wte_(register_module("wte", std::make_unique<Embedding>(context, spec.vocabulary, spec.width, kDeviation))),
+      wpe_(register_module("wpe", std::make_unique<Embedding>(context, spec.context, spec.width, kDeviation))),
+      drop_(register_module("drop", std::make_unique<Dropout>(spec.dropout, 0))),
+      ln_f_([&]() -> LayerNorm& {
+        for (std::int64_t i = 0; i < spec.layers; ++i)
+          blocks_.push_back(&register_module("h." + std::to_string(i), std::make_unique<Block>(context, spec, i)));
+        return register_module("ln_f", std::make_unique<LayerNorm>(context, spec.width));
+      }()) {}
+
+namespace {
+
+void check_tokens(const Tensor& tokens) {
+  if (tokens.dtype() != DType::kI32 || tokens.shape().size() != 2)
+    throw UsageError(fmt::format("gpt was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
+                     "it takes tokens (N, T): use it with text or tokens (--data text:FILE)");
+}
+
+}  // namespace
+
+class Gpt::Cache final : public Memory {
+ public:
+  Cache(Tape& tape, const GptSpec& spec, std::int64_t batch, std::int64_t most) {
+    for (std::int64_t i = 0; i < spec.layers; ++i)
+      layers_.push_back(tape.backend().empty({batch, most, 2 * spec.width}, tape.activations()));
+  }
+
+  const Tensor& layer(std::size_t i) const { return layers_[i]; }
+  /// Whether `tokens` (N, T) go on with what is here.
+  void check_room(const Tensor& tokens) const {
+    const std::int64_t batch = layers_[0].size(0), most = layers_[0].size(1);
+    if (tokens.size(0) != batch || tokens.size(1) < 1 || tokens.size(1) > most - seen())
+      throw UsageError(fmt::format("tokens {} behind {} of {} texts with room for {}", to_string(tokens.shape()),
+                                   seen(), batch, most),
+                       "begin with more room, or again with the last tokens alone");
+  }
+  void move_on(std::int64_t tokens) { seen_ += tokens; }
+
+ private:
+  std::vector<Tensor> layers_;
+};
+
+std::unique_ptr<LanguageModel::Memory> Gpt::begin(Tape& tape, std::int64_t batch, std::int64_t most) const {
+  if (batch < 1 || most < 1 || most > spec_.context)
+    throw UsageError(fmt::format("{} texts of {} tokens for a gpt of {} positions", batch, most, spec_.context),
+                     "give it as many tokens as it has positions, or fewer");
+  return std::make_unique<Cache>(tape, spec_, batch, most);
+}
+
+Var Gpt::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
+  auto* const cache = dynamic_cast<Cache*>(&memory);
+  LOCKSTEP_ASSERT(cache != nullptr && !tape.recording() && !training(), "gpt generates in evaluation mode");
+  check_tokens(tokens);
+  cache->check_room(tokens);
+  const std::int64_t past = cache->seen();
+  Var x = add_positions(tape, embedding(tape, tokens, wte_.weight()), wpe_.weight(), past);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->next(tape, x, past, cache->layer(i));
+  cache->move_on(tokens.size(1));
+  // All others' logits are known to the text already.
+  return linear(tape, ln_f_.forward(tape, last_rows(tape, x)), wte_.weight(), nullptr);
+}
+
+Var Gpt::forward(Tape& tape, Var tokens) {
+  check_tokens(tokens.value());
+  Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
+  for (Block* block : blocks_) x = block->forward(tape, x);
+  return linear(tape, ln_f_.forward(tape, x), wte_.weight(), nullptr);
+}
+
+}  // namespace lockstep::nn

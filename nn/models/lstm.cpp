@@ -1,0 +1,98 @@
+#include "nn/models/lstm.h"
+
+#include <algorithm>
+
+namespace lockstep::nn {
+namespace {
+
+const LstmSpec& checked(const LstmSpec& spec) {
+  if (spec.layers < 1 || spec.width < 1)
+    throw UsageError(fmt::format("lstm with {} layers of {} features", spec.layers, spec.width),
+                     "--layers and --width are at least 1");
+  return spec;
+}
+
+// One for what the rnn reads or leaves; those between its layers are numbered behind it.
+constexpr std::int64_t kDropIn = 0, kDropOut = 1, kDropBetween = 2;
+
+void check_tokens(const Tensor& tokens) {
+  if (tokens.dtype() != DType::kI32 || tokens.shape().size() != 2)
+    throw UsageError(fmt::format("lstm was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
+                     "it takes tokens (--data text:FILE) or images");
+}
+
+}  // namespace
+
+LstmLanguageModel::LstmLanguageModel(Context& context, const LstmSpec& spec, std::int64_t vocabulary)
+    : vocabulary_(vocabulary),
+      drop_(register_module("drop", std::make_unique<Dropout>(checked(spec).dropout, kDropIn))),
+      encoder_(register_module("encoder", std::make_unique<Embedding>(context, vocabulary, spec.width))),
+      rnn_(register_module(
+          "rnn", std::make_unique<Lstm>(context, spec.width, spec.width, spec.layers, spec.dropout, kDropBetween))),
+      drop_out_(register_module("drop_out", std::make_unique<Dropout>(spec.dropout, kDropOut))),
+      decoder_(register_module("decoder", std::make_unique<Linear>(context, spec.width, vocabulary))) {}
+
+Var LstmLanguageModel::forward(Tape& tape, Var tokens) {
+  check_tokens(tokens.value());
+  const Var x = rnn_.forward(tape, drop_.forward(tape, encoder_.forward(tape, tokens)));
+  return decoder_.forward(tape, drop_out_.forward(tape, x));
+}
+
+class LstmLanguageModel::States final : public Memory {
+ public:
+  States(std::int64_t batch, std::int64_t most, std::int64_t layers)
+      : batch_(batch), most_(most), layers_(static_cast<std::size_t>(layers)) {}
+
+  void check_room(const Tensor& tokens) const {
+    if (tokens.size(0) != batch_ || tokens.size(1) < 1 || tokens.size(1) > most_ - seen())
+      throw UsageError(fmt::format("tokens {} behind {} of {} texts with room for {}", to_string(tokens.shape()),
+                                   seen(), batch_, most_),
+                       "begin with more room");
+  }
+  std::span<LstmState> layers() { return layers_; }
+  void move_on(std::int64_t tokens) { seen_ += tokens; }
+
+ private:
+  std::int64_t batch_, most_;
+  std::vector<LstmState> layers_;
+};
+
+std::unique_ptr<LanguageModel::Memory> LstmLanguageModel::begin(Tape&, std::int64_t batch, std::int64_t most) const {
+  if (batch < 1 || most < 1) throw UsageError(fmt::format("{} texts of {} tokens", batch, most), "both are at least 1");
+  return std::make_unique<States>(batch, most, rnn_.num_layers());
+}
+
+Var LstmLanguageModel::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
+  auto* const states = dynamic_cast<States*>(&memory);
+  LOCKSTEP_ASSERT(states != nullptr && !tape.recording() && !training(), "lstm generates in evaluation mode");
+  check_tokens(tokens);
+  states->check_room(tokens);
+  rnn_.forward(tape, embedding(tape, tokens, encoder_.weight()), states->layers());
+  states->move_on(tokens.size(1));
+  // What the last layer hands on is what it hands out.
+  return decoder_.forward(tape, tape.input(states->layers().back().h));
+}
+
+LstmClassifier::LstmClassifier(Context& context, const LstmSpec& spec, std::int64_t features, std::int64_t classes)
+    : rnn_(register_module("rnn", std::make_unique<Lstm>(context, features, checked(spec).width, spec.layers,
+                                                         spec.dropout, kDropBetween))),
+      drop_(register_module("drop", std::make_unique<Dropout>(spec.dropout, kDropOut))),
+      decoder_(register_module("decoder", std::make_unique<Linear>(context, spec.width, classes))) {}
+
+Var LstmClassifier::forward(Tape& tape, Var images) {
+  const Var all = rnn_.forward(tape, images);
+  const std::int64_t samples = all.shape()[0], steps = all.shape()[1];
+  auto known = std::ranges::find_if(
+      last_steps_, [&](const LastSteps& last) { return last.samples == samples && last.steps == steps; });
+  if (known == last_steps_.end()) {
+    std::vector<std::int32_t> rows(static_cast<std::size_t>(samples));
+    for (std::size_t n = 0; n < rows.size(); ++n)
+      rows[n] = static_cast<std::int32_t>((static_cast<std::int64_t>(n) + 1) * steps - 1);
+    Tensor placed = tape.backend().empty({samples}, DType::kI32);
+    tape.backend().upload(std::as_bytes(std::span(rows)), placed);
+    known = last_steps_.insert(last_steps_.end(), {samples, steps, std::move(placed)});
+  }
+  return decoder_.forward(tape, drop_.forward(tape, take_rows(tape, all, known->rows)));
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,65 @@
+// Layers of long short-term memory between an embedding and a decoder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "nn/layers/layers.h"
+#include "nn/models/language_model.h"
+
+namespace lockstep::nn {
+
+struct LstmSpec {
+  std::int64_t layers = 2, width = 256;  // width: features of the embedding and of each layer
+  double dropout = 0.0;                  // of what the embedding and each layer hand on
+};
+
+/// Tokens, with the names of PyTorch's word language model example: encoder, rnn (weight_ih_l0, …), decoder. Each
+/// sample begins with zeros. Tokens (N, T) i32 → logits (N, T, vocabulary).
+class LstmLanguageModel final : public LanguageModel {
+ public:
+  /// Throws UsageError for sizes below 1.
+  LstmLanguageModel(Context& context, const LstmSpec& spec, std::int64_t vocabulary);
+  Var forward(Tape& tape, Var tokens) override;
+  std::string type_name() const override { return "LstmLanguageModel"; }
+
+  std::int64_t vocabulary() const override { return vocabulary_; }
+  std::optional<std::int64_t> positions() const override { return std::nullopt; }
+  /// h and c of all layers: 2 · layers · width numbers a text, however long it is.
+  std::unique_ptr<Memory> begin(Tape& tape, std::int64_t batch, std::int64_t most) const override;
+  Var next(Tape& tape, const Tensor& tokens, Memory& memory) const override;
+
+ private:
+  class States;
+
+  std::int64_t vocabulary_;
+  Dropout& drop_;
+  Embedding& encoder_;
+  Lstm& rnn_;
+  Dropout& drop_out_;
+  Linear& decoder_;
+};
+
+/// Images (N, H, W, C): their rows are the steps, and what the last one leaves tells the class: rnn, decoder. Logits
+/// (N, classes).
+class LstmClassifier final : public Module {
+ public:
+  /// `features`: of a row, W · C. Throws UsageError for sizes below 1.
+  LstmClassifier(Context& context, const LstmSpec& spec, std::int64_t features, std::int64_t classes);
+  Var forward(Tape& tape, Var images) override;
+  std::string type_name() const override { return "LstmClassifier"; }
+
+ private:
+  Lstm& rnn_;
+  Dropout& drop_;
+  Linear& decoder_;
+  // Where the last steps lie among all of a batch: by the number of samples and of steps.
+  struct LastSteps {
+    std::int64_t samples, steps;
+    Tensor rows;
+  };
+  std::vector<LastSteps> last_steps_;
+};
+
+}  // namespace lockstep::nn

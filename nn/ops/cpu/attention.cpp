@@ -1,0 +1,235 @@
+#include "nn/ops/attention.h"
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/cpu.h"
+#include "nn/ops/cpu/fast_math.h"
+#include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/parallel.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+// Queries whose weights are there at a time: a block's weights over all keys stay in a core's second cache up to some
+// thousand tokens, and few products are wasted above the diagonal.
+constexpr std::int64_t kBlock = 64;
+
+/// Rows of one head within a tensor whose rows hold more than that.
+struct Rows {
+  float* first;
+  std::int64_t stride;
+
+  float* row(std::int64_t i) const { return first + i * stride; }
+  Rows from(std::int64_t i) const { return {row(i), stride}; }
+};
+
+enum class Transposed : std::uint8_t { kNo, kYes };
+
+/// c (m, n) = alpha · a · b + beta · c, row-major, a (m, k) or (k, m) transposed, b (k, n) or (n, k) transposed.
+void product(Transposed a_as, Transposed b_as, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, Rows a,
+             Rows b, float beta, Rows c) {
+  const auto letter = [](Transposed t) { return t == Transposed::kYes ? 'T' : 'N'; };
+  const auto status = dnnl_sgemm(letter(a_as), letter(b_as), m, n, k, alpha, a.first, a.stride, b.first, b.stride, beta,
+                                 c.first, c.stride);
+  LOCKSTEP_ASSERT(status == dnnl_success, "a product of {} by {} by {} ended with {}", m, n, k,
+                  static_cast<int>(status));
+}
+
+// Scores become weights without their divisor, zero from `seen` on; returns the largest score and the sum.
+struct RowWeights {
+  float largest, sum;
+};
+LOCKSTEP_SIMD_CLONES
+RowWeights weigh(float* row, std::int64_t seen, std::int64_t width) {
+  const float largest = lane_max(seen, [&](std::int64_t i) { return row[i]; });
+  for (std::int64_t i = 0; i < seen; ++i) row[i] = exp_of(row[i] - largest);
+  const float sum = lane_sum(seen, [&](std::int64_t i) { return row[i]; });
+  for (std::int64_t i = seen; i < width; ++i) row[i] = 0.0f;
+  return {largest, sum};
+}
+
+LOCKSTEP_SIMD_CLONES
+void weigh_again(float* row, float log_sum, std::int64_t seen, std::int64_t width) {
+  for (std::int64_t i = 0; i < seen; ++i) row[i] = exp_of(row[i] - log_sum);
+  for (std::int64_t i = seen; i < width; ++i) row[i] = 0.0f;
+}
+
+LOCKSTEP_SIMD_CLONES
+void scale_row(float* row, float factor, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) row[i] *= factor;
+}
+
+LOCKSTEP_SIMD_CLONES
+float dot(const float* a, const float* b, std::int64_t width) {
+  return lane_sum(width, [&](std::int64_t i) { return a[i] * b[i]; });
+}
+
+// The gradient of the scores: of weight p, whose gradient is dp, in a row where Σ p dp = `mean`.
+LOCKSTEP_SIMD_CLONES
+void score_gradients(const float* p, float* dp, float mean, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) dp[i] = p[i] * (dp[i] - mean);
+}
+
+// The result of one query over `seen` keys and values; `weights` is memory for as many.
+LOCKSTEP_SIMD_CLONES
+void attend_row(const float* q, Rows k, Rows v, std::int64_t seen, std::int64_t width, float scale, float* weights,
+                float* out) {
+  float largest = -__builtin_inff();
+  for (std::int64_t s = 0; s < seen; ++s) {
+    const float* const key = k.first + s * k.stride;
+    weights[s] = scale * lane_sum(width, [&](std::int64_t i) { return q[i] * key[i]; });
+    largest = weights[s] > largest ? weights[s] : largest;
+  }
+  for (std::int64_t s = 0; s < seen; ++s) weights[s] = exp_of(weights[s] - largest);
+  const float inverse = 1.0f / lane_sum(seen, [&](std::int64_t s) { return weights[s]; });
+  for (std::int64_t i = 0; i < width; ++i) out[i] = 0.0f;
+  constexpr std::int64_t kTogether = 4;  // rows of values: the result is read and written once for them
+  std::int64_t s = 0;
+  for (; s + kTogether <= seen; s += kTogether) {
+    const float* const a = v.first + s * v.stride;
+    const float *const b = a + v.stride, *const c = b + v.stride, *const d = c + v.stride;
+    for (std::int64_t i = 0; i < width; ++i)
+      out[i] += weights[s] * a[i] + weights[s + 1] * b[i] + weights[s + 2] * c[i] + weights[s + 3] * d[i];
+  }
+  for (; s < seen; ++s)
+    for (std::int64_t i = 0; i < width; ++i) out[i] += weights[s] * v.first[s * v.stride + i];
+  for (std::int64_t i = 0; i < width; ++i) out[i] *= inverse;
+}
+
+class CpuAttention final : public AttentionKernels {
+ public:
+  explicit CpuAttention(CachingAllocator& allocator) : allocator_(allocator) {}
+
+  void forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) override {
+    const Layout at(qkv, heads);
+    each_head(at, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
+      const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
+      const Rows out = at.result(y, b, h);
+      float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
+      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
+        const std::int64_t end = std::min(at.tokens, begin + kBlock), rows = end - begin;
+        const Rows weights = {scratch, end};
+        attend(at, q.from(begin), rows, begin, k, v, weights, out.from(begin), log_sum + begin);
+      }
+    });
+  }
+
+  void backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums, const Tensor& dy,
+                const Tensor& dqkv) override {
+    const Layout at(qkv, heads);
+    each_head(at, 2, [&](std::int64_t b, std::int64_t h, float* scratch) {
+      const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
+      const Rows dq = at.part(dqkv, b, h, 0), dk = at.part(dqkv, b, h, 1), dv = at.part(dqkv, b, h, 2);
+      const Rows out = at.result(y, b, h), dout = at.result(dy, b, h);
+      const float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
+      // From the last block, which sees all keys and so overwrites all gradients, to the first.
+      const std::int64_t blocks = (at.tokens + kBlock - 1) / kBlock;
+      for (std::int64_t block = blocks - 1; block >= 0; --block) {
+        const std::int64_t begin = block * kBlock, end = std::min(at.tokens, begin + kBlock), rows = end - begin;
+        const float beta = block == blocks - 1 ? 0.0f : 1.0f;
+        const Rows p = {scratch, end}, dp = {scratch + kBlock * at.tokens, end};
+        const Rows dout_block = dout.from(begin), q_block = q.from(begin);
+        product(Transposed::kNo, Transposed::kYes, rows, end, at.width, at.scale, q_block, k, 0.0f, p);
+        product(Transposed::kNo, Transposed::kYes, rows, end, at.width, 1.0f, dout_block, v, 0.0f, dp);
+        for (std::int64_t i = 0; i < rows; ++i) weigh_again(p.row(i), log_sum[begin + i], begin + i + 1, end);
+        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, 1.0f, p, dout_block, beta, dv);
+        for (std::int64_t i = 0; i < rows; ++i)
+          score_gradients(p.row(i), dp.row(i), dot(dout_block.row(i), out.row(begin + i), at.width), end);
+        product(Transposed::kNo, Transposed::kNo, rows, at.width, end, at.scale, dp, k, 0.0f, dq.from(begin));
+        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, at.scale, dp, q_block, beta, dk);
+      }
+    });
+  }
+
+  void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
+    const Layout at(qkv, heads);
+    const std::int64_t model = heads * at.width, most = cache.size(1);
+    LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens behind {} in a cache for {}", at.tokens, past, most);
+    for (std::int64_t b = 0; b < at.batch; ++b)
+      for (std::int64_t t = 0; t < at.tokens; ++t)
+        std::memcpy(cache.f32() + (b * most + past + t) * 2 * model,
+                    qkv.f32() + (b * at.tokens + t) * 3 * model + model,
+                    static_cast<std::size_t>(2 * model) * sizeof(float));
+    Layout seen = at;
+    seen.tokens = past + at.tokens;  // how many weights a row of the scratch memory needs
+    each_head(seen, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
+      const Rows q = at.part(qkv, b, h, 0), out = at.result(y, b, h);
+      const Rows k = {cache.f32() + b * most * 2 * model + h * at.width, 2 * model};
+      const Rows v = {k.first + model, 2 * model};
+      if (at.tokens == 1) {
+        attend_row(q.first, k, v, seen.tokens, at.width, at.scale, scratch, out.first);
+        return;
+      }
+      float log_sum[kBlock];
+      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
+        const std::int64_t end = std::min(at.tokens, begin + kBlock);
+        attend(at, q.from(begin), end - begin, past + begin, k, v, {scratch, past + end}, out.from(begin), log_sum);
+      }
+    });
+  }
+
+ private:
+  struct Layout {
+    Layout(const Tensor& qkv, std::int64_t head_count)
+        : batch(qkv.size(0)),
+          tokens(qkv.size(1)),
+          heads(head_count),
+          width(qkv.size(2) / (3 * head_count)),
+          scale(1.0f / std::sqrt(static_cast<float>(width))) {}
+
+    /// 0: queries, 1: keys, 2: values.
+    Rows part(const Tensor& qkv, std::int64_t b, std::int64_t h, std::int64_t which) const {
+      const std::int64_t stride = 3 * heads * width;
+      return {qkv.f32() + b * tokens * stride + (which * heads + h) * width, stride};
+    }
+    Rows result(const Tensor& y, std::int64_t b, std::int64_t h) const {
+      const std::int64_t stride = heads * width;
+      return {y.f32() + b * tokens * stride + h * width, stride};
+    }
+
+    std::int64_t batch, tokens, heads, width;
+    float scale;
+  };
+
+  // `rows` queries, of which the first follows `before` tokens: their results, and the logarithmic sums.
+  static void attend(const Layout& at, Rows q, std::int64_t rows, std::int64_t before, Rows k, Rows v, Rows weights,
+                     Rows out, float* log_sum) {
+    const std::int64_t seen = before + rows;
+    product(Transposed::kNo, Transposed::kYes, rows, seen, at.width, at.scale, q, k, 0.0f, weights);
+    float inverse[kBlock];
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const RowWeights row = weigh(weights.row(i), before + i + 1, seen);
+      inverse[i] = 1.0f / row.sum;
+      log_sum[i] = row.largest + std::log(row.sum);
+    }
+    product(Transposed::kNo, Transposed::kNo, rows, at.width, seen, 1.0f, weights, v, 0.0f, out);
+    for (std::int64_t i = 0; i < rows; ++i) scale_row(out.row(i), inverse[i], at.width);
+  }
+
+  // Calls body(b, h, scratch) for all heads of all samples, with memory for `blocks` blocks of weights.
+  template <class Body>
+  void each_head(const Layout& at, std::int64_t blocks, const Body& body) {
+    const std::int64_t threads =
+        std::min<std::int64_t>(omp_get_max_threads(), std::max<std::int64_t>(1, at.batch * at.heads));
+    const std::int64_t elements = blocks * kBlock * at.tokens;
+    const Tensor scratch = Tensor::empty(allocator_, {threads, elements});
+    parallel_for(at.batch * at.heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      float* const mine = scratch.f32() + omp_get_thread_num() * elements;
+      for (std::int64_t i = begin; i < end; ++i) body(i / at.heads, i % at.heads, mine);
+    });
+  }
+
+  CachingAllocator& allocator_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionKernels> make_attention_kernels(CachingAllocator& allocator) {
+  return std::make_unique<CpuAttention>(allocator);
+}
+
+}  // namespace lockstep::nn::cpu

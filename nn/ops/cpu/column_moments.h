@@ -1,0 +1,39 @@
+// Batch statistics: what is summed over the rows of a matrix, column by column, and what is made of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::nn::cpu {
+
+/// x, y, dy and dx are (rows, columns) f32, rows ≥ 0; all else is (columns) f32. Rows are summed in chunks, each in
+/// blocks that stay in the cache, and these in f64; how they are cut depends on the shape alone, so results do not
+/// depend on the number of threads. Every function reads each matrix from memory once.
+class ColumnSums {
+ public:
+  /// squares: Σ (x − mean)².
+  void moments(const float* x, std::int64_t rows, std::int64_t columns, float* mean, float* squares);
+
+  /// products: Σ dy · (x − mean), sums: Σ dy. Where y is not nullptr, dy is first set to 0 wherever y is not above 0.
+  void products(const float* x, const float* y, float* dy, const float* mean, std::int64_t rows, std::int64_t columns,
+                float* products, float* sums);
+
+ private:
+  std::vector<double> parts_;  // (chunks, 2, columns); kept, so that it is allocated once
+};
+
+/// What is known of `more` numbers, their mean and the sum of their squared distances from it, joined to what is known
+/// of `count` others: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+/// Variances", 1979.
+void join_columns(double count, double more, double part_mean, double part_squares, double& mean, double& squares);
+
+/// y = (x − mean) · scale + shift, then y + residual where that is not nullptr, then max(y, 0) where `relu` (NaN
+/// stays).
+void normalise_columns(const float* x, const float* residual, const float* mean, const float* scale, const float* shift,
+                       bool relu, std::int64_t rows, std::int64_t columns, float* y);
+
+/// dx = scale · (dy − offset − (x − mean) · slope). dx may be dy.
+void spread_columns(const float* x, const float* dy, const float* mean, const float* scale, const float* offset,
+                    const float* slope, std::int64_t rows, std::int64_t columns, float* dx);
+
+}  // namespace lockstep::nn::cpu

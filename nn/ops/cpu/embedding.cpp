@@ -1,0 +1,94 @@
+#include "nn/ops/embedding.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/cpu.h"
+#include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/parallel.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+constexpr std::int64_t kGrain = 16384;  // elements
+constexpr std::int64_t kLine = 16;      // columns of a cache line
+
+LOCKSTEP_SIMD_CLONES
+void add_range(const float* x, float* y, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) y[i] += x[i];
+}
+
+LOCKSTEP_SIMD_CLONES
+void add_row(const float* x, const float* row, float* y, std::int64_t width) {
+  for (std::int64_t i = 0; i < width; ++i) y[i] = x[i] + row[i];
+}
+
+class CpuEmbedding final : public EmbeddingKernels {
+ public:
+  void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
+    const std::int64_t rows = table.size(0), width = table.size(1), n = numbers.count();
+    const auto* const number = numbers.data<std::int32_t>();
+    for (std::int64_t i = 0; i < n; ++i)
+      if (number[i] < 0 || number[i] >= rows)
+        throw UsageError(
+            fmt::format("token {} at place {} of a batch, where the table has {} rows", number[i], i, rows),
+            "give the model as many tokens as the data has");
+    parallel_for(n, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i)
+                     std::memcpy(y.f32() + i * width, table.f32() + number[i] * width,
+                                 static_cast<std::size_t>(width) * sizeof(float));
+                 });
+  }
+
+  // Threads share the columns, not the rows: each sum is taken in the order of the rows, whatever their number.
+  void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
+    const std::int64_t width = dtable.size(1), n = numbers.count();
+    if (!accumulate) clear(dtable);
+    const auto* const number = numbers.data<std::int32_t>();
+    over_columns(width, n, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = 0; i < n; ++i)
+        add_range(dy.f32() + i * width, dtable.f32() + number[i] * width, begin, end);
+    });
+  }
+
+  void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
+    const std::int64_t tokens = x.size(1), width = x.size(2);
+    parallel_for(x.size(0) * tokens, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, width)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i)
+                     add_row(x.f32() + i * width, table.f32() + (first + i % tokens) * width, y.f32() + i * width,
+                             width);
+                 });
+  }
+
+  void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
+    const std::int64_t batch = dy.size(0), tokens = dy.size(1), width = dy.size(2);
+    if (!accumulate) clear(dtable);
+    over_columns(width, batch * tokens, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t b = 0; b < batch; ++b)
+        for (std::int64_t t = 0; t < tokens; ++t)
+          add_range(dy.f32() + (b * tokens + t) * width, dtable.f32() + (first + t) * width, begin, end);
+    });
+  }
+
+ private:
+  static void clear(const Tensor& table) {
+    parallel_for(table.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      std::fill(table.f32() + begin, table.f32() + end, 0.0f);
+    });
+  }
+
+  template <class Body>
+  static void over_columns(std::int64_t width, std::int64_t rows, const Body& body) {
+    const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, rows * kLine));
+    parallel_for((width + kLine - 1) / kLine, grain,
+                 [&](std::int64_t begin, std::int64_t end) { body(begin * kLine, std::min(end * kLine, width)); });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<EmbeddingKernels> make_embedding_kernels() { return std::make_unique<CpuEmbedding>(); }
+
+}  // namespace lockstep::nn::cpu

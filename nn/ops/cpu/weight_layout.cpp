@@ -1,0 +1,81 @@
+#include "nn/ops/cpu/weight_layout.h"
+
+#include <cstring>
+
+#include "nn/ops/cpu/onednn_versions.h"
+#include "nn/ops/cpu/parallel.h"
+#include "nn/ops/cpu/transpose.h"
+
+namespace lockstep::nn::cpu {
+namespace {
+
+using dnnl::memory;
+using Tag = memory::format_tag;
+
+constexpr std::int64_t kTile = 16;
+constexpr std::int64_t kGrain = 16384;  // elements
+
+bool is(const memory::desc& desc, Tag tag) {
+  return dims_of(desc).size() == 4 && desc == memory::desc(dims_of(desc), memory::data_type::f32, tag);
+}
+
+// Splits `count` pieces of `elements` each.
+template <class Body>
+void each_piece(std::int64_t count, std::int64_t elements, const Body& body) {
+  parallel_for(count, std::max<std::int64_t>(1, kGrain / elements), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) body(piece);
+  });
+}
+
+}  // namespace
+
+std::int64_t output_block(const memory::desc& desc) {
+  struct Known {
+    Tag tag;
+    std::int64_t block;
+  };
+  for (const auto& [tag, block] :
+       {Known{Tag::Acdb16a, 16}, Known{Tag::Acdb32a, 32}, Known{Tag::Acdb48a, 48}, Known{Tag::Acdb64a, 64}})
+    if (is(desc, tag) && dims_of(desc)[0] % block == 0) return block;
+  return 0;
+}
+
+bool is_tiled(const memory::desc& desc) {
+  return is(desc, Tag::ABcd16b16a) && dims_of(desc)[0] % kTile == 0 && dims_of(desc)[1] % kTile == 0;
+}
+
+void pack_outputs(const Tensor& w, std::int64_t block, float* packed) {
+  const std::int64_t row = w.size(1) * w.size(2) * w.size(3);
+  // A strip of columns at a time: what it reads of `block` rows and what it writes stay in the first cache.
+  constexpr std::int64_t kStrip = 64;
+  each_piece(w.size(0) / block, block * row, [&](std::int64_t piece) {
+    const float* const from = w.f32() + piece * block * row;
+    float* const to = packed + piece * block * row;
+    for (std::int64_t c = 0; c < row; c += kStrip)
+      transpose(from + c, row, block, std::min(kStrip, row - c), to + c * block, block);
+  });
+}
+
+void pack_turned(const Tensor& w, std::int64_t block, float* packed) {
+  const std::int64_t out = w.size(0), taps = w.size(1) * w.size(2), in = w.size(3);
+  each_piece(in / block, block * taps * out, [&](std::int64_t piece) {
+    float* to = packed + piece * taps * out * block;
+    for (std::int64_t tap = taps - 1; tap >= 0; --tap)
+      for (std::int64_t o = 0; o < out; ++o, to += block)
+        std::memcpy(to, w.f32() + (o * taps + tap) * in + piece * block,
+                    static_cast<std::size_t>(block) * sizeof(float));
+  });
+}
+
+void unpack_tiles(const float* tiles, const Tensor& w) {
+  const std::int64_t taps = w.size(1) * w.size(2), in = w.size(3), row = taps * in;
+  each_piece(w.size(0) / kTile, kTile * row, [&](std::int64_t piece) {
+    const float* const from = tiles + piece * kTile * row;
+    float* const to = w.f32() + piece * kTile * row;
+    for (std::int64_t tap = 0; tap < taps; ++tap)
+      for (std::int64_t i = 0; i < in; i += kTile)
+        transpose(from + (i * taps + tap * kTile) * kTile, kTile, kTile, kTile, to + tap * in + i, row);
+  });
+}
+
+}  // namespace lockstep::nn::cpu

@@ -1,0 +1,27 @@
+// Moves convolution weights between our layout, OHWI, and those that oneDNN's kernels for AVX-512 want. oneDNN's own
+// reorders know no fast way to these.
+#pragma once
+
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include <cstdint>
+
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cpu {
+
+/// The number of output channels that lie side by side in (O / block, Kh, Kw, I, block), where `desc` is that layout
+/// and nothing is padded; else 0.
+std::int64_t output_block(const dnnl::memory::desc& desc);
+/// Whether `desc` is (O / 16, I / 16, Kh, Kw, 16 I, 16 O) without padding.
+bool is_tiled(const dnnl::memory::desc& desc);
+
+/// packed = w (O, Kh, Kw, I) with blocks of output channels.
+void pack_outputs(const Tensor& w, std::int64_t block, float* packed);
+/// The same of w's backward, whose inputs are w's outputs: (I, Kh, Kw, O) with its windows turned by 180°, and blocks
+/// of `block` of the I.
+void pack_turned(const Tensor& w, std::int64_t block, float* packed);
+/// w (O, Kh, Kw, I) = what is tiled.
+void unpack_tiles(const float* tiles, const Tensor& w);
+
+}  // namespace lockstep::nn::cpu

@@ -1,0 +1,282 @@
+#include "nn/ops/embedding.h"
+
+#include <limits>
+
+#include "nn/ops/cuda/bias.h"
+#include "nn/ops/cuda/columns.cuh"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/token_order.h"
+#include "nn/ops/cuda/vector.cuh"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+constexpr int kMoveBlocks = 4096;
+constexpr int kMoveRows = 4;  // that a thread has on their way at once
+
+// Note [Sums by token]
+// Text repeats itself: half of it may be one token, the other half tokens that occur once. So places are put into the
+// order of their tokens (sort_tokens: equal ones stay in the order of the text) and cut into pieces of kPiece places,
+// which are all the same work. A piece adds up each token's rows in order. Tokens that begin and end within a piece are
+// done with that; what a piece has of a token that goes on beyond its end, or has begun before it, is left in `parts`,
+// and a block for each token that is cut adds up its parts. Where pieces end depends on the tokens alone, so the same
+// text gives the same bits.
+constexpr int kPiece = 16;
+constexpr int kAtOnce = 4;  // rows of a piece on their way
+
+// y (N, C) = table (V, C) [numbers]
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    take_rows(ColumnPlan plan, std::int64_t table_rows, const T* table, const std::int32_t* numbers, T* y) {
+  const Place at = place_in(plan);
+  if (at.pack >= plan.packs) return;
+  for (std::int64_t row = at.row; row < at.end; row += kMoveRows * plan.lines) {
+    Pack<T, kWidth> values[kMoveRows];
+    std::int64_t number[kMoveRows];
+    for (int i = 0; i < kMoveRows; ++i) {
+      const std::int64_t r = row + i * plan.lines;
+      number[i] = r < at.end ? numbers[r] : -1;
+    }
+    for (int i = 0; i < kMoveRows; ++i) {
+      if (number[i] >= 0 && number[i] < table_rows) {
+        values[i] = load_pack<kWidth>(table + (number[i] * plan.packs + at.pack) * kWidth);
+        continue;
+      }
+      for (int k = 0; k < kWidth; ++k) values[i].of[k] = from_float<T>(std::numeric_limits<float>::quiet_NaN());
+    }
+    for (int i = 0; i < kMoveRows; ++i) {
+      const std::int64_t r = row + i * plan.lines;
+      if (r < at.end) store_pack(y + (r * plan.packs + at.pack) * kWidth, values[i]);
+    }
+  }
+}
+
+// y (B, T, C) = x (B, T, C) + table (T, C); may be in place.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    add_to_each(ColumnPlan plan, std::int64_t tokens, const T* x, const T* table, T* y) {
+  const Place at = place_in(plan);
+  if (at.pack >= plan.packs) return;
+  for (std::int64_t row = at.row; row < at.end; row += kMoveRows * plan.lines) {
+    Pack<T, kWidth> values[kMoveRows] = {}, added[kMoveRows] = {};
+    for (int i = 0; i < kMoveRows; ++i) {
+      const std::int64_t r = row + i * plan.lines;
+      if (r >= at.end) continue;
+      values[i] = load_pack<kWidth>(x + (r * plan.packs + at.pack) * kWidth);
+      added[i] = load_pack<kWidth>(table + (r % tokens * plan.packs + at.pack) * kWidth);
+    }
+    for (int i = 0; i < kMoveRows; ++i) {
+      const std::int64_t r = row + i * plan.lines;
+      if (r >= at.end) continue;
+      for (int k = 0; k < kWidth; ++k)
+        values[i].of[k] = from_float<T>(to_float(values[i].of[k]) + to_float(added[i].of[k]));
+      store_pack(y + (r * plan.packs + at.pack) * kWidth, values[i]);
+    }
+  }
+}
+
+// Where a thread of the sums is: a pack of columns, and one of the block's lines.
+struct Lane {
+  int tile, lines;  // threads side by side, and below one another
+  std::int64_t packs;
+
+  __device__ int line() const { return static_cast<int>(threadIdx.x) / tile; }
+  __device__ std::int64_t pack() const {
+    return std::int64_t{blockIdx.y} * tile + static_cast<int>(threadIdx.x) % tile;
+  }
+};
+
+// A piece for each line. parts (pieces, 2, C): what it has of a token that has begun before it, and of one that goes on
+// behind it and has begun in it.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    sum_pieces(Lane lane, std::int64_t count, std::int64_t table_rows, const TokenPlace* order, const T* dy,
+               float* parts, float* dtable) {
+  const std::int64_t piece = std::int64_t{blockIdx.x} * lane.lines + lane.line(), pack = lane.pack();
+  const std::int64_t begin = piece * kPiece, end = at_most(begin + kPiece, count);
+  if (begin >= count || pack >= lane.packs) return;
+  const std::int64_t columns = lane.packs * kWidth, column = pack * kWidth;
+  const std::int32_t before = begin > 0 ? order[begin - 1].token : -1, behind = end < count ? order[end].token : -1;
+
+  float sum[kWidth] = {};
+  std::int32_t token = order[begin].token;
+  const auto leave = [&] {
+    float* to = nullptr;
+    if (token == before)
+      to = parts + piece * 2 * columns + column;
+    else if (token == behind)
+      to = parts + (piece * 2 + 1) * columns + column;
+    if (to != nullptr) {
+      for (int k = 0; k < kWidth; ++k) to[k] = sum[k];
+      return;
+    }
+    if (token >= table_rows) return;  // no number of the table
+    to = dtable + token * columns + column;
+    for (int k = 0; k < kWidth; ++k) to[k] += sum[k];
+  };
+  for (std::int64_t first = begin; first < end; first += kAtOnce) {
+    TokenPlace places[kAtOnce] = {};
+    Pack<T, kWidth> values[kAtOnce] = {};
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i < end) places[i] = order[first + i];
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i < end) values[i] = load_pack<kWidth>(dy + places[i].place * columns + column);
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= end) continue;
+      if (places[i].token != token) {
+        leave();
+        token = places[i].token;
+        for (int k = 0; k < kWidth; ++k) sum[k] = 0.0f;
+      }
+      for (int k = 0; k < kWidth; ++k) sum[k] += to_float(values[i].of[k]);
+    }
+  }
+  leave();
+}
+
+// A block for each piece in which a token begins that goes on behind it: all that the pieces have of that token. The
+// lines share its pieces.
+template <int kWidth>
+__global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t count, std::int64_t table_rows,
+                                                      const TokenPlace* order, const float* parts, float* dtable) {
+  __shared__ float held[kWidth][kBlock];
+  const std::int64_t piece = blockIdx.x, begin = piece * kPiece, end = begin + kPiece;  // all but the last are full
+  const std::int32_t token = order[end - 1].token;
+  if (order[end].token != token || token >= table_rows) return;
+  if (begin > 0 && order[begin - 1].token == token) return;  // it has begun before
+  std::int64_t low = end, high = count;                      // where it ends: between them
+  while (low < high) {
+    const std::int64_t middle = (low + high) / 2;
+    if (order[middle].token == token)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  const std::int64_t pieces = ceil_div(low, kPiece) - piece;
+  const std::int64_t pack = lane.pack(), columns = lane.packs * kWidth, column = pack * kWidth;
+  const bool used = pack < lane.packs;
+  const int t = static_cast<int>(threadIdx.x), line = lane.line();
+
+  float sum[kWidth] = {};
+  if (used)
+    for (std::int64_t i = line; i < pieces; i += kAtOnce * lane.lines) {
+      Pack<float, kWidth> values[kAtOnce] = {};
+      for (int j = 0; j < kAtOnce; ++j) {
+        const std::int64_t at = i + j * lane.lines;
+        if (at >= pieces) continue;
+        values[j] = load_pack<kWidth>(parts + ((piece + at) * 2 + (at == 0 ? 1 : 0)) * columns + column);
+      }
+      for (int j = 0; j < kAtOnce; ++j)
+        for (int k = 0; k < kWidth; ++k) sum[k] += values[j].of[k];
+    }
+  for (int k = 0; k < kWidth; ++k) held[k][t] = sum[k];
+  for (int step = lane.lines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (line < step)
+      for (int k = 0; k < kWidth; ++k) held[k][t] += held[k][t + step * lane.tile];
+  }
+  if (line > 0 || !used) return;
+  float* const to = dtable + token * columns + column;
+  for (int k = 0; k < kWidth; ++k) to[k] += held[k][t];
+}
+
+class CudaEmbedding final : public EmbeddingKernels {
+ public:
+  explicit CudaEmbedding(Context& context) : context_(context) {}
+
+  void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
+    const std::int64_t rows = table.size(0), columns = table.size(1), n = numbers.count();
+    if (n == 0 || columns == 0) return;
+    LOCKSTEP_ASSERT(y.count() == n * columns && y.dtype() == table.dtype());
+    with_float_type(y.dtype(), [&]<class T>(T) {
+      constexpr int kWide = kVector<T>;
+      const bool wide = columns % kWide == 0 && fits_packs(table.data<T>(), kWide) && fits_packs(y.data<T>(), kWide);
+      with_width<kWide>(wide, [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(n, columns / kWidth, kMoveBlocks, kMoveRows);
+        launch("an embedding", take_rows<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream, plan, rows,
+               table.data<T>(), numbers.data<std::int32_t>(), y.data<T>());
+      });
+    });
+  }
+
+  void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
+    const std::int64_t rows = dtable.size(0), columns = dtable.size(1), n = numbers.count();
+    if (!accumulate) clear(dtable);
+    if (n == 0 || dtable.count() == 0) return;
+    LOCKSTEP_ASSERT(dy.count() == n * columns, "{} numbers and gradients {}", n, to_string(dy.shape()));
+    const Tensor order = sort_tokens(context_, numbers, rows);
+    const auto* const places = reinterpret_cast<const TokenPlace*>(order.data<std::int32_t>());
+    const std::int64_t pieces = ceil_div(n, kPiece);
+    const Tensor parts = Tensor::empty(context_.allocator, {pieces, 2, columns});
+    with_float_type(dy.dtype(), [&]<class T>(T) {
+      constexpr int kWide = kVector<float>;  // of bf16, too: four columns have four sums
+      const bool wide = columns % kWide == 0 && fits_packs(dy.data<T>(), kWide) && fits_packs(dtable.f32(), kWide);
+      with_width<kWide>(wide, [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(n, columns / kWidth, 1, 1);  // for its tiles
+        const Lane lane = {plan.tile, plan.lines, plan.packs};
+        LOCKSTEP_ASSERT(plan.tiles <= 65535, "an embedding of {} columns", columns);
+        const auto tiles = static_cast<unsigned>(plan.tiles);
+        launch("an embedding's backward", sum_pieces<kWidth, T>,
+               dim3(static_cast<unsigned>(ceil_div(pieces, plan.lines)), tiles), dim3(kBlock), context_.stream, lane, n,
+               rows, places, dy.data<T>(), parts.f32(), dtable.f32());
+        launch("an embedding's backward", join_pieces<kWidth>, dim3(static_cast<unsigned>(pieces - 1), tiles),
+               dim3(kBlock), context_.stream, lane, n, rows, places, parts.f32(), dtable.f32());
+      });
+    });
+  }
+
+  void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
+    const std::int64_t tokens = x.size(1), columns = x.size(2);
+    if (x.count() == 0) return;
+    LOCKSTEP_ASSERT(first >= 0 && first + tokens <= table.size(0) && table.size(1) == columns &&
+                    table.dtype() == x.dtype() && y.dtype() == x.dtype() && y.count() == x.count());
+    with_float_type(y.dtype(), [&]<class T>(T) {
+      constexpr int kWide = kVector<T>;
+      const T* const rows = table.data<T>() + first * columns;
+      const bool wide = columns % kWide == 0 && fits_packs(x.data<T>(), kWide) && fits_packs(rows, kWide) &&
+                        fits_packs(y.data<T>(), kWide);
+      with_width<kWide>(wide, [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(x.size(0) * tokens, columns / kWidth, kMoveBlocks, kMoveRows);
+        launch("adding positions", add_to_each<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream, plan, tokens,
+               x.data<T>(), rows, y.data<T>());
+      });
+    });
+  }
+
+  // For each position and feature a column sum over the batch.
+  void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
+    const std::int64_t batch = dy.size(0), tokens = dy.size(1), columns = dy.size(2);
+    LOCKSTEP_ASSERT(first >= 0 && first + tokens <= dtable.size(0) && dtable.size(1) == columns);
+    if (!accumulate) {
+      clear(dtable.slice(0, first));
+      clear(dtable.slice(first + tokens, dtable.size(0)));
+    }
+    if (tokens * columns == 0) return;
+    sum_columns(context_, dy.reshaped({batch, tokens * columns}), accumulate,
+                dtable.slice(first, first + tokens).reshaped({tokens * columns}));
+  }
+
+ private:
+  void clear(const Tensor& table) {
+    if (table.bytes() == 0) return;
+    check_cuda(cudaMemsetAsync(table.raw(), 0, table.bytes(), native(context_.stream)), "clearing a table's gradient");
+  }
+
+  static dim3 grid_of(const ColumnPlan& plan) {
+    LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "rows of {} packs", plan.packs);
+    return dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks));
+  }
+
+  Context& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<EmbeddingKernels> make_embedding_kernels(Context& context) {
+  return std::make_unique<CudaEmbedding>(context);
+}
+
+}  // namespace lockstep::nn::cuda

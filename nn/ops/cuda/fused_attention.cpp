@@ -1,0 +1,105 @@
+#include "nn/ops/cuda/fused_attention.h"
+
+#include <initializer_list>
+#include <optional>
+
+#include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/product.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+using What = AttentionProblem::What;
+
+constexpr std::int64_t kMostWidth = 256;
+constexpr std::uint32_t kAlignment = 16;
+
+BFloat16* behind(const Tensor& tensor, std::int64_t elements) { return tensor.data<BFloat16>() + elements; }
+
+}  // namespace
+
+struct FusedAttention::Held {
+  std::optional<Cudnn> cudnn;
+  PlanMap<std::optional<AttentionPlan>> plans;  // nothing: cuDNN has none
+
+  // nullptr where there is none. Arrays that lie badly have none.
+  AttentionPlan* find(Context& context, const AttentionProblem& problem, std::initializer_list<const Tensor*> arrays) {
+    if (problem.width % 8 != 0 || problem.width > kMostWidth) return nullptr;
+    for (const Tensor* const array : arrays)
+      if (alignment_of(array->raw()) < kAlignment) return nullptr;
+    const PlanKey key = problem.key();
+    auto at = plans.find(key);
+    if (at == plans.end()) {
+      at = plans.emplace(key, std::nullopt).first;
+      try {
+        if (!cudnn) {
+          cudnn.emplace(context.stream);
+          ++context.primitives_created;
+        }
+        at->second = cudnn->plan(problem);
+        ++context.primitives_created;
+      } catch (const CudaError&) {
+        return nullptr;  // kernels of ours go on
+      }
+    }
+    return at->second ? &*at->second : nullptr;
+  }
+
+  void run(Context& context, AttentionPlan& plan, const AttentionArrays& arrays) {
+    const std::size_t bytes = plan.workspace_bytes();
+    const Tensor workspace =
+        bytes > 0 ? Tensor::empty(context.allocator, {static_cast<std::int64_t>(bytes)}, DType::kU8) : Tensor();
+    plan.run(*cudnn, arrays, workspace.raw());
+  }
+};
+
+FusedAttention::FusedAttention(Context& context) : context_(context), held_(std::make_unique<Held>()) {}
+FusedAttention::~FusedAttention() = default;
+
+bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
+  if (qkv.dtype() != DType::kBF16) return false;
+  const std::int64_t row = qkv.size(2) / 3;
+  AttentionPlan* const plan = held_->find(
+      context_,
+      {.what = What::kForward, .samples = qkv.size(0), .tokens = qkv.size(1), .heads = heads, .width = row / heads},
+      {&qkv, &y, &log_sums});
+  if (plan == nullptr) return false;
+  held_->run(
+      context_, *plan,
+      {.q = qkv.raw(), .k = behind(qkv, row), .v = behind(qkv, 2 * row), .y = y.raw(), .log_sums = log_sums.raw()});
+  return true;
+}
+
+bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums,
+                              const Tensor& dy, const Tensor& dqkv) {
+  if (qkv.dtype() != DType::kBF16) return false;
+  const std::int64_t samples = qkv.size(0), row = qkv.size(2) / 3;
+  const std::int64_t at_once = samples_at_once(samples, heads, qkv.size(1));
+  const auto plan_of = [&](std::int64_t count) {
+    return held_->find(
+        context_,
+        {.what = What::kBackward, .samples = count, .tokens = qkv.size(1), .heads = heads, .width = row / heads},
+        {&qkv, &y, &log_sums, &dy, &dqkv});
+  };
+  const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
+  if (at_once < samples && !pieces_lie_well) return false;
+  // All of it or nothing: also what is left for the last piece.
+  if (plan_of(at_once) == nullptr || (samples % at_once != 0 && plan_of(samples % at_once) == nullptr)) return false;
+  for (std::int64_t begin = 0; begin < samples; begin += at_once) {
+    const std::int64_t end = at_most(begin + at_once, samples);
+    const Tensor of_qkv = qkv.slice(begin, end), of_dqkv = dqkv.slice(begin, end);
+    held_->run(context_, *plan_of(end - begin),
+               {.q = of_qkv.raw(),
+                .k = behind(of_qkv, row),
+                .v = behind(of_qkv, 2 * row),
+                .y = y.slice(begin, end).raw(),
+                .log_sums = log_sums.slice(begin, end).raw(),
+                .dy = dy.slice(begin, end).raw(),
+                .dq = of_dqkv.raw(),
+                .dk = behind(of_dqkv, row),
+                .dv = behind(of_dqkv, 2 * row)});
+  }
+  return true;
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,37 @@
+// Attention by cuDNN, where it has a kernel.
+#pragma once
+
+#include <memory>
+
+#include "nn/ops/cuda/context.h"
+#include "nn/ops/cuda/grid.h"
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cuda {
+
+/// How many samples of backward cuDNN is given at once: so many that the gradients of their scores, (tokens, tokens)
+/// bf16 for each head, take at most half a GiB; at least one.
+constexpr std::int64_t samples_at_once(std::int64_t samples, std::int64_t heads, std::int64_t tokens) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 29;
+  return at_least(at_most(samples, kMostBytes / at_least(2 * heads * tokens * tokens, 1)), 1);
+}
+
+/// Opened at the first use. Both return whether there is a kernel; where there is none nothing is done, and cuDNN is
+/// not asked again.
+class FusedAttention {
+ public:
+  explicit FusedAttention(Context& context);
+  ~FusedAttention();
+
+  /// As AttentionKernels, whose shapes are checked.
+  bool forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums);
+  bool backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums, const Tensor& dy,
+                const Tensor& dqkv);
+
+ private:
+  struct Held;
+  Context& context_;
+  std::unique_ptr<Held> held_;
+};
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,360 @@
+#include "nn/ops/layer_norm.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "nn/ops/cuda/columns.cuh"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/reduce.cuh"
+#include "nn/ops/cuda/vector.cuh"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+// Note [Rows in registers]
+// A team of threads has a row: a warp up to kWarpRow elements, a block up to kBlockRow. Each thread keeps its packs in
+// registers, so a row is read once however many passes are made over it; wider rows are read again, from the second
+// cache.
+constexpr int kFew = 8, kMany = 32;  // elements that a thread keeps
+constexpr std::int64_t kNarrowRow = std::int64_t{kWarp} * kFew;
+constexpr std::int64_t kWarpRow = std::int64_t{kWarp} * kMany;
+constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
+
+// Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
+constexpr int kPartBlocks = 512;
+constexpr int kSumRows = 4;      // that a thread reads at once
+constexpr int kJoinColumns = 8;  // of a block of the second stage: a sector of f32
+constexpr int kPartWide = 4;     // columns of a thread
+
+template <int kTeam>
+__device__ float team_sum(float value) {
+  if constexpr (kTeam == kWarp)
+    return warp_sum(value);
+  else
+    return block_sum<kTeam>(value);
+}
+
+// A thread's share of a row. kHeld elements of it are kept, or none where kHeld is 0.
+template <int kTeam, int kHeld, int kWidth, class T>
+struct Share {
+  static constexpr int kPacks = at_least(kHeld / kWidth, 1);
+  const T* row;
+  std::int64_t packs;  // of the row
+  int thread;          // of the team
+  Pack<T, kWidth> held[kPacks];
+
+  __device__ Share(const T* from, std::int64_t row_packs, int in_team) : row(from), packs(row_packs), thread(in_team) {
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+        if (at(i) < packs) held[i] = load_pack<kWidth>(row + at(i) * kWidth);
+    }
+  }
+  __device__ std::int64_t at(int i) const { return thread + std::int64_t{i} * kTeam; }
+  __device__ Pack<T, kWidth> get(int i, std::int64_t pack) const {
+    if constexpr (kHeld > 0)
+      return held[i];
+    else
+      return load_pack<kWidth>(row + pack * kWidth);
+  }
+
+  // Calls visit(i, pack) for all packs that are the thread's.
+  template <class F>
+  __device__ void each(F&& visit) const {
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i)
+        if (at(i) < packs) visit(i, at(i));
+    } else {
+      for (std::int64_t pack = thread; pack < packs; pack += kTeam) visit(0, pack);
+    }
+  }
+};
+
+// Parameters lie as the optimizer has them: packs of at most four f32.
+template <int kWidth>
+struct Numbers {
+  float of[kWidth];
+};
+template <int kWidth>
+__device__ Numbers<kWidth> load_numbers(const float* from) {
+  constexpr int kPart = kWidth < 4 ? kWidth : 4;
+  Numbers<kWidth> made;
+#pragma unroll
+  for (int k = 0; k < kWidth; k += kPart) {
+    const Pack<float, kPart> part = load_pack<kPart>(from + k);
+    for (int i = 0; i < kPart; ++i) made.of[k + i] = part.of[i];
+  }
+  return made;
+}
+
+template <int kTeam>
+__device__ std::int64_t row_of_team() {
+  return std::int64_t{blockIdx.x} * (kBlock / kTeam) + static_cast<int>(threadIdx.x) / kTeam;
+}
+
+// kTeam threads a row of packs · kWidth elements.
+template <int kTeam, int kHeld, int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    normalise_rows(std::int64_t rows, std::int64_t packs, const T* x, const float* gamma, const float* beta, float eps,
+                   T* y, float* means, float* inverses) {
+  const int thread = static_cast<int>(threadIdx.x) % kTeam;
+  const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
+  const bool inside = row < rows;
+  const Share<kTeam, kHeld, kWidth, T> share(x + begin, inside ? packs : 0, thread);
+  const float one_of = 1.0f / static_cast<float>(packs * kWidth);
+
+  float sum = 0.0f;
+  share.each([&](int i, std::int64_t pack) {
+    const auto values = share.get(i, pack);
+    for (int k = 0; k < kWidth; ++k) sum += to_float(values.of[k]);
+  });
+  const float mean = team_sum<kTeam>(sum) * one_of;
+  float squares = 0.0f;
+  share.each([&](int i, std::int64_t pack) {
+    const auto values = share.get(i, pack);
+    for (int k = 0; k < kWidth; ++k) {
+      const float apart = to_float(values.of[k]) - mean;
+      squares += apart * apart;
+    }
+  });
+  const float inverse = 1.0f / sqrtf(team_sum<kTeam>(squares) * one_of + eps);
+  share.each([&](int i, std::int64_t pack) {
+    const auto values = share.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    Numbers<kWidth> shift = {};
+    if (beta != nullptr) shift = load_numbers<kWidth>(beta + pack * kWidth);
+    Pack<T, kWidth> made;
+    for (int k = 0; k < kWidth; ++k)
+      made.of[k] = from_float<T>((to_float(values.of[k]) - mean) * inverse * scale.of[k] + shift.of[k]);
+    store_pack(y + begin + pack * kWidth, made);
+  });
+  if (!inside || thread > 0) return;
+  means[row] = mean;
+  inverses[row] = inverse;
+}
+
+// dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse. dx may be dy.
+template <int kTeam, int kHeld, int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
+                     const float* means, const float* inverses, T* dx) {
+  const int thread = static_cast<int>(threadIdx.x) % kTeam;
+  const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
+  const bool inside = row < rows;
+  const Share<kTeam, kHeld, kWidth, T> of_x(x + begin, inside ? packs : 0, thread);
+  const Share<kTeam, kHeld, kWidth, T> of_dy(dy + begin, inside ? packs : 0, thread);
+  const float mean = inside ? means[row] : 0.0f, inverse = inside ? inverses[row] : 0.0f;
+  const float one_of = 1.0f / static_cast<float>(packs * kWidth);
+
+  float sum = 0.0f, product = 0.0f;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    for (int k = 0; k < kWidth; ++k) {
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      sum += gradient;
+      product += gradient * ((to_float(values.of[k]) - mean) * inverse);
+    }
+  });
+  const float mean_of_g = team_sum<kTeam>(sum) * one_of;
+  const float mean_of_products = team_sum<kTeam>(product) * one_of;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    Pack<T, kWidth> made;
+    for (int k = 0; k < kWidth; ++k) {
+      const float hat = (to_float(values.of[k]) - mean) * inverse;
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      made.of[k] = from_float<T>(inverse * (gradient - mean_of_g - hat * mean_of_products));
+    }
+    store_pack(dx + begin + pack * kWidth, made);
+  });
+}
+
+// parts (chunks, 2, C): Σ dy · (x − mean) · inverse and Σ dy of each chunk of rows.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* means, const float* inverses, float* parts) {
+  __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
+  const Place at = place_in(plan);
+  const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
+  float product[kWidth] = {}, sum[kWidth] = {};
+  if (at.pack < plan.packs) {
+    for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
+      Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
+      float mean[kSumRows] = {}, inverse[kSumRows] = {};
+      for (int i = 0; i < kSumRows; ++i) {
+        const std::int64_t r = row + i * plan.lines;
+        if (r >= at.end) continue;
+        values[i] = load_pack<kWidth>(x + r * columns + column);
+        gradients[i] = load_pack<kWidth>(dy + r * columns + column);
+        mean[i] = means[r];
+        inverse[i] = inverses[r];
+      }
+      for (int i = 0; i < kSumRows; ++i) {
+        if (row + i * plan.lines >= at.end) continue;
+        for (int k = 0; k < kWidth; ++k) {
+          const float gradient = to_float(gradients[i].of[k]);
+          product[k] += gradient * ((to_float(values[i].of[k]) - mean[i]) * inverse[i]);
+          sum[k] += gradient;
+        }
+      }
+    }
+  }
+  const int t = static_cast<int>(threadIdx.x);
+  for (int k = 0; k < kWidth; ++k) {
+    products[k][t] = product[k];
+    sums[k][t] = sum[k];
+  }
+  for (int step = plan.lines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (at.line < step)
+      for (int k = 0; k < kWidth; ++k) {
+        products[k][t] += products[k][t + step * plan.tile];
+        sums[k][t] += sums[k][t + step * plan.tile];
+      }
+  }
+  if (at.line > 0 || at.pack >= plan.packs) return;
+  float* const to = parts + blockIdx.y * 2 * columns + column;
+  for (int k = 0; k < kWidth; ++k) {
+    to[k] = products[k][t];
+    to[columns + k] = sums[k][t];
+  }
+}
+
+// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. Without chunks: zeros.
+__global__ void __launch_bounds__(kBlock)
+    join_sums(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma, float* dgamma,
+              bool accumulate_beta, float* dbeta) {
+  constexpr int kLines = kBlock / kJoinColumns;
+  __shared__ float products[kBlock], sums[kBlock];
+  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
+  float product = 0.0f, sum = 0.0f;
+  if (column < columns) {
+    for (std::int64_t chunk = line; chunk < chunks; chunk += kLines) {
+      product += parts[chunk * 2 * columns + column];
+      sum += parts[chunk * 2 * columns + columns + column];
+    }
+  }
+  products[t] = product;
+  sums[t] = sum;
+  for (int step = kLines / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (line < step) {
+      products[t] += products[t + step * kJoinColumns];
+      sums[t] += sums[t + step * kJoinColumns];
+    }
+  }
+  if (line > 0 || column >= columns) return;
+  if (dgamma != nullptr) dgamma[column] = accumulate_gamma ? dgamma[column] + products[t] : products[t];
+  if (dbeta != nullptr) dbeta[column] = accumulate_beta ? dbeta[column] + sums[t] : sums[t];
+}
+
+class CudaLayerNorm final : public LayerNormKernels {
+ public:
+  explicit CudaLayerNorm(Context& context) : context_(context) {}
+
+  void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
+               const Tensor& mean, const Tensor& inverse) override {
+    const std::int64_t columns = gamma.count();
+    if (x.count() == 0) return;
+    LOCKSTEP_ASSERT(x.count() % columns == 0 && y.count() == x.count() && y.dtype() == x.dtype());
+    const std::int64_t rows = x.count() / columns;
+    const float* const shift = beta.defined() ? beta.f32() : nullptr;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      const bool wide = takes_packs<T>(columns, gamma, {&x, &y}) && fits_packs(shift, 4);
+      with_width<kVector<T>>(wide, [&](auto width) {
+        with_team(columns, [&](auto team, auto held) {
+          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
+          launch("layer normalisation", normalise_rows<kTeam, decltype(held)::value, kWidth, T>, blocks_of(rows, kTeam),
+                 dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(), gamma.f32(), shift, eps,
+                 y.data<T>(), mean.f32(), inverse.f32());
+        });
+      });
+    });
+  }
+
+  void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
+                      const Tensor& dx) override {
+    const std::int64_t columns = gamma.count();
+    if (x.count() == 0) return;
+    LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
+    const std::int64_t rows = x.count() / columns;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
+        with_team(columns, [&](auto team, auto held) {
+          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
+          launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
+                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
+                 dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), dx.data<T>());
+        });
+      });
+    });
+  }
+
+  void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
+                           bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
+                           const Tensor& dbeta) override {
+    if (!dgamma.defined() && !dbeta.defined()) return;
+    const std::int64_t columns = dgamma.defined() ? dgamma.count() : dbeta.count();
+    if (columns == 0) return;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      const bool wide =
+          columns % kPartWide == 0 && fits_packs(x.data<T>(), kPartWide) && fits_packs(dy.data<T>(), kPartWide);
+      with_width<kPartWide>(wide, [&](auto width) {
+        constexpr int kWidth = decltype(width)::value;
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kSumRows);
+        LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "layer normalisation of {} packs", plan.packs);
+        const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+        launch("layer normalisation's backward", sums_of_chunks<kWidth, T>,
+               dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks)), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), inverse.f32(), parts.f32());
+        launch("layer normalisation's backward", join_sums,
+               dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, plan.chunks,
+               columns, parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
+               dbeta.defined() ? dbeta.f32() : nullptr);
+      });
+    });
+  }
+
+ private:
+  // Calls run(team, held) for rows of so many elements.
+  template <class F>
+  static void with_team(std::int64_t columns, F&& run) {
+    const auto start = [&]<int kTeam, int kHeld>() {
+      run(std::integral_constant<int, kTeam>{}, std::integral_constant<int, kHeld>{});
+    };
+    if (columns <= kNarrowRow)
+      start.template operator()<kWarp, kFew>();
+    else if (columns <= kWarpRow)
+      start.template operator()<kWarp, kMany>();
+    else if (columns <= kBlockRow)
+      start.template operator()<kBlock, kMany>();
+    else
+      start.template operator()<kBlock, 0>();
+  }
+
+  static dim3 blocks_of(std::int64_t rows, int team) {
+    const std::int64_t blocks = ceil_div(rows, kBlock / team);
+    LOCKSTEP_ASSERT(blocks <= kMostBlocks, "layer normalisation of {} rows", rows);
+    return dim3(static_cast<unsigned>(blocks));
+  }
+
+  template <class T>
+  static bool takes_packs(std::int64_t columns, const Tensor& gamma, std::initializer_list<const Tensor*> tensors) {
+    return columns % kVector<T> == 0 && fits_packs(gamma.f32(), 4) &&
+           std::ranges::all_of(tensors, [](const Tensor* tensor) { return fits_packs(tensor->data<T>(), kVector<T>); });
+  }
+
+  Context& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<LayerNormKernels> make_layer_norm_kernels(Context& context) {
+  return std::make_unique<CudaLayerNorm>(context);
+}
+
+}  // namespace lockstep::nn::cuda

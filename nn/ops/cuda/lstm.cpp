@@ -1,0 +1,237 @@
+#include "nn/ops/lstm.h"
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/cuda/cudnn_rnn.h"
+#include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/product.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+constexpr std::int64_t kAlignment = 16;  // bytes, of what cuDNN is given
+
+// Note [Weight space]
+// cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
+// back in such a piece. Parameters lie where optimizer and reducer have them, and gradients belong into the arena, so
+// they are copied: 4 · H · (I + H + 2) numbers once a step each way, where the layer multiplies each of them T times B
+// times. In training they are copied at every forward pass, also of a step that is recorded, whose parameters move
+// between replays without anything on the host knowing; otherwise when their versions have changed.
+struct WeightSpace {
+  Tensor memory;
+  std::array<std::uint64_t, 4> versions = {};
+  DType dtype = DType::kF32;
+};
+
+class CudaLstm final : public LstmKernels {
+ public:
+  CudaLstm(Context& context, PointwiseKernels& pointwise) : context_(context), pointwise_(pointwise) {}
+
+  Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
+                 const LstmState& to, bool keep) override {
+    check(x, weights, y);
+    if (x.size(0) == 0) return keep ? bytes(0) : Tensor();
+    const Held& held = find(x, y, keep);
+    const DType dtype = held.dtype;
+    const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
+    const Tensor space = gather(held, weights, keep).memory;
+    const Tensor workspace = bytes(held.plan.workspace_bytes());
+    const Tensor given_x = as(x, dtype), h_first = as(from.h, dtype), c_first = as(from.c, dtype);
+    const Tensor made_y = place_for(y, dtype), h_last = place_for(to.h, dtype), c_last = place_for(to.c, dtype);
+    held.plan.forward(handle(), {.x = given_x.raw(),
+                                 .y = made_y.raw(),
+                                 .h_first = h_first.raw(),
+                                 .c_first = c_first.raw(),
+                                 .h_last = h_last.raw(),
+                                 .c_last = c_last.raw(),
+                                 .weights = space.raw(),
+                                 .workspace = workspace.raw(),
+                                 .reserve = kept.raw()});
+    hand_over(made_y, y);
+    hand_over(h_last, to.h);
+    hand_over(c_last, to.c);
+    return kept;
+  }
+
+  void backward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y, const Tensor& kept,
+                const Tensor& dy, const LstmGradients& gradients, const Tensor& dx,
+                FunctionRef<void()> gradients_done) override {
+    check(x, weights, y);
+    if (x.size(0) == 0) {
+      clear(gradients);
+      return gradients_done();
+    }
+    const Held& held = find(x, y, true);
+    const DType dtype = held.dtype;
+    const Tensor space = gather(held, weights, false).memory;
+    const Tensor workspace = bytes(held.plan.workspace_bytes());
+    const Tensor given_x = as(x, dtype), given_y = as(y, dtype), given_dy = as(dy, dtype);
+    const Tensor h_first = as(from.h, dtype), c_first = as(from.c, dtype);
+    // What backward_weights() needs comes with it, so it is computed where nobody wants it, too.
+    const Tensor made_dx = dx.defined() ? place_for(dx, dtype) : empty(x.shape(), dtype);
+    const RnnArrays arrays = {.x = given_x.raw(),
+                              .y = given_y.raw(),
+                              .h_first = h_first.raw(),
+                              .c_first = c_first.raw(),
+                              .dy = given_dy.raw(),
+                              .dx = made_dx.raw(),
+                              .weights = space.raw(),
+                              .workspace = workspace.raw(),
+                              .reserve = kept.raw()};
+    held.plan.backward_data(handle(), arrays);
+    if (gradients.w_ih.defined() || gradients.w_hh.defined() || gradients.b_ih.defined() || gradients.b_hh.defined()) {
+      // cuDNN adds to what is there.
+      const Tensor made = bytes(held.plan.weight_bytes());
+      check_cuda(cudaMemsetAsync(made.raw(), 0, made.bytes(), native(context_.stream)), "clearing gradients");
+      held.plan.backward_weights(handle(), arrays, made.raw());
+      scatter(held, made, gradients);
+    }
+    gradients_done();
+    if (dx.defined()) hand_over(made_dx, dx);
+  }
+
+ private:
+  struct Held {
+    RnnPlan plan;
+    DType dtype;  // that cuDNN computes in: f32 also for bf16, where it does not know that
+  };
+
+  static std::array<const Tensor*, 4> all_of(const LstmWeights& weights) {
+    return {&weights.w_ih, &weights.w_hh, &weights.b_ih, &weights.b_hh};
+  }
+  static std::array<const Tensor*, 4> all_of(const LstmGradients& gradients) {
+    return {&gradients.w_ih, &gradients.w_hh, &gradients.b_ih, &gradients.b_hh};
+  }
+
+  static void check(const Tensor& x, const LstmWeights& weights, const Tensor& y) {
+    const std::int64_t inputs = x.size(2), width = y.size(2);
+    LOCKSTEP_ASSERT(weights.w_ih.shape() == Shape({4 * width, inputs}) &&
+                        weights.w_hh.shape() == Shape({4 * width, width}) && y.size(0) == x.size(0) &&
+                        y.size(1) == x.size(1),
+                    "{} and {} of {} and {}", to_string(weights.w_ih.shape()), to_string(weights.w_hh.shape()),
+                    to_string(x.shape()), to_string(y.shape()));
+    for (const Tensor* const weight : all_of(weights))
+      LOCKSTEP_ASSERT(weight->dtype() == x.dtype() && y.dtype() == x.dtype(), "{} and {}", name_of(weight->dtype()),
+                      name_of(x.dtype()));
+  }
+
+  Tensor empty(const Shape& shape, DType dtype) { return Tensor::empty(context_.allocator, shape, dtype); }
+  Tensor bytes(std::size_t count) { return empty({static_cast<std::int64_t>(count)}, DType::kU8); }
+
+  void move(const Tensor& from, const Tensor& to) {
+    if (from.dtype() == to.dtype())
+      pointwise_.copy(from, to);
+    else
+      pointwise_.cast(from, to);
+  }
+  static bool fits(const Tensor& tensor, DType dtype) {
+    return tensor.dtype() == dtype && alignment_of(tensor.raw()) >= kAlignment;
+  }
+  // `tensor` as cuDNN can read it.
+  Tensor as(const Tensor& tensor, DType dtype) {
+    if (!tensor.defined() || fits(tensor, dtype)) return tensor;
+    const Tensor made = empty(tensor.shape(), dtype);
+    move(tensor, made);
+    return made;
+  }
+  // Where cuDNN can write what is for `tensor`; hand_over() brings it there.
+  Tensor place_for(const Tensor& tensor, DType dtype) {
+    return !tensor.defined() || fits(tensor, dtype) ? tensor : empty(tensor.shape(), dtype);
+  }
+  void hand_over(const Tensor& made, const Tensor& to) {
+    if (made.raw() != to.raw()) move(made, to);
+  }
+
+  cudnnHandle_t handle() {
+    if (!handle_) {
+      handle_.emplace(make_cudnn_rnn_handle(context_.stream));
+      ++context_.primitives_created;
+    }
+    return handle_->get();
+  }
+
+  const Held& find(const Tensor& x, const Tensor& y, bool training) {
+    RnnProblem problem = {.dtype = x.dtype(),
+                          .tf32 = context_.tf32,
+                          .training = training,
+                          .samples = x.size(0),
+                          .steps = x.size(1),
+                          .inputs = x.size(2),
+                          .width = y.size(2)};
+    const PlanKey key = problem.key();
+    const auto at = plans_.find(key);
+    if (at != plans_.end()) return at->second;
+    auto made = RnnPlan::make(handle(), problem, context_.allocator);
+    if (!made) {
+      problem.dtype = DType::kF32;
+      made = RnnPlan::make(handle(), problem, context_.allocator);
+    }
+    LOCKSTEP_ASSERT(made.has_value(), "{}", problem.describe());
+    ++context_.primitives_created;
+    return plans_.emplace(key, Held{std::move(*made), problem.dtype}).first->second;
+  }
+
+  static Tensor piece_of(const Tensor& space, const WeightPiece& piece, DType dtype) {
+    return Tensor::view_of(static_cast<std::byte*>(space.raw()) + piece.offset, {piece.count}, dtype);
+  }
+  static Tensor piece_of(const Tensor& whole, const WeightPiece& piece) {
+    return whole.reshaped({whole.count()}).slice(piece.first, piece.first + piece.count);
+  }
+
+  const WeightSpace& gather(const Held& held, const LstmWeights& weights, bool always) {
+    PlanKey key{};
+    key[0] = reinterpret_cast<std::intptr_t>(weights.w_hh.raw());
+    key[1] = weights.w_ih.size(1);
+    key[2] = weights.w_hh.size(1);
+    key[3] = static_cast<std::int64_t>(held.dtype);
+    WeightSpace& space = spaces_[key];
+    if (!space.memory.defined()) {
+      space.memory = bytes(held.plan.weight_bytes());
+      // What lies between the parameters is read, and may be multiplied by 0: it must be numbers.
+      check_cuda(cudaMemsetAsync(space.memory.raw(), 0, space.memory.bytes(), native(context_.stream)),
+                 "clearing weights");
+      always = true;
+    }
+    LOCKSTEP_ASSERT(space.memory.bytes() == held.plan.weight_bytes(), "a weight space of {} bytes for {}",
+                    space.memory.bytes(), held.plan.weight_bytes());
+    if (!always && space.versions == weights.versions) return space;
+    for (const WeightPiece& piece : held.plan.pieces())
+      move(piece_of(*all_of(weights)[piece.parameter], piece), piece_of(space.memory, piece, held.dtype));
+    space.versions = weights.versions;
+    return space;
+  }
+
+  void scatter(const Held& held, const Tensor& space, const LstmGradients& gradients) {
+    for (const WeightPiece& piece : held.plan.pieces()) {
+      const Tensor& to = *all_of(gradients)[piece.parameter];
+      if (!to.defined()) continue;
+      const Tensor made = piece_of(space, piece, held.dtype);
+      if (gradients.accumulate[piece.parameter])
+        pointwise_.add_to(made, 1.0f, piece_of(to, piece));
+      else
+        move(made, piece_of(to, piece));
+    }
+  }
+
+  void clear(const LstmGradients& gradients) {
+    for (std::size_t i = 0; i < 4; ++i)
+      if (const Tensor& to = *all_of(gradients)[i]; to.defined() && !gradients.accumulate[i]) pointwise_.fill(to, 0.0f);
+  }
+
+  Context& context_;
+  PointwiseKernels& pointwise_;
+  std::optional<CudnnOwner<cudnnHandle_t>> handle_;
+  PlanMap<Held> plans_;
+  PlanMap<WeightSpace> spaces_;
+};
+
+}  // namespace
+
+std::unique_ptr<LstmKernels> make_lstm_kernels(Context& context, PointwiseKernels& pointwise) {
+  return std::make_unique<CudaLstm>(context, pointwise);
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,20 @@
+// Tokens in the order of their numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "nn/ops/cuda/context.h"
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn::cuda {
+
+struct alignas(8) TokenPlace {
+  std::int32_t token;
+  std::int32_t place;  // in the text
+};
+
+/// N numbers, i32, at least one → (N, 2) i32, which are TokenPlaces: in the order of their tokens, equal ones in the
+/// order of their places. A number outside [0, rows) is given as `rows`.
+Tensor sort_tokens(Context& context, const Tensor& numbers, std::int64_t rows);
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,193 @@
+// GPT-2's tokens against Hugging Face's tokenizers, with the vocabulary of tests/data/bpe/make_bpe.py.
+#include "data/bpe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const fs::path kGolden = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/bpe";
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Bpe : public ::testing::Test {
+ protected:
+  Bpe() {
+    std::string pattern = fs::temp_directory_path() / "bpe.XXXXXX";
+    directory_ = ::mkdtemp(pattern.data());
+  }
+  ~Bpe() override { fs::remove_all(directory_); }
+
+  std::string write(const std::string& name, const std::string& content) {
+    const fs::path path = directory_ / name;
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+  std::string complaint(const std::string& vocabulary, const std::string& merges) {
+    try {
+      const BytePairs pairs(write("vocab.json", vocabulary), write("merges.txt", merges));
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  }
+  // The golden vocabulary with one entry changed; null takes it out.
+  static std::string vocabulary_with(const std::string& token, const nlohmann::json& number) {
+    auto json = nlohmann::json::parse(read(kGolden / "vocab.json"));
+    json.erase(token);
+    if (!number.is_null()) json[token] = number;
+    return json.dump();
+  }
+
+  fs::path directory_;
+  BytePairs golden_{kGolden / "vocab.json", kGolden / "merges.txt"};
+};
+
+TEST_F(Bpe, EncodesAsHuggingFaceDoes) {
+  const auto golden = nlohmann::json::parse(read(kGolden / "golden.json"));
+  ASSERT_GE(golden["cases"].size(), 20u);
+  for (const auto& item : golden["cases"]) {
+    const auto text = item["text"].get<std::string>();
+    EXPECT_EQ(golden_.encode(text, "it"), item["tokens"].get<std::vector<std::int32_t>>()) << text;
+  }
+}
+
+TEST_F(Bpe, WhatIsEncodedComesBack) {
+  const auto golden = nlohmann::json::parse(read(kGolden / "golden.json"));
+  for (const auto& item : golden["cases"]) {
+    const auto text = item["text"].get<std::string>();
+    EXPECT_EQ(golden_.decode(golden_.encode(text, "it")), text);
+  }
+}
+
+// A token may hold a part of a character: alone it is no UTF-8, and together they are.
+TEST_F(Bpe, TokensEndWithinCharacters) {
+  const std::string text = "🌉";
+  const auto tokens = golden_.encode(text, "it");
+  ASSERT_GT(tokens.size(), 1u);
+  EXPECT_LT(golden_.decode(std::span(tokens).first(1)).size(), text.size());
+  Utf8Joiner joiner;
+  std::string joined;
+  for (const std::int32_t token : tokens) joined += joiner.add(golden_.decode(std::span(&token, 1)));
+  EXPECT_EQ(joined, text);
+  EXPECT_EQ(joiner.finish(), "");
+}
+
+TEST_F(Bpe, KnowsTheTokenBetweenTexts) {
+  ASSERT_TRUE(golden_.end_of_text());
+  EXPECT_EQ(*golden_.end_of_text(), golden_.size() - 1);
+  EXPECT_EQ(golden_.decode(std::vector{*golden_.end_of_text()}), "<|endoftext|>");
+}
+
+// A word as long as the text takes time in proportion to it, not to its square.
+TEST_F(Bpe, LongWords) {
+  const std::string text(1 << 20, 'e');
+  const auto tokens = golden_.encode(text, "it");
+  EXPECT_EQ(golden_.decode(tokens), text);
+}
+
+TEST_F(Bpe, WhatIsNoUtf8IsNamedWithItsByte) {
+  for (const std::string& bad : {std::string("ab\xff"), std::string("ab\xc3"), std::string("ab\xc0\x80"),
+                                 std::string("ab\xed\xa0\x80"), std::string("ab\xf4\x90\x80\x80")}) {
+    try {
+      static_cast<void>(golden_.encode(bad, "prompt.txt"));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("prompt.txt: byte 2 is not UTF-8"));
+    }
+  }
+}
+
+TEST_F(Bpe, VocabulariesThatCannotBeUsed) {
+  const std::string merges = read(kGolden / "merges.txt"), vocabulary = read(kGolden / "vocab.json");
+  EXPECT_EQ(complaint(vocabulary, merges), "nothing was thrown");
+  EXPECT_THAT(complaint("", merges), AllOf(HasSubstr("vocab.json"), HasSubstr("not JSON at byte")));
+  EXPECT_THAT(complaint(vocabulary.substr(0, 100), merges), HasSubstr("not JSON at byte"));
+  EXPECT_THAT(complaint("[1, 2]", merges), HasSubstr("no object"));
+  EXPECT_THAT(complaint("{}", merges), HasSubstr("no object"));
+  EXPECT_THAT(complaint(R"({"a": {"b": {"c": 1}}})", merges), HasSubstr("nests"));
+  EXPECT_THAT(complaint(vocabulary_with("a", 100000), merges), HasSubstr("the number of 'a'"));
+  EXPECT_THAT(complaint(vocabulary_with("a", -1), merges), HasSubstr("the number of 'a'"));
+  EXPECT_THAT(complaint(vocabulary_with("a", "x"), merges), HasSubstr("the number of 'a'"));
+  EXPECT_THAT(complaint(vocabulary_with("a", 1), merges), HasSubstr("each once"));
+  EXPECT_THAT(complaint(R"({"a": 0})", ""), HasSubstr("no token for the byte 0"));
+}
+
+TEST_F(Bpe, MergesThatCannotBeUsed) {
+  const std::string vocabulary = read(kGolden / "vocab.json");
+  EXPECT_EQ(complaint(vocabulary, ""), "nothing was thrown");
+  EXPECT_EQ(complaint(vocabulary, "#version: 0.2\r\nh e\r\n\r\n"), "nothing was thrown");
+  EXPECT_THAT(complaint(vocabulary, "h e\nhe\n"), AllOf(HasSubstr("merges.txt: line 2"), HasSubstr("no pair")));
+  EXPECT_THAT(complaint(vocabulary, "h e\nh e\n"), AllOf(HasSubstr("line 2"), HasSubstr("twice")));
+  EXPECT_THAT(complaint(vocabulary, "q q\n"), HasSubstr("line 1"));
+  EXPECT_THAT(complaint(vocabulary, "h e x\n"), HasSubstr("line 1"));
+  EXPECT_THROW(BytePairs(directory_ / "none", directory_ / "none"), IoError);
+}
+
+TEST(Utf8Joiner, GivesOutWholeCharacters) {
+  const std::string text = "aé€😀z";
+  for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+    Utf8Joiner joiner;
+    const std::string first = joiner.add(text.substr(0, cut)), second = joiner.add(text.substr(cut));
+    EXPECT_EQ(first + second, text);
+    EXPECT_TRUE(first.size() <= cut && cut - first.size() < 4);
+    EXPECT_EQ(joiner.finish(), "");
+  }
+}
+
+TEST(Utf8Joiner, ReplacesWhatIsNone) {
+  const auto joined = [](const std::string& bytes) {
+    Utf8Joiner joiner;
+    std::string all;
+    for (const char byte : bytes) all += joiner.add({&byte, 1});
+    return all + joiner.finish();
+  };
+  const std::string mark = "\xEF\xBF\xBD";
+  // What Python's bytes.decode("utf-8", "replace") says.
+  EXPECT_EQ(joined("a\xff"
+                   "b"),
+            "a" + mark + "b");
+  EXPECT_EQ(joined("\xe2\x82"), mark);
+  EXPECT_EQ(joined("\xe2\x82z"), mark + "z");
+  EXPECT_EQ(joined("\xed\xa0\x80"), mark + mark + mark);
+  EXPECT_EQ(joined("\xf0\x9f\x98\xf0\x9f\x98\x80"), mark + "😀");
+  EXPECT_EQ(joined("\xc0\x80\xf5"), mark + mark + mark);
+  EXPECT_EQ(joined("\xe0\x80"), mark + mark);
+}
+
+TEST(TokenNumbers, AreReadAndWritten) {
+  const TokenNumbers numbers(10);
+  EXPECT_THAT(numbers.encode(" 1, 2\n9 ", "it"), ElementsAre(1, 2, 9));
+  EXPECT_THAT(numbers.encode("", "it"), IsEmpty());
+  EXPECT_EQ(numbers.decode(std::vector<std::int32_t>{3, 4}), " 3 4");
+  for (const char* bad : {"10", "-1", "x", "1.5", "99999999999999999999"}) {
+    try {
+      static_cast<void>(numbers.encode(std::string("1 ") + bad, "it"));
+      ADD_FAILURE() << bad;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(bad), HasSubstr("byte 2")));
+      EXPECT_THAT(error.remedy(), HasSubstr("--vocab"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::data

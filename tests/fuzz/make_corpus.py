@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Writes tests/fuzz/corpus: small inputs of each kind, whole ones and some that are not. The standard library is enough.
+
+Images and PyTorch's files are those of tests/data/golden and tests/nn/golden.
+"""
+import gzip
+import hashlib
+import json
+import pathlib
+import struct
+import zipfile
+
+HERE = pathlib.Path(__file__).parent
+GOLDEN = HERE.parent / "nn" / "golden"
+
+
+def seed(target, name, content):
+    directory = HERE / "corpus" / target
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def idx(*dims):
+    count = 1
+    for dim in dims:
+        count *= dim
+    return bytes([0, 0, 8, len(dims)]) + b"".join(struct.pack(">I", d) for d in dims) + bytes(i % 256 for i in range(count))
+
+
+def safetensors(tensors, metadata=None):
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, content in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def checkpoint_card(**changed):
+    """As trainer/checkpoint/card.cpp writes it: what its digest is of is its text without that."""
+    file = {"bytes": 100, "sha256": "a" * 64}
+    card = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60, "epoch": 0,
+            "cursor": 448, "optimizer_steps": 7, "world_size": 2, "run": {"model": "cnn", "seed": "1"},
+            "settings": {"ranks": "2"}, "bucket_order": ["fc2.weight", "fc1.weight"],
+            "files": {"optimizer.safetensors": file, "weights.safetensors": file}, **changed}
+    card["sha256"] = hashlib.sha256(json.dumps(card, indent=1).encode()).hexdigest()
+    return json.dumps(card, indent=1)
+
+
+def main():
+    seed("idx", "images", idx(2, 3, 4))
+    seed("idx", "labels", idx(5))
+    seed("idx", "images.gz", gzip.compress(idx(2, 3, 4), mtime=0))
+    seed("idx", "labels.gz", gzip.compress(idx(5), mtime=0))
+    seed("idx", "huge", bytes([0, 0, 8, 3]) + b"\xff" * 12)
+
+    seed("safetensors", "two", safetensors([("a", "F32", [2, 1], bytes(8)), ("b.c", "I64", [], bytes(8))], {"format": "pt"}))
+    seed("safetensors", "types", safetensors([(t, t, [1], bytes(w)) for t, w in (("BF16", 2), ("F64", 8), ("U8", 1), ("I32", 4))]))
+    seed("safetensors", "empty", safetensors([]))
+    seed("safetensors", "long_header", struct.pack("<Q", 1 << 62) + b"{}")
+
+    seed("index", "one", '{"metadata": {"total_size": 2}, "weight_map": {"w": "a.safetensors"}}')
+    seed("index", "outside", '{"weight_map": {"w": "../a.safetensors"}}')
+    seed("index", "missing", '{"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}')
+
+    for path in sorted(GOLDEN.glob("*.pt")):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+                seed("pickle", path.stem, archive.read(name))
+    seed("pickle", "system", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
+
+    seed("text", "ascii", "To be, or not to be.\n")
+    seed("text", "wide", "é ß € 𝄞 \u0000 \u07ff \u0800 \uffff \U0010ffff")
+    seed("text", "broken", b"ok \xc3 \xed\xa0\x80 \xf4\x90\x80\x80")
+
+    seed("tokens", "whole", b"".join(struct.pack("<H", i % 1000) for i in range(60)))
+    seed("tokens", "too_large", b"".join(struct.pack("<H", 65535 - i) for i in range(60)))
+    seed("tokens", "odd", bytes(41))
+
+    golden = HERE.parent / "data" / "bpe"
+    files = [(golden / name).read_bytes() for name in ("vocab.json", "merges.txt")]
+    seed("bpe", "golden", b"\0".join([*files, "The bridges bend, they've 12 towns: caf\u00e9 \U0001f309".encode()]))
+    byte_tokens = json.dumps({chr(c): i for i, c in enumerate(
+        [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)])}).encode()
+    seed("bpe", "bytes", b"\0".join([byte_tokens, b"", b"  any text "]))
+    seed("bpe", "no_merge", b"\0".join([byte_tokens, b"a b\n", b"ab"]))
+    seed("bpe", "nested", b'{"a": [[0]]}\0\0')
+
+    image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
+    base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
+    gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
+    seed("card", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image, **base}))
+    seed("card", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
+    seed("card", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
+                                    "class_names": ["no", "yes"], **base}))
+    seed("card", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
+
+    seed("checkpoint", "card", checkpoint_card())
+    seed("checkpoint", "negative", checkpoint_card(step=-1))
+    seed("checkpoint", "huge", checkpoint_card(step=1 << 63, world_size=1 << 40))
+    seed("checkpoint", "types", checkpoint_card(run=[], files="none"))
+    seed("checkpoint", "changed", checkpoint_card().replace("448", "449"))
+
+    seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
+    seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')
+    seed("config", "kinds", "data = 1979-05-27T07:32:00Z\n[table]\na.b = [[1], {c = inf}]\n")
+    seed("config", "wrong", 'data = "\\u00e9\\U0001F600"\nbach = 3\n')
+
+    seed("options", "flags", "cnn\n--data\ndigits\n--batch=3\n--quiet\n")
+    seed("options", "lists", "--hidden\n1,2\n--hidden=3\n--no_such\n-b\n5\nmlp\n\nQUIET=1\nDATA=x\n")
+    seed("options", "odd", "--\n--data=\n-\n--hosts\n--qui\n---\n=\n")
+
+
+main()

@@ -1,0 +1,44 @@
+// A command line: the input's lines are its words. Those behind an empty line are variables, NAME=VALUE.
+#include "base/text.h"
+#include "cli/option_sources.h"
+#include "cli/values.h"
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace lockstep::cli;
+  Sources sources;
+  std::map<std::string, std::string> variables;
+  bool words = true;
+  for (const std::string& line : lockstep::split(lockstep::fuzz::text_of(data, size), '\n')) {
+    if (line.find('\0') != std::string::npos) return 0;  // no process can be given such a word
+    if (line.empty()) {
+      words = false;
+    } else if (words) {
+      if (line.find("onfig") != std::string::npos) return 0;  // would read any file
+      sources.args.push_back(line);
+    } else {
+      const auto equals = line.find('=');
+      if (line.starts_with("LOCKSTEP_CONFIG") || equals == std::string::npos) return 0;
+      variables["LOCKSTEP_" + line.substr(0, equals)] = line.substr(equals + 1);
+    }
+  }
+  for (const auto& [name, value] : variables) sources.environment_names.push_back(name);
+  sources.env = [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  };
+  return lockstep::fuzz::parse([&] {
+    std::string word, model;
+    int batch = 0;
+    bool quiet = false;
+    std::vector<int> hidden;
+    OptionTable table("train", "Trains.");
+    table.positional({"MODEL", "a model", lockstep::cli::text(model)});
+    table.add({.name = "data", .placeholder = "DATA", .set = lockstep::cli::text(word)});
+    table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .set = integer(batch, 1, 1000)});
+    table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(quiet)});
+    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
+    table.exclusive({"batch", "hidden"});
+    parse_options(table, sources, {{"hosts", "launch"}});
+  });
+}

@@ -1,0 +1,135 @@
+// CUDA's attention against the CPU's.
+#include "nn/ops/cuda/fused_attention.h"
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+struct Sizes {
+  std::int64_t batch, tokens, heads, width;
+
+  Shape qkv() const { return {batch, tokens, 3 * heads * width}; }
+  Shape y() const { return {batch, tokens, heads * width}; }
+  Shape log_sums() const { return {batch, heads, tokens}; }
+  std::string text() const { return fmt::format("{} x {} tokens, {} heads of {}", batch, tokens, heads, width); }
+};
+// Around a tile of 64 tokens, slabs of 32 columns, and the 64 and 128 columns that a block has of a result.
+const Sizes kSizes[] = {{1, 1, 1, 1},   {2, 5, 3, 4},   {1, 64, 1, 32},  {1, 65, 2, 7}, {0, 3, 2, 4},
+                        {1, 70, 1, 64}, {1, 9, 1, 132}, {1, 130, 1, 20}, {2, 3, 1, 72}, {1, 66, 1, 129}};
+
+class CudaAttention : public DeviceTest {
+ protected:
+  // Sums of `tokens` weights, or of `tokens` gradients; in bf16 what is kept in between is rounded: results, and inside
+  // of cuDNN weights and gradients of scores.
+  Tolerance tolerance(std::int64_t tokens, double scale = 1.0) const {
+    if (type() == DType::kBF16) return {type(), 0x1p16, scale};  // 2⁻⁷ of it
+    return {type(), 32.0 + static_cast<double>(tokens), scale};
+  }
+
+  std::unique_ptr<AttentionKernels> attention = cuda::make_attention_kernels(context);
+};
+
+TEST_P(CudaAttention, Forward) {
+  for (const Sizes& s : kSizes) {
+    SCOPED_TRACE(s.text());
+    const Tensor qkv_host = random(s.qkv(), 1), qkv = activation(qkv_host);
+    const Tensor expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
+    cpu->attention().forward(qkv_host, s.heads, expected, log_sums);
+    const auto got = results({activation_like(s.y()), {s.log_sums()}},
+                             [&](const auto& out) { attention->forward(qkv, s.heads, out[0], out[1]); });
+    expect_close(expected, got[0], tolerance(s.tokens));
+    expect_close(log_sums, got[1], {DType::kF32, 32.0, 8.0});
+  }
+}
+
+TEST_P(CudaAttention, Backward) {
+  for (const Sizes& s : kSizes) {
+    SCOPED_TRACE(s.text());
+    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
+    const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
+    cpu->attention().forward(qkv_host, s.heads, y_host, log_sums_host);
+    rounded(y_host);
+    cpu->attention().backward(qkv_host, s.heads, y_host, log_sums_host, dy_host, expected);
+    const Tensor qkv = activation(qkv_host), y = activation(y_host), dy = activation(dy_host);
+    const Tensor log_sums = plain(log_sums_host);
+    const auto got = results({activation_like(s.qkv())},
+                             [&](const auto& out) { attention->backward(qkv, s.heads, y, log_sums, dy, out[0]); });
+    expect_close(expected, got[0], tolerance(s.tokens, 4.0));
+  }
+}
+
+// Token by token, some at a time, and more than a block for each of them does: each time what forward() makes of all.
+TEST_P(CudaAttention, Extend) {
+  for (const Sizes& s : {Sizes{2, 7, 3, 4}, Sizes{1, 70, 2, 40}, Sizes{1, 5, 1, 264}, Sizes{1, 19, 1, 256}}) {
+    SCOPED_TRACE(s.text());
+    const std::int64_t most = s.tokens + 3;
+    const Tensor qkv_host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
+    cpu->attention().forward(qkv_host, s.heads, expected, log_sums);
+    const Tensor zeros = cpu->zeros({s.batch, most, 2 * s.heads * s.width});
+    for (const std::vector<std::int64_t>& steps :
+         {std::vector<std::int64_t>{s.tokens}, {s.tokens - 2, 1, 1}, {1, 2, s.tokens - 3}}) {
+      const Tensor cache = activation(zeros);
+      std::int64_t past = 0;
+      for (const std::int64_t count : steps) {
+        const Tensor part = cpu->empty({s.batch, count, 3 * s.heads * s.width});
+        const Tensor wanted = cpu->empty({s.batch, count, s.heads * s.width});
+        for (std::int64_t b = 0; b < s.batch; ++b) {
+          std::copy_n(qkv_host.f32() + (b * s.tokens + past) * qkv_host.size(2), count * qkv_host.size(2),
+                      part.f32() + b * count * qkv_host.size(2));
+          std::copy_n(expected.f32() + (b * s.tokens + past) * expected.size(2), count * expected.size(2),
+                      wanted.f32() + b * count * expected.size(2));
+        }
+        const Tensor x = activation(part);
+        const auto got = results({activation_like(wanted.shape())},
+                                 [&](const auto& out) { attention->extend(x, s.heads, past, cache, out[0]); });
+        expect_close(wanted, got[0], tolerance(s.tokens));
+        past += count;
+      }
+      // The cache holds keys and values as they came, and nothing behind them.
+      const auto bytes = download(cache);
+      const Tensor held = cpu->empty(zeros.shape());
+      for (std::int64_t i = 0; i < held.count(); ++i)
+        held.f32()[i] = type() == DType::kBF16 ? reinterpret_cast<const BFloat16*>(bytes.data())[i].to_float()
+                                               : reinterpret_cast<const float*>(bytes.data())[i];
+      const std::int64_t row = 2 * s.heads * s.width;
+      for (std::int64_t i = 0; i < held.count(); ++i) {
+        const std::int64_t b = i / (most * row), t = i / row % most;
+        const float kept = t < s.tokens ? qkv_host.f32()[(b * s.tokens + t) * row / 2 * 3 + row / 2 + i % row] : 0.0f;
+        ASSERT_EQ(held.f32()[i], kept) << i;
+      }
+    }
+  }
+}
+
+// Large scores, of which exp() alone would be infinite, and a token that sees nothing but NaN.
+TEST_P(CudaAttention, ScoresMayBeLargeAndNaNIsSeenByThoseBehindIt) {
+  const Sizes s = {1, 70, 1, 8};
+  const Tensor host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
+  for (float& v : host.span<float>()) v *= 16.0f;  // an exact factor
+  const auto forward = [&] {
+    const Tensor qkv = activation(host);
+    return results({activation_like(s.y()), {s.log_sums()}},
+                   [&](const auto& out) { attention->forward(qkv, s.heads, out[0], out[1]); });
+  };
+  cpu->attention().forward(host, s.heads, expected, log_sums);
+  const auto large = forward();
+  expect_close(log_sums, large[1], {DType::kF32, 32.0, 512.0});
+  expect_close(expected, large[0], tolerance(s.tokens, type() == DType::kBF16 ? 16.0 : 512.0));
+  host.f32()[68 * 24 + 8] = kNaN;  // a key
+  const auto got = forward();
+  for (std::int64_t i = 0; i < got[0].count(); ++i) ASSERT_EQ(std::isnan(got[0].f32()[i]), i / 8 >= 68) << i;
+}
+
+TEST(FusedAttention, SamplesAtOnceKeepScoresWithinBounds) {
+  EXPECT_EQ(cuda::samples_at_once(8, 12, 1024), 8);
+  EXPECT_EQ(cuda::samples_at_once(64, 12, 1024), 21);
+  EXPECT_EQ(cuda::samples_at_once(64, 12, 8192), 1);
+  EXPECT_EQ(cuda::samples_at_once(1, 1, 1), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaAttention, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,149 @@
+// CUDA's embeddings against the CPU's.
+#include "nn/ops/cuda/token_order.h"
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+class CudaEmbedding : public DeviceTest {
+ protected:
+  Tensor numbers_of(const std::vector<std::int32_t>& values, const Shape& shape) {
+    const Tensor made = cpu->empty(shape, DType::kI32);
+    std::copy(values.begin(), values.end(), made.data<std::int32_t>());
+    return made;
+  }
+  // `half`: every other one is the same.
+  std::vector<std::int32_t> some_numbers(std::int64_t count, std::int64_t rows, bool half) {
+    SplitMix64 random(static_cast<std::uint64_t>(count));
+    std::vector<std::int32_t> made(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      const auto number = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(rows)));
+      made[i] = half && i % 2 == 1 ? static_cast<std::int32_t>(rows / 2) : number;
+    }
+    return made;
+  }
+
+  std::unique_ptr<EmbeddingKernels> embedding = cuda::make_embedding_kernels(context);
+};
+
+struct Case {
+  std::int64_t rows, columns, count;
+  bool half;
+};
+// Vocabularies of one digit, two and three; runs of one token over many pieces; the widths of an access and around.
+const Case kCases[] = {{1, 1, 1, false},    {5, 19, 6, false},     {3, 8, 16, false},    {3, 8, 17, false},
+                       {11, 4, 33, true},   {256, 64, 1500, true}, {50257, 3, 70, true}, {300000, 1, 50, false},
+                       {7, 132, 300, true}, {20, 33, 0, false},    {1, 5, 2100, false},  {513, 40, 1024, false}};
+
+TEST_P(CudaEmbedding, Forward) {
+  for (const auto& [rows, columns, count, half] : kCases) {
+    SCOPED_TRACE(fmt::format("{} of ({}, {})", count, rows, columns));
+    const Tensor table_host = random({rows, columns}, 1), table = activation(table_host);
+    const Tensor numbers_host = numbers_of(some_numbers(count, rows, half), {count});
+    const Tensor numbers = plain(numbers_host), expected = cpu->empty({count, columns});
+    cpu->embedding().forward(table_host, numbers_host, expected);
+    const auto got = results({activation_like({count, columns})},
+                             [&](const auto& out) { embedding->forward(table, numbers, out[0]); });
+    expect_same(expected, got[0]);
+  }
+}
+
+TEST_P(CudaEmbedding, NumbersOutsideOfTheTableAreNaN) {
+  const Tensor table_host = random({4, 24}, 1), table = activation(table_host);
+  const Tensor numbers = plain(numbers_of({3, -1, 0, 4, 2147483647, -2147483647 - 1, 2}, {7}));
+  const auto got =
+      results({activation_like({7, 24})}, [&](const auto& out) { embedding->forward(table, numbers, out[0]); });
+  const std::int64_t wanted[] = {3, -1, 0, -1, -1, -1, 2};
+  for (std::int64_t i = 0; i < got[0].count(); ++i) {
+    const std::int64_t row = wanted[i / 24];
+    if (row < 0)
+      EXPECT_TRUE(std::isnan(got[0].f32()[i])) << i;
+    else
+      EXPECT_EQ(got[0].f32()[i], table_host.f32()[row * 24 + i % 24]) << i;
+  }
+  // Their gradients go nowhere.
+  const Tensor dy_host = random({7, 24}, 2), dy = activation(dy_host), expected = cpu->zeros({4, 24});
+  for (std::int64_t i = 0; i < dy_host.count(); ++i)
+    if (wanted[i / 24] >= 0) expected.f32()[wanted[i / 24] * 24 + i % 24] = dy_host.f32()[i];
+  const auto gradient = results({{{4, 24}}}, [&](const auto& out) { embedding->backward(numbers, dy, false, out[0]); });
+  expect_same(expected, gradient[0]);
+}
+
+TEST_P(CudaEmbedding, Backward) {
+  for (const auto& [rows, columns, count, half] : kCases)
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} of ({}, {}), accumulate {}", count, rows, columns, accumulate));
+      const Tensor dy_host = random({count, columns}, 1), before = random_tensor(*cpu, {rows, columns}, 2);
+      const Tensor numbers_host = numbers_of(some_numbers(count, rows, half), {count});
+      const Tensor dy = activation(dy_host), numbers = plain(numbers_host), expected = cpu->empty({rows, columns});
+      cpu->pointwise().copy(before, expected);
+      cpu->embedding().backward(numbers_host, dy_host, accumulate, expected);
+      const auto got = results({{{rows, columns}, DType::kF32, before}},
+                               [&](const auto& out) { embedding->backward(numbers, dy, accumulate, out[0]); });
+      // The CPU adds up the rows of a token one by one.
+      expect_close(expected, got[0], {DType::kF32, 8.0 + static_cast<double>(count) / 8.0});
+    }
+}
+
+// Tokens in order, and equal ones in the order of the text.
+TEST_P(CudaEmbedding, TokensAreSortedAndStayInOrder) {
+  for (const auto& [rows, columns, count, half] : kCases) {
+    if (count == 0) continue;
+    const auto numbers = some_numbers(count, rows, half);
+    const Tensor order = cuda::sort_tokens(context, plain(numbers_of(numbers, {count})), rows);
+    const auto bytes = download(order);
+    const auto* const places = reinterpret_cast<const cuda::TokenPlace*>(bytes.data());
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(places[i].token, numbers[static_cast<std::size_t>(places[i].place)]) << i;
+      if (i == 0) continue;
+      ASSERT_TRUE(places[i - 1].token < places[i].token ||
+                  (places[i - 1].token == places[i].token && places[i - 1].place < places[i].place))
+          << i;
+    }
+  }
+}
+
+struct Positions {
+  std::int64_t batch, tokens, columns, first, rows;
+};
+const Positions kPositions[] = {{1, 1, 1, 0, 1},   {2, 3, 5, 2, 6}, {3, 7, 64, 0, 7}, {9, 4, 40, 1, 8},
+                                {200, 2, 8, 0, 5}, {0, 3, 4, 0, 3}, {2, 0, 4, 1, 3},  {1, 33, 24, 3, 40}};
+
+TEST_P(CudaEmbedding, AddRows) {
+  for (const auto& [batch, tokens, columns, first, rows] : kPositions) {
+    SCOPED_TRACE(fmt::format("({}, {}, {})", batch, tokens, columns));
+    const Shape shape = {batch, tokens, columns};
+    const Tensor x_host = random(shape, 1), table_host = random({rows, columns}, 2), expected = cpu->empty(shape);
+    const Tensor x = activation(x_host), table = activation(table_host);
+    cpu->embedding().add_rows(x_host, table_host, first, expected);
+    const std::int64_t from = first;
+    const auto apart =
+        results({activation_like(shape)}, [&](const auto& out) { embedding->add_rows(x, table, from, out[0]); });
+    expect_same(rounded(expected), apart[0]);
+    const auto in_place = results({activation_like(shape, x_host)},
+                                  [&](const auto& out) { embedding->add_rows(out[0], table, from, out[0]); });
+    expect_same(expected, in_place[0]);
+  }
+}
+
+TEST_P(CudaEmbedding, AddRowsBackward) {
+  for (const auto& [batch, tokens, columns, first, rows] : kPositions)
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(fmt::format("({}, {}, {}), accumulate {}", batch, tokens, columns, accumulate));
+      const Tensor dy_host = random({batch, tokens, columns}, 1), before = random_tensor(*cpu, {rows, columns}, 2);
+      const Tensor dy = activation(dy_host), expected = cpu->empty({rows, columns});
+      cpu->pointwise().copy(before, expected);
+      cpu->embedding().add_rows_backward(dy_host, first, accumulate, expected);
+      const std::int64_t from = first;
+      const auto got = results({{{rows, columns}, DType::kF32, before}},
+                               [&](const auto& out) { embedding->add_rows_backward(dy, from, accumulate, out[0]); });
+      expect_close(expected, got[0], {DType::kF32, 8.0 + static_cast<double>(batch) / 8.0});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaEmbedding, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,159 @@
+// CUDA's layer normalisation against the CPU's, and against f64 where f32 sums could go wrong.
+#include "tests/nn/cuda/device_values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+constexpr double kEps = 1e-5;
+
+// Around what a warp, and a block, keep in registers; single rows and single columns; and nothing.
+const Shape kShapes[] = {{1, 1},    {3, 2},    {1, 8},    {9, 33},   {2, 3, 256}, {17, 257}, {5, 768},
+                         {3, 1024}, {2, 1025}, {2, 1600}, {1, 8192}, {1, 8200},   {70, 7},   {601, 16},
+                         {1030, 3}, {0, 5},    {2, 1056}, {2100, 8}, {1, 8193}};
+
+std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
+
+class CudaLayerNorm : public DeviceTest {
+ protected:
+  // What the CPU makes of it.
+  struct Forward {
+    Tensor y, mean, inverse;
+  };
+  Forward on_cpu(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
+    const std::int64_t rows = x.count() / gamma.count();
+    Forward made = {cpu->empty(x.shape()), cpu->empty({rows}), cpu->empty({rows})};
+    cpu->layer_norm().forward(x, gamma, beta, kEps, made.y, made.mean, made.inverse);
+    return made;
+  }
+  // A row of nearly equal numbers makes their rounding as large as this.
+  static double steepest(const Tensor& inverse) {
+    double largest = 1.0;
+    for (const float i : inverse.span<float>()) largest = std::max(largest, static_cast<double>(i));
+    return largest;
+  }
+
+  std::unique_ptr<LayerNormKernels> norm = cuda::make_layer_norm_kernels(context);
+};
+
+TEST_P(CudaLayerNorm, Forward) {
+  for (const Shape& shape : kShapes)
+    for (const bool bias : {true, false}) {
+      SCOPED_TRACE(to_string(shape));
+      const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+      const Tensor x_host = random(shape, 1), gamma = random_tensor(*cpu, {columns}, 2);
+      const Tensor beta = bias ? random_tensor(*cpu, {columns}, 3) : Tensor();
+      const Forward expected = on_cpu(x_host, gamma, beta);
+      const Tensor x = activation(x_host), g = plain(gamma), b = bias ? plain(beta) : Tensor();
+      const auto got = results({activation_like(shape), {{rows}}, {{rows}}},
+                               [&](const auto& out) { norm->forward(x, g, b, kEps, out[0], out[1], out[2]); });
+      const double steep = steepest(expected.inverse);
+      expect_close(expected.mean, got[1], {DType::kF32, 8.0});
+      expect_close(expected.inverse, got[2], {DType::kF32, 32.0, steep * steep});
+      expect_close(expected.y, got[0], {type(), 32.0, 2.0 * steep});
+    }
+}
+
+TEST_P(CudaLayerNorm, BackwardInput) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = columns_of(shape);
+    const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
+    const Forward forward = on_cpu(x_host, gamma, Tensor());
+    const Tensor expected = cpu->empty(shape);
+    cpu->layer_norm().backward_input(x_host, dy_host, gamma, forward.mean, forward.inverse, expected);
+    const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(forward.mean);
+    const Tensor i = plain(forward.inverse);
+    const double steep = steepest(forward.inverse);
+    // Of one column, or two, the result is the difference of equal numbers, made larger by `steep`.
+    const Tolerance tolerance = {type(), 32.0, 4.0 * steep * (columns < 3 ? steep : 1.0)};
+    const auto apart =
+        results({activation_like(shape)}, [&](const auto& out) { norm->backward_input(x, dy, g, m, i, out[0]); });
+    expect_close(expected, apart[0], tolerance);
+    const auto in_place = results({activation_like(shape, dy_host)},
+                                  [&](const auto& out) { norm->backward_input(x, out[0], g, m, i, out[0]); });
+    expect_same(apart[0], in_place[0]);
+  }
+}
+
+TEST_P(CudaLayerNorm, BackwardParameters) {
+  for (const Shape& shape : kShapes)
+    for (const int which : {0, 1, 2})  // both, gamma alone, beta alone
+      for (const bool accumulate : {false, true}) {
+        if (shape.count() > 4096 && (which != 0 || !accumulate)) continue;  // a GPU in software takes seconds for it
+        SCOPED_TRACE(fmt::format("{} {} {}", to_string(shape), which, accumulate));
+        const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+        const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
+        const Forward forward = on_cpu(x_host, gamma, Tensor());
+        const Tensor before = random_tensor(*cpu, {columns}, 4), dgamma = cpu->empty({columns});
+        const Tensor dbeta = cpu->empty({columns});
+        cpu->pointwise().copy(before, dgamma);
+        cpu->pointwise().copy(before, dbeta);
+        cpu->layer_norm().backward_parameters(x_host, dy_host, forward.mean, forward.inverse, accumulate, dgamma,
+                                              accumulate, dbeta);
+        const Tensor x = activation(x_host), dy = activation(dy_host), m = plain(forward.mean);
+        const Tensor i = plain(forward.inverse);
+        const Output like = {{columns}, DType::kF32, before};
+        const auto got = results({like, like}, [&](const auto& out) {
+          norm->backward_parameters(x, dy, m, i, accumulate, which == 2 ? Tensor() : out[0], accumulate,
+                                    which == 1 ? Tensor() : out[1]);
+        });
+        const double steep = steepest(forward.inverse), sum = std::sqrt(static_cast<double>(rows));
+        const double ulps = 8.0 + static_cast<double>(rows) / 8.0;  // the CPU adds up the rows one by one
+        expect_close(which == 2 ? before : dgamma, got[0], {DType::kF32, ulps, 2.0 * steep * sum});
+        expect_close(which == 1 ? before : dbeta, got[1], {DType::kF32, ulps, sum});
+      }
+}
+
+// Means that are thousands of deviations away from 0, where Σx² − (Σx)²/C would be noise.
+TEST_P(CudaLayerNorm, FarFromZero) {
+  const std::int64_t rows = 7, columns = 640;
+  const Tensor host = random_tensor(*cpu, {rows, columns}, 1);
+  for (float& v : host.span<float>()) v += 4000.0f;
+  rounded(host);
+  const Tensor mean = cpu->empty({rows}), variance = cpu->empty({rows}), ones = cpu->empty({columns});
+  cpu->pointwise().fill(ones, 1.0f);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double sum = 0, squares = 0;
+    for (std::int64_t c = 0; c < columns; ++c) sum += static_cast<double>(host.f32()[r * columns + c]);
+    sum /= static_cast<double>(columns);
+    for (std::int64_t c = 0; c < columns; ++c)
+      squares += std::pow(static_cast<double>(host.f32()[r * columns + c]) - sum, 2);
+    mean.f32()[r] = static_cast<float>(sum);
+    variance.f32()[r] = static_cast<float>(squares / static_cast<double>(columns));
+  }
+  const Tensor x = activation(host), g = plain(ones);
+  const auto got = results({activation_like({rows, columns}), {{rows}}, {{rows}}},
+                           [&](const auto& out) { norm->forward(x, g, Tensor(), kEps, out[0], out[1], out[2]); });
+  expect_close(mean, got[1], {DType::kF32, 8.0});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double got_variance = std::pow(static_cast<double>(got[2].f32()[r]), -2.0) - kEps;
+    EXPECT_NEAR(got_variance, static_cast<double>(variance.f32()[r]), 2e-3) << r;  // an ulp of the mean is 5e-4
+  }
+}
+
+TEST_P(CudaLayerNorm, NaNAndInfinityStayInTheirRows) {
+  for (const std::int64_t columns : {40, 2048}) {
+    const Shape shape = {20, columns};
+    const Tensor host = random(shape, 1), dy_host = random(shape, 2);
+    host.f32()[3 * columns + 1] = kNaN;
+    host.f32()[5 * columns] = kInfinity;
+    const Tensor x = activation(host), g = plain(random_tensor(*cpu, {columns}, 3)), dy = activation(dy_host);
+    const auto forward = results({activation_like(shape), {{20}}, {{20}}},
+                                 [&](const auto& out) { norm->forward(x, g, g, kEps, out[0], out[1], out[2]); });
+    const Tensor m = plain(forward[1]), i = plain(forward[2]);
+    const auto backward =
+        results({activation_like(shape)}, [&](const auto& out) { norm->backward_input(x, dy, g, m, i, out[0]); });
+    for (std::int64_t at = 0; at < host.count(); ++at) {
+      const bool sound = at / columns != 3 && at / columns != 5;
+      ASSERT_EQ(std::isfinite(forward[0].f32()[at]), sound) << at;
+      ASSERT_EQ(std::isfinite(backward[0].f32()[at]), sound) << at;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaLayerNorm, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

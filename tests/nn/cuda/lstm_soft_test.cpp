@@ -1,0 +1,91 @@
+// What CUDA's LSTM asks cuDNN for, of a cuDNN in software: kinds of weight spaces, versions, what is kept and let go
+// of.
+#include "tests/nn/cuda/device_values.h"
+#include "tests/soft_cuda/cudnn_rnn.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+using soft_cuda::cudnn_rnn_counts;
+using soft_cuda::set_cudnn_rnn;
+
+class CudaLstmSoft : public DeviceTest {
+ protected:
+  ~CudaLstmSoft() override { set_cudnn_rnn({}); }
+
+  static constexpr std::int64_t kBatch = 3, kSteps = 4, kInputs = 5, kWidth = 6;
+
+  // Results and gradients, one behind the other.
+  std::vector<float> train(LstmKernels& lstm) {
+    const LstmWeights weights = {.w_ih = activation(random({4 * kWidth, kInputs}, 1)),
+                                 .w_hh = activation(random({4 * kWidth, kWidth}, 2)),
+                                 .b_ih = activation(random({4 * kWidth}, 3)),
+                                 .b_hh = activation(random({4 * kWidth}, 4)),
+                                 .versions = {1, 2, 3, 4}};
+    const Tensor x = activation(random({kBatch, kSteps, kInputs}, 5));
+    const Tensor dy = activation(random({kBatch, kSteps, kWidth}, 6));
+    std::vector<float> all;
+    for (const Tensor& made :
+         results({activation_like(dy.shape()),
+                  activation_like(x.shape()),
+                  {weights.w_ih.shape()},
+                  {weights.w_hh.shape()},
+                  {weights.b_ih.shape()},
+                  {weights.b_hh.shape()}},
+                 [&](const auto& out) {
+                   const Tensor kept = lstm.forward(x, weights, {}, out[0], {}, true);
+                   lstm.backward(x, weights, {}, out[0], kept, dy, {out[2], out[3], out[4], out[5]}, out[1], [] {});
+                 })) {
+      const auto values = values_of(made);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  std::vector<float> train() { return train(*cuda::make_lstm_kernels(context, *pointwise)); }
+
+  std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
+};
+
+// Where cuDNN wants the weights changes nothing.
+TEST_P(CudaLstmSoft, WeightsMayLieAnywhere) {
+  const auto scattered = train();
+  set_cudnn_rnn({.scattered = false});
+  EXPECT_EQ(train(), scattered);
+}
+
+// An old cuDNN knows no bf16: it computes in f32, from the same numbers and to the same types.
+TEST_P(CudaLstmSoft, OldVersionsComputeInF32) {
+  const auto before = cudnn_rnn_counts();
+  const auto with = train();
+  EXPECT_EQ(cudnn_rnn_counts().bf16 > before.bf16, type() == DType::kBF16);
+  set_cudnn_rnn({.version = 91200});
+  const auto old = cudnn_rnn_counts();
+  const auto without = train();
+  EXPECT_EQ(cudnn_rnn_counts().bf16, old.bf16);
+  EXPECT_GT(cudnn_rnn_counts().forwards, old.forwards);
+  ASSERT_EQ(without.size(), with.size());
+  for (std::size_t i = 0; i < with.size(); ++i)
+    ASSERT_NEAR(without[i], with[i], type() == DType::kBF16 ? 0.03f * (1.0f + std::abs(with[i])) : 0.0f) << i;
+}
+
+// Everything is made once and let go of in the end.
+TEST_P(CudaLstmSoft, NothingIsMadeTwice) {
+  const auto before = cudnn_rnn_counts().live;
+  {
+    const auto lstm = cuda::make_lstm_kernels(context, *pointwise);
+    train(*lstm);
+    const auto live = cudnn_rnn_counts().live;
+    const auto made = context.primitives_created;
+    EXPECT_GT(live, before);
+    train(*lstm);
+    EXPECT_EQ(cudnn_rnn_counts().live, live);
+    EXPECT_EQ(context.primitives_created, made);
+  }
+  EXPECT_EQ(cudnn_rnn_counts().live, before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaLstmSoft, kDeviceCases, name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn

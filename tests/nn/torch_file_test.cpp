@@ -1,0 +1,296 @@
+// Files of torch.save(): those that PyTorch wrote (tests/nn/golden/make_torch_files.py), and hand-made ones that lie.
+#include "nn/io/torch_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "nn/io/unpickler.h"
+#include "nn/io/weights.h"
+#include "tests/nn/temp_dir.h"
+
+namespace lockstep::nn {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::read_file;
+using testing::TempDir;
+using testing::write_file;
+
+const std::string kGolden = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/nn/golden/";
+
+std::vector<double> values_of(const HostTensor& tensor) {
+  std::vector<double> values;
+  const auto add = [&]<class T>(T) {
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += sizeof(T)) {
+      T value;
+      std::memcpy(&value, tensor.bytes.data() + at, sizeof value);
+      values.push_back(static_cast<double>(value));
+    }
+  };
+  switch (tensor.dtype) {
+    case DType::kF32: add(float{}); break;
+    case DType::kF64: add(double{}); break;
+    case DType::kI32: add(std::int32_t{}); break;
+    case DType::kI64: add(std::int64_t{}); break;
+    case DType::kU8: add(std::uint8_t{}); break;
+    default: ADD_FAILURE() << "a type that no file should give";
+  }
+  return values;
+}
+
+std::string type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return "float64";
+    case DType::kI32: return "int32";
+    case DType::kI64: return "int64";
+    case DType::kU8: return "uint8";
+    default: return "float32";
+  }
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    read_torch_file(path);
+  } catch (const IoError& error) {
+    EXPECT_FALSE(error.remedy().empty());
+    EXPECT_EQ(error.line().find('\n'), std::string::npos);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(TorchFile, ReadsWhatPyTorchWrote) {
+  const auto facts = nlohmann::json::parse(read_file(kGolden + "torch_files.json"))["files"];
+  int files = 0;
+  for (const auto& [name, expected] : facts.items()) {
+    SCOPED_TRACE(name);
+    const std::string path = kGolden + name + ".pt";
+    ++files;
+    if (expected == "refused") {
+      EXPECT_THAT(refusal(path), HasSubstr(name + ".pt"));
+      continue;
+    }
+    const auto tensors = read_weights(path);
+    ASSERT_EQ(tensors.size(), expected.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto& tensor = expected[i];
+      EXPECT_EQ(tensors[i].name, tensor["name"].get<std::string>());
+      const auto dtype = tensor["dtype"].get<std::string>();
+      EXPECT_EQ(type_of(tensors[i].dtype), dtype == "float16" || dtype == "bfloat16" ? "float32" : dtype);
+      EXPECT_EQ(tensors[i].shape, tensor["shape"].get<std::vector<std::int64_t>>());
+      EXPECT_EQ(values_of(tensors[i]), tensor["values"].get<std::vector<double>>());
+    }
+  }
+  EXPECT_EQ(files, 16);
+}
+
+TEST(TorchFile, AWholeModelIsRefusedByTheNameThatItWouldCall) {
+  EXPECT_THAT(refusal(kGolden + "whole_model.pt"), HasSubstr("torch.nn.modules.container Sequential"));
+}
+
+// Each byte less is an error: no value of what is left over, no crash, no memory from a length that is not there.
+TEST(TorchFile, FilesCutAtAnyByteAreRefused) {
+  const TempDir directory;
+  const std::string path = directory.path("cut.pt");
+  for (const char* name : {"bf16.pt", "half_legacy.pt", "strided_legacy.pt"}) {
+    const std::string whole = read_file(kGolden + name);
+    for (std::size_t size = 0; size < whole.size(); ++size) {
+      write_file(path, whole.substr(0, size));
+      ASSERT_NE(refusal(path), "nothing was thrown") << name << " cut at " << size << " of " << whole.size();
+    }
+  }
+}
+
+TEST(TorchFile, FlippedBytesNeverDoWorseThanAnError) {
+  const TempDir directory;
+  const std::string path = directory.path("flipped.pt");
+  std::uint32_t random = 1;
+  for (const char* name : {"zip.pt", "legacy.pt", "strided_legacy.pt", "wrapped.pt"}) {
+    const std::string whole = read_file(kGolden + name);
+    for (int i = 0; i < 300; ++i) {
+      std::string content = whole;
+      for (int k = 0; k < 1 + i % 3; ++k) {
+        random = random * 1664525u + 1013904223u;
+        content[(random >> 8) % content.size()] = static_cast<char>(random >> 3);
+      }
+      write_file(path, content);
+      EXPECT_FALSE(refusal(path).empty());
+    }
+  }
+}
+
+// A pickle in the making.
+struct Pickle {
+  std::string bytes = std::string("\x80\x02", 2);
+
+  Pickle& op(const std::string& more) {
+    bytes += more;
+    return *this;
+  }
+  Pickle& text(const std::string& value) {
+    op("X");
+    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(value.size() >> shift);
+    return op(value);
+  }
+  Pickle& number(std::int32_t value) {
+    op("J");
+    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(static_cast<std::uint32_t>(value) >> shift);
+    return *this;
+  }
+  Pickle& long_number(std::uint64_t value) {
+    op(std::string("\x8a\x08", 2));
+    for (int shift = 0; shift < 64; shift += 8) bytes += static_cast<char>(value >> shift);
+    return *this;
+  }
+  Pickle& storage(const std::string& type, std::int32_t elements) {
+    op("(").text("storage").op("ctorch\n" + type + "\n").text("0").text("cpu").number(elements);
+    return op("tQ");
+  }
+  // "weight", of a storage of `elements`.
+  Pickle& tensor(std::int32_t elements, std::int64_t offset, const std::vector<std::int64_t>& sizes,
+                 const std::vector<std::int64_t>& strides) {
+    text("weight").op("ctorch._utils\n_rebuild_tensor_v2\n(").storage("FloatStorage", elements);
+    long_number(static_cast<std::uint64_t>(offset));
+    for (const auto& list : {sizes, strides}) {
+      op("(");
+      for (const std::int64_t each : list) long_number(static_cast<std::uint64_t>(each));
+      op("t");
+    }
+    return op(
+        "\x89"
+        "NtR");
+  }
+};
+
+// The file before PyTorch 1.6, with one storage of 4 floats that claims to have `claimed`.
+std::string legacy(const std::string& root, std::uint64_t claimed = 4) {
+  std::string file("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
+  file += std::string("\x80\x02M\xe9\x03.", 6);  // protocol 1001
+  file += Pickle().op("}(").text("little_endian").op("\x88u.").bytes;
+  file += root;
+  file += Pickle().op("](").text("0").op("e.").bytes;
+  file.append(reinterpret_cast<const char*>(&claimed), 8);
+  const float numbers[4] = {1, 2, 3, 4};
+  return file.append(reinterpret_cast<const char*>(numbers), sizeof numbers);
+}
+
+std::string dictionary(const Pickle& content) { return Pickle().op("}(").op(content.bytes.substr(2)).op("u.").bytes; }
+
+class HandMade : public ::testing::Test {
+ protected:
+  std::string outcome(const std::string& content) {
+    write_file(directory_.path("x.pt"), content);
+    return refusal(directory_.path("x.pt"));
+  }
+  TempDir directory_;
+};
+
+TEST_F(HandMade, AWholeOneIsRead) {
+  write_file(directory_.path("x.pt"), legacy(dictionary(Pickle().tensor(4, 1, {3}, {1}))));
+  const auto tensors = read_torch_file(directory_.path("x.pt"));
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(values_of(tensors[0]), (std::vector<double>{2, 3, 4}));
+}
+
+TEST_F(HandMade, TensorsStayWithinTheirStorage) {
+  const auto said = [&](std::int64_t offset, const std::vector<std::int64_t>& sizes,
+                        const std::vector<std::int64_t>& strides) {
+    return outcome(legacy(dictionary(Pickle().tensor(4, offset, sizes, strides))));
+  };
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(said(0, {2, 2}, {2, 1}), "nothing was thrown");
+  EXPECT_THAT(said(1, {4}, {1}), HasSubstr("reaches element 4 of a storage of 4"));
+  EXPECT_THAT(said(-1, {2}, {1}), HasSubstr("storage of 4"));
+  EXPECT_THAT(said(0, {5}, {0}), HasSubstr("larger than its storage"));
+  EXPECT_THAT(said(0, {2}, {kHuge}), HasSubstr("storage of 4"));
+  EXPECT_THAT(said(kHuge, {2, 2}, {kHuge, kHuge}), HasSubstr("storage"));
+  EXPECT_THAT(said(0, {kHuge, kHuge}, {0, 0}), HasSubstr("larger than its storage"));
+  EXPECT_THAT(said(0, {-1}, {1}), HasSubstr("negative size"));
+  EXPECT_THAT(said(0, {2}, {-1}), HasSubstr("negative size"));
+  EXPECT_THAT(said(0, {2, 2}, {1}), HasSubstr("2 sizes and 1 strides"));
+  EXPECT_EQ(said(9, {0}, {1}), "nothing was thrown");
+}
+
+TEST_F(HandMade, StoragesClaimNoMoreThanTheFileHas) {
+  const std::string root = dictionary(Pickle().tensor(4, 0, {4}, {1}));
+  EXPECT_EQ(outcome(legacy(root, 4)), "nothing was thrown");
+  EXPECT_THAT(outcome(legacy(root, 5)), HasSubstr("claims a storage of 5 elements in the 16 bytes"));
+  EXPECT_THAT(outcome(legacy(root, ~std::uint64_t{0})), HasSubstr("claims a storage"));
+  EXPECT_THAT(outcome(legacy(root, 3)), HasSubstr("too few for 4 elements"));
+  EXPECT_THAT(outcome(legacy(dictionary(Pickle().tensor(-4, 0, {4}, {1})))), HasSubstr("negative size"));
+}
+
+TEST_F(HandMade, NothingIsEverCalled) {
+  const auto said = [&](const std::string& ops) { return outcome(legacy(Pickle().op(ops).bytes)); };
+  EXPECT_THAT(said("cos\nsystem\n(X\x04" + std::string(3, '\0') + "true" + "tR."), HasSubstr("'os system'"));
+  EXPECT_THAT(said("cbuiltins\neval\n."), HasSubstr("'builtins eval'"));
+  EXPECT_THAT(said("\x8c\x02os\x8c\x06system\x93."), HasSubstr("the operation 0x93"));
+  EXPECT_THAT(said("ccollections\nOrderedDict\n(I1\ntR."), HasSubstr("the operation 0x49"));
+  EXPECT_THAT(said("(ccollections\nOrderedDict\no."), HasSubstr("the operation 0x6f"));
+  EXPECT_THAT(said("}ccollections\nOrderedDict\n)\x81."), HasSubstr("the operation 0x81"));
+  EXPECT_THAT(said("ccollections\nOrderedDict\n}b."), HasSubstr("no dictionary"));
+}
+
+class UnpicklerTest : public ::testing::Test {
+ protected:
+  static std::string outcome(const std::string& ops) {
+    std::size_t at = 0;
+    try {
+      unpickle(std::as_bytes(std::span(ops)), at, "it");
+      return at == ops.size() ? "read" : "read in part";
+    } catch (const IoError& error) {
+      return error.what();
+    }
+  }
+};
+
+TEST_F(UnpicklerTest, ValuesOfAllKinds) {
+  const std::string ops =
+      Pickle().op("(NK\x05").number(-7).op("\x88\x89)G\x3f\xe0" + std::string(6, '\0')).text("é").op("]}t.").bytes;
+  std::size_t at = 0;
+  const Pickled tuple = unpickle(std::as_bytes(std::span(ops)), at, "it");
+  EXPECT_EQ(at, ops.size());
+  const auto& items = std::get<PickledValue::Sequence>(tuple->is).items;
+  ASSERT_EQ(items.size(), 10u);
+  EXPECT_EQ(std::get<std::int64_t>(items[1]->is), 5);
+  EXPECT_EQ(std::get<std::int64_t>(items[2]->is), -7);
+  EXPECT_TRUE(std::get<bool>(items[3]->is));
+  EXPECT_EQ(std::get<double>(items[6]->is), 0.5);
+  EXPECT_EQ(std::get<std::string>(items[7]->is), "é");
+}
+
+TEST_F(UnpicklerTest, MalformedOnesNameTheByte) {
+  EXPECT_THAT(outcome(""), HasSubstr("at byte 0 of its pickle: it is cut"));
+  EXPECT_THAT(outcome("N"), HasSubstr("at byte 1 of its pickle: it is cut"));
+  EXPECT_THAT(outcome("X\xff\xff\xff\xffzz"), HasSubstr("it is cut"));
+  EXPECT_THAT(outcome("."), HasSubstr("values left over"));
+  EXPECT_THAT(outcome("NN."), HasSubstr("values left over"));
+  EXPECT_THAT(outcome("(."), HasSubstr("values left over"));
+  EXPECT_THAT(outcome("Na."), HasSubstr("a value is missing"));
+  EXPECT_THAT(outcome("NNa."), HasSubstr("no list"));
+  EXPECT_THAT(outcome("}(Nu."), HasSubstr("a key without a value"));
+  EXPECT_THAT(outcome("t."), HasSubstr("a mark is missing"));
+  EXPECT_THAT(outcome("h\x01."), HasSubstr("not there before"));
+  EXPECT_THAT(outcome("\x80\x09."), HasSubstr("protocol 9"));
+  EXPECT_THAT(outcome(std::string("\x8a\x09", 2) + std::string(9, '\1') + "."), HasSubstr("more than 64 bits"));
+  EXPECT_THAT(outcome("N(\x85."), HasSubstr("a value is missing"));  // from below a mark
+  EXPECT_THAT(outcome("NR."), HasSubstr("a value is missing"));
+  EXPECT_THAT(outcome("NNR."), HasSubstr("of another type"));
+  EXPECT_THAT(outcome("NQ."), HasSubstr("of another type"));
+}
+
+TEST_F(UnpicklerTest, NothingContainsItselfOrNestsWithoutEnd) {
+  EXPECT_THAT(outcome(std::string("]q\0h\0a.", 7)), HasSubstr("contains itself"));
+  EXPECT_THAT(outcome(std::string("]q\0]h\0ah\0h\1a.", 13)), ::testing::Not(HasSubstr("read")));
+  EXPECT_THAT(outcome(std::string("]q\0(h\0t0.", 9)), ::testing::Not("read"));
+  EXPECT_EQ(outcome("N" + std::string(60, '\x85') + "."), "read");
+  EXPECT_THAT(outcome("N" + std::string(100000, '\x85') + "."), HasSubstr("nests too deep"));
+  EXPECT_THAT(outcome(std::string(100000, ']') + std::string(99999, 'a') + "."), HasSubstr("nests too deep"));
+}
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,8 @@
+// The parity tests on the CPU.
+#include "tests/nn/gradient_backend.h"
+
+namespace lockstep::nn::testing {
+
+std::unique_ptr<Backend> make_gradient_backend() { return make_cpu_backend(2); }
+
+}  // namespace lockstep::nn::testing

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Writes what single operators and their gradients come to, in golden/ops.safetensors.
+
+    python3 tests/parity/make_ops.py      # needs torch, safetensors, numpy
+
+Each is followed by the mean squared error against a target, in f64. Inputs, targets and parameters come from
+counter.py: "OP/x" uniform in ±1, "OP/target" in ±1, parameters as counter.initial says.
+"""
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import counter
+import golden
+
+
+class Attention(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, qkv):
+        n, t, c = qkv.shape
+        q, k, v = (part.view(n, t, self.heads, -1).transpose(1, 2) for part in qkv.split(c // 3, 2))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, c // 3)
+
+
+class Lstm(nn.LSTM):
+    """Without the states that it also returns."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Positions(nn.Embedding):
+    def forward(self, x):
+        return x + self.weight[: x.shape[1]]
+
+
+def linear_gelu():
+    return nn.Sequential(nn.Linear(6, 9), nn.GELU("tanh"))
+
+
+OPS = {
+    "linear": (lambda: nn.Linear(7, 3), (5, 7)),
+    "linear-3d": (lambda: nn.Linear(7, 12), (2, 5, 7)),
+    "linear-no-bias": (lambda: nn.Linear(33, 17, bias=False), (4, 33)),
+    "linear-gelu": (linear_gelu, (3, 6)),
+    "conv-3x3": (lambda: nn.Conv2d(3, 5, 3, padding=1), (2, 3, 6, 7)),
+    "conv-3x3-stride-2": (lambda: nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), (2, 16, 9, 8)),
+    "conv-1x1-stride-2": (lambda: nn.Conv2d(16, 24, 1, stride=2, bias=False), (3, 16, 5, 5)),
+    "conv-7x7-stride-2": (lambda: nn.Conv2d(3, 8, 7, stride=2, padding=3), (1, 3, 17, 15)),
+    "conv-uneven": (lambda: nn.Conv2d(4, 3, (5, 2), stride=(2, 1), padding=(2, 1)), (2, 4, 9, 5)),
+    "max-pool-2": (lambda: nn.MaxPool2d(2), (2, 3, 6, 9)),
+    "max-pool-3-stride-2": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 7)),
+    "avg-pool-2": (lambda: nn.AvgPool2d(2), (2, 3, 6, 9)),
+    "avg-pool-3-stride-2": (lambda: nn.AvgPool2d(3, 2, 1), (2, 5, 8, 7)),
+    "batch-norm-2d": (lambda: nn.BatchNorm2d(6), (3, 6, 4, 5)),
+    "batch-norm-2d-evaluated": (lambda: nn.BatchNorm2d(6).eval(), (3, 6, 4, 5)),
+    "batch-norm-1d": (lambda: nn.BatchNorm1d(6), (9, 6)),
+    "layer-norm": (lambda: nn.LayerNorm(24), (2, 5, 24)),
+    "layer-norm-wide": (lambda: nn.LayerNorm(771), (3, 771)),
+    "relu": (lambda: nn.ReLU(), (3, 50)),
+    "gelu-erf": (lambda: nn.GELU(), (3, 50)),
+    "gelu-tanh": (lambda: nn.GELU("tanh"), (3, 50)),
+    "flatten": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(60, 4)), (2, 3, 4, 5)),
+    "attention": (lambda: Attention(3), (2, 13, 72)),
+    "attention-long": (lambda: Attention(2), (1, 150, 96)),
+    "positions": (lambda: Positions(9, 8), (2, 7, 8)),
+    "lstm": (lambda: Lstm(5, 7, 2, batch_first=True), (3, 6, 5)),
+}
+EMBEDDING = (11, 6, (3, 8))  # rows, features, tokens
+CROSS_ENTROPY = {"cross-entropy": (7, 10), "cross-entropy-tokens": (2, 5, 33)}  # (…, classes)
+
+
+def tensor(values):
+    return torch.from_numpy(values).double()
+
+
+def record(made, name, module, x, y):
+    target = tensor(counter.uniform(f"{name}/target", tuple(y.shape)))
+    loss = F.mse_loss(y, target)
+    loss.backward()
+    made.add(f"{name}/output", y)
+    made.add(f"{name}/loss", loss)
+    if x.is_floating_point():
+        made.add(f"{name}/gradient/x", x.grad)
+    for key, parameter in module.named_parameters():
+        made.add(f"{name}/gradient/{key}", parameter.grad)
+    for key, buffer in module.named_buffers():
+        if module.training and buffer.is_floating_point():
+            made.add(f"{name}/after/{key}", buffer)
+
+
+def fill(name, module):
+    with torch.no_grad():
+        for key, value in module.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(tensor(counter.initial(name, key, tuple(value.shape))))
+
+
+def main():
+    made = golden.Golden("ops")
+    for name, (make, shape) in OPS.items():
+        module = make().double()
+        fill(name, module)
+        x = tensor(counter.uniform(f"{name}/x", shape)).requires_grad_()
+        record(made, name, module, x, module(x))
+    rows, features, shape = EMBEDDING
+    table = nn.Embedding(rows, features).double()
+    fill("embedding", table)
+    x = torch.from_numpy(counter.below("embedding/x", shape, rows))
+    record(made, "embedding", table, x, table(x))
+    for name, shape in CROSS_ENTROPY.items():
+        x = (4 * tensor(counter.uniform(f"{name}/x", shape))).requires_grad_()
+        labels = torch.from_numpy(counter.below(f"{name}/labels", shape[:-1], shape[-1]))
+        loss = F.cross_entropy(x.flatten(0, -2), labels.flatten())
+        loss.backward()
+        made.add(f"{name}/loss", loss)
+        made.add(f"{name}/gradient/x", x.grad)
+    made.save()
+
+
+main()

@@ -1,0 +1,178 @@
+// Three steps of training, against the same models of torchvision, Hugging Face and PyTorch (make_models.py).
+#include "nn/models/models.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "nn/io/state.h"
+#include "nn/optim/optimizer.h"
+#include "tests/nn/gradient_backend.h"
+#include "tests/parity/counter.h"
+#include "tests/parity/golden.h"
+
+namespace lockstep::parity {
+namespace {
+
+constexpr int kSteps = 3;
+
+// MODELS in make_models.py.
+struct Example {
+  nn::ModelSpec spec;
+  std::vector<std::int64_t> input;  // as PyTorch has it
+  std::int64_t labels = 0;          // of a batch
+  double norm_bias = 0.0;
+  double lr = 1e-3;
+  bool tokens = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Example& example) { return out << example.spec.name; }
+
+struct Rule {
+  const char* name;
+  double rates;  // of the model's
+  std::unique_ptr<nn::Optimizer> (*make)(std::vector<nn::NamedParameter> parameters);
+};
+
+const Rule kRules[] = {
+    {"sgd", 20.0,
+     [](auto all) { return nn::make_sgd(std::move(all), {.momentum = 0.9, .nesterov = true, .weight_decay = 0.01}); }},
+    {"adamw", 1.0,
+     [](auto all) {
+       return nn::make_adamw(std::move(all), {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.1});
+     }},
+};
+
+class Models : public ::testing::TestWithParam<Example> {
+ protected:
+  Models() : example_(GetParam()), golden_(example_.spec.name), backend_(nn::testing::make_gradient_backend()) {
+    case_ = example_.spec.name + "." + std::to_string(elements<std::int64_t>(golden_.extra("salt"))[0]);
+  }
+
+  std::unique_ptr<nn::Module> model() {
+    nn::Generator generator(1);
+    nn::Context context{*backend_, generator};
+    auto made = nn::make_model(context, example_.spec);
+    fill(*made, case_, example_.norm_bias);
+    return made;
+  }
+
+  nn::Var input(nn::Tape& tape, int step) {
+    const std::string name = case_ + "/x/" + std::to_string(step);
+    const std::int64_t count = count_of(example_.input);
+    if (example_.tokens)
+      return tape.input(upload(*backend_, below<std::int32_t>(name, count, example_.spec.classes),
+                               nn::Shape(std::span(example_.input))));
+    return tape.input(upload(*backend_, uniform(name, count), example_.input));
+  }
+  nn::Tensor labels(int step) {
+    const auto values =
+        below<std::int32_t>(case_ + "/labels/" + std::to_string(step), example_.labels, example_.spec.classes);
+    return upload(*backend_, values,
+                  example_.tokens ? nn::Shape(std::span(example_.input)) : nn::Shape{example_.labels});
+  }
+
+  float mean_loss(const nn::Loss& loss) {
+    return download(*backend_, loss.totals())[0] / static_cast<float>(example_.labels);
+  }
+
+  void expect_gradients(const std::vector<nn::NamedParameter>& parameters) {
+    for (const auto& [name, parameter] : parameters)
+      golden_.expect("gradient/" + name, gradient_of(*backend_, *parameter), kGradients);
+  }
+
+  // What moves is a difference of rounded numbers: each step rounds the larger one twice. A deep model amplifies what
+  // the first step rounds; no more than twice what it makes of PyTorch's own steps in f32 is allowed.
+  void expect_moved(const nn::Module& module, const std::string& rule) {
+    const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra(rule + "/moved"))[0]);
+    for (const auto& tensor : nn::state_of(module)) {
+      if (tensor.dtype == DType::kI64) {
+        EXPECT_EQ(elements<std::int64_t>(tensor)[0], kSteps) << tensor.name;
+        continue;
+      }
+      const auto before = initial(case_, tensor.name, tensor.shape, example_.norm_bias);
+      const auto after = elements<float>(tensor);
+      std::vector<float> moved(before.size());
+      double largest = 0.0;
+      for (std::size_t i = 0; i < moved.size(); ++i) {
+        moved[i] = after[i] - before[i];
+        largest = std::max(largest, static_cast<double>(std::abs(after[i])));
+      }
+      golden_.expect(rule + "/moved/" + tensor.name, moved, tolerance, 2 * kSteps * 0x1p-24 * largest);
+    }
+  }
+
+  void train(const Rule& rule) {
+    const auto module = model();
+    const auto parameters = module->named_parameters();
+    const auto optimizer = rule.make(parameters);
+    std::vector<std::size_t> all(parameters.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    nn::Tape tape(*backend_);
+    const std::string name = rule.name;
+    for (int step = 0; step < kSteps; ++step) {
+      tape.reset();
+      for (const auto& named : parameters) named.parameter->forget_gradient();
+      const nn::Var logits = module->forward(tape, input(tape, step));
+      const nn::Tensor output = logits.value();
+      const auto loss = nn::cross_entropy(tape, logits, labels(step), 1.0f / static_cast<float>(example_.labels));
+      golden_.expect(name + "/loss/" + std::to_string(step), std::array{mean_loss(loss)}, kOutputs);
+      if (step == 0 && &rule == &kRules[0]) golden_.expect("output", download(*backend_, output), kOutputs);
+      tape.backward(loss.value);
+      if (step == 0 && &rule == &kRules[0]) expect_gradients(parameters);
+      optimizer->begin_step(rule.rates * example_.lr);
+      optimizer->update(all);
+    }
+    expect_moved(*module, name);
+    module->train(false);
+    tape.reset();
+    tape.set_recording(false);
+    golden_.expect(name + "/evaluated", download(*backend_, module->forward(tape, input(tape, 0)).value()), kGradients);
+  }
+
+  const Example& example_;
+  Golden golden_;
+  std::unique_ptr<nn::Backend> backend_;
+  std::string case_;
+};
+
+TEST_P(Models, TrainAsTheirOriginalsDo) {
+  for (const Rule& rule : kRules) train(rule);
+  EXPECT_EQ(golden_.not_compared(), std::vector<std::string>{});
+  for (const char* kind : {"output", "loss", "gradient", "sgd/moved", "adamw/moved", "evaluated"})
+    std::cout << kind << " " << golden_.worst(kind) << (std::string(kind) == "evaluated" ? "\n" : ", ");
+}
+
+nn::ModelSpec spec_of(const char* name, std::vector<std::int64_t> sample_shape, std::int64_t classes) {
+  return {.name = name, .sample_shape = std::move(sample_shape), .classes = classes};
+}
+nn::ModelSpec tiny_gpt() {
+  nn::ModelSpec spec = spec_of("gpt", {11}, 37);
+  spec.gpt = {.layers = 2, .heads = 2, .width = 24, .context = 16};
+  return spec;
+}
+
+nn::ModelSpec tiny_lstm() {
+  nn::ModelSpec spec = spec_of("lstm", {9}, 29);
+  spec.lstm = {.layers = 2, .width = 16};
+  return spec;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Models,
+                         ::testing::Values(Example{spec_of("linear", {5}, 10), {6, 5}, 6},
+                                           Example{spec_of("mlp", {28, 28, 1}, 10), {4, 1, 28, 28}, 4},
+                                           Example{spec_of("cnn", {28, 28, 1}, 10), {3, 1, 28, 28}, 3},
+                                           Example{spec_of("resnet18", {48, 48, 3}, 7), {4, 3, 48, 48}, 4, 1.5},
+                                           Example{spec_of("resnet50", {48, 48, 3}, 7), {3, 3, 48, 48}, 3, 3.0, 2e-5},
+                                           Example{spec_of("resnet18-cifar", {16, 16, 3}, 10), {3, 3, 16, 16}, 3, 1.5},
+                                           Example{tiny_gpt(), {2, 11}, 22, 0.0, 1e-3, true},
+                                           Example{tiny_lstm(), {3, 9}, 27, 0.0, 1e-3, true}),
+                         [](const auto& instance) {
+                           std::string name = instance.param.spec.name;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lockstep::parity

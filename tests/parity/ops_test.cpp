@@ -1,0 +1,186 @@
+// Single operators and their gradients, against PyTorch's (make_ops.py).
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <iostream>
+
+#include "nn/layers/layers.h"
+#include "tests/nn/gradient_backend.h"
+#include "tests/parity/counter.h"
+#include "tests/parity/golden.h"
+
+namespace lockstep::parity {
+namespace {
+
+using Extents = std::vector<std::int64_t>;
+
+class Ops : public ::testing::Test {
+ protected:
+  Ops() : golden_("ops"), backend_(nn::testing::make_gradient_backend()), tape_(*backend_) {}
+
+  nn::Context context() { return {*backend_, generator_}; }
+
+  nn::Var input(const std::string& name, const Extents& shape, float scale = 1.0f) {
+    auto values = uniform(name + "/x", count_of(shape));
+    for (float& value : values) value *= scale;
+    return tape_.differentiable_input(upload(*backend_, values, shape));
+  }
+
+  // The mean squared error against the target, and its gradients.
+  void expect_all(const std::string& name, nn::Var x, nn::Var y, const Extents& output_shape, nn::Module* module) {
+    const nn::Tensor output = y.value();
+    const auto count = static_cast<float>(output.count());
+    ASSERT_EQ(output.count(), count_of(output_shape)) << name;
+    const auto loss = nn::squared_error(
+        tape_, y, upload(*backend_, uniform(name + "/target", output.count()), output_shape), 1.0f / count);
+    golden_.expect(name + "/output", download(*backend_, output), kOutputs);
+    golden_.expect(name + "/loss", std::array{download(*backend_, loss.totals())[0] / count}, kOutputs);
+    tape_.backward(loss.value);
+    if (x.needs_grad()) golden_.expect(name + "/gradient/x", download(*backend_, tape_.grad(x)), kGradients);
+    if (module != nullptr) {
+      for (const auto& [key, parameter] : module->named_parameters())
+        golden_.expect(name + "/gradient/" + key, gradient_of(*backend_, *parameter), kGradients);
+      for (const auto& [key, tensor, backend] : module->named_buffers())
+        if (module->training() && tensor->dtype() == DType::kF32)
+          golden_.expect(name + "/after/" + key, download(*backend, *tensor), kOutputs);
+    }
+    EXPECT_EQ(golden_.not_compared(name + "/"), std::vector<std::string>{});
+    std::cout << "output " << golden_.worst("output") << ", gradient " << golden_.worst("gradient") << "\n";
+    tape_.reset();
+  }
+
+  template <class M>
+  void check(const std::string& name, std::unique_ptr<M> module, const Extents& in, const Extents& out,
+             bool training = true) {
+    SCOPED_TRACE(name);
+    fill(*module, name);
+    module->train(training);
+    const nn::Var x = input(name, in);
+    expect_all(name, x, module->forward(tape_, x), out, module.get());
+  }
+
+  void check(const std::string& name, const std::function<nn::Var(nn::Var)>& op, const Extents& in,
+             const Extents& out) {
+    SCOPED_TRACE(name);
+    const nn::Var x = input(name, in);
+    expect_all(name, x, op(x), out, nullptr);
+  }
+
+  template <class M, class... Args>
+  std::unique_ptr<M> make(Args&&... args) {
+    auto built_in = context();
+    return std::make_unique<M>(built_in, std::forward<Args>(args)...);
+  }
+
+  nn::Generator generator_{1};
+  Golden golden_;
+  std::unique_ptr<nn::Backend> backend_;
+  nn::Tape tape_;
+};
+
+nn::Window square(std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+  return {.kernel = {kernel, kernel}, .stride = {stride, stride}, .padding = {padding, padding}};
+}
+
+TEST_F(Ops, Linear) {
+  check("linear", make<nn::Linear>(7, 3), {5, 7}, {5, 3});
+  check("linear-3d", make<nn::Linear>(7, 12), {2, 5, 7}, {2, 5, 12});
+  check("linear-no-bias", make<nn::Linear>(33, 17, false), {4, 33}, {4, 17});
+}
+
+// Fused, where PyTorch has two modules.
+TEST_F(Ops, LinearWithGelu) {
+  class Fused final : public nn::Module {
+   public:
+    explicit Fused(nn::Context& context) : linear_(register_module("0", std::make_unique<nn::Linear>(context, 6, 9))) {}
+    nn::Var forward(nn::Tape& tape, nn::Var x) override { return linear_.forward(tape, x, nn::Epilogue::kGelu); }
+
+   private:
+    nn::Linear& linear_;
+  };
+  check("linear-gelu", make<Fused>(), {3, 6}, {3, 9});
+}
+
+TEST_F(Ops, Convolution) {
+  check("conv-3x3", make<nn::Conv2d>(3, 5, square(3, 1, 1)), {2, 3, 6, 7}, {2, 5, 6, 7});
+  check("conv-3x3-stride-2", make<nn::Conv2d>(16, 32, square(3, 2, 1), false), {2, 16, 9, 8}, {2, 32, 5, 4});
+  check("conv-1x1-stride-2", make<nn::Conv2d>(16, 24, square(1, 2, 0), false), {3, 16, 5, 5}, {3, 24, 3, 3});
+  check("conv-7x7-stride-2", make<nn::Conv2d>(3, 8, square(7, 2, 3)), {1, 3, 17, 15}, {1, 8, 9, 8});
+  check("conv-uneven", make<nn::Conv2d>(4, 3, nn::Window{.kernel = {5, 2}, .stride = {2, 1}, .padding = {2, 1}}),
+        {2, 4, 9, 5}, {2, 3, 5, 6});
+}
+
+TEST_F(Ops, Pooling) {
+  check("max-pool-2", std::make_unique<nn::MaxPool2d>(square(2, 2, 0)), {2, 3, 6, 9}, {2, 3, 3, 4});
+  check("max-pool-3-stride-2", std::make_unique<nn::MaxPool2d>(square(3, 2, 1)), {2, 5, 8, 7}, {2, 5, 4, 4});
+  check("avg-pool-2", std::make_unique<nn::AvgPool2d>(square(2, 2, 0)), {2, 3, 6, 9}, {2, 3, 3, 4});
+  check("avg-pool-3-stride-2", std::make_unique<nn::AvgPool2d>(square(3, 2, 1)), {2, 5, 8, 7}, {2, 5, 4, 4});
+}
+
+TEST_F(Ops, BatchNorm) {
+  check("batch-norm-2d", make<nn::BatchNorm>(6), {3, 6, 4, 5}, {3, 6, 4, 5});
+  check("batch-norm-2d-evaluated", make<nn::BatchNorm>(6), {3, 6, 4, 5}, {3, 6, 4, 5}, false);
+  check("batch-norm-1d", make<nn::BatchNorm>(6), {9, 6}, {9, 6});
+}
+
+TEST_F(Ops, LayerNorm) {
+  check("layer-norm", make<nn::LayerNorm>(24), {2, 5, 24}, {2, 5, 24});
+  check("layer-norm-wide", make<nn::LayerNorm>(771), {3, 771}, {3, 771});
+}
+
+TEST_F(Ops, Pointwise) {
+  check("relu", std::make_unique<nn::ReLU>(), {3, 50}, {3, 50});
+  check("gelu-erf", std::make_unique<nn::GELU>(nn::GeluKind::kErf), {3, 50}, {3, 50});
+  check("gelu-tanh", std::make_unique<nn::GELU>(nn::GeluKind::kTanh), {3, 50}, {3, 50});
+}
+
+TEST_F(Ops, FlattenPutsChannelsFirst) {
+  auto both = std::make_unique<nn::Sequential>();
+  both->then(std::make_unique<nn::Flatten>()).then(make<nn::Linear>(60, 4));
+  check("flatten", std::move(both), {2, 3, 4, 5}, {2, 4});
+}
+
+TEST_F(Ops, CausalAttention) {
+  check("attention", [&](nn::Var x) { return nn::causal_attention(tape_, x, 3); }, {2, 13, 72}, {2, 13, 24});
+  check("attention-long", [&](nn::Var x) { return nn::causal_attention(tape_, x, 2); }, {1, 150, 96}, {1, 150, 32});
+}
+
+TEST_F(Ops, Embedding) {
+  const auto table = make<nn::Embedding>(11, 6);
+  fill(*table, "embedding");
+  const nn::Var x = tape_.input(upload(*backend_, below<std::int32_t>("embedding/x", 24, 11), nn::Shape{3, 8}));
+  expect_all("embedding", x, table->forward(tape_, x), {3, 8, 6}, table.get());
+}
+
+TEST_F(Ops, Positions) {
+  class Positions final : public nn::Module {
+   public:
+    explicit Positions(nn::Context& context)
+        : weight_(register_parameter("weight", std::make_unique<nn::Parameter>(context.backend, nn::Shape{9, 8}))) {}
+    nn::Var forward(nn::Tape& tape, nn::Var x) override { return nn::add_positions(tape, x, weight_); }
+
+   private:
+    nn::Parameter& weight_;
+  };
+  check("positions", make<Positions>(), {2, 7, 8}, {2, 7, 8});
+}
+
+TEST_F(Ops, CrossEntropy) {
+  const std::pair<std::string, Extents> cases[] = {{"cross-entropy", {7, 10}}, {"cross-entropy-tokens", {2, 5, 33}}};
+  for (const auto& [name, shape] : cases) {
+    const std::int64_t classes = shape.back(), rows = count_of(shape) / classes;
+    const nn::Var x = input(name, shape, 4.0f);
+    const auto labels = upload(*backend_, below<std::int32_t>(name + "/labels", rows, classes),
+                               nn::Shape(std::span(shape).first(shape.size() - 1)));
+    const auto loss = nn::cross_entropy(tape_, x, labels, 1.0f / static_cast<float>(rows));
+    golden_.expect(name + "/loss", std::array{download(*backend_, loss.totals())[0] / static_cast<float>(rows)},
+                   kOutputs);
+    tape_.backward(loss.value);
+    golden_.expect(name + "/gradient/x", download(*backend_, tape_.grad(x)), kGradients);
+    EXPECT_EQ(golden_.not_compared(name + "/"), std::vector<std::string>{});
+    tape_.reset();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::parity

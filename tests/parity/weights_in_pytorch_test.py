@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Weights from lockstep in PyTorch, and the other way round, with the packages that people use.
+
+    weights_in_pytorch_test.py --lockstep build/lockstep --source DIRECTORY
+
+Exit code 77 where torch, torchvision, transformers, safetensors or numpy is not installed.
+"""
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import numpy as np
+    import safetensors.torch
+    import torch
+    import torch.nn.functional as F
+    import torchvision
+    import transformers
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+
+import counter
+
+ARGUMENTS = argparse.ArgumentParser()
+ARGUMENTS.add_argument("--lockstep", required=True)
+ARGUMENTS.add_argument("--source", type=pathlib.Path, required=True)
+OPTIONS, REST = ARGUMENTS.parse_known_args()
+
+TEXT = "The quick brown fox jumps over the lazy dog; " * 40
+TINY_GPT = ["--layers", "2", "--heads", "2", "--width", "16", "--context", "8"]
+NO_STEP = ["--steps", "1", "--lr", "0", "--weight-decay", "0"]  # parameters stay as they are
+
+
+def sha256_of(parameters):
+    """As lockstep has it: names and little-endian f32 bytes, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        digest.update(name.encode())
+        digest.update(parameters[name].detach().contiguous().numpy().astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+class Weights(unittest.TestCase):
+    def setUp(self):
+        self.holder = tempfile.TemporaryDirectory()
+        self.directory = pathlib.Path(self.holder.name)
+        (self.directory / "text").write_text(TEXT)
+
+    def tearDown(self):
+        self.holder.cleanup()
+
+    def lockstep(self, *arguments, fails=False):
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([OPTIONS.lockstep, *map(str, arguments)], cwd=self.directory, env=environment, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        if fails:
+            self.assertNotEqual(done.returncode, 0)
+            return done.stderr
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def train(self, *arguments):
+        """The run's last event, and the state that it saved."""
+        (self.directory / "saved").unlink(missing_ok=True)
+        self.lockstep("train", *arguments, "--save", "saved", "--metrics", "metrics.jsonl", "--quiet")
+        events = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        return events[-1], safetensors.torch.load_file(self.directory / "saved")
+
+    def expect_strict(self, model, event, state):
+        model.load_state_dict(state, strict=True)
+        self.assertEqual(sha256_of(dict(model.named_parameters())), event["params_sha256"])
+
+    def peers(self):
+        sys.path.insert(0, str(OPTIONS.source / "bench/peers/torch"))
+        import models
+        return models
+
+    # From lockstep.
+
+    def test_torchvisions_resnets_load_ours(self):
+        for name in ("resnet18", "resnet50"):
+            event, state = self.train(name, "--data", "random:3x32x32,4", "--batch", "4", "--steps", "2")
+            model = getattr(torchvision.models, name)(num_classes=10)
+            self.expect_strict(model, event, state)
+            self.assertEqual(model.bn1.num_batches_tracked.item(), 2)
+
+    def test_peers_load_ours(self):
+        for name, make, data in (("linear", "Linear", "random:5,8"), ("mlp", "Mlp", "random:1x28x28,8"),
+                                 ("cnn", "Cnn", "random:1x28x28,8")):
+            self.expect_strict(getattr(self.peers(), make)(),
+                               *self.train(name, "--data", data, "--classes", "10", "--batch", "4", "--steps", "3"))
+
+    def gpt2_config(self):
+        return transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=8, vocab_size=len(set(TEXT)),
+                                       bos_token_id=0, eos_token_id=0)
+
+    def test_transformers_gpt2_loads_ours_and_finds_the_same_loss(self):
+        event, state = self.train("gpt", *TINY_GPT, "--data", "text:text", "--steps", "30", "--lr", "0.01")
+        self.expect_strict(transformers.GPT2Model(self.gpt2_config()), event, state)
+        pretrained = self.directory / "pretrained"
+        self.gpt2_config().save_pretrained(pretrained)
+        (self.directory / "saved").rename(pretrained / "model.safetensors")
+        model, report = transformers.GPT2LMHeadModel.from_pretrained(pretrained, output_loading_info=True)
+        self.assertFalse(report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"], report)
+        model.eval()
+
+        characters = sorted(set(TEXT))
+        tokens = [characters.index(c) for c in TEXT]
+        validation = tokens[len(tokens) - len(tokens) // 10:]
+        rows = (len(validation) - 1) // 8
+        x, labels = (torch.tensor(validation[i:i + 8 * rows]).view(rows, 8) for i in (0, 1))
+        with torch.no_grad():
+            loss = F.cross_entropy(model(x).logits.flatten(0, 1), labels.flatten()).item()
+        self.assertLess(loss, 0.9 * np.log(len(characters)))  # it has learnt something
+        self.assertAlmostEqual(loss, event["loss"], delta=1e-4 * loss)
+
+    def test_the_committed_file_loads_in_transformers(self):
+        state = safetensors.torch.load_file(OPTIONS.source / "tests/parity/golden/weights/lockstep_wrote.safetensors")
+        config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=6, vocab_size=11, bos_token_id=0,
+                                         eos_token_id=0)
+        model = transformers.GPT2Model(config)
+        model.load_state_dict(state, strict=True)
+        for name, value in model.named_parameters():
+            np.testing.assert_array_equal(value.detach().numpy(), counter.initial("weights", name, tuple(value.shape)))
+
+    # To lockstep: after a step that moves no parameter, what it saves is what it was given.
+
+    def expect_read(self, file, expected, *arguments):
+        event, state = self.train(*arguments, "--weights", file, *NO_STEP)
+        for name, value in expected.items():
+            self.assertTrue(torch.equal(state[name], value), f"{file}: {name}")
+        self.assertEqual(event["params_sha256"], sha256_of({name: state[name] for name in expected}))
+
+    def test_we_load_torchvisions_resnet18(self):
+        model = torchvision.models.resnet18(num_classes=10)
+        expected = {name: value.detach() for name, value in model.named_parameters()}
+        state = model.state_dict()
+        torch.save(state, self.directory / "zip.pth")
+        torch.save(state, self.directory / "legacy.pth", _use_new_zipfile_serialization=False)
+        torch.save({"epoch": 3, "state_dict": torch.nn.DataParallel(model).state_dict()}, self.directory / "wrapped.pt")
+        torch.save(model.half().state_dict(), self.directory / "half.pth")
+        model.float()
+        safetensors.torch.save_file(state, self.directory / "safe")
+        uncounted = {name: value for name, value in state.items() if "num_batches_tracked" not in name}
+        torch.save(uncounted, self.directory / "old.pth")
+        for file in ("zip.pth", "legacy.pth", "wrapped.pt", "safe", "old.pth"):
+            self.expect_read(file, expected, "resnet18", "--data", "random:3x32x32,4", "--batch", "4")
+        rounded = {name: value.half().float() for name, value in expected.items()}
+        self.expect_read("half.pth", rounded, "resnet18", "--data", "random:3x32x32,4", "--batch", "4")
+
+    def test_we_load_transformers_gpt2(self):
+        model = transformers.GPT2LMHeadModel(self.gpt2_config())
+        model.save_pretrained(self.directory / "whole")
+        model.save_pretrained(self.directory / "shards", max_shard_size="8KB")
+        torch.save(model.state_dict(), self.directory / "pytorch_model.bin")
+        expected = {name: value.detach() for name, value in model.transformer.named_parameters()}
+        self.assertTrue((self.directory / "shards/model.safetensors.index.json").exists())
+        for file in ("whole/model.safetensors", "shards/model.safetensors.index.json", "pytorch_model.bin"):
+            self.expect_read(file, expected, "gpt", *TINY_GPT, "--data", "text:text")
+
+    # Prefixes, against what PyTorch says.
+
+    def test_prefixes_are_refused_in_pytorchs_words(self):
+        model = self.peers().Linear()
+        state = torch.nn.DataParallel(model).state_dict()
+        torch.save(state, self.directory / "wrapped.pt")
+        linear = ["linear", "--data", "random:5,8", "--classes", "10"]
+        self.expect_read("wrapped.pt", dict(model.named_parameters()), *linear)
+        ours = self.lockstep("train", *linear, "--weights", "wrapped.pt", "--keep-prefix", *NO_STEP, fails=True)
+        with self.assertRaises(RuntimeError) as theirs:
+            model.load_state_dict(state)
+        for part in ("Missing key(s) in state_dict: ", "Unexpected key(s) in state_dict: "):
+            keys = str(theirs.exception).split(part)[1].split(". ")[0].strip()
+            self.assertIn(keys, ours)
+
+
+unittest.main(argv=[sys.argv[0], *REST])

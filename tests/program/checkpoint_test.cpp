@@ -1,0 +1,353 @@
+// Runs that stop and go on.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+#include "tests/support/free_port.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<nlohmann::json> events_of(const fs::path& path) {
+  std::vector<nlohmann::json> events;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) events.push_back(nlohmann::json::parse(line));
+  return events;
+}
+
+std::vector<nlohmann::json> events_of(const fs::path& path, const char* kind) {
+  auto events = events_of(path);
+  std::erase_if(events, [&](const auto& event) { return event["event"] != kind; });
+  return events;
+}
+
+std::string hash_of(const fs::path& path) {
+  const auto events = events_of(path);
+  if (events.empty() || events.back()["event"] != "final") return "no end in " + path.string();
+  return events.back()["params_sha256"];
+}
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string step_name(int step) {
+  const std::string digits = std::to_string(step);
+  return "step-" + std::string(10 - digits.size(), '0') + digits;
+}
+
+void remove_after(const fs::path& directory, int step) {
+  for (const auto& name : names_in(directory))
+    if (name > step_name(step)) fs::remove_all(directory / name);
+}
+
+std::string ranks(int n) { return n == 1 ? "" : "lockstep launch -n " + std::to_string(n) + " -- "; }
+
+constexpr const char* kCnn =
+    "lockstep train cnn --data digits --global-batch 60 --steps 40 --optimizer sgd --lr 0.05 --quiet --threads 1 "
+    "--metrics m.jsonl --checkpoint-dir c ";
+
+struct Case {
+  const char* what;
+  const char* command;
+  int steps, ranks;
+};
+
+class Resumed : public ::testing::TestWithParam<Case> {};
+
+// From every checkpoint that a run leaves, another comes to the same bits.
+TEST_P(Resumed, EndsLikeARunThatNeverStopped) {
+  const TemporaryDirectory directory;
+  {
+    std::ofstream text(directory.path() / "text.txt");
+    for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
+  }
+  const std::string line = ranks(GetParam().ranks) + GetParam().command +
+                           " --quiet --check-replicas 1 --metrics m.jsonl --checkpoint-dir c --keep 0";
+  ASSERT_EQ(run(line + " --checkpoint-every 3", directory.path()).code, 0);
+  const std::string whole = hash_of(directory.path() / "m.jsonl");
+  const auto names = names_in(directory.path() / "c");
+  EXPECT_EQ(names.size(), static_cast<std::size_t>((GetParam().steps + 2) / 3));
+  for (int step = GetParam().steps / 3 * 3; step > 0; step -= 6) {
+    remove_after(directory.path() / "c", step);
+    const auto outcome = run(line + " --checkpoint-every 0 --resume auto", directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), whole) << "from step " << step;
+    EXPECT_EQ(events_of(directory.path() / "m.jsonl", "resume").back()["step"], step);
+    EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), static_cast<std::size_t>(GetParam().steps));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Training, Resumed,
+    ::testing::Values(
+        Case{"MomentumCosineClip",
+             "lockstep train cnn --data digits --global-batch 60 --steps 40 --optimizer sgd --lr 0.05 "
+             "--schedule cosine --warmup 4 --clip-norm 1 --weight-decay 0.01 --bucket-mb 0.001 --first-bucket-mb 0.001",
+             40, 2},
+        Case{"AdamWAndDropout",
+             "lockstep train lstm --data text:text.txt --width 16 --context 8 --layers 2 --dropout 0.3 --batch 4 "
+             "--steps 15 --schedule step",
+             15, 2},
+        Case{"DropoutOfATransformer",
+             "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --dropout 0.2 "
+             "--batch 4 --steps 15",
+             15, 1},
+        Case{"PaddedTail", "lockstep train mlp --hidden 16 --data digits --batch 100 --tail pad --steps 33", 33, 3}),
+    [](const auto& one) { return std::string(one.param.what); });
+
+TEST(Checkpoints, BuffersComeBackToo) {
+  const TemporaryDirectory directory;
+  const std::string data = "resnet18-cifar --data random:3x8x8,24 ";
+  const std::string line = ranks(2) + "lockstep train " + data + "--batch 4 --steps 5 --nesterov --quiet --keep 0 ";
+  ASSERT_EQ(run(line + "--save whole.safetensors --checkpoint-dir c --checkpoint-every 4", directory.path()).code, 0);
+  remove_after(directory.path() / "c", 4);
+  ASSERT_EQ(run(line + "--save again.safetensors --checkpoint-dir c --resume auto", directory.path()).code, 0);
+  EXPECT_EQ(run("cmp whole.safetensors again.safetensors", directory.path()).code, 0);
+  // What is in a checkpoint is a weights file like any other.
+  const std::string weights = "c/" + step_name(5) + "/weights.safetensors";
+  EXPECT_EQ(run("cmp whole.safetensors " + weights, directory.path()).code, 0);
+  EXPECT_EQ(run("lockstep eval " + data + "--weights " + weights, directory.path()).code, 0);
+}
+
+TEST(Checkpoints, AnotherNumberOfRanksGoesOnWithTheSamplesThatAreLeft) {
+  const TemporaryDirectory directory;
+  const std::string line = std::string(kCnn) + "--checkpoint-every 5 --keep 0 ";
+  ASSERT_EQ(run(ranks(2) + line, directory.path()).code, 0);
+  std::vector<double> whole;
+  for (const auto& event : events_of(directory.path() / "m.jsonl", "step")) whole.push_back(event["loss"]);
+  for (const int n : {3, 1}) {
+    remove_after(directory.path() / "c", 15);  // in the middle of an epoch of 24
+    const auto outcome = run(ranks(n) + line + "--resume auto", directory.path());
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("ranks 2 there and " + std::to_string(n) + " here"));
+    const auto events = events_of(directory.path() / "m.jsonl", "step");
+    ASSERT_EQ(events.size(), whole.size());
+    // Other samples would be off by far more than rounding.
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      EXPECT_NEAR(events[i]["loss"].get<double>(), whole[i], 1e-4 * whole[i]) << n << " ranks, step " << i + 1;
+  }
+}
+
+TEST(Checkpoints, TheNewestAreKeptAndTheRestIsRemoved) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 7 --keep 2", directory.path()).code, 0);
+  EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(35), step_name(40)}));
+  // Nothing is left to do, and that is done again.
+  const std::string hash = hash_of(directory.path() / "m.jsonl");
+  const auto outcome = run(std::string(kCnn) + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), hash);
+  EXPECT_EQ(events_of(directory.path() / "m.jsonl", "final").size(), 1u);
+  // And a run may become longer.
+  EXPECT_EQ(run(std::string(kCnn) + "--resume auto --keep 1 --checkpoint-every 6 --metrics n.jsonl --steps 45",
+                directory.path())
+                .code,
+            2);  // two --steps
+  std::string longer = kCnn;
+  longer.replace(longer.find("--steps 40"), 10, "--steps 45");
+  EXPECT_EQ(run(longer + "--resume auto --keep 1 --checkpoint-every 6", directory.path()).code, 0);
+  EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(45)});
+  EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 45u);
+}
+
+TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
+  const TemporaryDirectory directory;
+  const std::string line = std::string(kCnn) + "--checkpoint-every 10 --keep 0 ";
+  ASSERT_EQ(run(line, directory.path()).code, 0);
+  const std::string whole = hash_of(directory.path() / "m.jsonl");
+  const auto path = [&](int step, const char* file) { return directory.path() / "c" / step_name(step) / file; };
+  fs::resize_file(path(40, "weights.safetensors"), 1000);
+  {
+    std::fstream changed(path(30, "optimizer.safetensors"), std::ios::in | std::ios::out | std::ios::binary);
+    changed.seekg(5000);
+    const char flipped = static_cast<char>(changed.get() ^ 1);
+    changed.seekp(5000);
+    changed.put(flipped);
+  }
+  fs::resize_file(path(20, "card.json"), 300);
+  auto outcome = run(line + "--resume auto", directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const auto& file :
+       {step_name(40) + "/weights.safetensors", step_name(30) + "/optimizer.safetensors", step_name(20) + "/card.json"})
+    EXPECT_THAT(outcome.err, HasSubstr(file + " cannot be used"));
+  EXPECT_EQ(hash_of(directory.path() / "m.jsonl"), whole);
+  EXPECT_EQ(events_of(directory.path() / "m.jsonl", "resume").back()["step"], 10);
+  // They have been replaced.
+  outcome = run(line + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, Not(HasSubstr("cannot be used")));
+  outcome = run("lockstep checkpoint verify c", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out).size(), 4u);
+  outcome = run("lockstep checkpoint show c", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
+  // None that is whole, and one that is asked for by name.
+  for (const auto& name : names_in(directory.path() / "c"))
+    fs::remove(directory.path() / "c" / name / "optimizer.safetensors");
+  outcome = run(line + "--resume auto", directory.path());
+  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("none of the 4 checkpoints in c is whole"));
+  outcome = run("lockstep checkpoint verify c", directory.path());
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("4 of 4 checkpoints cannot be used"));
+  outcome = run(line + "--resume c/" + step_name(20), directory.path());
+  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("optimizer.safetensors cannot be used: it is missing"));
+}
+
+TEST(Checkpoints, OfAnotherRunAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string line =
+      "lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --checkpoint-dir c ";
+  ASSERT_EQ(run(line + "--checkpoint-every 5", directory.path()).code, 0);
+  const auto complaint = [&](const std::string& command, int code = 6) {
+    const auto outcome = run(command, directory.path());
+    EXPECT_EQ(outcome.code, code) << command << outcome.err;
+    EXPECT_EQ(lines_of(outcome.err).size(), code == 0 ? 0u : 1u) << outcome.err;
+    return outcome.err;
+  };
+  const std::string rest = " --quiet --checkpoint-dir c --resume auto";
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 9 --data random:6,50 --batch 8 --steps 10" + rest),
+              HasSubstr("sizes hidden 8 there and hidden 9 here"));
+  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --batch 8 --steps 10" + rest),
+              HasSubstr("model mlp there and linear here"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,60 --batch 8 --steps 10" + rest),
+              HasSubstr("samples"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --seed 2" + rest),
+              HasSubstr("seed 1 there and 2 here"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 4 --steps 10" + rest),
+              HasSubstr("add --global-batch 8"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --optimizer sgd" + rest),
+              HasSubstr("optimizer adamw there and sgd with momentum here"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 7" + rest),
+              HasSubstr("is of step 10, and this run ends at step 7"));
+  // Not overwritten, and gone on from the middle only elsewhere.
+  EXPECT_THAT(complaint(line), HasSubstr("add --resume auto"));
+  EXPECT_THAT(complaint(line + "--resume c/" + step_name(5)), HasSubstr("has a checkpoint of step 10"));
+  EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --resume c/" +
+                            step_name(5) + " --checkpoint-dir other",
+                        0),
+              HasSubstr(""));
+  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --resume nowhere"),
+              HasSubstr("nowhere is no checkpoint"));
+  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --resume auto", 2),
+              HasSubstr("add --checkpoint-dir"));
+  EXPECT_THAT(complaint("lockstep train linear --data random:6,50 --steps 1 --checkpoint-every 3", 2),
+              HasSubstr("add --checkpoint-dir"));
+  EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(5), step_name(10)}));
+}
+
+// Waits until the metrics file has `lines` lines, then does `what` to process $pid, the last one that was started.
+std::string once_there_are(int lines, const std::string& what) {
+  return " & pid=$!; for i in $(seq 3000); do [[ $(cat m.jsonl 2>/dev/null | wc -l) -ge " + std::to_string(lines) +
+         " ]] && break; sleep 0.01; done; " + what + "; wait $pid";
+}
+
+std::string endless(const std::string& line) {
+  std::string made = line;
+  made.replace(made.find("--steps 40"), 10, "--epochs 100000");
+  return made;
+}
+
+TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
+  const TemporaryDirectory directory;
+  // From some step on no file may be larger than 100,000 bytes.
+  std::string line = kCnn;
+  line.replace(line.find("--steps 40"), 10, "--steps 400");
+  const auto outcome =
+      run(line + "--checkpoint-every 5 --keep 0" + once_there_are(30, "prlimit --pid $pid --fsize=100000"),
+          directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(hash_of(directory.path() / "m.jsonl"), Not(HasSubstr("no end")));
+  int said = 0;
+  for (const auto& text : lines_of(outcome.err)) said += text.find("File too large") != std::string::npos ? 1 : 0;
+  EXPECT_EQ(said, 2) << outcome.err;  // once, and at the end
+  EXPECT_THAT(outcome.err, HasSubstr("training goes on, and the newest checkpoint is of step"));
+  const auto names = names_in(directory.path() / "c");
+  EXPECT_LT(names.back(), step_name(400));
+  for (const auto& name : names) EXPECT_THAT(name, Not(HasSubstr("new")));
+  EXPECT_EQ(run(line + "--resume auto", directory.path()).code, 0);
+}
+
+TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 20", directory.path()).code, 0);
+  remove_after(directory.path() / "c", 20);
+  fs::rename(directory.path() / "c", directory.path() / "d");
+  const std::string elsewhere = "--resume d --checkpoint-dir ";
+  std::string line = kCnn;
+  line.erase(line.find("--checkpoint-dir"));
+  // Whoever is root may write where others may not, but not there.
+  const auto outcome = run(line + elsewhere + "/sys/lockstep-checkpoints", directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("cannot create /sys/lockstep-checkpoints"));
+  EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
+  EXPECT_THAT(outcome.err, HasSubstr("could not be written"));
+  EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 40u);
+}
+
+TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
+  for (const int n : {1, 2}) {
+    const TemporaryDirectory directory;
+    const std::string line = ranks(n) + endless(kCnn) + "--checkpoint-every 0";
+    const auto outcome = run(line + once_there_are(20, "kill -TERM $pid"), directory.path());
+    ASSERT_EQ(outcome.code, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("--resume auto goes on"));
+    const auto steps = events_of(directory.path() / "m.jsonl", "step");
+    ASSERT_GE(steps.size(), 19u);
+    EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(steps.back()["step"])});
+    EXPECT_EQ(events_of(directory.path() / "m.jsonl", "final").size(), 0u);
+  }
+}
+
+TEST(Checkpoints, OneRankThatIsAskedToStopIsEnough) {
+  const TemporaryDirectory directory;
+  const auto rank = [port = std::to_string(free_port())](int number) {
+    return "MASTER_PORT=" + port + " WORLD_SIZE=2 RANK=" + std::to_string(number) + " " + endless(kCnn) +
+           "--checkpoint-every 0 ";
+  };
+  const auto outcome =
+      run(rank(0) + "& first=$!; " + rank(1) + once_there_are(20, "kill -USR1 $pid") + "; echo $?; wait $first",
+          directory.path());
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_EQ(outcome.out, "75\n");
+  EXPECT_EQ(names_in(directory.path() / "c").size(), 1u);
+}
+
+TEST(Checkpoints, AStopDuringAnEvaluationDoesNotWaitForItsEnd) {
+  const TemporaryDirectory directory;
+  // Six steps, and an evaluation that takes minutes; then it comes first.
+  const std::string line =
+      "lockstep train cnn --data random:1x96x96,600000 --batch 1 --eval-every 0 --steps 6 --quiet --metrics m.jsonl "
+      "--checkpoint-dir c --checkpoint-every 0 ";
+  auto outcome = run(line + once_there_are(6, "sleep 0.3; kill -TERM $pid"), directory.path());
+  ASSERT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(6)});
+  outcome = run(line + "--resume auto & pid=$!; sleep 2; kill -TERM $pid; wait $pid", directory.path());
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 6u);
+}
+
+// `kill -9` of one rank, of the launcher, at any step: scripts/try-resume does the same more often.
+TEST(Checkpoints, KilledAtAnyStepAndResumed) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-resume 2", directory.path(), 150);
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+}  // namespace
+}  // namespace lockstep::testing

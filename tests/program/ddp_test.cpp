@@ -1,0 +1,119 @@
+// What belongs to DistributedDataParallel, as people call it: launchers, accumulation, SyncBatchNorm.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+#include "tests/support/free_port.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Ddp : public ::testing::Test {
+ protected:
+  struct Run {
+    std::vector<double> losses;
+    nlohmann::json final;
+  };
+  /// `lockstep train ARGUMENTS` on `ranks` ranks.
+  Run train(int ranks, const std::string& arguments) {
+    const auto outcome = run(fmt::format("lockstep launch -n {} -- lockstep train {} --quiet --check-replicas 1 "
+                                         "--metrics m.jsonl",
+                                         ranks, arguments),
+                             directory_.path());
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return metrics("m.jsonl");
+  }
+  Run metrics(const std::string& file) {
+    Run made;
+    std::ifstream in(directory_.path() / file);
+    for (std::string line; std::getline(in, line);) {
+      const auto event = nlohmann::json::parse(line);
+      if (event["event"] == "step") made.losses.push_back(event["loss"]);
+      if (event["event"] == "final") made.final = event;
+    }
+    return made;
+  }
+  static void expect_near(const Run& got, const Run& wanted, double most, const std::string& what) {
+    ASSERT_EQ(got.losses.size(), wanted.losses.size()) << what;
+    for (std::size_t i = 0; i < got.losses.size(); ++i)
+      EXPECT_LE(std::abs(got.losses[i] - wanted.losses[i]), most * wanted.losses[i]) << what << ", step " << i + 1;
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(Ddp, PartsOfAStepAreTheStep) {
+  const std::string same = "cnn --data digits --global-batch 62 --steps 15";
+  const Run whole = train(1, same);
+  ASSERT_EQ(whole.losses.size(), 15U);
+  for (const int ranks : {1, 2, 3, 4})
+    expect_near(train(ranks, same + " --accumulate 4"), whole, 1e-5, fmt::format("{} ranks", ranks));
+  expect_near(train(2, same + " --accumulate 64 --bucket-mb 0.001 --first-bucket-mb 0.001"), whole, 1e-5,
+              "more parts than samples");
+  // What is dropped depends on the sample, not on the part that it is in.
+  const std::string dropping = "lstm --data digits --global-batch 24 --steps 6 --dropout 0.3 --layers 2 --width 16";
+  expect_near(train(2, dropping + " --accumulate 3"), train(1, dropping), 1e-5, "dropout");
+}
+
+TEST_F(Ddp, ABatchIsOnePart) {
+  const Run run = train(2, "mlp --data random:8,120 --batch 5 --accumulate 4 --epochs 1 --hidden 6");
+  EXPECT_EQ(run.losses.size(), 3U);  // 120 / (2 · 4 · 5)
+}
+
+TEST_F(Ddp, SyncBatchNormIsOneProcess) {
+  // 14 samples in steps of 6: the last one has two, and one rank none.
+  const std::string same =
+      "resnet18-cifar --data random:3x16x16,14 --global-batch 6 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
+  const Run alone = train(1, same);
+  const Run three = train(3, same);
+  expect_near(three, alone, 1e-4, "3 ranks");
+  // Judged with the running statistics.
+  const auto wanted = alone.final["loss"].get<double>();
+  EXPECT_NEAR(three.final["loss"].get<double>(), wanted, 1e-3 * wanted);
+}
+
+TEST_F(Ddp, OptionsThatChangeNothingWhereAllIsUsed) {
+  const std::string same = "cnn --data digits --steps 10 --batch 8";
+  const auto hash = train(2, same).final["params_sha256"];
+  EXPECT_EQ(train(2, same + " --find-unused").final["params_sha256"], hash);
+  EXPECT_EQ(train(2, same + " --no-broadcast-buffers").final["params_sha256"], hash);
+}
+
+TEST_F(Ddp, StartedAsTorchrunDoes) {
+  const auto launched =
+      run("lockstep launch --nproc_per_node=4 -- lockstep train linear --data random:5,40 --epochs 1 --quiet "
+          "--metrics a.jsonl",
+          directory_.path());
+  EXPECT_EQ(launched.code, 0) << launched.err;
+  EXPECT_THAT(launched.out, HasSubstr("on 4 ranks"));
+  const auto by_hand = run(
+      fmt::format(
+          "for rank in 3 2 1; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 "
+          "MASTER_ADDR=127.0.0.1 MASTER_PORT={0} lockstep train linear --data random:5,40 --epochs 1 --quiet & done; "
+          "RANK=0 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT={0} "
+          "lockstep train linear --data random:5,40 --epochs 1 --quiet --metrics b.jsonl && wait",
+          free_port()),
+      directory_.path());
+  EXPECT_EQ(by_hand.code, 0) << by_hand.err;
+  EXPECT_THAT(by_hand.out, HasSubstr("on 4 ranks"));
+  EXPECT_EQ(metrics("a.jsonl").final["params_sha256"], metrics("b.jsonl").final["params_sha256"]);
+}
+
+TEST_F(Ddp, RanksWithOtherOptionsAreNamed) {
+  const auto outcome = run(
+      fmt::format("export WORLD_SIZE=2 MASTER_PORT={}; RANK=0 lockstep train linear --data random:5,40 --epochs 1 & "
+                  "RANK=1 lockstep train linear --data random:5,40 --epochs 1 --find-unused; code=$?; wait; exit $code",
+                  free_port()),
+      directory_.path());
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_THAT(outcome.err, HasSubstr("has find-unused=true where rank 0"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

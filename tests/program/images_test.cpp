@@ -1,0 +1,79 @@
+// Training on a folder of images, as people call it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Images : public ::testing::Test {
+ protected:
+  Images() {
+    const fs::path golden = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/golden";
+    for (const char* name : {"grey", "coloured"}) {
+      fs::create_directories(directory_.path() / "pictures" / name);
+      for (int i = 0; i < 10; ++i) {
+        const std::string source = name == std::string("grey") ? (i % 2 == 0 ? "grey.jpg" : "grey.png")
+                                                               : (i % 2 == 0 ? "rgb420.jpg" : "rgb.png");
+        fs::copy_file(golden / source, directory_.path() / "pictures" / name / (std::to_string(i) + source));
+      }
+    }
+  }
+  Outcome train(const std::string& options, int ranks = 1) const {
+    const std::string launch = ranks == 1 ? "" : "lockstep launch -n " + std::to_string(ranks) + " -- ";
+    return run(launch + "lockstep train resnet18 --data images:pictures --image-size 32 --global-batch 6 --quiet " +
+                   "--metrics m.jsonl " + options,
+               directory_.path(), 120);
+  }
+  // The losses of all steps.
+  std::vector<double> losses() const {
+    std::vector<double> all;
+    std::ifstream in(directory_.path() / "m.jsonl");
+    for (std::string line; std::getline(in, line);)
+      if (const auto event = nlohmann::json::parse(line); event["event"] == "step") all.push_back(event["loss"]);
+    return all;
+  }
+  void damage(const std::string& file) const {
+    const fs::path folder = directory_.path() / "pictures" / "coloured";
+    std::ofstream(folder / file) << "\xff\xd8\xff and no more";
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(Images, AResNetTrainsOnThem) {
+  const auto outcome = train("--steps 3");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto first = losses();
+  EXPECT_EQ(first.size(), 3u);
+  ASSERT_EQ(train("--steps 3 --workers 3").code, 0);
+  EXPECT_EQ(losses(), first);
+  ASSERT_EQ(train("--steps 3 --augment no").code, 0);
+  EXPECT_NE(losses(), first);
+}
+
+TEST_F(Images, DamagedOnesAreNamedAndCounted) {
+  damage("0rgb420.jpg");
+  damage("2rgb420.jpg");
+  const auto outcome = train("--epochs 1", 2);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/2rgb420.jpg"));
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("took their places"));
+  const auto strict = train("--epochs 1 --most-damaged 1");
+  EXPECT_EQ(strict.code, 3) << strict.err;
+  EXPECT_THAT(strict.err, HasSubstr("2 images are damaged"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,420 @@
+// Inference as people call it: with what training has saved, on their files and texts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// Eight of its characters tell where they are in it, and its 43 fall on every place of a row of 16.
+constexpr const char* kText = "the quick brown fox jumps over a lazy dog. ";
+constexpr const char* kGpt = "--layers 2 --heads 2 --width 32 --context 16";
+
+std::string content_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const fs::path& path, const std::string& content) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+/// Models that all tests use: text.safetensors (a gpt of characters), lstm.safetensors (an LSTM of them),
+/// tokens.safetensors (a gpt of tokens with the vocabulary of tests/data/bpe), digits.safetensors (a cnn) and
+/// animals.safetensors (a ResNet of folders).
+class Infer : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    directory_ = new TemporaryDirectory;
+    const fs::path here = directory_->path(), tests = fs::path(LOCKSTEP_SOURCE_DIR) / "tests";
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += kText;
+    write(here / "fox.txt", text);
+    for (const char* name : {"vocab.json", "merges.txt"}) fs::copy_file(tests / "data/bpe" / name, here / name);
+    std::string tokens;
+    for (int i = 0; i < 2000; ++i) tokens += {static_cast<char>(i % 7 + 64), 0};
+    write(here / "tokens.bin", tokens);
+    for (int i = 0; i < 20; ++i)
+      for (const char* name : {"cat", "dog"}) {
+        fs::create_directories(here / "animals" / name);
+        fs::copy_file(tests / "data/golden" / (*name == 'c' ? "grey.jpg" : "rgb420.jpg"),
+                      here / "animals" / name / (std::to_string(i) + ".jpg"));
+      }
+    for (const char* name : {"grey.jpg", "rgb.png", "rgb420.jpg"}) {
+      fs::create_directories(here / "pictures/more");
+      fs::copy_file(tests / "data/golden" / name, here / (name[0] == 'g' ? "pictures/more" : "pictures") / name);
+    }
+    const std::string gpt = kGpt;
+    train("gpt --data text:fox.txt --steps 400 --batch 8 --lr 0.01 --save text.safetensors " + gpt);
+    train("gpt --data tokens:tokens.bin --classes 481 --steps 60 --batch 8 --lr 0.01 --save tokens.safetensors " + gpt);
+    train(
+        "lstm --data text:fox.txt --layers 2 --width 32 --context 16 --steps 400 --batch 8 --lr 0.01 "
+        "--save lstm.safetensors");
+    train("cnn --data digits --epochs 2 --save digits.safetensors");
+    train("resnet18 --data images:animals --image-size 32 --steps 2 --batch 4 --save animals.safetensors");
+  }
+  static void TearDownTestSuite() {
+    delete directory_;
+    directory_ = nullptr;
+  }
+  static void train(const std::string& line) {
+    const auto outcome = lockstep::testing::run("lockstep train " + line + " --quiet --device cpu", directory_->path());
+    ASSERT_EQ(outcome.code, 0) << line << outcome.err;
+  }
+  static Outcome run(const std::string& line) { return lockstep::testing::run(line, directory_->path()); }
+  static Outcome infer(const std::string& line) { return run("lockstep infer " + line); }
+  static std::string text(const std::string& line) {
+    const auto outcome = infer("gpt --weights text.safetensors --quiet " + line);
+    EXPECT_EQ(outcome.code, 0) << line << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    return outcome.out;
+  }
+  static std::vector<nlohmann::json> events(const std::string& out) {
+    std::vector<nlohmann::json> all;
+    for (const auto& line : lines_of(out)) all.push_back(nlohmann::json::parse(line));
+    return all;
+  }
+  static void expect_refusal(const std::string& line, int code, const std::string& says) {
+    const auto outcome = infer(line);
+    EXPECT_EQ(outcome.code, code) << line << outcome.out << outcome.err;
+    const auto lines = lines_of(outcome.err);
+    ASSERT_FALSE(lines.empty()) << line;
+    EXPECT_THAT(lines.back(), AllOf(HasSubstr("error: "), HasSubstr(says), HasSubstr("→"))) << line;
+  }
+  // The file with its last number, which is a bias of the last layer or normalisation, made NaN.
+  static void damage(const std::string& from, const std::string& to) {
+    std::string bytes = content_of(directory_->path() / from);
+    const float nan = std::nanf("");
+    std::memcpy(bytes.data() + bytes.size() - sizeof nan, &nan, sizeof nan);
+    write(directory_->path() / to, bytes);
+  }
+
+  static TemporaryDirectory* directory_;
+};
+TemporaryDirectory* Infer::directory_ = nullptr;
+
+TEST_F(Infer, GoesOnWithAPrompt) {
+  const std::string made = text("--prompt \"the quick b\" --tokens 80 --temperature 0");
+  // It has learnt its text by heart, and goes on behind its 16 positions.
+  EXPECT_EQ(made, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
+  EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --temperature 0 --seed 5"));
+  EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --top-k 1"));
+}
+
+// A state goes on as far as one likes, and is one and the same for any number of streams.
+TEST_F(Infer, AnLstmGoesOnWithAPrompt) {
+  const std::string flags = "lstm --weights lstm.safetensors --quiet --prompt \"the quick b\" ";
+  const auto made = infer(flags + "--tokens 80 --temperature 0");
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(made.out, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
+  const std::string drawn = flags + "--tokens 30 --samples 5 --temperature 2";
+  EXPECT_EQ(infer(drawn + " --threads 1").out, infer(drawn + " --threads 3").out);
+  expect_refusal(flags + "--width 64", 2, "--width 64, but lstm.safetensors holds a model with 32");
+  expect_refusal("gpt --weights lstm.safetensors --prompt a", 2, "holds a lstm, not a gpt");
+}
+
+TEST_F(Infer, TheSameSeedIsTheSameTextOnAnyNumberOfStreams) {
+  const std::string flags = "--prompt \"the \" --tokens 30 --samples 5 --temperature 2";
+  const std::string one = text(flags + " --threads 1"), three = text(flags + " --threads 3");
+  EXPECT_EQ(one, three);
+  EXPECT_NE(one, text(flags + " --seed 2"));
+  const auto lines = lines_of(one);
+  ASSERT_EQ(lines.size(), 9u) << one;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (i % 2 == 0)
+      EXPECT_THAT(lines[i], StartsWith("the "));
+    else
+      EXPECT_EQ(lines[i], "---------------");
+  }
+  EXPECT_NE(lines[0], lines[2]);
+}
+
+TEST_F(Infer, ReportsTimesAndThroughput) {
+  const auto outcome = infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --threads 2");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("3 texts in"), HasSubstr("on cpu, 2 streams"), HasSubstr("60 tokens"),
+                                 HasSubstr("tokens/s"), HasSubstr("p50"), HasSubstr("p90"), HasSubstr("p99")));
+  const auto json =
+      infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --json --warmup 2");
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto all = events(json.out);
+  ASSERT_EQ(all.size(), 4u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(all[static_cast<std::size_t>(i)]["event"], "text");
+    EXPECT_EQ(all[static_cast<std::size_t>(i)]["sample"], i);
+    EXPECT_EQ(all[static_cast<std::size_t>(i)]["tokens"], 20);
+    EXPECT_EQ(all[static_cast<std::size_t>(i)]["prompt"], "a lazy");
+    EXPECT_EQ(all[static_cast<std::size_t>(i)]["text"].get<std::string>().size(), 20u);
+  }
+  EXPECT_EQ(all[3]["event"], "report");
+  EXPECT_EQ(all[3]["tokens"], 60);
+  EXPECT_EQ(all[3]["results"], 3);
+  for (const char* part : {"latency_ms", "first_token_ms", "token_ms"}) {
+    EXPECT_GT(all[3][part]["p50"], 0.0);
+    EXPECT_GE(all[3][part]["p99"], all[3][part]["p50"]);
+  }
+}
+
+TEST_F(Infer, PromptsFromFilesAndStandardInput) {
+  write(directory_->path() / "prompts.txt", "a lazy\n\nthe fox\r\n");
+  const auto lines = lines_of(text("--input prompts.txt --lines --tokens 3 --temperature 0"));
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_THAT(lines[0], StartsWith("a lazy "));
+  EXPECT_THAT(lines[2], StartsWith("the fox"));
+  const auto piped = run(
+      "printf \"a lazy\" | lockstep infer gpt --weights text.safetensors --input - --tokens 3 --temperature 0 --quiet");
+  EXPECT_EQ(piped.out, lines[0] + "\n");
+}
+
+TEST_F(Infer, TokensByNumberAndByVocabulary) {
+  // 64 65 … 70 again and again: "abcdefg" in the vocabulary.
+  const std::string numbers = "gpt --weights tokens.safetensors --temperature 0 --tokens 4 --quiet ";
+  const auto outcome = infer(numbers + "--prompt \"64 65 66\"");
+  EXPECT_EQ(outcome.out, "64 65 66 67 68 69 70\n") << outcome.err;
+  const auto words = infer(numbers + "--prompt abc --vocab vocab.json --merges merges.txt");
+  EXPECT_EQ(words.out, "abcdefg\n") << words.err;
+  // An empty prompt begins behind the token between texts.
+  write(directory_->path() / "nothing.txt", "");
+  EXPECT_EQ(infer(numbers + "--input nothing.txt --vocab vocab.json --merges merges.txt").code, 0);
+  expect_refusal(numbers + "--prompt abc", 3, "'abc' at byte 0 is no token");
+  expect_refusal(numbers + "--prompt 481", 3, "'481'");
+  expect_refusal(numbers + "--prompt abc --vocab vocab.json", 2, "--merges");
+}
+
+TEST_F(Infer, WhatIsWrongWithAText) {
+  const std::string gpt = "gpt --weights text.safetensors ";
+  write(directory_->path() / "empty.txt", "");
+  write(directory_->path() / "latin1.txt", "a lazy \xe9t\xe9");
+  expect_refusal(gpt + "--prompt \"dogs!\"", 3, "U+0021 at byte 4");
+  expect_refusal(gpt + "--input latin1.txt", 3, "latin1.txt: byte 7 is not UTF-8");
+  expect_refusal(gpt + "--input empty.txt", 3, "empty.txt: it is empty");
+  expect_refusal(gpt + "--input empty.txt --lines", 3, "empty");
+  expect_refusal(gpt + "--prompt \"\"", 2, "--prompt");
+  expect_refusal(gpt + "--input none.txt", 3, "none.txt");
+  expect_refusal(gpt + "--input .", 3, "directory");
+  expect_refusal(gpt + "--prompt a --input fox.txt", 2, "--input");
+  expect_refusal(gpt, 2, "one input");
+  expect_refusal("gpt --prompt a", 2, "without weights");
+  expect_refusal("gpt --weights none.safetensors --prompt a", 3, "none.safetensors");
+  expect_refusal(gpt + "--prompt t --heads 4", 2, "--heads 4, but text.safetensors holds a model with 2");
+  expect_refusal(gpt + "--prompt t --vocab vocab.json --merges merges.txt", 2, "trained on");
+  expect_refusal(gpt + "--prompt t --top 3", 2, "--top");
+  expect_refusal(gpt + "--prompt t --temperature -1", 2, "--temperature");
+  expect_refusal(gpt + "--prompt t --temperature nan", 2, "--temperature");
+  expect_refusal(gpt + "--input random:1x17", 2, "16 positions");
+  expect_refusal(gpt + "--prompt t --device cuda", 4, "--device cuda");
+  expect_refusal(gpt + "--prompt t --precision bf16", 2, "bf16");
+  expect_refusal("gpt2 --weights text.safetensors --prompt t", 2, "holds a gpt, not a gpt2");
+  expect_refusal("cnn --weights text.safetensors --input pictures", 2, "holds a gpt, not a cnn");
+  expect_refusal("gtp --weights text.safetensors --prompt t", 2, "gpt");
+  damage("text.safetensors", "nan.safetensors");
+  expect_refusal("gpt --weights nan.safetensors --prompt to", 7, "NaN");
+}
+
+TEST_F(Infer, ClassifiesImagesInTheirOrder) {
+  const auto outcome = infer("resnet18 --weights animals.safetensors --input pictures --threads 2");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto lines = lines_of(outcome.out);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_THAT(lines[0], AllOf(StartsWith("pictures/rgb.png: "), HasSubstr("cat "), HasSubstr("dog "), HasSubstr(" %")));
+  EXPECT_THAT(lines[1], StartsWith("pictures/rgb420.jpg: "));
+  EXPECT_THAT(lines[2], StartsWith("pictures/more/grey.jpg: "));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("3 images in"), HasSubstr("2 streams"), HasSubstr("images/s")));
+  // One by one they are the same, bit for bit, whatever else is computed beside.
+  std::string one_by_one;
+  for (const char* name : {"pictures/rgb.png", "pictures/rgb420.jpg", "pictures/more/grey.jpg"})
+    one_by_one += infer(std::string("resnet18 --weights animals.safetensors --quiet --input ") + name).out;
+  EXPECT_EQ(one_by_one, outcome.out);
+  const auto top = infer("resnet18 --weights animals.safetensors --input pictures/rgb.png,pictures/rgb420.jpg --top 1");
+  ASSERT_EQ(lines_of(top.out).size(), 2u);
+  EXPECT_THAT(top.out, Not(HasSubstr(",")));
+}
+
+TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
+  const auto outcome = infer("resnet18 --weights animals.safetensors --input pictures/rgb.png --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto all = events(outcome.out);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0]["event"], "image");
+  EXPECT_EQ(all[0]["input"], "pictures/rgb.png");
+  double sum = 0, last = 1;
+  for (const auto& item : all[0]["classes"]) {
+    sum += item["probability"].get<double>();
+    EXPECT_LE(item["probability"], last);
+    last = item["probability"];
+    EXPECT_EQ(item["name"], item["class"] == 0 ? "cat" : "dog");
+  }
+  EXPECT_NEAR(sum, 1, 1e-9);
+}
+
+TEST_F(Infer, GreyModelsTakeColouredFiles) {
+  const auto outcome = infer("cnn --weights digits.safetensors --input pictures --top 10");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(lines_of(outcome.out).size(), 3u);
+  EXPECT_THAT(outcome.out, HasSubstr("class 9"));
+  std::string names;
+  for (int i = 0; i < 10; ++i) names += "digit " + std::to_string(i) + "\r\n";
+  write(directory_->path() / "names.txt", names);
+  EXPECT_THAT(infer("cnn --weights digits.safetensors --input pictures --top 10 --class-names names.txt").out,
+              HasSubstr("digit 9"));
+  expect_refusal("cnn --weights animals.safetensors --input pictures", 2, "holds a resnet18");
+  expect_refusal("resnet18 --weights animals.safetensors --input pictures --class-names names.txt", 2, "10 names");
+  expect_refusal("cnn --weights digits.safetensors --input pictures --image-size 16", 2, "--image-size");
+}
+
+TEST_F(Infer, DamagedImagesAreNamedAndTheOthersDone) {
+  write(directory_->path() / "some/1.jpg", "\xff\xd8\xff and no more");
+  fs::copy_file(directory_->path() / "pictures/rgb.png", directory_->path() / "some/2.png",
+                fs::copy_options::overwrite_existing);
+  write(directory_->path() / "some/3.png", "");
+  for (const char* threads : {"1", "2"}) {
+    const auto outcome =
+        infer(std::string("resnet18 --weights animals.safetensors --input some/ --threads ") + threads);
+    EXPECT_EQ(outcome.code, 3);
+    ASSERT_EQ(lines_of(outcome.out).size(), 1u);
+    EXPECT_THAT(outcome.out, StartsWith("some/2.png: "));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("damaged image some/1.jpg"), HasSubstr("damaged image some/3.png"),
+                                   HasSubstr("2 of 3 images could not be read"), HasSubstr("2 damaged")));
+  }
+  const auto json = infer("resnet18 --weights animals.safetensors --input some --json");
+  EXPECT_EQ(json.code, 3);
+  const auto all = events(json.out);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_TRUE(all[0].contains("error") && all[1].contains("classes") && all[2].contains("error"));
+  EXPECT_EQ(all[3]["damaged"], 2);
+}
+
+TEST_F(Infer, WhatIsWrongWithImages) {
+  const std::string resnet = "resnet18 --weights animals.safetensors ";
+  fs::create_directories(directory_->path() / "nothing");
+  expect_refusal(resnet + "--input nothing", 3, "nothing: it has no images");
+  expect_refusal(resnet + "--input none.jpg", 3, "none.jpg");
+  expect_refusal(resnet + "--input pictures/rgb.png,none.jpg", 3, "none.jpg");
+  expect_refusal(resnet + "--input pictures/rgb.png,pictures", 2, "the directory pictures");
+  expect_refusal(resnet + "--prompt hello", 2, "--prompt");
+  expect_refusal(resnet + "--input pictures --temperature 1", 2, "--temperature");
+  expect_refusal("resnet50 --weights animals.safetensors --input pictures", 2, "holds a resnet18, not a resnet50");
+  write(directory_->path() / "cut.safetensors", content_of(directory_->path() / "animals.safetensors").substr(0, 5000));
+  expect_refusal("resnet18 --weights cut.safetensors --input pictures", 3, "cut.safetensors");
+}
+
+TEST_F(Infer, MadeUpInputsTellTheResultsSizeAndDevice) {
+  EXPECT_EQ(infer("resnet18 --input random:1x3x224x224 --quiet").out, "[1, 1000], cpu\n");
+  EXPECT_EQ(infer("resnet18 --weights animals.safetensors --input random:3x3x40x32,2 --quiet").out,
+            "[3, 2], cpu\n[3, 2], cpu\n");
+  EXPECT_EQ(infer("gpt --weights text.safetensors --input random:2x8 --quiet").out.substr(0, 7), "[2, 8, ");
+  EXPECT_EQ(infer("linear --input random:4x5 --quiet").out, "[4, 10], cpu\n");
+  expect_refusal("resnet18 --input random:3x224x224", 2, "3 dimensions");
+  expect_refusal("resnet18 --input random:1x3x16x16", 2, "32x32");
+  expect_refusal("resnet18 --weights animals.safetensors --input random:1x1x32x32", 2, "conv1.weight");
+  expect_refusal("gpt --weights text.safetensors --input random:1x3x8x8", 2, "tokens");
+}
+
+// Files of others say nothing of their model: its sizes are those of their tensors.
+TEST_F(Infer, ForeignFilesNeedNoMoreThanTheirTensors) {
+  std::string bytes = content_of(directory_->path() / "animals.safetensors");
+  const std::size_t at = bytes.find("\"lockstep\"");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 10, "\"somebody\"");
+  write(directory_->path() / "foreign.safetensors", bytes);
+  const auto known = infer("resnet18 --weights animals.safetensors --input pictures --quiet");
+  const auto foreign = infer("resnet18 --weights foreign.safetensors --input pictures --image-size 32 --quiet");
+  ASSERT_EQ(foreign.code, 0) << foreign.err;
+  EXPECT_THAT(foreign.out, HasSubstr("class 0"));
+  std::string named = foreign.out;
+  for (const auto& [number, name] : {std::pair{"class 0", "cat"}, std::pair{"class 1", "dog"}})
+    for (std::size_t where; (where = named.find(number)) != std::string::npos;) named.replace(where, 7, name);
+  EXPECT_EQ(named, known.out);
+  // What a model lacks, and what it does not know, is listed.
+  expect_refusal("cnn --weights foreign.safetensors --input pictures", 2, "missing ");
+}
+
+TEST_F(Infer, WhatACardSaysIsHeldAgainstTheData) {
+  write(directory_->path() / "other.txt", [] {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += "a quick dog! ";
+    return text;
+  }());
+  write(directory_->path() / "part.txt", [] {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += "a dog over the fox ";
+    return text;
+  }());
+  const auto eval = [&](const std::string& line) { return run("lockstep eval " + line + " --device cpu"); };
+  // Sizes come from the file, and so does the vocabulary.
+  const auto same = eval("gpt --weights text.safetensors --data text:fox.txt");
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(eval("gpt --weights text.safetensors --data text:part.txt").code, 0);
+  const auto unknown = eval("gpt --weights text.safetensors --data text:other.txt");
+  EXPECT_EQ(unknown.code, 3);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("other.txt"), HasSubstr("U+0021"), HasSubstr("byte 11")));
+  const auto kind = eval("gpt --weights text.safetensors --data tokens:tokens.bin");
+  EXPECT_EQ(kind.code, 2);
+  EXPECT_THAT(kind.err, HasSubstr("trained on characters"));
+  const auto heads = eval("gpt --weights text.safetensors --data text:fox.txt --heads 1");
+  EXPECT_EQ(heads.code, 2);
+  EXPECT_THAT(heads.err, HasSubstr("--heads 1"));
+  fs::create_directories(directory_->path() / "birds");
+  for (const char* name : {"cat", "emu"})
+    fs::copy(directory_->path() / "animals/cat", directory_->path() / "birds" / name);
+  const auto classes = eval("resnet18 --weights animals.safetensors --data images:birds --image-size 32");
+  EXPECT_EQ(classes.code, 2);
+  EXPECT_THAT(classes.err, AllOf(HasSubstr("'dog'"), HasSubstr("'emu'")));
+  const auto tuned =
+      run("lockstep train resnet18 --weights animals.safetensors --reset-head --data images:birds --image-size 32 "
+          "--steps 1 --batch 4 --quiet --device cpu --save birds.safetensors");
+  EXPECT_EQ(tuned.code, 0) << tuned.err;
+  EXPECT_THAT(infer("resnet18 --weights birds.safetensors --input pictures").out, HasSubstr("emu"));
+}
+
+TEST_F(Infer, StopsWhenNobodyReads) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto outcome =
+      run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 1000000000 --threads 2 --samples 4 | "
+          "head -c 40 | wc -c; echo ${PIPESTATUS[0]}");
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("40\n"), HasSubstr("141"))) << outcome.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
+  const auto full = run("lockstep infer gpt --weights text.safetensors --prompt to --tokens 5 >/dev/full");
+  EXPECT_EQ(full.code, 3);
+  EXPECT_THAT(full.err, HasSubstr("cannot write to standard output"));
+}
+
+TEST_F(Infer, StopsWhenItIsAskedTo) {
+  for (const char* more : {"", "--json"}) {
+    const auto outcome = run(std::string("timeout --preserve-status -s INT 2 lockstep infer gpt --weights "
+                                         "text.safetensors --prompt to --tokens 1000000000 --threads 2 --samples 3 ") +
+                             more);
+    EXPECT_EQ(outcome.code, 130);
+    EXPECT_THAT(outcome.err, HasSubstr("stopped by Ctrl-C while generating"));
+    // As text comes, it is there.
+    if (*more == 0) {
+      EXPECT_GT(outcome.out.size(), 100u);
+    }
+  }
+}
+
+TEST_F(Infer, IsNoRank) {
+  const auto outcome =
+      run("lockstep launch -n 2 -- lockstep infer gpt --weights text.safetensors --prompt to --device cpu");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err + outcome.out, HasSubstr("one of 2 ranks"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

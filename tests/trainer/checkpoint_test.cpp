@@ -1,0 +1,250 @@
+#include "trainer/checkpoint/checkpoints.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+
+#include "base/error.h"
+#include "data/loader.h"
+#include "nn/models/models.h"
+#include "tests/nn/temp_dir.h"
+#include "trainer/build.h"
+
+namespace lockstep::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+CheckpointCard some_card() {
+  CheckpointCard card;
+  card.step = 12;
+  card.position = {.epoch = 3, .cursor = 40};
+  card.optimizer_steps = 12;
+  card.total_steps = 100;
+  card.world_size = 2;
+  card.identity = {{"model", "mlp"}, {"seed", "18446744073709551615"}};
+  card.settings = {{"data", "images:/tmp/\"ä\""}};
+  card.bucket_order = {"fc2.weight", "fc1.weight"};
+  card.files["weights.safetensors"] = {.bytes = 100, .sha256 = std::string(64, 'a')};
+  return card;
+}
+
+TEST(CheckpointCard, IsReadAsItWasWritten) {
+  EXPECT_EQ(decode_checkpoint_card(encode(some_card()), "here"), some_card());
+  CheckpointCard odd = some_card();
+  odd.settings = {{"data", "text:\xff\xfe"}};  // a path may be anything
+  EXPECT_NO_THROW(decode_checkpoint_card(encode(odd), "here"));
+}
+
+TEST(CheckpointCard, AnyCutAndAnyOtherByteIsFound) {
+  const std::string text = encode(some_card());
+  for (std::size_t length = 0; length + 2 < text.size(); ++length)
+    EXPECT_THROW(decode_checkpoint_card(text.substr(0, length), "here"), IoError) << length;
+  int accepted = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    std::string changed = text;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    try {
+      EXPECT_EQ(decode_checkpoint_card(changed, "here"), some_card()) << at;  // no more than a blank
+      ++accepted;
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("here cannot be used"));
+    }
+  }
+  EXPECT_LT(accepted, 10);
+}
+
+// A small model and its optimizer, and a directory for their checkpoints.
+class Folder : public ::testing::Test {
+ protected:
+  Folder() { fs::create_directory(path()); }
+
+  std::string write(std::int64_t step) {
+    StateCopy copy(*module_, *optimizer_);
+    copy.take();
+    write_checkpoint(path(), step, [&](const std::string& at) {
+      CheckpointCard card = some_card();
+      card.step = step;
+      card.files = copy.write(at, {});
+      return card;
+    });
+    return list_checkpoints(path()).front().path;
+  }
+  std::string path() const { return directory_.path("c"); }
+  std::vector<std::int64_t> steps() const {
+    std::vector<std::int64_t> all;
+    for (const auto& stored : list_checkpoints(path())) all.push_back(stored.step);
+    return all;
+  }
+
+  nn::testing::TempDir directory_;
+  std::unique_ptr<nn::Backend> backend_ = nn::make_cpu_backend(1);
+  nn::Generator generator_{1};
+  nn::Context context_{*backend_, generator_};
+  std::unique_ptr<nn::Module> module_ =
+      nn::make_model(context_, {.name = "cnn", .sample_shape = {8, 8, 1}, .classes = 10});
+  std::unique_ptr<nn::Optimizer> optimizer_ = nn::make_adamw(module_->named_parameters(), {});
+};
+
+TEST_F(Folder, EachFileIsCheckedFromItsFirstToItsLastByte) {
+  const std::string newest = write(7);
+  EXPECT_EQ(verify_checkpoint(newest).step, 7);
+  for (const char* name : {kWeightsFile, kOptimizerFile, kCardFile}) {
+    const fs::path file = fs::path(newest) / name;
+    const auto bytes = fs::file_size(file);
+    for (const std::uintmax_t place : {std::uintmax_t{0}, bytes / 2, bytes - 3}) {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekg(static_cast<std::streamoff>(place));
+      const char before = static_cast<char>(stream.get());
+      stream.seekp(static_cast<std::streamoff>(place));
+      stream.put(static_cast<char>(before ^ 0x11)).flush();
+      try {
+        verify_checkpoint(newest);
+        ADD_FAILURE() << name << " changed at " << place;
+      } catch (const IoError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(name));
+      }
+      stream.seekp(static_cast<std::streamoff>(place));
+      stream.put(before).flush();
+    }
+    EXPECT_NO_THROW(verify_checkpoint(newest));
+    fs::rename(file, file.string() + "x");
+    EXPECT_THROW(verify_checkpoint(newest), IoError);
+    fs::create_directory(file);
+    EXPECT_THROW(verify_checkpoint(newest), IoError);
+    fs::remove(file);
+    fs::rename(file.string() + "x", file);
+  }
+}
+
+TEST_F(Folder, TheNewestWholeOneIsFound) {
+  EXPECT_FALSE(newest_whole(path()).found);
+  EXPECT_FALSE(newest_whole(path() + "/nowhere").found);
+  write(5), write(6), write(7);
+  fs::create_directory(path() + "/step-7");                    // not a name of ours
+  fs::create_directory(path() + "/.step-0000000009.new-123");  // not under its own name
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{7, 6, 5}));
+  fs::resize_file(list_checkpoints(path())[0].path + "/weights.safetensors", 10);
+  const Search search = newest_whole(path());
+  ASSERT_TRUE(search.found);
+  EXPECT_EQ(search.found->card.step, 6);
+  ASSERT_EQ(search.damaged.size(), 1u);
+  EXPECT_THAT(search.damaged[0].why, HasSubstr("step-0000000007/weights.safetensors"));
+  prepare_checkpoints(path());
+  EXPECT_FALSE(fs::exists(path() + "/.step-0000000009.new-123"));
+  write(7);  // takes the damaged one's place
+  EXPECT_EQ(newest_whole(path()).found->card.step, 7);
+}
+
+TEST_F(Folder, OldOnesGoAndDamagedOnesDoNotCount) {
+  for (const int step : {1, 2, 3, 4, 5, 9}) write(step);
+  const auto all = list_checkpoints(path());
+  prune_checkpoints(path(), 5, 2, {{all[2].path, "step 4 is damaged"}});
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
+  prune_checkpoints(path(), 9, 0, {});
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
+}
+
+TEST_F(Folder, WhatFailsLeavesNothing) {
+  write(1);
+  EXPECT_THROW(write_checkpoint(path(), 2,
+                                [&](const std::string& at) -> CheckpointCard {
+                                  std::ofstream(at + "/weights.safetensors") << "half";
+                                  throw IoError("no space left on device");
+                                }),
+               IoError);
+  EXPECT_EQ(std::distance(fs::directory_iterator(path()), {}), 1);
+}
+
+TEST_F(Folder, StateComesBackBitForBit) {
+  float value = 0.5f;
+  for (const auto& moment : optimizer_->moments())
+    for (std::int64_t i = 0; i < moment.value.count(); ++i) moment.value.f32()[i] = value += 0.25f;
+  const std::string newest = write(3);
+  const auto before = nn::parameters_sha256(*module_);
+  nn::Generator other(99);
+  nn::Context context{*backend_, other};
+  const auto module = nn::make_model(context, {.name = "cnn", .sample_shape = {8, 8, 1}, .classes = 10});
+  const auto optimizer = nn::make_adamw(module->named_parameters(), {});
+  EXPECT_NE(nn::parameters_sha256(*module), before);
+  nn::load_entries(nn::entries_of(*module), nn::read_safetensors(newest + "/weights.safetensors"), "here");
+  nn::load_entries(nn::entries_of(*optimizer), nn::read_safetensors(newest + "/optimizer.safetensors"), "here");
+  EXPECT_EQ(nn::parameters_sha256(*module), before);
+  const auto there = optimizer_->moments(), here = optimizer->moments();
+  ASSERT_EQ(here.size(), there.size());
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    EXPECT_EQ(here[i].name, there[i].name);
+    EXPECT_EQ(std::memcmp(here[i].value.raw(), there[i].value.raw(), here[i].value.bytes()), 0) << here[i].name;
+  }
+  const auto sgd = nn::make_sgd(module->named_parameters(), {.momentum = 0.9});
+  EXPECT_THROW(nn::load_entries(nn::entries_of(*sgd), nn::read_safetensors(newest + "/optimizer.safetensors"), "here"),
+               UsageError);
+}
+
+TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {
+  StateCopy copy(*module_, *optimizer_);
+  copy.take();
+  EXPECT_FALSE(copy.not_finite());
+  const auto parameters = module_->named_parameters();
+  parameters[2].parameter->value().f32()[3] = std::numeric_limits<float>::infinity();
+  copy.take();
+  EXPECT_EQ(copy.not_finite(), parameters[2].name);
+  CheckpointWriter writer(copy, {.directory = path(), .keep = 1, .damaged = {}, .metadata = {}});
+  writer.start(some_card());
+  writer.wait();
+  EXPECT_EQ(writer.report().failed, 1);
+  EXPECT_THAT(writer.report().first_failure, HasSubstr(parameters[2].name + " is not finite"));
+  EXPECT_TRUE(steps().empty());
+}
+
+// Each sample is its own number.
+class Numbered : public data::Dataset {
+ public:
+  explicit Numbered(std::uint64_t size) : Dataset({.name = "numbers", .size = size, .dims = {1}, .classes = 2}) {}
+  void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
+    x[0] = static_cast<float>(index);
+    label = 0;
+  }
+};
+
+// Counts what all ranks of a world are given in `steps` steps from `position` on; returns where they have come to.
+sampler::SamplerState walk(const std::shared_ptr<const data::Dataset>& dataset, int world, std::uint64_t batch,
+                           sampler::Tail tail, sampler::SamplerState position, int steps,
+                           std::map<std::pair<std::uint64_t, int>, int>& seen) {
+  sampler::SamplerState after = position;
+  for (int rank = 0; rank < world; ++rank) {
+    sampler::DistributedSampler sampler({.length = dataset->size(), .seed = 5, .global_batch = batch, .tail = tail},
+                                        rank, world);
+    sampler.restore(position);
+    data::Loader loader(dataset, sampler, {.workers = 2});
+    for (int step = 0; step < steps; ++step) {
+      const data::Batch& given = loader.next();
+      for (std::uint64_t i = 0; i < given.count; ++i) ++seen[{given.plan.epoch, static_cast<int>(given.x[i])}];
+      after = given.state_after;
+    }
+  }
+  return after;
+}
+
+TEST(Samples, NoneIsRepeatedOrSkippedAtOtherNumbersOfRanks) {
+  const auto dataset = std::make_shared<const Numbered>(103);
+  for (const int first : {1, 2, 4})
+    for (const int second : {1, 2, 3, 5})
+      for (int stop = 1; stop < 9; ++stop) {
+        std::map<std::pair<std::uint64_t, int>, int> seen;
+        CheckpointCard card;
+        card.position = walk(dataset, first, 30, sampler::Tail::kExact, {}, stop, seen);
+        card = decode_checkpoint_card(encode(card), "here");
+        walk(dataset, second, 30, sampler::Tail::kExact, card.position, 12 - stop, seen);  // three epochs of four
+        ASSERT_EQ(seen.size(), 3 * dataset->size()) << first << " → " << second << " after " << stop;
+        for (const auto& [sample, times] : seen) EXPECT_EQ(times, 1);
+      }
+}
+
+}  // namespace
+}  // namespace lockstep::trainer

@@ -1,0 +1,83 @@
+// Models of text learn one: on any number of ranks, whose parameters stay the same bits, with samples for some of them
+// alone at the ends of epochs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "data/loader.h"
+#include "data/open.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
+#include "tests/support/ranks.h"
+#include "trainer/evaluate.h"
+#include "trainer/step.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using lockstep::testing::group;
+
+constexpr std::int64_t kContext = 12;
+
+class TextTraining : public ::testing::TestWithParam<std::string> {
+ protected:
+  TextTraining() {
+    std::string pattern = std::filesystem::temp_directory_path() / "text.XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
+    directory_ = pattern;
+    std::ofstream file(directory_ / "text");
+    for (int i = 0; i < 60; ++i) file << "one two, three four: five; six seven. ";
+  }
+  ~TextTraining() override { std::filesystem::remove_all(directory_); }
+  std::string data() const { return "text:" + (directory_ / "text").string(); }
+
+ private:
+  std::filesystem::path directory_;
+};
+
+TEST_P(TextTraining, IsLearnt) {
+  const auto backend = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*backend, generator};
+  const auto splits = data::open_data(data(), {.context = kContext});
+  const auto module =
+      nn::make_model(context, {.name = GetParam(),
+                               .sample_shape = splits.train->sample_dims(),
+                               .classes = splits.train->classes(),
+                               .gpt = {.layers = 1, .heads = 2, .width = 32, .context = kContext, .dropout = 0.05},
+                               .lstm = {.layers = 2, .width = 32, .dropout = 0.05}});
+  // Steps of 13 samples leave a tail in each epoch.
+  const sampler::DistributedSampler sampler({.length = splits.train->size(), .seed = 1, .global_batch = 13},
+                                            group().rank(), group().size());
+  data::Loader loader(splits.train, sampler, {.workers = 1});
+  Replica replica(group(), *backend, *module, {.first_bytes = 1 << 10, .bytes = 1 << 14});
+  TrainingStep step(*backend, *module, replica, nn::make_adamw(replica.parameters(), {}), format_of(*splits.train),
+                    {.want_norm = true, .dropout = true, .seed = 3});
+  double loss = 0.0;
+  for (std::int64_t i = 1; i <= 120; ++i) {
+    const data::Batch& batch = loader.next();
+    step.run(i, batch, 1e-2);
+    const auto outcome = step.take_outcome();
+    loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(kContext));
+    if (i == 1) {
+      EXPECT_NEAR(loss, std::log(static_cast<double>(splits.train->classes())), 0.8);
+    }
+  }
+  EXPECT_LT(loss, 0.3);
+  replica.check();
+  Evaluator evaluator(group(), *backend, splits.test, 5, 0);
+  const EvalReport report = evaluator.run(*module, 120);
+  EXPECT_LT(report.loss, 0.3);
+  EXPECT_EQ(evaluator.run(*module, 120).loss, report.loss);
+  EXPECT_TRUE(module->training());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TextTraining, ::testing::Values("gpt", "lstm"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace lockstep::trainer

@@ -1,0 +1,131 @@
+#include "trainer/checkpoint/card.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "base/version.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "lockstep checkpoint 1";
+constexpr const char* kDigest = "sha256";
+constexpr int kIndent = 1;
+
+std::string text_of(const Json& json) {
+  return json.dump(kIndent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+std::string digest_of(const Json& json) {
+  Sha256 hash;
+  hash.update(text_of(json));
+  return hash.finish();
+}
+
+Json json_of(const Facts& facts) {
+  Json json = Json::object();
+  for (const auto& [name, value] : facts) json[name] = value;
+  return json;
+}
+
+class Reader {
+ public:
+  explicit Reader(const std::string& source) : source_(source) {}
+
+  CheckpointCard read(const std::string& text) const {
+    try {
+      return card_from(parse(text));
+    } catch (const Json::exception&) {
+      refuse("something is missing, or of another type");
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(fmt::format("{} cannot be used: {}", source_, why), "use another checkpoint");
+  }
+
+  Json parse(const std::string& text) const {
+    constexpr int kDeepest = 3;
+    try {
+      Json json = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+        if (depth > kDeepest) refuse("it nests too deep");
+        return true;
+      });
+      if (!json.is_object()) refuse("it is no JSON object");
+      const std::string said = json.at(kDigest).get<std::string>();
+      json.erase(kDigest);
+      if (digest_of(json) != said) refuse("it has been changed: its SHA-256 is another");
+      return json;
+    } catch (const Json::parse_error& error) {
+      refuse(fmt::format("it is cut or changed at byte {}", error.byte));
+    }
+  }
+
+  std::int64_t count(const Json& json, const char* name) const {
+    const Json& value = json.at(name);
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t{1} << 62)
+      refuse(fmt::format("'{}' is no count", name));
+    return value.get<std::int64_t>();
+  }
+
+  Facts facts_from(const Json& json) const {
+    if (!json.is_object()) refuse("what the run was is no list of names and values");
+    Facts facts;
+    for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.get<std::string>());
+    return facts;
+  }
+
+  CheckpointCard card_from(const Json& json) const {
+    if (const auto format = json.at("format").get<std::string>(); format != kFormat)
+      refuse(fmt::format("its format is '{}', and this version reads '{}'", format, kFormat));
+    CheckpointCard card{
+        .step = count(json, "step"),
+        .position = {.epoch = static_cast<std::uint64_t>(count(json, "epoch")),
+                     .cursor = static_cast<std::uint64_t>(count(json, "cursor"))},
+        .optimizer_steps = count(json, "optimizer_steps"),
+        .total_steps = count(json, "total_steps"),
+        .world_size = static_cast<int>(std::min<std::int64_t>(count(json, "world_size"), 1 << 30)),
+        .identity = facts_from(json.at("run")),
+        .settings = facts_from(json.at("settings")),
+        .bucket_order = json.at("bucket_order").get<std::vector<std::string>>(),
+        .files = {},
+    };
+    for (const auto& [name, value] : json.at("files").items())
+      card.files[name] = {.bytes = static_cast<std::uint64_t>(count(value, "bytes")),
+                          .sha256 = value.at(kDigest).get<std::string>()};
+    return card;
+  }
+
+  const std::string& source_;
+};
+
+}  // namespace
+
+std::string encode(const CheckpointCard& card) {
+  Json json = {{"format", kFormat},
+               {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
+               {"step", card.step},
+               {"total_steps", card.total_steps},
+               {"epoch", card.position.epoch},
+               {"cursor", card.position.cursor},
+               {"optimizer_steps", card.optimizer_steps},
+               {"world_size", card.world_size},
+               {"run", json_of(card.identity)},
+               {"settings", json_of(card.settings)},
+               {"bucket_order", card.bucket_order},
+               {"files", Json::object()}};
+  for (const auto& [name, file] : card.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
+  json = Json::parse(text_of(json));  // what is hashed is what will be read, replaced bytes included
+  json[kDigest] = digest_of(json);
+  return text_of(json) + "\n";
+}
+
+CheckpointCard decode_checkpoint_card(const std::string& text, const std::string& source) {
+  return Reader(source).read(text);
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,40 @@
+// Going on from a checkpoint.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/process_group.h"
+#include "data/dataset.h"
+#include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/config.h"
+#include "trainer/replica.h"
+
+namespace lockstep::trainer {
+
+/// What this run's checkpoints say of it. Of `identity` a run that goes on must have the same; `settings` may be
+/// others, the number of ranks and of steps among them.
+CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
+                       std::int64_t total_steps);
+
+struct Resumed {
+  std::string path;  // on rank 0
+  CheckpointCard card;
+  std::vector<DamagedCheckpoint> damaged;  // on rank 0: newer than that
+};
+
+/// Collective. Rank 0 finds what config.resume names and puts its parameters and buffers into `module`; every rank
+/// gets to know the card. Nothing: there is none to go on from, which `auto` allows, or it was not asked for. Throws
+/// CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
+std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group, const CheckpointCard& plan,
+                                     nn::Module& module);
+
+/// Collective, after the replica has been made of that module: gives every rank the optimizer's state and the order of
+/// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.
+void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                      nn::Optimizer& optimizer, Replica& replica);
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,84 @@
+#include "trainer/checkpoint/writer.h"
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/signals.h"
+
+namespace lockstep::trainer {
+
+CheckpointWriter::CheckpointWriter(const StateCopy& copy, Options options) : copy_(copy), options_(std::move(options)) {
+  const AllSignalsBlocked blocked;
+  thread_ = std::thread([this] { work(); });
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void CheckpointWriter::start(CheckpointCard card) {
+  const std::lock_guard lock(mutex_);
+  LOCKSTEP_ASSERT(!job_, "two checkpoints at a time");
+  job_ = std::move(card);
+  changed_.notify_all();
+}
+
+void CheckpointWriter::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !job_; });
+}
+
+CheckpointWriter::Report CheckpointWriter::report() {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+void CheckpointWriter::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return job_ || stopping_; });
+    if (!job_) return;
+    const CheckpointCard card = *job_;
+    lock.unlock();
+    std::string failure, removal_failure;
+    const auto begin = Clock::now();
+    // Whatever it is, training goes on without this one.
+    try {
+      write(card);
+    } catch (const Error& error) {
+      failure = error.line();
+    } catch (const std::exception& error) {
+      failure = fmt::format("a checkpoint of step {}: {}", card.step, error.what());
+    }
+    try {
+      if (failure.empty()) prune_checkpoints(options_.directory, card.step, options_.keep, options_.damaged);
+    } catch (const std::exception& error) {
+      removal_failure = error.what();
+    }
+    lock.lock();
+    report_.seconds += seconds_between(begin, Clock::now());
+    if (failure.empty())
+      report_.newest_step = card.step;
+    else if (report_.failed++ == 0)
+      report_.first_failure = failure;
+    if (report_.removal_failure.empty()) report_.removal_failure = removal_failure;
+    job_.reset();
+    changed_.notify_all();
+  }
+}
+
+void CheckpointWriter::write(const CheckpointCard& card) {
+  if (const auto name = copy_.not_finite())
+    throw DivergedError(fmt::format("no checkpoint of step {}: {} is not finite after it", card.step, *name));
+  write_checkpoint(options_.directory, card.step, [&](const std::string& path) {
+    CheckpointCard whole = card;
+    whole.files = copy_.write(path, options_.metadata);
+    return whole;
+  });
+}
+
+}  // namespace lockstep::trainer

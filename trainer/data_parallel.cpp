@@ -1,0 +1,53 @@
+#include "trainer/data_parallel.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/cuda/probe.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "trainer/device_request.h"
+
+namespace lockstep::trainer {
+namespace {
+
+parallel::Devices devices_of(const TrainConfig& config, Session& session, const std::vector<int>& ids) {
+  const int threads = session.threads;
+  auto devices = session.device.kind == DeviceKind::kCpu
+                     ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
+                     : parallel::Devices::cuda(config.tf32);
+  devices.adopt(ids.front(), *session.backend);
+  return devices;
+}
+
+}  // namespace
+
+void check_alone(const TrainConfig& config) {
+  const int size = comm::discover_world(env).size;
+  if (config.parallel == Parallel::kDp && size > 1)
+    throw UsageError(fmt::format("--parallel dp is one process for all devices, and this is one of {}", size),
+                     "start it without a launcher, or use --parallel ddp");
+}
+
+std::vector<int> device_ids_of(const TrainConfig& config, Device first) {
+  const DeviceRequest request = parse_device(config.device);
+  if (!request.indices.empty()) return request.indices;
+  if (first.kind == DeviceKind::kCpu) return {0};
+  std::vector<int> all(static_cast<std::size_t>(probe_cuda().devices));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+DataParallelModel::DataParallelModel(const TrainConfig& config, Session& session, nn::Module& module)
+    : first_(*session.backend),
+      devices_(devices_of(config, session, device_ids_of(config, session.device))),
+      module_(module, devices_, device_ids_of(config, session.device)) {}
+
+std::string DataParallelModel::describe() const {
+  std::vector<std::string> names;
+  for (const int id : module_.device_ids()) names.push_back(devices_.name_of(id));
+  return fmt::format("{}: {}{}", join(names, ", "), names.size() > 1 ? "each " : "", first_.describe());
+}
+
+}  // namespace lockstep::trainer

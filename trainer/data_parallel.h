@@ -1,0 +1,38 @@
+// --parallel dp: one process that computes on several devices.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/data_parallel.h"
+#include "trainer/config.h"
+#include "trainer/session.h"
+
+namespace lockstep::trainer {
+
+/// Throws UsageError where `config` wants one process for all devices and this one is a rank among others.
+void check_alone(const TrainConfig& config);
+
+/// The devices that --device names for one process, `first` being the one that was chosen for it: those of a list, all
+/// GPUs, or one CPU device.
+std::vector<int> device_ids_of(const TrainConfig& config, Device first);
+
+/// A model that batches are shared out through. The module is on session.backend, which is the first device and where
+/// the loss is computed; both must outlive it.
+class DataParallelModel {
+ public:
+  DataParallelModel(const TrainConfig& config, Session& session, nn::Module& module);
+
+  parallel::DataParallel& module() { return module_; }
+  /// By place among the devices.
+  nn::Backend& backend(std::size_t place) { return devices_[module_.device_ids()[place]]; }
+  /// For people: "cpu:0, cpu:1: each cpu, 1 thread, …".
+  std::string describe() const;
+
+ private:
+  nn::Backend& first_;
+  parallel::Devices devices_;
+  parallel::DataParallel module_;
+};
+
+}  // namespace lockstep::trainer

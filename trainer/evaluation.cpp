@@ -1,0 +1,55 @@
+#include "trainer/evaluation.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "base/stop.h"
+#include "comm/agree.h"
+#include "trainer/build.h"
+#include "trainer/evaluate.h"
+#include "trainer/metrics.h"
+#include "trainer/session.h"
+
+namespace lockstep::trainer {
+namespace {
+
+std::string text_of(const EvalReport& report, const data::Dataset& dataset) {
+  std::string text = fmt::format("{}: loss {:.4f}", dataset.name(), report.loss);
+  if (dataset.has_tokens()) text += fmt::format("  perplexity {:.3f}", std::exp(report.loss));
+  text += fmt::format("  accuracy {:.2f} %", 100 * report.accuracy);
+  if (report.top5) text += fmt::format("  top-5 {:.2f} %", 100 * *report.top5);
+  return text + fmt::format("  of {} samples", report.samples);
+}
+
+void run(TrainConfig config, Session& session) {
+  comm::ProcessGroup& group = *session.group;
+  data::DataSplits splits;
+  std::unique_ptr<nn::Module> model;
+  Metrics metrics;
+  comm::agree_on(group, [&] {
+    check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
+    const auto card = adopt_weights(config);
+    splits = open_splits(config, card);
+    model = build_model(config, *session.backend, *splits.test, card);
+    if (group.rank() == 0) metrics = Metrics(config.metrics);
+  });
+  comm::compare_manifests(group, manifest_of(config, *model, *splits.test));
+  Evaluator evaluator(group, *session.backend, splits.test, config.batch.value_or(kDefaultBatch), config.workers,
+                      activations_of(config));
+  if (splits.test->classes() > 5) evaluator.count_top5();
+  const EvalReport report = evaluator.run(*model, 0);
+  metrics.write(report);
+  if (group.rank() == 0) std::printf("%s\n", text_of(report, *splits.test).c_str());
+}
+
+}  // namespace
+
+int evaluate(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+  install_stop_handlers();
+  Session session = open_session(config, refusal);
+  run(config, session);
+  session.shutdown();
+  return 0;
+}
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,126 @@
+#include "trainer/infer/infer.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "comm/world.h"
+#include "trainer/infer/workers.h"
+#include "trainer/session.h"
+
+namespace lockstep::trainer {
+namespace {
+
+void refuse(const char* flag, bool given, const char* what) {
+  if (given) throw UsageError(fmt::format("--{} with {}", flag, what), fmt::format("leave --{} out", flag));
+}
+
+void refuse_text_flags(const InferConfig& config, const char* what) {
+  refuse("prompt", config.prompt.has_value(), what);
+  refuse("tokens", config.tokens.has_value(), what);
+  refuse("samples", config.samples.has_value(), what);
+  refuse("temperature", config.temperature.has_value(), what);
+  refuse("top-k", config.top_k.has_value(), what);
+  refuse("lines", config.lines, what);
+  refuse("vocab", !config.vocabulary.empty(), what);
+  refuse("merges", !config.merges.empty(), what);
+}
+
+void refuse_image_flags(const InferConfig& config, const char* what) {
+  refuse("top", config.top.has_value(), what);
+  refuse("class-names", !config.class_names.empty(), what);
+  refuse("image-size", config.image_size.has_value(), what);
+}
+
+/// A world of one, with the device that `config` asks for.
+Session open_alone(const InferConfig& config) {
+  TrainConfig as_rank;
+  as_rank.model = config.model;
+  as_rank.device = config.device;
+  as_rank.precision = config.precision;
+  as_rank.tf32 = config.tf32;
+  as_rank.threads = 1;  // streams have their own
+  as_rank.quiet = config.quiet;
+  as_rank.log_level = config.log_level;
+  return open_session(as_rank, [&] {
+    const auto world = comm::discover_world(env);
+    if (world.size > 1)
+      throw UsageError(fmt::format("lockstep infer as one of {} ranks: each would do all of it", world.size),
+                       "start it by itself: --threads T makes T streams");
+  });
+}
+
+InferTask open_task(const InferConfig& config, const InferModel& model, const std::optional<RandomInput>& random) {
+  if (random) {
+    refuse_text_flags(config, "made-up inputs");
+    refuse_image_flags(config, "made-up inputs");
+    return random_task(config, model, *random);
+  }
+  if (model.language() != nullptr) {
+    refuse_image_flags(config, "a model of text");
+    return text_task(config, model);
+  }
+  refuse_text_flags(config, "a model of images");
+  return image_task(config, model);
+}
+
+int streams_of(const InferConfig& config, const Session& session, std::uint64_t jobs) {
+  if (config.threads > 0) return config.threads;
+  const int most = session.device.kind == DeviceKind::kCpu ? session.binding.cores : 1;
+  return static_cast<int>(std::min<std::uint64_t>(jobs, static_cast<std::uint64_t>(std::max(1, most))));
+}
+
+void run(const InferConfig& config, Session& session) {
+  std::optional<RandomInput> random;
+  if (config.input.starts_with(kRandomInput)) random = parse_random_input(config.input);
+  const InferModel model = open_model(config, *session.backend, random ? std::optional(random->sample) : std::nullopt);
+  const InferTask task = open_task(config, model, random);
+  const StreamsOptions options = {.streams = streams_of(config, session, task.jobs),
+                                  .jobs = task.jobs,
+                                  .warmup = config.warmup,
+                                  .doing = task.doing};
+  StreamsResult result = run_streams(*session.backend, options, task.make_worker);
+  const std::uint64_t damaged = result.tally.damaged;
+  const InferReport report{.kind = task.kind,
+                           .device = session.device,
+                           .streams = options.streams,
+                           .wall_s = result.wall_s,
+                           .tally = std::move(result.tally)};
+  if (config.json)
+    std::printf("%s\n", json_of(report).c_str());
+  else if (!config.quiet)
+    log_info("{}", text_of(report));
+  if (damaged > 0)
+    throw IoError(fmt::format("{} of {} image{} could not be read", damaged, task.jobs, task.jobs == 1 ? "" : "s"),
+                  "the warnings above name them; all others are done");
+}
+
+}  // namespace
+
+void validate(const InferConfig& config) {
+  check_usage(!config.model.name.empty(), "no model was named", "name one: lockstep infer resnet18 …");
+  check_usage(config.input.empty() != !config.prompt.has_value(), "infer needs one input",
+              "give --input FILE, DIR or random:SHAPE, or for text --prompt TEXT, and not both");
+  if (config.weights.empty() && !config.input.starts_with(kRandomInput))
+    throw UsageError("infer without weights", "give --weights FILE; only made-up inputs (--input random:…) go without");
+  check_usage(!config.weights.empty() || (!config.non_strict && !config.keep_prefix),
+              "--non-strict and --keep-prefix say how weights are loaded, and there are none", "add --weights FILE");
+  const std::vector<std::string> levels = {"debug", "info", "warn", "error"};
+  if (std::ranges::find(levels, config.log_level) == levels.end())
+    throw UsageError(fmt::format("unknown log level '{}'", config.log_level), "use debug, info, warn or error");
+}
+
+int infer(const InferConfig& config) {
+  install_stop_handlers();
+  validate(config);
+  Session session = open_alone(config);
+  run(config, session);
+  session.shutdown();
+  return 0;
+}
+
+}  // namespace lockstep::trainer

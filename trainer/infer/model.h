@@ -1,0 +1,38 @@
+// The model that inference runs, from its weights file.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "nn/io/safetensors.h"
+#include "nn/layers/module.h"
+#include "nn/models/language_model.h"
+#include "nn/models/models.h"
+#include "trainer/infer/config.h"
+#include "trainer/model_card.h"
+
+namespace lockstep::trainer {
+
+struct InferModel {
+  std::unique_ptr<nn::Module> module;  // fused for evaluation; its parameters do not change any more
+  nn::ModelSpec spec;
+  std::optional<ModelCard> card;  // what the weights file says, if it does
+
+  /// The same, where it is a language model; else nullptr.
+  const nn::LanguageModel* language() const { return dynamic_cast<const nn::LanguageModel*>(module.get()); }
+};
+
+/// Sizes of the model `given.name` as the shapes of its weights tell them, whoever wrote these: torchvision's and
+/// Hugging Face's names are ours. What they do not tell is as in `given`, or the model's default. A sample's shape of
+/// ResNets is {size, size, channels}.
+nn::ModelSpec spec_of(const ModelConfig& given, const std::vector<nn::HostTensor>& tensors);
+
+/// The model with the weights of config.weights, or, without any, new ones from the seed. `sample_shape`: of the inputs
+/// to come, where it is known. Throws UsageError where model, weights and flags do not go together, naming each
+/// parameter that is missing or too many, and IoError for the file.
+InferModel open_model(const InferConfig& config, nn::Backend& backend,
+                      const std::optional<std::vector<std::int64_t>>& sample_shape);
+
+}  // namespace lockstep::trainer

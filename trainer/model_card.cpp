@@ -1,0 +1,177 @@
+#include "trainer/model_card.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "data/image_views.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kKey = "lockstep";
+constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+
+bool is_gpt(const std::string& name) { return name.starts_with("gpt"); }
+
+Json json_of(const nn::ModelSpec& spec) {
+  Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
+  if (spec.name == "mlp") json["hidden"] = spec.hidden;
+  if (is_gpt(spec.name)) {
+    json["layers"] = spec.gpt.layers;
+    json["heads"] = spec.gpt.heads;
+    json["width"] = spec.gpt.width;
+    json["context"] = spec.gpt.context;
+  }
+  if (spec.name == "lstm") {
+    json["layers"] = spec.lstm.layers;
+    json["width"] = spec.lstm.width;
+  }
+  return json;
+}
+
+Json json_of(const data::ImageForm& form) {
+  return {{"height", form.height},           {"width", form.width},           {"channels", form.channels},
+          {"mean", form.normalisation.mean}, {"std", form.normalisation.std}, {"cropped", form.cropped}};
+}
+
+/// Reads one card; nothing in it is trusted.
+class Reader {
+ public:
+  explicit Reader(const std::string& source) : source_(source) {}
+
+  ModelCard read(const std::string& text) const {
+    constexpr int kDeepest = 3;
+    try {
+      return card_from(Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+        if (depth > kDeepest) refuse("it nests too deep");
+        return true;
+      }));
+    } catch (const Json::exception&) {
+      refuse("something is missing, or of another type");
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(
+        fmt::format("{}: what it says of its model (\"{}\" in its metadata) cannot be used: {}", source_, kKey, why),
+        "check where it came from");
+  }
+
+  std::int64_t size(const Json& json, const char* name, std::int64_t most = kMostSize) const {
+    const Json& value = json.at(name);
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < 1 ||
+        value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
+      refuse(fmt::format("'{}' is not within 1 and {}", name, most));
+    return value.get<std::int64_t>();
+  }
+
+  std::vector<std::int64_t> sizes(const Json& list, const char* name, std::size_t most_of_them) const {
+    const auto numbers = list.get<std::vector<std::int64_t>>();
+    for (const std::int64_t number : numbers)
+      if (number < 1 || number > kMostSize) refuse(fmt::format("'{}' has {}", name, number));
+    if (numbers.empty() || numbers.size() > most_of_them)
+      refuse(fmt::format("'{}' has {} numbers", name, numbers.size()));
+    return numbers;
+  }
+
+  nn::ModelSpec spec_from(const Json& json) const {
+    nn::ModelSpec spec{.name = json.at("name").get<std::string>(),
+                       .sample_shape = sizes(json.at("sample"), "sample", 3),
+                       .classes = size(json, "classes")};
+    std::int64_t elements = 1;
+    for (const std::int64_t dim : spec.sample_shape) {
+      if (elements > kMostElements / dim) refuse("a sample has more than 2^30 numbers");
+      elements *= dim;
+    }
+    if (spec.name == "mlp") {
+      constexpr std::size_t kMostLayers = 1024;
+      const Json& hidden = json.at("hidden");
+      spec.hidden.clear();
+      if (!hidden.empty()) spec.hidden = sizes(hidden, "hidden", kMostLayers);
+    }
+    if (is_gpt(spec.name)) {
+      spec.gpt.layers = size(json, "layers");
+      spec.gpt.heads = size(json, "heads");
+      spec.gpt.width = size(json, "width");
+      spec.gpt.context = size(json, "context");
+    }
+    if (spec.name == "lstm") {
+      spec.lstm.layers = size(json, "layers");
+      spec.lstm.width = size(json, "width");
+    }
+    return spec;
+  }
+
+  std::shared_ptr<const data::ImageForm> image_from(const Json& json) const {
+    data::ImageForm form;
+    form.height = static_cast<int>(size(json, "height", data::kMostImageSize));
+    form.width = static_cast<int>(size(json, "width", data::kMostImageSize));
+    form.channels = static_cast<int>(size(json, "channels", 3));
+    form.normalisation = {json.at("mean").get<std::array<float, 3>>(), json.at("std").get<std::array<float, 3>>()};
+    form.cropped = json.at("cropped").get<bool>();
+    if (form.channels == 2) refuse("images of 2 channels");
+    if (form.cropped && form.height != form.width) refuse("images are cropped to what is no square");
+    for (std::size_t c = 0; c < 3; ++c)
+      if (!std::isfinite(form.normalisation.mean[c]) || !std::isfinite(form.normalisation.std[c]) ||
+          form.normalisation.std[c] == 0)
+        refuse("pixels cannot be normalised so");
+    return std::make_shared<const data::ImageForm>(form);
+  }
+
+  ModelCard card_from(const Json& json) const {
+    ModelCard card{.spec = spec_from(json.at("model")),
+                   .tokens = json.at("tokens").get<bool>(),
+                   .class_names = json.value("class_names", std::vector<std::string>{}),
+                   .characters = nullptr,
+                   .image = nullptr,
+                   .data = json.value("data", std::string()),
+                   .seed = json.value("seed", std::uint64_t{0})};
+    if (card.class_names.size() > static_cast<std::size_t>(card.spec.classes))
+      refuse(fmt::format("{} names of {} classes", card.class_names.size(), card.spec.classes));
+    if (const auto found = json.find("characters"); found != json.end()) {
+      const auto characters = std::make_shared<data::Characters>(found->get<std::string>(), source_);
+      if (characters->size() != card.spec.classes)
+        refuse(fmt::format("{} characters of {}", characters->size(), card.spec.classes));
+      card.characters = characters;
+    }
+    if (const auto found = json.find("image"); found != json.end()) {
+      card.image = image_from(*found);
+      if (card.image->dims() != card.spec.sample_shape) refuse("its images are no samples of its model");
+    }
+    return card;
+  }
+
+  const std::string& source_;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> metadata_of(const ModelCard& card) {
+  Json json = {{"model", json_of(card.spec)},
+               {"tokens", card.tokens},
+               {"data", card.data},
+               {"seed", card.seed},
+               {"version", version()}};
+  if (!card.class_names.empty()) json["class_names"] = card.class_names;
+  if (card.characters != nullptr) json["characters"] = card.characters->text();
+  if (card.image != nullptr) json["image"] = json_of(*card.image);
+  // Folders may be called what is no UTF-8.
+  return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};
+}
+
+std::optional<ModelCard> card_among(const std::map<std::string, std::string>& metadata, const std::string& source) {
+  const auto found = metadata.find(kKey);
+  if (found == metadata.end()) return std::nullopt;
+  return Reader(source).read(found->second);
+}
+
+}  // namespace lockstep::trainer

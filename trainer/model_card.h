@@ -1,0 +1,35 @@
+// What a weights file says of its model, so that whoever uses it need not be told again, nor have the data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/image_form.h"
+#include "data/text.h"
+#include "nn/models/models.h"
+
+namespace lockstep::trainer {
+
+/// Goes into the "__metadata__" of the safetensors files that training writes, as JSON under "lockstep".
+struct ModelCard {
+  nn::ModelSpec spec;  // name and all sizes
+  bool tokens = false;
+  std::vector<std::string> class_names;                // of the first classes; may be empty
+  std::shared_ptr<const data::Characters> characters;  // whose tokens they are; nullptr: nobody knows
+  std::shared_ptr<const data::ImageForm> image;        // what it takes of an image; nullptr: it was not trained on any
+  std::string data;                                    // for people: "digits train"
+  std::uint64_t seed = 0;
+};
+
+/// {"format": "pt", "lockstep": …}
+std::map<std::string, std::string> metadata_of(const ModelCard& card);
+
+/// The card among `metadata`, if there is one. Throws IoError naming `source` for one that does not say what it should.
+std::optional<ModelCard> card_among(const std::map<std::string, std::string>& metadata, const std::string& source);
+
+}  // namespace lockstep::trainer
