@@ -45,8 +45,10 @@ class Processes {
   /// `alter` runs in the child before the program.
   void start(const Variables& variables, const Arguments& arguments, const std::function<void()>& alter = {}) {
     const std::string out = output_file(pids_.size());
+    const pid_t group = pids_.empty() ? 0 : pids_.front();
     const pid_t pid = ::fork();
     if (pid == 0) {
+      ::setpgid(0, group);
       for (const char* launcher : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
                                    "MASTER_ADDR", "PMIX_RANK", "PMI_RANK", "TORCHELASTIC_RUN_ID"})
         unset_env(launcher);
@@ -63,8 +65,9 @@ class Processes {
       ::execv(LOCKSTEP_PROGRAM, argv.data());
       ::_exit(98);
     }
+    // Here too: whichever of the two comes first. This one fails once the child runs the program.
+    ::setpgid(pid, group);
     pids_.push_back(pid);
-    ::setpgid(pid, pids_.front());
     codes_.emplace_back();
   }
 
