@@ -37,14 +37,11 @@ class Trainee {
     comm::ProcessGroup& gradients = session.gradients();
     replica_.emplace(gradients, backend, *model_, trainer::bucket_limits(config, gradients));
     nn::Module& forwarded = data_parallel_ ? data_parallel_->module() : *model_;
+    auto step_options = trainer::step_options(config);
+    step_options.record = step_options.record && data_parallel_ == nullptr;
+    step_options.keep_inputs = true;
     step_.emplace(backend, forwarded, *replica_, trainer::make_optimizer(config, replica_->parameters()),
-                  trainer::format_of(*splits_.train),
-                  trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
-                                                 .activations = trainer::activations_of(config),
-                                                 .record = config.graphs && data_parallel_ == nullptr,
-                                                 .dropout = config.model.dropout > 0,
-                                                 .seed = config.seed,
-                                                 .keep_inputs = true});
+                  trainer::format_of(*splits_.train), step_options);
   }
 
   std::string run() {

@@ -76,14 +76,10 @@ class Benchmark {
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     comm::compare_manifests(group_, manifest);
     replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config, muted_));
+    auto step_options = trainer::step_options(config);
+    step_options.keep_inputs = !options_.copy_batch;
     step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
-                  trainer::format_of(*splits_.train),
-                  trainer::TrainingStep::Options{.clip_norm = config.clip_norm,
-                                                 .activations = trainer::activations_of(config),
-                                                 .record = config.graphs,
-                                                 .dropout = config.model.dropout > 0,
-                                                 .seed = config.seed,
-                                                 .keep_inputs = !options_.copy_batch});
+                  trainer::format_of(*splits_.train), step_options);
   }
 
   /// Whether all losses so far were.

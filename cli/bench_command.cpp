@@ -68,6 +68,19 @@ void add_format_options(OptionTable& table, bench::Format& format) {
   add_config_option(table);
 }
 
+void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, std::int64_t& warmup_steps) {
+  table.add({.name = "steps",
+             .placeholder = "S",
+             .help = help,
+             .default_text = fmt::to_string(steps),
+             .set = integer(steps, 1, kMostSteps)});
+  table.add({.name = "warmup-steps",
+             .placeholder = "S",
+             .help = "steps before the measured ones",
+             .default_text = fmt::to_string(warmup_steps),
+             .set = integer(warmup_steps, 1, kMost)});
+}
+
 /// Reads the flags and runs `measure`, which is told what is wrong with them once the ranks have met.
 template <class Measure>
 int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
@@ -138,16 +151,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
       "Measures training steps of MODEL, with and without communication in turns, on one batch that stays.");
   add_model_options(table, options.train);
   add_batch_options(table, options.train);
-  table.add({.name = "steps",
-             .placeholder = "S",
-             .help = "measured steps with communication, and as many without",
-             .default_text = fmt::to_string(options.steps),
-             .set = integer(options.steps, 1, kMostSteps)});
-  table.add({.name = "warmup-steps",
-             .placeholder = "S",
-             .help = "steps before the measured ones",
-             .default_text = fmt::to_string(options.warmup_steps),
-             .set = integer(options.warmup_steps, 1, kMost)});
+  add_step_counts(table, "measured steps with communication, and as many without", options.steps, options.warmup_steps);
   table.add({.name = "copy-batch",
              .placeholder = "yes|no",
              .help = "copy the batch to the GPU in every step, as training does; otherwise it stays there",
@@ -176,16 +180,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
                     "one for each, in turns.");
   add_model_options(table, options.train);
   add_batch_options(table, options.train);
-  table.add({.name = "steps",
-             .placeholder = "S",
-             .help = "measured steps, of each way in each round",
-             .default_text = fmt::to_string(options.steps),
-             .set = integer(options.steps, 1, kMostSteps)});
-  table.add({.name = "warmup-steps",
-             .placeholder = "S",
-             .help = "steps before the measured ones",
-             .default_text = fmt::to_string(options.warmup_steps),
-             .set = integer(options.warmup_steps, 1, kMost)});
+  add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps);
   table.add({.name = "rounds",
              .placeholder = "R",
              .help = "how often the two take turns",

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "cli/model_options.h"
 #include "cli/values.h"
 #include "data/image_views.h"
 #include "trainer/infer/infer.h"
@@ -22,36 +23,17 @@ Setter optional_text(std::optional<std::string>& target) {
 }
 
 void add_model(OptionTable& table, InferConfig& config) {
-  table.positional(
-      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(config.model.name)});
+  add_model_name(table, config.model);
   table.group("Model");
-  table.add({.name = "weights",
-             .placeholder = "FILE",
-             .help = "its weights: safetensors, an index of several, or what torch.save() has written; files that "
-                     "lockstep train has saved say the model's sizes, classes and characters",
-             .set = text(config.weights)});
-  table.add({.name = "non-strict",
-             .kind = OptionKind::kFlag,
-             .help = "weights that the file lacks are new, and others that it has are not used",
-             .set = boolean(config.non_strict)});
-  table.add({.name = "keep-prefix",
-             .kind = OptionKind::kFlag,
-             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
-             .set = boolean(config.keep_prefix)});
-  table.add({.name = "hidden",
-             .kind = OptionKind::kList,
-             .placeholder = "N,N,…",
-             .help = "mlp: widths of the hidden layers",
-             .default_text = "the weights'",
-             .set = integers(config.model.hidden, 1, 1 << 24)});
-  const auto add_size = [&](const char* name, const char* help, const char* preset, std::optional<int>& target) {
-    table.add(
-        {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
-  };
-  add_size("layers", "gpt: blocks; lstm: layers", "the weights'", config.model.layers);
-  add_size("heads", "gpt: attention heads", "the weights', of gpt2 width / 64", config.model.heads);
-  add_size("width", "gpt, lstm: features", "the weights'", config.model.width);
-  add_size("context", "gpt: positions", "the weights'", config.model.context);
+  add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix},
+                  "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
+                  "them");
+  add_model_sizes(table, config.model,
+                  {.hidden = "the weights'",
+                   .layers = "the weights'",
+                   .heads = "the weights', of gpt2 width / 64",
+                   .width = "the weights'",
+                   .context = "the weights'"});
 }
 
 void add_input(OptionTable& table, InferConfig& config) {

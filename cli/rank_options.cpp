@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "cli/model_options.h"
 #include "cli/option_sources.h"
 #include "cli/values.h"
 #include "data/images.h"
@@ -18,8 +19,7 @@ using trainer::TrainConfig;
 }  // namespace
 
 void add_model_options(OptionTable& table, TrainConfig& config) {
-  table.positional(
-      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(config.model.name)});
+  add_model_name(table, config.model);
   table.group("Model and data");
   table.add({.name = "data",
              .placeholder = "DATA[:PATH]",
@@ -56,20 +56,12 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .help = "linear: output features",
              .default_text = "2, or what the data has",
              .set = integer(config.model.out, 1, 1 << 24)});
-  table.add({.name = "hidden",
-             .kind = OptionKind::kList,
-             .placeholder = "N,N,…",
-             .help = "mlp: widths of the hidden layers",
-             .default_text = "1024,1024",
-             .set = integers(config.model.hidden, 1, 1 << 24)});
-  const auto add_size = [&](const char* name, const char* help, const char* preset, std::optional<int>& target) {
-    table.add(
-        {.name = name, .placeholder = "N", .help = help, .default_text = preset, .set = integer(target, 1, 1 << 24)});
-  };
-  add_size("layers", "gpt: blocks; lstm: layers", "4, of gpt2 12, of lstm 2", config.model.layers);
-  add_size("heads", "gpt: attention heads", "4, of gpt2 12", config.model.heads);
-  add_size("width", "gpt, lstm: features", "256, of gpt2 768", config.model.width);
-  add_size("context", "gpt, lstm: tokens of a sample", "256, of gpt2 1024", config.model.context);
+  add_model_sizes(table, config.model,
+                  {.hidden = "1024,1024",
+                   .layers = "4, of gpt2 12, of lstm 2",
+                   .heads = "4, of gpt2 12",
+                   .width = "256, of gpt2 768",
+                   .context = "256, of gpt2 1024"});
   table.add({.name = "zero-init-residual",
              .kind = OptionKind::kFlag,
              .help = "ResNets: each block starts as the identity",
@@ -82,18 +74,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
 }
 
 void add_weight_file(OptionTable& table, TrainConfig& config) {
-  table.add({.name = "weights",
-             .placeholder = "FILE",
-             .help = "file to start from: safetensors, an index of several, or what torch.save() has written",
-             .set = text(config.weights)});
-  table.add({.name = "non-strict",
-             .kind = OptionKind::kFlag,
-             .help = "weights that the file lacks start anew, and others that it has are not used",
-             .set = boolean(config.non_strict)});
-  table.add({.name = "keep-prefix",
-             .kind = OptionKind::kFlag,
-             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
-             .set = boolean(config.keep_prefix)});
+  add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix}, "file to start from");
 }
 
 void add_tuning_options(OptionTable& table, TrainConfig& config) {

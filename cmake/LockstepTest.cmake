@@ -109,18 +109,11 @@ endfunction()
 
 # lockstep_test_headers() makes what all tests share: headers that nearly all of them include, compiled before.
 function(lockstep_test_headers)
-  set(options "")
-  if(LOCKSTEP_CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    set(options $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache compiles everything again
-  endif()
+  set(options ${LOCKSTEP_PRECOMPILED_OPTIONS})
   # What a test computes itself is little, and it takes a third less time to compile.
   if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
     list(APPEND options $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
   endif()
-  # In a precompiled header GCC 12 takes the standard library for ours, and sees copies behind the end of std::strings.
-  set(untrue array-bounds stringop-overflow maybe-uninitialized mismatched-new-delete)
-  list(TRANSFORM untrue PREPEND -Wno-)
-  list(APPEND options "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${untrue}>")
   set(LOCKSTEP_TEST_OPTIONS "${options}" PARENT_SCOPE)
   # A program, not a library: where those are position-independent in another way, so are their headers.
   add_executable(lockstep_test_headers EXCLUDE_FROM_ALL support/headers.cpp)
@@ -128,8 +121,7 @@ function(lockstep_test_headers)
   target_link_libraries(lockstep_test_headers PRIVATE lockstep::base GTest::gtest GTest::gmock)
   target_compile_options(lockstep_test_headers PRIVATE ${options})
   target_precompile_headers(lockstep_test_headers PRIVATE
-    <gmock/gmock.h> <gtest/gtest.h> <fmt/format.h> <algorithm> <array> <chrono> <cmath> <cstdint> <cstring> <filesystem>
-    <fstream> <functional> <map> <memory> <numeric> <optional> <span> <string> <thread> <vector>)
+    <gmock/gmock.h> <gtest/gtest.h> ${LOCKSTEP_COMMON_HEADERS})
 endfunction()
 
 # lockstep_cuda_test(NAME SOURCES files… …) is the same files three times: NAME_test in software, NAME_test.lazy with

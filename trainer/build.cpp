@@ -204,6 +204,16 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
 }
 
+TrainingStep::Options step_options(const TrainConfig& config) {
+  return {.clip_norm = config.clip_norm,
+          .activations = activations_of(config),
+          .record = config.graphs && !config.find_unused,
+          .dropout = config.model.dropout > 0,
+          .seed = config.seed,
+          .accumulate = config.accumulate,
+          .in_step = config.sync_batchnorm};
+}
+
 ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
   return {.first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),

@@ -13,6 +13,7 @@
 #include "sampler/sampler.h"
 #include "trainer/config.h"
 #include "trainer/model_card.h"
+#include "trainer/step.h"
 
 namespace lockstep::trainer {
 
@@ -38,6 +39,9 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
+
+/// A step as the flags want it, of a module that computes on one device.
+TrainingStep::Options step_options(const TrainConfig& config);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);

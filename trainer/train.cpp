@@ -81,17 +81,12 @@ class Run {
       checkpoints_.open(*model_, *optimizer, plan, metadata_of(card_of(config_, *splits_.train)), resumed_);
     });
     if (checkpoints_.wanted()) replica_->count_stops();
+    TrainingStep::Options options = step_options(config_);
+    options.record = options.record && data_parallel_ == nullptr;
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
-    step_.emplace(backend_, forwarded(), *replica_, std::move(optimizer), format_of(*splits_.train),
-                  TrainingStep::Options{.clip_norm = config_.clip_norm,
-                                        .want_norm = static_cast<bool>(metrics_),
-                                        .trace = trace(),
-                                        .activations = activations_of(config_),
-                                        .record = config_.graphs && data_parallel_ == nullptr && !config_.find_unused,
-                                        .dropout = config_.model.dropout > 0,
-                                        .seed = config_.seed,
-                                        .accumulate = config_.accumulate,
-                                        .in_step = config_.sync_batchnorm});
+    options.want_norm = static_cast<bool>(metrics_);
+    options.trace = trace();
+    step_.emplace(backend_, forwarded(), *replica_, std::move(optimizer), format_of(*splits_.train), options);
     rate_.emplace(config_, total_steps_, group_.size());
   }
 

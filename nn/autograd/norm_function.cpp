@@ -137,6 +137,12 @@ Var sync_batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const 
   return out;
 }
 
+// What follows the norm, where it is an operation of its own.
+Var finished(Tape& tape, Var y, Epilogue epilogue, std::optional<Var> residual) {
+  if (residual) return add_relu(tape, y, *residual);
+  return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
+}
+
 }  // namespace
 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
@@ -150,11 +156,8 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
   if (residual && (residual->shape() != x.shape() || residual->value().dtype() != x.value().dtype()))
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(residual->shape())),
                      "give both the same shape");
-  if (training && state.exchange != nullptr) {
-    const Var y = sync_batch_norm(tape, x, gamma, beta, state);
-    if (residual) return add_relu(tape, y, *residual);
-    return epilogue == Epilogue::kRelu ? relu(tape, y) : y;
-  }
+  if (training && state.exchange != nullptr)
+    return finished(tape, sync_batch_norm(tape, x, gamma, beta, state), epilogue, residual);
   Backend& backend = tape.backend();
   Tensor y = backend.empty(x.shape(), x.value().dtype());
   if (!training) {
@@ -162,8 +165,7 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
                                  state.eps, y);
     const Var out = tape.make_var(std::move(y), x.needs_grad() || gamma.requires_grad() || beta.requires_grad());
     tape.record<BatchNormNode>(out, x, gamma, beta, state.running_mean, state.running_variance, true, state.eps);
-    if (residual) return add_relu(tape, out, *residual);
-    return epilogue == Epilogue::kRelu ? relu(tape, out) : out;
+    return finished(tape, out, epilogue, residual);
   }
   const std::int64_t rows = x.value().count() / channels;
   if (rows < 2)

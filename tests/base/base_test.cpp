@@ -22,6 +22,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep {
 namespace {
@@ -179,19 +180,10 @@ TEST(Memory, PeakIsPlausible) {
 
 class AtomicFileTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-file-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string content() const {
-    std::ifstream in(directory_ / "f");
-    std::ostringstream text;
-    text << in.rdbuf();
-    return text.str();
-  }
-  std::filesystem::path directory_;
+  std::string content() const { return testing::read_file(directory_ / "f"); }
+
+  testing::TemporaryDirectory temporary_;
+  const std::filesystem::path directory_ = temporary_.path();
 };
 
 TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {

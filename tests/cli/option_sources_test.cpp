@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "tests/cli/example_table.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::cli {
 namespace {
@@ -20,19 +21,8 @@ using ::testing::Not;
 
 class OptionSources : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = std::filesystem::temp_directory_path() / "option_sources.XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   /// Writes a config file, which `args` may then name.
-  std::string config(const std::string& content) {
-    std::string path = directory_ / "run.toml";
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-  }
+  std::string config(const std::string& content) { return directory_.write("run.toml", content); }
 
   /// Parses "m ARGS…" into example_.
   ParsedOptions parse(std::vector<std::string> args, const std::map<std::string, std::string>& environment = {}) {
@@ -66,7 +56,7 @@ class OptionSources : public ::testing::Test {
     return "";
   }
 
-  std::filesystem::path directory_;
+  testing::TemporaryDirectory directory_;
   Example example_;
   bool takes_program_ = true;
 };
@@ -224,8 +214,8 @@ TEST_F(OptionSources, Positionals) {
 }
 
 TEST_F(OptionSources, UnusableFiles) {
-  EXPECT_THAT(complaint({"--config", directory_ / "none.toml"}), HasSubstr("No such file"));
-  EXPECT_THAT(complaint({"--config", directory_}), HasSubstr("cannot read config file"));
+  EXPECT_THAT(complaint({"--config", directory_.path("none.toml")}), HasSubstr("No such file"));
+  EXPECT_THAT(complaint({"--config", directory_.path()}), HasSubstr("cannot read config file"));
   const std::string broken = config("lr = 1\nsteps = = 2\n");
   EXPECT_THAT(complaint({"--config", broken}), HasSubstr(broken + ":2:"));
   EXPECT_THAT(complaint({"--config", config("lr = 2020-01-01")}), HasSubstr(":1: lr is neither"));

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/support/temporary_directory.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -16,20 +18,12 @@ namespace fs = std::filesystem;
 
 class Sysfs : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "lockstep-sysfs-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
   void write(const std::string& bus_id, const std::string& file, const std::string& text) {
-    const auto place = root_ / "bus/pci/devices" / bus_id;
-    fs::create_directories(place);
-    std::ofstream(place / file) << text;
+    directory_.write("bus/pci/devices/" + bus_id + "/" + file, text);
   }
 
-  fs::path root_;
+  testing::TemporaryDirectory directory_;
+  const fs::path root_ = directory_.path();
 };
 
 TEST_F(Sysfs, ADeviceOfANode) {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {
 namespace {
@@ -30,20 +31,9 @@ std::string read(const fs::path& path) {
 
 class Bpe : public ::testing::Test {
  protected:
-  Bpe() {
-    std::string pattern = fs::temp_directory_path() / "bpe.XXXXXX";
-    directory_ = ::mkdtemp(pattern.data());
-  }
-  ~Bpe() override { fs::remove_all(directory_); }
-
-  std::string write(const std::string& name, const std::string& content) {
-    const fs::path path = directory_ / name;
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-  }
   std::string complaint(const std::string& vocabulary, const std::string& merges) {
     try {
-      const BytePairs pairs(write("vocab.json", vocabulary), write("merges.txt", merges));
+      const BytePairs pairs(directory_.write("vocab.json", vocabulary), directory_.write("merges.txt", merges));
     } catch (const IoError& error) {
       return error.what();
     }
@@ -57,7 +47,7 @@ class Bpe : public ::testing::Test {
     return json.dump();
   }
 
-  fs::path directory_;
+  testing::TemporaryDirectory directory_;
   BytePairs golden_{kGolden / "vocab.json", kGolden / "merges.txt"};
 };
 
@@ -139,7 +129,7 @@ TEST_F(Bpe, MergesThatCannotBeUsed) {
   EXPECT_THAT(complaint(vocabulary, "h e\nh e\n"), AllOf(HasSubstr("line 2"), HasSubstr("twice")));
   EXPECT_THAT(complaint(vocabulary, "q q\n"), HasSubstr("line 1"));
   EXPECT_THAT(complaint(vocabulary, "h e x\n"), HasSubstr("line 1"));
-  EXPECT_THROW(BytePairs(directory_ / "none", directory_ / "none"), IoError);
+  EXPECT_THROW(BytePairs(directory_.path("none"), directory_.path("none")), IoError);
 }
 
 TEST(Utf8Joiner, GivesOutWholeCharacters) {

@@ -35,7 +35,9 @@ class Cifar10Test : public ::testing::Test {
     write("test_batch.bin", record(9, 99));
   }
   void write(const std::string& name, const std::string& content) { write_file(directory_.path(name), content); }
-  DataSplits open(const OpenOptions& options = {}) const { return open_data("cifar10:" + directory_.path(), options); }
+  DataSplits open(const OpenOptions& options = {}) const {
+    return open_data("cifar10:" + directory_.path().string(), options);
+  }
   std::string error() const {
     try {
       open();
@@ -50,7 +52,7 @@ class Cifar10Test : public ::testing::Test {
     return static_cast<int>(std::lround((number * kCifar10.std[channel] + kCifar10.mean[channel]) * 255));
   }
 
-  TempDir directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(Cifar10Test, PlanesBecomePixels) {

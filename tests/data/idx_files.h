@@ -1,43 +1,19 @@
 // IDX files for tests: made in memory, written to a directory that goes away with the test.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_directory.h"
+
 namespace lockstep::data {
 
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-idx-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  std::string path(const std::string& name = "") const { return name.empty() ? path_ : path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-inline std::string write_file(const std::string& path, const std::string& content) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  if (!file) throw std::runtime_error("cannot write " + path);
-  return path;
-}
+using lockstep::testing::TemporaryDirectory;
+using lockstep::testing::write_file;
 
 inline std::string idx_content(const std::vector<std::uint32_t>& dims, const std::string& bytes) {
   std::string content = {0, 0, 8, static_cast<char>(dims.size())};

@@ -12,9 +12,9 @@
 namespace lockstep::data {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // The text of the IoError that reading `content` throws; nothing if it can be read.
 std::optional<std::string> error_of(const std::string& path, int dimensions) {
@@ -34,13 +34,13 @@ std::string pixels(std::size_t count) {
   return bytes;
 }
 
-class IdxTest : public testing::Test {
+class IdxTest : public ::testing::Test {
  protected:
   std::optional<std::string> error_in(const std::string& content, int dimensions = 3) {
     return error_of(write_file(directory_.path("file"), content), dimensions);
   }
 
-  TempDir directory_;
+  TemporaryDirectory directory_;
   const std::string images_ = idx_content({5, 3, 4}, pixels(60));
 };
 

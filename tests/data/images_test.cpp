@@ -44,7 +44,7 @@ class ImagesTest : public ::testing::Test {
   }
   DataSplits open(OpenOptions options = {}) const {
     if (!options.image_size) options.image_size = 8;
-    return open_data("images:" + directory_.path(), options);
+    return open_data("images:" + directory_.path().string(), options);
   }
   template <class E = IoError>
   std::string error(const OpenOptions& options = {}) const {
@@ -64,7 +64,7 @@ class ImagesTest : public ::testing::Test {
     return x;
   }
 
-  TempDir directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(ImagesTest, EveryTenthIsForValidation) {

@@ -14,8 +14,8 @@
 namespace lockstep::data {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 template <class E>
 std::string error_of(const std::string& spec, const OpenOptions& options = {}) {
@@ -60,7 +60,7 @@ TEST(Open, UnknownNamesGetTheNearest) {
   EXPECT_THAT(error_of<UsageError>("minst:/tmp"), HasSubstr("did you mean 'mnist'?"));
   EXPECT_THAT(error_of<UsageError>("Random:5,10"), HasSubstr("did you mean 'random'?"));
   EXPECT_THAT(error_of<UsageError>("elephant"),
-              AllOf(HasSubstr("known data"), testing::Not(HasSubstr("did you mean"))));
+              AllOf(HasSubstr("known data"), ::testing::Not(HasSubstr("did you mean"))));
   error_of<UsageError>("");
   error_of<UsageError>(":");
   error_of<UsageError>("digits:");
@@ -122,12 +122,12 @@ TEST(OpenRandom, BitsNeverChange) {
   std::int32_t label = -1;
   const auto train = sample(*data.train, 123, &label);
   EXPECT_EQ(label, 3);
-  EXPECT_THAT(train, testing::Pointwise(testing::FloatEq(), {-0.334878588f, 1.10249067f, 0.239897723f, -1.07720805f,
-                                                             -0.750342078f, 0.641787214f}));
+  EXPECT_THAT(train, ::testing::Pointwise(::testing::FloatEq(), {-0.334878588f, 1.10249067f, 0.239897723f, -1.07720805f,
+                                                                 -0.750342078f, 0.641787214f}));
   const auto test = sample(*data.test, 7, &label);
   EXPECT_EQ(label, 1);
-  EXPECT_THAT(test, testing::Pointwise(testing::FloatEq(), {-0.811783462f, 0.502203627f, -2.06756411f, -0.828595431f,
-                                                            1.19301275f, -0.921311503f}));
+  EXPECT_THAT(test, ::testing::Pointwise(::testing::FloatEq(), {-0.811783462f, 0.502203627f, -2.06756411f,
+                                                                -0.828595431f, 1.19301275f, -0.921311503f}));
 }
 
 TEST(OpenRandom, NumbersAreStandardNormalAndLabelsUniform) {
@@ -156,7 +156,7 @@ TEST(OpenRandom, NumbersAreStandardNormalAndLabelsUniform) {
   for (const double count : labels) EXPECT_NEAR(count, 4000 / 7.0, 5 * std::sqrt(4000 / 7.0));
 }
 
-class OpenMnist : public testing::Test {
+class OpenMnist : public ::testing::Test {
  protected:
   OpenMnist() { write_all(); }
 
@@ -166,9 +166,9 @@ class OpenMnist : public testing::Test {
     write_file(directory_.path("t10k-images-idx3-ubyte"), idx_content({2, 2, 3}, std::string(12, 'a')));
     write_file(directory_.path("t10k-labels-idx1-ubyte"), idx_content({2}, std::string("\x05\x06", 2)));
   }
-  std::string spec() const { return "mnist:" + directory_.path(); }
+  std::string spec() const { return "mnist:" + directory_.path().string(); }
 
-  TempDir directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(OpenMnist, ReadsAndNormalises) {

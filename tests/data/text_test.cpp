@@ -12,6 +12,7 @@
 #include "data/open.h"
 #include "data/token_rows.h"
 #include "data/tokens.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {
 namespace {
@@ -23,17 +24,6 @@ using ::testing::HasSubstr;
 
 class Text : public ::testing::Test {
  protected:
-  Text() {
-    std::string pattern = fs::temp_directory_path() / "text.XXXXXX";
-    directory_ = ::mkdtemp(pattern.data());
-  }
-  ~Text() override { fs::remove_all(directory_); }
-
-  std::string write(const std::string& name, const std::string& content) {
-    const fs::path path = directory_ / name;
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-  }
   template <class Call>
   static std::string message_of(const Call& call) {
     try {
@@ -44,7 +34,7 @@ class Text : public ::testing::Test {
     return "nothing was thrown";
   }
 
-  fs::path directory_;
+  testing::TemporaryDirectory directory_;
 };
 
 TEST_F(Text, CharactersAreNumberedInOrderAndComeBack) {
@@ -69,7 +59,7 @@ TEST_F(Text, WhatIsNoUtf8IsNamedWithItsByte) {
 TEST_F(Text, RowsFollowOneAnother) {
   std::string text;
   for (int i = 0; i < 100; ++i) text += static_cast<char>('a' + i % 26);
-  const auto splits = open_data("text:" + write("a.txt", text), {.context = 4});
+  const auto splits = open_data("text:" + directory_.write("a.txt", text), {.context = 4});
   EXPECT_TRUE(splits.train->has_tokens());
   EXPECT_EQ(splits.train->classes(), 26);
   EXPECT_EQ(splits.train->labels_per_sample(), 4u);
@@ -87,13 +77,13 @@ TEST_F(Text, RowsFollowOneAnother) {
 }
 
 TEST_F(Text, WhatIsTooShortOrMissingIsSaid) {
-  EXPECT_THAT(message_of([&] { open_text(write("short.txt", "abcdefghij"), 4); }),
+  EXPECT_THAT(message_of([&] { open_text(directory_.write("short.txt", "abcdefghij"), 4); }),
               AllOf(HasSubstr("short.txt"), HasSubstr("10 tokens")));
-  EXPECT_THAT(message_of([&] { open_text(write("empty.txt", ""), 4); }), HasSubstr("empty.txt: 0 tokens"));
-  EXPECT_THAT(message_of([&] { open_text(directory_ / "none.txt", 4); }), HasSubstr("none.txt"));
-  EXPECT_THAT(message_of([&] { open_text(directory_, 4); }), HasSubstr("is a directory"));
+  EXPECT_THAT(message_of([&] { open_text(directory_.write("empty.txt", ""), 4); }), HasSubstr("empty.txt: 0 tokens"));
+  EXPECT_THAT(message_of([&] { open_text(directory_.path("none.txt"), 4); }), HasSubstr("none.txt"));
+  EXPECT_THAT(message_of([&] { open_text(directory_.path(), 4); }), HasSubstr("is a directory"));
   EXPECT_THAT(message_of([&] { open_data("text:"); }), HasSubstr("needs a file"));
-  EXPECT_THAT(message_of([&] { open_text(write("a.txt", "abc"), 0); }), HasSubstr("context"));
+  EXPECT_THAT(message_of([&] { open_text(directory_.write("a.txt", "abc"), 0); }), HasSubstr("context"));
   EXPECT_THAT(message_of([&] { open_data("text:a.txt", {.classes = 5}); }), HasSubstr("--classes"));
 }
 
@@ -109,7 +99,7 @@ std::string little_endian(const std::vector<int>& tokens) {
 TEST_F(Text, TokensAreReadWhereTheyAre) {
   std::vector<int> numbers(40);
   for (int i = 0; i < 40; ++i) numbers[static_cast<std::size_t>(i)] = 1000 + i;
-  const auto splits = open_data("tokens:" + write("some.bin", little_endian(numbers)), {.context = 3});
+  const auto splits = open_data("tokens:" + directory_.write("some.bin", little_endian(numbers)), {.context = 3});
   EXPECT_EQ(splits.train->classes(), kGpt2Tokens);
   ASSERT_EQ(splits.train->size(), 11u);  // of 36
   ASSERT_EQ(splits.test->size(), 1u);    // of 4
@@ -120,8 +110,8 @@ TEST_F(Text, TokensAreReadWhereTheyAre) {
 }
 
 TEST_F(Text, TrainAndValBesideEachOther) {
-  const std::string train = write("train.bin", little_endian({1, 2, 3, 4, 5, 6, 7}));
-  write("val.bin", little_endian({9, 8, 7}));
+  const std::string train = directory_.write("train.bin", little_endian({1, 2, 3, 4, 5, 6, 7}));
+  directory_.write("val.bin", little_endian({9, 8, 7}));
   const auto splits = open_tokens(train, 2, 10);
   EXPECT_EQ(splits.train->size(), 3u);
   ASSERT_EQ(splits.test->size(), 1u);
@@ -132,12 +122,14 @@ TEST_F(Text, TrainAndValBesideEachOther) {
 }
 
 TEST_F(Text, TokensThatCannotBe) {
-  const auto splits = open_tokens(write("big.bin", little_endian(std::vector<int>(40, 60000))), 3, kGpt2Tokens);
+  const auto splits =
+      open_tokens(directory_.write("big.bin", little_endian(std::vector<int>(40, 60000))), 3, kGpt2Tokens);
   std::vector<std::int32_t> tokens(3), labels(3);
   EXPECT_THAT(message_of([&] { splits.train->read_tokens(1, tokens, labels); }),
               AllOf(HasSubstr("big.bin"), HasSubstr("token 60000 at byte 6"), HasSubstr("50257")));
-  EXPECT_THAT(message_of([&] { open_tokens(write("odd.bin", "abc"), 3, 10); }), HasSubstr("odd.bin: 3 bytes"));
-  EXPECT_THAT(message_of([&] { open_tokens(write("short.bin", "abcd"), 3, 10); }), HasSubstr("2 tokens"));
+  EXPECT_THAT(message_of([&] { open_tokens(directory_.write("odd.bin", "abc"), 3, 10); }),
+              HasSubstr("odd.bin: 3 bytes"));
+  EXPECT_THAT(message_of([&] { open_tokens(directory_.write("short.bin", "abcd"), 3, 10); }), HasSubstr("2 tokens"));
 }
 
 }  // namespace

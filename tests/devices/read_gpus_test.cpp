@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/devices/recorded.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::devices {
 namespace {
@@ -75,22 +76,18 @@ TEST(ReadGpus, EveryField) {
 }
 
 TEST(ReadGpus, TheNumaNodeIsTheBusIds) {
-  std::string pattern = std::filesystem::temp_directory_path() / "sysfs.XXXXXX";
-  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-  const std::filesystem::path sysfs = pattern;
-  const auto write = [&](const char* id, const char* text) {
-    std::filesystem::create_directories(sysfs / "bus/pci/devices" / id);
-    std::ofstream(sysfs / "bus/pci/devices" / id / "numa_node") << text;
+  const lockstep::testing::TemporaryDirectory sysfs;
+  const auto write = [&](const std::string& id, const char* text) {
+    sysfs.write("bus/pci/devices/" + id + "/numa_node", text);
   };
   write("0000:1b:00.0", "0\n");
   write("0000:2b:00.0", "-1\n");  // a machine without NUMA
   write("0000:3b:00.0", "7\n");
-  const Gpus gpus = recorded_gpus("eight_gpus", {}, sysfs);
+  const Gpus gpus = recorded_gpus("eight_gpus", {}, sysfs.path());
   EXPECT_EQ(gpus.list[0].numa_node, 0);
   EXPECT_EQ(gpus.list[1].numa_node, std::nullopt);
   EXPECT_EQ(gpus.list[2].numa_node, 7);
   EXPECT_EQ(gpus.list[3].numa_node, std::nullopt);
-  std::filesystem::remove_all(sysfs);
 }
 
 TEST(ReadGpus, ProcessesOfAllKindsOnce) {

@@ -4,6 +4,7 @@
 
 #include "nn/io/weights.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/temporary_directory.h"
 
 namespace {
 
@@ -11,17 +12,11 @@ namespace fs = std::filesystem;
 
 struct Directory {
   Directory() {
-    std::string pattern = fs::temp_directory_path() / "lockstep-fuzz-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
-    path = pattern;
     lockstep::nn::write_safetensors(path / "a.safetensors",
                                     {{"w", lockstep::DType::kU8, {2}, {std::byte{1}, std::byte{2}}}});
   }
-  ~Directory() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path path;
+  lockstep::testing::TemporaryDirectory temporary;
+  const fs::path path = temporary.path();
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "cli/option_sources.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::house {
 namespace {
@@ -41,19 +42,10 @@ TEST(House, VariablesThatAreNoFlagsAreReserved) {
 // The rules themselves, held against trees that break them.
 class BadTree : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = fs::temp_directory_path() / "house.XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    tree_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(tree_); }
+  void write(const std::string& file, const std::string& text) { directory_.write(file, text); }
 
-  void write(const std::string& file, const std::string& text) {
-    fs::create_directories((tree_ / file).parent_path());
-    std::ofstream(tree_ / file) << text;
-  }
-
-  fs::path tree_;
+  testing::TemporaryDirectory directory_;
+  const fs::path tree_ = directory_.path();
 };
 
 TEST_F(BadTree, UndeclaredIncludes) {

@@ -14,6 +14,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -90,7 +91,7 @@ TEST(ConsoleTest, LongLinesStayWhole) {
     piped.console.add(1, 1, "short\n");
   }
   piped.console.add(0, 1, "\n");
-  EXPECT_THAT(piped.out(), testing::EndsWith("[1] short\n[0] " + line + "\n"));
+  EXPECT_THAT(piped.out(), ::testing::EndsWith("[1] short\n[0] " + line + "\n"));
 }
 
 TEST(ConsoleTest, AReaderThatWentAwayIsNoError) {
@@ -107,7 +108,7 @@ TEST(ConsoleTest, AReaderThatWentAwayIsNoError) {
   EXPECT_EQ(console.backlog_bytes(), 0u);
 }
 
-class TerminalTest : public testing::Test {
+class TerminalTest : public ::testing::Test {
  protected:
   void SetUp() override {
     master_.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
@@ -161,15 +162,10 @@ TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
   EXPECT_EQ(shown(console), "[0] step 9\r\x1b[K[0] step 9\n");
 }
 
-class RankLogTest : public testing::Test {
+class RankLogTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "rank-log-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string directory_;
+  lockstep::testing::TemporaryDirectory temporary_;
+  const std::string directory_ = temporary_.path();
 };
 
 TEST_F(RankLogTest, FilesHoldTheBytesAndMemoryTheLastLines) {
@@ -178,7 +174,7 @@ TEST_F(RankLogTest, FilesHoldTheBytesAndMemoryTheLastLines) {
   EXPECT_EQ(logs.add(1, 1, bytes), "");
   std::ifstream file(logs.path(1), std::ios::binary);
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes);
-  EXPECT_THAT(logs.last_lines(1), testing::ElementsAre("one", "two", "drei", "four"));
+  EXPECT_THAT(logs.last_lines(1), ::testing::ElementsAre("one", "two", "drei", "four"));
   EXPECT_TRUE(logs.last_lines(0).empty());
 }
 

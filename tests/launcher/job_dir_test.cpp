@@ -7,22 +7,20 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 
-class JobDirTest : public testing::Test {
+class JobDirTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "job-dir-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    base_ = pattern;
     for (const char* name : {"tmp", "shm", "elsewhere"}) fs::create_directory(base_ + "/" + name);
   }
-  void TearDown() override { fs::remove_all(base_); }
-  std::string base_;
+  lockstep::testing::TemporaryDirectory directory_;
+  const std::string base_ = directory_.path();
 };
 
 TEST_F(JobDirTest, PrivateDirectoriesThatGoWithTheirOwner) {

@@ -10,11 +10,12 @@
 
 #include "base/text.h"
 #include "tests/launcher/job.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kRankIs1 = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
 
@@ -35,8 +36,8 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 TEST(LaunchTest, EveryRankRunsAndItsLinesArePrefixed) {
   Job job(sh("-n 2", "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE, $LOCKSTEP_BIND; echo oops >&2"));
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] rank 0 of 2, core", "[1] rank 1 of 2, core"));
-  EXPECT_THAT(sorted_lines(job.err()), testing::ElementsAre("[0] oops", "[1] oops"));
+  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] rank 0 of 2, core", "[1] rank 1 of 2, core"));
+  EXPECT_THAT(sorted_lines(job.err()), ::testing::ElementsAre("[0] oops", "[1] oops"));
   EXPECT_EQ(job.leftovers(), "");
 }
 
@@ -115,8 +116,8 @@ TEST(LaunchTest, LongLinesBinaryBytesAndMissingNewlines) {
 }
 
 TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
-  std::string directory = (std::filesystem::temp_directory_path() / "launch-logs-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const lockstep::testing::TemporaryDirectory temporary;
+  const std::string directory = temporary.path();
   {
     const std::string logs = directory + "/new";
     Job job(sh("-n 2 --log-dir " + logs, "echo out $OMPI_COMM_WORLD_RANK; " + kRankIs1 +
@@ -130,7 +131,6 @@ TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
   Job job({"-n", "1", "--log-dir", "/proc/no/such", "--", "true"});
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(job.err(), HasSubstr("--log-dir"));
-  std::filesystem::remove_all(directory);
 }
 
 TEST(LaunchTest, BackgroundProcessesEndWithTheJob) {
@@ -144,7 +144,7 @@ TEST(LaunchTest, UserSignalsReachThePrograms) {
   ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
   job.send(SIGUSR1);
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
+  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] got it", "[0] ready", "[1] got it", "[1] ready"));
 }
 
 TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {
@@ -196,7 +196,7 @@ TEST(LaunchTest, StoppingMpirunLeavesTheRanksTheirGrace) {
   ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
   ASSERT_EQ(::kill(job.find(JobProcess::Role::kMpirun).pid, SIGTERM), 0);
   job.wait();
-  EXPECT_THAT(sorted_lines(job.out()), testing::ElementsAre("[0] ready", "[0] saved", "[1] ready", "[1] saved"));
+  EXPECT_THAT(sorted_lines(job.out()), ::testing::ElementsAre("[0] ready", "[0] saved", "[1] ready", "[1] saved"));
   EXPECT_EQ(job.leftovers(), "");
 }
 

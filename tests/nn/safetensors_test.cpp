@@ -8,12 +8,14 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "tests/nn/temp_dir.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
 namespace {
 
-using namespace lockstep::nn::testing;
+using lockstep::testing::read_file;
+using lockstep::testing::TemporaryDirectory;
+using lockstep::testing::write_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -51,7 +53,7 @@ class Safetensors : public ::testing::Test {
     ADD_FAILURE() << "read without an error";
     return "";
   }
-  TempDir dir;
+  TemporaryDirectory dir;
 };
 
 TEST_F(Safetensors, RoundTrip) {

@@ -7,13 +7,14 @@
 
 #include "base/sha256.h"
 #include "nn/layers/layers.h"
-#include "tests/nn/temp_dir.h"
 #include "tests/nn/values.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -75,7 +76,7 @@ TEST_F(State, ConvolutionWeightsAreOihwInFiles) {
 }
 
 TEST_F(State, RoundTripThroughAFile) {
-  const TempDir dir;
+  const TemporaryDirectory dir;
   const auto a = model(1), b = model(2);
   *a->named_buffers()[2].tensor->data<std::int64_t>() = 77;
   a->named_buffers()[0].tensor->f32()[1] = 0.25f;

@@ -10,15 +10,15 @@
 #include "base/error.h"
 #include "nn/io/unpickler.h"
 #include "nn/io/weights.h"
-#include "tests/nn/temp_dir.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
 namespace {
 
+using lockstep::testing::read_file;
+using lockstep::testing::TemporaryDirectory;
+using lockstep::testing::write_file;
 using ::testing::HasSubstr;
-using testing::read_file;
-using testing::TempDir;
-using testing::write_file;
 
 const std::string kGolden = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/nn/golden/";
 
@@ -94,7 +94,7 @@ TEST(TorchFile, AWholeModelIsRefusedByTheNameThatItWouldCall) {
 
 // Each byte less is an error: no value of what is left over, no crash, no memory from a length that is not there.
 TEST(TorchFile, FilesCutAtAnyByteAreRefused) {
-  const TempDir directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path("cut.pt");
   for (const char* name : {"bf16.pt", "half_legacy.pt", "strided_legacy.pt"}) {
     const std::string whole = read_file(kGolden + name);
@@ -106,7 +106,7 @@ TEST(TorchFile, FilesCutAtAnyByteAreRefused) {
 }
 
 TEST(TorchFile, FlippedBytesNeverDoWorseThanAnError) {
-  const TempDir directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path("flipped.pt");
   std::uint32_t random = 1;
   for (const char* name : {"zip.pt", "legacy.pt", "strided_legacy.pt", "wrapped.pt"}) {
@@ -186,7 +186,7 @@ class HandMade : public ::testing::Test {
     write_file(directory_.path("x.pt"), content);
     return refusal(directory_.path("x.pt"));
   }
-  TempDir directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(HandMade, AWholeOneIsRead) {

@@ -5,14 +5,14 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "tests/nn/temp_dir.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
 namespace {
 
+using lockstep::testing::TemporaryDirectory;
+using lockstep::testing::write_file;
 using ::testing::HasSubstr;
-using testing::TempDir;
-using testing::write_file;
 
 HostTensor tensor_of(const std::string& name) { return {name, DType::kU8, {1}, {std::byte{7}}}; }
 
@@ -34,7 +34,7 @@ class Index : public ::testing::Test {
     }
     return "nothing was thrown";
   }
-  TempDir directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(Index, NamesTheFilesOfAllTensors) {

@@ -7,9 +7,9 @@
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "nn/models/models.h"
-#include "tests/nn/temp_dir.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::parity {
 namespace {
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(All, ConvFiles,
 
 // All of torchvision's names, shapes and types, so that strict loading works either way.
 TEST_F(WeightFiles, ResNetsHaveTorchvisionsNames) {
-  const auto names = nlohmann::json::parse(nn::testing::read_file(kFiles + "torchvision_names.json"));
+  const auto names = nlohmann::json::parse(lockstep::testing::read_file(kFiles + "torchvision_names.json"));
   for (const char* model : {"resnet18", "resnet50"}) {
     nn::Context context = WeightFiles::context();
     const auto module = nn::make_model(context, {.name = model, .sample_shape = {224, 224, 3}, .classes = 1000});
@@ -133,9 +133,9 @@ class Written : public WeightFiles {
 };
 
 TEST_F(Written, IsWhatPyTorchHasLoaded) {
-  const nn::testing::TempDir directory;
+  const lockstep::testing::TemporaryDirectory directory;
   write(directory.path("w"));
-  EXPECT_TRUE(nn::testing::read_file(directory.path("w")) == nn::testing::read_file(kFiles + kWritten))
+  EXPECT_TRUE(lockstep::testing::read_file(directory.path("w")) == lockstep::testing::read_file(kFiles + kWritten))
       << "files are written differently now: --gtest_also_run_disabled_tests --gtest_filter='*AgainForPyTorch' writes "
       << kFiles << kWritten << " anew; weights_in_pytorch_test.py must load it";
 }

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_directory.h"
+
 namespace lockstep::testing {
 
 struct Outcome {
@@ -18,18 +20,5 @@ Outcome run(const std::string& line, const std::filesystem::path& directory, int
 
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
-
-/// A directory of its own for each test, removed afterwards.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace lockstep::testing

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "data/loader.h"
 #include "nn/models/models.h"
-#include "tests/nn/temp_dir.h"
+#include "tests/support/temporary_directory.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {
@@ -82,7 +82,7 @@ class Folder : public ::testing::Test {
     return all;
   }
 
-  nn::testing::TempDir directory_;
+  lockstep::testing::TemporaryDirectory directory_;
   std::unique_ptr<nn::Backend> backend_ = nn::make_cpu_backend(1);
   nn::Generator generator_{1};
   nn::Context context_{*backend_, generator_};

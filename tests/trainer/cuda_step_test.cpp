@@ -17,6 +17,7 @@
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/models/models.h"
+#include "tests/support/temporary_directory.h"
 #include "trainer/evaluate.h"
 #include "trainer/step.h"
 
@@ -277,29 +278,25 @@ TEST_P(CudaStep, WeightsMoveBetweenDevices) {
 class CudaTextStep : public ::testing::TestWithParam<std::string> {
  protected:
   CudaTextStep() {
-    std::string pattern = std::filesystem::temp_directory_path() / "tokens.XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
-    directory_ = pattern;
-    std::ofstream file(directory_ / "tokens.bin", std::ios::binary);
+    std::ofstream file(directory_.path("tokens.bin"), std::ios::binary);
     SplitMix64 random(3);
     for (unsigned i = 0, token = 0; i < 1500; ++i) {
       token = random.below(5) == 0 ? random.below(kVocabulary) : (token * 5 + 1) % kVocabulary;
       file.put(static_cast<char>(token)).put('\0');
     }
   }
-  ~CudaTextStep() override { std::filesystem::remove_all(directory_); }
 
   Setting setting() const {
     return {.model = GetParam(),
             .global_batch = 6,
             .tail = sampler::Tail::kDrop,
             .lr = 3e-3,
-            .data = "tokens:" + (directory_ / "tokens.bin").string(),
+            .data = "tokens:" + directory_.path("tokens.bin"),
             .dropout = 0.1};
   }
 
  private:
-  std::filesystem::path directory_;
+  testing::TemporaryDirectory directory_;
 };
 
 // Dropout included: the same elements are kept on both.

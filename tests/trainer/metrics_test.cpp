@@ -10,20 +10,13 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::trainer {
 namespace {
 
 class MetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-metrics-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-    path_ = directory_ / "m.jsonl";
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   std::vector<nlohmann::json> lines() const {
     std::ifstream in(path_);
     std::vector<nlohmann::json> all;
@@ -31,7 +24,8 @@ class MetricsTest : public ::testing::Test {
     return all;
   }
 
-  std::filesystem::path directory_, path_;
+  testing::TemporaryDirectory directory_;
+  const std::filesystem::path path_ = directory_.path("m.jsonl");
 };
 
 TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
@@ -61,8 +55,8 @@ TEST_F(MetricsTest, AResumedRunGoesOnWhereItsCheckpointWas) {
   EXPECT_EQ(told(), "s1 s2 s3 s4 e4 ");
   Metrics::resumed(path_, 0);
   EXPECT_EQ(told(), "");
-  Metrics::resumed(directory_ / "new.jsonl", 5).write(StepReport{.step = 6});
-  EXPECT_GT(std::filesystem::file_size(directory_ / "new.jsonl"), 0u);
+  Metrics::resumed(directory_.path("new.jsonl"), 5).write(StepReport{.step = 6});
+  EXPECT_GT(std::filesystem::file_size(directory_.path("new.jsonl")), 0u);
   EXPECT_FALSE(Metrics::resumed("", 5));
   EXPECT_NO_THROW(Metrics::resumed("/dev/null", 5));
 }
@@ -121,7 +115,7 @@ TEST_F(MetricsTest, AFullDiskIsSaidOnceAndTrainingGoesOn) {
 
 TEST_F(MetricsTest, AMissingDirectoryIsNamed) {
   try {
-    Metrics metrics((directory_ / "none" / "m.jsonl").string());
+    Metrics metrics(directory_.path("none/m.jsonl"));
     FAIL() << "opened";
   } catch (const IoError& error) {
     EXPECT_NE(error.line().find("none/m.jsonl"), std::string::npos) << error.line();

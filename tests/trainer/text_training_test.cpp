@@ -13,6 +13,7 @@
 #include "nn/io/state.h"
 #include "nn/models/models.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temporary_directory.h"
 #include "trainer/evaluate.h"
 #include "trainer/step.h"
 
@@ -26,17 +27,13 @@ constexpr std::int64_t kContext = 12;
 class TextTraining : public ::testing::TestWithParam<std::string> {
  protected:
   TextTraining() {
-    std::string pattern = std::filesystem::temp_directory_path() / "text.XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no temporary directory");
-    directory_ = pattern;
-    std::ofstream file(directory_ / "text");
+    std::ofstream file(directory_.path("text"));
     for (int i = 0; i < 60; ++i) file << "one two, three four: five; six seven. ";
   }
-  ~TextTraining() override { std::filesystem::remove_all(directory_); }
-  std::string data() const { return "text:" + (directory_ / "text").string(); }
+  std::string data() const { return "text:" + directory_.path("text"); }
 
  private:
-  std::filesystem::path directory_;
+  testing::TemporaryDirectory directory_;
 };
 
 TEST_P(TextTraining, IsLearnt) {

@@ -6,17 +6,19 @@
 
 namespace lockstep::nn::cpu {
 
-/// eˣ within 2 units in the last place where the result is a normal number; below that 0, above f32's range infinity. x
-/// = n ln 2 + r with |r| ≤ ln 2 / 2, and the Taylor series of eʳ, whose eighth term is 2e-10 there.
-[[gnu::always_inline]] inline float exp_of(float x) {
+/// eˣ = 2ⁿ (1 + rest), for |x| < 2^22 ln 2.
+struct ReducedExp {
+  std::int32_t n;
+  float rest;  // eʳ - 1
+};
+
+/// x = n ln 2 + r with |r| ≤ ln 2 / 2, and the Taylor series of eʳ - 1, whose eighth term is 2e-10 there.
+[[gnu::always_inline]] inline ReducedExp reduced_exp(float x) {
   constexpr float kShift = 0x1.8p23f;  // x + kShift has no bits left for a fraction: it rounds
-  constexpr float kLeast = -87.33654f;
-  const float above = x < kLeast ? kLeast : x;
-  const float clamped = above > 88.72283f ? 88.72283f : above;
-  const float shifted = clamped * 1.44269504f + kShift;
+  const float shifted = x * 1.44269504f + kShift;
   const float n = shifted - kShift;
   // ln 2 in two parts, the first of which has few bits: n times it is exact.
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.0f / 5040.0f;
   p = p * r + 1.0f / 720.0f;
   p = p * r + 1.0f / 120.0f;
@@ -24,41 +26,36 @@ namespace lockstep::nn::cpu {
   p = p * r + 1.0f / 6.0f;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  return {std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kShift), p * r};
+}
+
+/// 2ⁿ for -127 < n < 128.
+[[gnu::always_inline]] inline float power_of_two(std::int32_t n) { return std::bit_cast<float>((n + 127) << 23); }
+
+/// eˣ within 2 units in the last place where the result is a normal number; below that 0, above f32's range infinity.
+[[gnu::always_inline]] inline float exp_of(float x) {
+  constexpr float kLeast = -87.33654f, kMost = 88.72283f;
+  const float above = x < kLeast ? kLeast : x;
+  const ReducedExp reduced = reduced_exp(above > kMost ? kMost : above);
   // 2ⁿ in two factors: n may be 128, for which a float has no exponent.
-  const std::int32_t exponent = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kShift);
-  const std::int32_t half = exponent >> 1;
-  const float first = std::bit_cast<float>((half + 127) << 23);
-  const float second = std::bit_cast<float>((exponent - half + 127) << 23);
-  const float y = p * first * second;
-  return x > 88.72283f ? __builtin_inff() : x < kLeast ? 0.0f : y;
+  const std::int32_t half = reduced.n >> 1;
+  const float y = (reduced.rest + 1.0f) * power_of_two(half) * power_of_two(reduced.n - half);
+  return x > kMost ? __builtin_inff() : x < kLeast ? 0.0f : y;
 }
 
 /// 1 / (1 + e⁻ˣ)
 [[gnu::always_inline]] inline float sigmoid_of(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 
 /// tanh x within a few units in the last place: -t / (2 + t) with t = e^(-2 |x|) - 1, which is taken without its 1, so
-/// that nothing cancels where x is small. As in exp_of, e^r - 1 = r + r² / 2 + …
+/// that nothing cancels where x is small.
 [[gnu::always_inline]] inline float tanh_of(float x) {
-  constexpr float kShift = 0x1.8p23f;
   constexpr float kMost = 20.0f;  // tanh is 1 there
   const float magnitude = x < 0.0f ? -x : x;
-  const float y = -2.0f * (magnitude > kMost ? kMost : magnitude);
-  const float shifted = y * 1.44269504f + kShift;
-  const float n = shifted - kShift;
-  const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.0f / 5040.0f;
-  p = p * r + 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  const std::int32_t exponent = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kShift);
-  const float power = std::bit_cast<float>((exponent + 127) << 23);
-  const float t = power * (p * r) + (power - 1.0f);
-  const float y_positive = -t / (2.0f + t);
-  return x < 0.0f ? -y_positive : y_positive;
+  const ReducedExp reduced = reduced_exp(-2.0f * (magnitude > kMost ? kMost : magnitude));
+  const float power = power_of_two(reduced.n);
+  const float t = power * reduced.rest + (power - 1.0f);
+  const float positive = -t / (2.0f + t);
+  return x < 0.0f ? -positive : positive;
 }
 
 /// The normal distribution's function at √2 z, (1 + erf(z)) / 2, given bell = exp(-z²), within 1e-7: equation 7.1.26 of

@@ -22,9 +22,8 @@ constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
 
 // Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
 constexpr int kPartBlocks = 512;
-constexpr int kSumRows = 4;      // that a thread reads at once
-constexpr int kJoinColumns = 8;  // of a block of the second stage: a sector of f32
-constexpr int kPartWide = 4;     // columns of a thread
+constexpr int kSumRows = 4;   // that a thread reads at once
+constexpr int kPartWide = 4;  // columns of a thread
 
 template <int kTeam>
 __device__ float team_sum(float value) {
@@ -176,7 +175,6 @@ __global__ void __launch_bounds__(kBlock)
 template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
     sums_of_chunks(ColumnPlan plan, const T* x, const T* dy, const float* means, const float* inverses, float* parts) {
-  __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
   float product[kWidth] = {}, sum[kWidth] = {};
@@ -202,54 +200,16 @@ __global__ void __launch_bounds__(kBlock)
       }
     }
   }
-  const int t = static_cast<int>(threadIdx.x);
-  for (int k = 0; k < kWidth; ++k) {
-    products[k][t] = product[k];
-    sums[k][t] = sum[k];
-  }
-  for (int step = plan.lines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (at.line < step)
-      for (int k = 0; k < kWidth; ++k) {
-        products[k][t] += products[k][t + step * plan.tile];
-        sums[k][t] += sums[k][t + step * plan.tile];
-      }
-  }
-  if (at.line > 0 || at.pack >= plan.packs) return;
-  float* const to = parts + blockIdx.y * 2 * columns + column;
-  for (int k = 0; k < kWidth; ++k) {
-    to[k] = products[k][t];
-    to[columns + k] = sums[k][t];
-  }
+  leave_sums(plan, at, product, sum, parts);
 }
 
-// A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. Without chunks: zeros.
 __global__ void __launch_bounds__(kBlock)
-    join_sums(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma, float* dgamma,
-              bool accumulate_beta, float* dbeta) {
-  constexpr int kLines = kBlock / kJoinColumns;
-  __shared__ float products[kBlock], sums[kBlock];
-  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
-  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
-  float product = 0.0f, sum = 0.0f;
-  if (column < columns) {
-    for (std::int64_t chunk = line; chunk < chunks; chunk += kLines) {
-      product += parts[chunk * 2 * columns + column];
-      sum += parts[chunk * 2 * columns + columns + column];
-    }
-  }
-  products[t] = product;
-  sums[t] = sum;
-  for (int step = kLines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (line < step) {
-      products[t] += products[t + step * kJoinColumns];
-      sums[t] += sums[t + step * kJoinColumns];
-    }
-  }
-  if (line > 0 || column >= columns) return;
-  if (dgamma != nullptr) dgamma[column] = accumulate_gamma ? dgamma[column] + products[t] : products[t];
-  if (dbeta != nullptr) dbeta[column] = accumulate_beta ? dbeta[column] + sums[t] : sums[t];
+    gradients_of_chunks(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma,
+                        float* dgamma, bool accumulate_beta, float* dbeta) {
+  const ColumnSums of = join_sums(chunks, columns, parts);
+  if (!of.known) return;
+  if (dgamma != nullptr) dgamma[of.column] = accumulate_gamma ? dgamma[of.column] + of.first : of.first;
+  if (dbeta != nullptr) dbeta[of.column] = accumulate_beta ? dbeta[of.column] + of.second : of.second;
 }
 
 class CudaLayerNorm final : public LayerNormKernels {
@@ -311,7 +271,7 @@ class CudaLayerNorm final : public LayerNormKernels {
         launch("layer normalisation's backward", sums_of_chunks<kWidth, T>,
                dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks)), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), inverse.f32(), parts.f32());
-        launch("layer normalisation's backward", join_sums,
+        launch("layer normalisation's backward", gradients_of_chunks,
                dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, plan.chunks,
                columns, parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
                dbeta.defined() ? dbeta.f32() : nullptr);

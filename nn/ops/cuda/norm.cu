@@ -19,7 +19,6 @@ constexpr int kPartBlocks = 512;     // of the first stage: several for each mul
 constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leaves nothing to add up
 constexpr int kMomentRows = 4;       // that a thread reads at once
 constexpr int kSumRows = 2;
-constexpr int kJoinColumns = 8;  // of a block of the second stage: a sector of f32
 // Columns of a thread, of f32 and bf16 alike: what is known of each takes registers, and with more of them fewer
 // threads have something on its way.
 constexpr int kWide = 4;
@@ -190,7 +189,6 @@ __global__ void __launch_bounds__(kBlock)
 template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock)
     sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* mean, float* parts) {
-  __shared__ float products[kWidth][kBlock], sums[kWidth][kBlock];
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
   float product[kWidth] = {}, sum[kWidth] = {};
@@ -220,53 +218,17 @@ __global__ void __launch_bounds__(kBlock)
       }
     }
   }
-  const int t = static_cast<int>(threadIdx.x);
-  for (int k = 0; k < kWidth; ++k) {
-    products[k][t] = product[k];
-    sums[k][t] = sum[k];
-  }
-  for (int step = plan.lines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (at.line < step)
-      for (int k = 0; k < kWidth; ++k) {
-        products[k][t] += products[k][t + step * plan.tile];
-        sums[k][t] += sums[k][t + step * plan.tile];
-      }
-  }
-  if (at.line > 0 || at.pack >= plan.packs) return;
-  float* const to = parts + blockIdx.y * 2 * columns + column;
-  for (int k = 0; k < kWidth; ++k) {
-    to[k] = products[k][t];
-    to[columns + k] = sums[k][t];
-  }
+  leave_sums(plan, at, product, sum, parts);
 }
 
-// As join_chunks(): dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
-__global__ void __launch_bounds__(kBlock) join_sums(ColumnPlan plan, std::int64_t columns, const float* parts,
-                                                    const float* variance, float eps, float* dgamma, float* dbeta) {
-  constexpr int kLines = kBlock / kJoinColumns;
-  __shared__ float products[kBlock], sums[kBlock];
-  const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
-  const std::int64_t column = std::int64_t{blockIdx.x} * kJoinColumns + t % kJoinColumns;
-  float product = 0.0f, sum = 0.0f;
-  if (column < columns) {
-    for (std::int64_t chunk = line; chunk < plan.chunks; chunk += kLines) {
-      product += parts[chunk * 2 * columns + column];
-      sum += parts[chunk * 2 * columns + columns + column];
-    }
-  }
-  products[t] = product;
-  sums[t] = sum;
-  for (int step = kLines / 2; step > 0; step /= 2) {
-    __syncthreads();
-    if (line < step) {
-      products[t] += products[t + step * kJoinColumns];
-      sums[t] += sums[t + step * kJoinColumns];
-    }
-  }
-  if (line > 0 || column >= columns) return;
-  dgamma[column] = products[t] / sqrtf(variance[column] + eps);
-  dbeta[column] = sums[t];
+// dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
+__global__ void __launch_bounds__(kBlock)
+    gradients_of_chunks(ColumnPlan plan, std::int64_t columns, const float* parts, const float* variance, float eps,
+                        float* dgamma, float* dbeta) {
+  const ColumnSums of = join_sums(plan.chunks, columns, parts);
+  if (!of.known) return;
+  dgamma[of.column] = of.first / sqrtf(variance[of.column] + eps);
+  dbeta[of.column] = of.second;
 }
 
 // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
@@ -443,8 +405,8 @@ class CudaNorm final : public NormKernels {
         launch("batch normalisation's backward", sums_of_chunks<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
         // Without rows, too: zeros.
-        launch("batch normalisation's backward", join_sums, joiners(columns), dim3(kBlock), context_.stream, plan,
-               columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
+        launch("batch normalisation's backward", gradients_of_chunks, joiners(columns), dim3(kBlock), context_.stream,
+               plan, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
       });
     });
   }

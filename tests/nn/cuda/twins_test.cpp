@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_directory.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -91,13 +93,9 @@ TEST(CudaTwins, EveryKernelHasOneAndATest) {
 
 // The rule itself, held against a tree that breaks it.
 TEST(CudaTwins, MissingOnesAreNamed) {
-  std::string pattern = fs::temp_directory_path() / "twins.XXXXXX";
-  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-  const fs::path tree = pattern;
-  const auto write = [&](const std::string& file, const std::string& text) {
-    fs::create_directories((tree / file).parent_path());
-    std::ofstream(tree / file) << text;
-  };
+  const lockstep::testing::TemporaryDirectory directory;
+  const fs::path tree = directory.path();
+  const auto write = [&](const std::string& file, const std::string& text) { directory.write(file, text); };
   write("nn/ops/scan.h",
         "class Tensor;\nclass ScanKernels {\n public:\n  virtual ~ScanKernels() = default;\n  /// up() and down()\n"
         "  virtual void up(const Tensor& x,\n                  float by) = 0;\n  virtual std::vector<int> down() = 0;\n"
@@ -109,7 +107,6 @@ TEST(CudaTwins, MissingOnesAreNamed) {
   write("tests/nn/cuda/other_test.cpp", "other->down();\n");
   EXPECT_THAT(without_twin(tree), ElementsAre("ScanKernels::down has no definition in nn/ops/cuda/scan.cu or .cpp",
                                               "ScanKernels::down is not called in tests/nn/cuda/scan_test.cpp"));
-  fs::remove_all(tree);
 }
 
 }  // namespace

@@ -1,0 +1,35 @@
+# Precompiled headers: what nearly all files include takes longer to read than most files to compile.
+
+option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file must include what it uses" ON)
+
+set(LOCKSTEP_COMMON_HEADERS
+  <fmt/format.h> <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <cstring> <filesystem> <fstream> <functional> <map>
+  <memory> <mutex> <numeric> <optional> <span> <string> <string_view> <thread> <utility> <vector>)
+
+# What files that read precompiled headers are compiled with.
+set(LOCKSTEP_PRECOMPILED_OPTIONS "")
+if(LOCKSTEP_CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND LOCKSTEP_PRECOMPILED_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache compiles all again
+endif()
+# In a precompiled header GCC 12 takes the standard library for ours, and sees copies behind the end of std::strings.
+set(untrue array-bounds stringop-overflow maybe-uninitialized mismatched-new-delete)
+list(TRANSFORM untrue PREPEND -Wno-)
+list(APPEND LOCKSTEP_PRECOMPILED_OPTIONS "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${untrue}>")
+
+# Precompiled headers are read by files alone that have the same macros, and OpenMP defines one.
+target_compile_options(lockstep_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${OpenMP_CXX_FLAGS}>")
+if(LOCKSTEP_PRECOMPILED_HEADERS)
+  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/headers.cpp CONTENT "")
+  add_library(lockstep_headers OBJECT EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/headers.cpp)
+  target_link_libraries(lockstep_headers PRIVATE lockstep_flags fmt::fmt)
+  target_compile_options(lockstep_headers PRIVATE "${LOCKSTEP_PRECOMPILED_OPTIONS}")
+  target_precompile_headers(lockstep_headers PRIVATE ${LOCKSTEP_COMMON_HEADERS})
+endif()
+
+# lockstep_precompiled(TARGET): a library of ours whose C++ files may read them.
+function(lockstep_precompiled target)
+  if(LOCKSTEP_PRECOMPILED_HEADERS)
+    target_precompile_headers(${target} REUSE_FROM lockstep_headers)
+    target_compile_options(${target} PRIVATE "${LOCKSTEP_PRECOMPILED_OPTIONS}")
+  endif()
+endfunction()
