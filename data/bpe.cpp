@@ -3,8 +3,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -13,6 +11,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/mapped_file.h"
 
 namespace lockstep::data {
@@ -102,12 +101,9 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
   const MappedFile file(path);
   nlohmann::json json;
   try {
-    json = nlohmann::json::parse(file.text(), [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-      if (depth > 1) refuse("it nests");
-      return true;
-    });
-  } catch (const nlohmann::json::parse_error& error) {
-    refuse(fmt::format("it is not JSON at byte {}", error.byte));
+    json = parse_json(file.text(), 1);
+  } catch (const JsonError& error) {
+    refuse(fmt::format("it {}", error.what()));
   }
   if (!json.is_object() || json.empty() || json.size() > kMostTokens) refuse("it is no object of tokens");
   std::unordered_map<std::string, std::int32_t> numbers;

@@ -1,11 +1,10 @@
 #include "trainer/model_card.h"
 
-#include <nlohmann/json.hpp>
-
 #include <cmath>
 #include <limits>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/version.h"
 #include "data/image_views.h"
 
@@ -50,10 +49,9 @@ class Reader {
   ModelCard read(const std::string& text) const {
     constexpr int kDeepest = 3;
     try {
-      return card_from(Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
-        if (depth > kDeepest) refuse("it nests too deep");
-        return true;
-      }));
+      return card_from(parse_json(text, kDeepest));
+    } catch (const JsonError& error) {
+      refuse(fmt::format("it {}", error.what()));
     } catch (const Json::exception&) {
       refuse("something is missing, or of another type");
     }

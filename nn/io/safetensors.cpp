@@ -1,7 +1,5 @@
 #include "nn/io/safetensors.h"
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -10,10 +8,10 @@
 #include <fstream>
 #include <limits>
 #include <optional>
-#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "nn/io/half.h"
 
 namespace lockstep::nn {
@@ -76,19 +74,12 @@ struct Entry {
 
 nlohmann::json parse_header(const std::string& path, const std::string& text) {
   constexpr int kDeepest = 3;  // the arrays in a tensor's entry: what nests deeper is no header, whatever its size
-  std::set<std::string> seen;
-  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (depth > kDeepest) refuse(path, "its header nests deeper than the format does");
-    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
-      refuse(path, fmt::format("its header names '{}' twice", value.get<std::string>()));
-    return true;
-  };
   try {
-    auto header = nlohmann::json::parse(text, check);
+    auto header = parse_json(text, kDeepest, sizeof(std::uint64_t));
     if (!header.is_object()) refuse(path, "its header (byte 8) is not a JSON object");
     return header;
-  } catch (const nlohmann::json::parse_error& error) {
-    refuse(path, fmt::format("its header is not JSON at byte {}", 8 + error.byte));
+  } catch (const JsonError& error) {
+    refuse(path, fmt::format("its header {}", error.what()));
   }
 }
 

@@ -1,12 +1,11 @@
 #include "nn/io/weights.h"
 
-#include <nlohmann/json.hpp>
-
 #include <filesystem>
 #include <map>
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/mapped_file.h"
 #include "nn/io/torch_file.h"
 
@@ -22,17 +21,13 @@ namespace fs = std::filesystem;
 
 // Tensor → file.
 std::map<std::string, std::string> parse_index(const std::string& path) {
-  const MappedFile file(path);
   constexpr int kDeepest = 3;
-  const auto check = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kDeepest) refuse(path, "it nests deeper than an index does");
-    return true;
-  };
+  const MappedFile file(path);
   try {
-    const auto index = nlohmann::json::parse(file.text(), check);
+    const auto index = parse_json(file.text(), kDeepest);
     return index.at("weight_map").get<std::map<std::string, std::string>>();
-  } catch (const nlohmann::json::parse_error& error) {
-    refuse(path, fmt::format("it is not JSON at byte {}", error.byte));
+  } catch (const JsonError& error) {
+    refuse(path, fmt::format("it {}", error.what()));
   } catch (const nlohmann::json::exception&) {
     refuse(path, "it has no weight_map from tensors to files");
   }

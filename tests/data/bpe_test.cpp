@@ -111,6 +111,7 @@ TEST_F(Bpe, VocabulariesThatCannotBeUsed) {
   EXPECT_EQ(complaint(vocabulary, merges), "nothing was thrown");
   EXPECT_THAT(complaint("", merges), AllOf(HasSubstr("vocab.json"), HasSubstr("not JSON at byte")));
   EXPECT_THAT(complaint(vocabulary.substr(0, 100), merges), HasSubstr("not JSON at byte"));
+  EXPECT_THAT(complaint(R"({"a": 1e999})", merges), HasSubstr("a number that is too large"));
   EXPECT_THAT(complaint("[1, 2]", merges), HasSubstr("no object"));
   EXPECT_THAT(complaint("{}", merges), HasSubstr("no object"));
   EXPECT_THAT(complaint(R"({"a": {"b": {"c": 1}}})", merges), HasSubstr("nests"));

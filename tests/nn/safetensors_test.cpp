@@ -146,6 +146,7 @@ TEST_F(Safetensors, HeadersThatAreNotWhatTheFormatSays) {
   EXPECT_THAT(refusal(file_of("7")), HasSubstr("not a JSON object"));
   EXPECT_THAT(refusal(file_of(std::string(200'000, '['))), HasSubstr("nests deeper"));
   EXPECT_THAT(refusal(tensor(R"({"dtype":"U8","shape":[[4]],"data_offsets":[0,4]})")), HasSubstr("nests deeper"));
+  EXPECT_THAT(refusal(tensor("1e999")), HasSubstr("a number that is too large"));
   EXPECT_THAT(refusal(tensor("7")), HasSubstr("tensor 'a' lacks"));
   EXPECT_THAT(refusal(tensor("null")), HasSubstr("tensor 'a' lacks"));
   EXPECT_THAT(refusal(tensor("{}")), HasSubstr("tensor 'a' lacks"));

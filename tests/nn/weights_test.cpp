@@ -47,6 +47,8 @@ TEST_F(Index, NamesTheFilesOfAllTensors) {
 TEST_F(Index, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(refusal(""), HasSubstr("not JSON at byte"));
   EXPECT_THAT(refusal("{\"weight_map\": {\"a\": "), HasSubstr("not JSON at byte"));
+  EXPECT_THAT(refusal(R"({"weight_map": {"a": 1e999}})"), HasSubstr("a number that is too large"));
+  EXPECT_THAT(refusal(R"({"weight_map": {"a": "b", "a": "c"}})"), HasSubstr("names 'a' twice"));
   EXPECT_THAT(refusal("[]"), HasSubstr("no weight_map"));
   EXPECT_THAT(refusal(R"({"weight_map": {"a": 3}})"), HasSubstr("no weight_map"));
   EXPECT_THAT(refusal(R"({"weight_map": {"a": "../one.safetensors"}})"), HasSubstr("no file beside it"));

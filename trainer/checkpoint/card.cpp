@@ -1,8 +1,7 @@
 #include "trainer/checkpoint/card.h"
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
+#include "base/json.h"
 #include "base/sha256.h"
 #include "base/version.h"
 
@@ -14,6 +13,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "lockstep checkpoint 1";
 constexpr const char* kDigest = "sha256";
 constexpr int kIndent = 1;
+constexpr int kDeepest = 3;
 
 std::string text_of(const Json& json) {
   return json.dump(kIndent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
@@ -49,19 +49,15 @@ class Reader {
   }
 
   Json parse(const std::string& text) const {
-    constexpr int kDeepest = 3;
     try {
-      Json json = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
-        if (depth > kDeepest) refuse("it nests too deep");
-        return true;
-      });
+      Json json = parse_ordered_json(text, kDeepest);
       if (!json.is_object()) refuse("it is no JSON object");
       const std::string said = json.at(kDigest).get<std::string>();
       json.erase(kDigest);
       if (digest_of(json) != said) refuse("it has been changed: its SHA-256 is another");
       return json;
-    } catch (const Json::parse_error& error) {
-      refuse(fmt::format("it is cut or changed at byte {}", error.byte));
+    } catch (const JsonError& error) {
+      refuse(fmt::format("it has been cut or changed: it {}", error.what()));
     }
   }
 
@@ -119,7 +115,7 @@ std::string encode(const CheckpointCard& card) {
                {"bucket_order", card.bucket_order},
                {"files", Json::object()}};
   for (const auto& [name, file] : card.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
-  json = Json::parse(text_of(json));  // what is hashed is what will be read, replaced bytes included
+  json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
   json[kDigest] = digest_of(json);
   return text_of(json) + "\n";
 }

@@ -1,0 +1,24 @@
+// JSON that others wrote.
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string_view>
+
+namespace lockstep {
+
+/// What a text does that is not taken for JSON: "is not JSON at byte 7", "nests deeper than 3 levels", "names 'a'
+/// twice".
+class JsonError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// `deepest`: 0 is a value alone, 1 an object of values. `offset` is added to the place of what is wrong. Throws
+/// JsonError for what is no JSON, nests deeper, names a key of an object twice, or has a number that no double holds.
+nlohmann::json parse_json(std::string_view text, int deepest, std::size_t offset = 0);
+/// The same, with keys in their order: for few of them.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, int deepest);
+
+}  // namespace lockstep

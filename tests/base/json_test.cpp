@@ -1,0 +1,66 @@
+// JSON that others wrote.
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace lockstep {
+namespace {
+
+std::string complaint(const std::string& text, int deepest = 3) {
+  std::string said = "nothing was thrown", ordered = said;
+  try {
+    static_cast<void>(parse_json(text, deepest));
+  } catch (const JsonError& error) {
+    said = error.what();
+  }
+  try {
+    static_cast<void>(parse_ordered_json(text, deepest));
+  } catch (const JsonError& error) {
+    ordered = error.what();
+  }
+  EXPECT_EQ(said, ordered);
+  return said;
+}
+
+TEST(Json, IsRead) {
+  EXPECT_EQ(parse_json(R"({"b": [1, 2], "a": "x"})", 2).dump(), R"({"a":"x","b":[1,2]})");
+  EXPECT_EQ(parse_ordered_json(R"({"b": [1, 2], "a": "x"})", 2).dump(), R"({"b":[1,2],"a":"x"})");
+  EXPECT_EQ(parse_json(" 7 ", 0), 7);
+}
+
+TEST(Json, WhatIsNoneIsToldWithItsPlace) {
+  EXPECT_EQ(complaint(""), "is not JSON at byte 1");
+  EXPECT_EQ(complaint("[1, x]"), "is not JSON at byte 5");
+  EXPECT_EQ(complaint("{\"\xff\": 1}"), "is not JSON at byte 3");
+  EXPECT_EQ(complaint("{} {}"), "is not JSON at byte 4");
+  try {
+    static_cast<void>(parse_json("x", 0, /*offset=*/8));
+    FAIL();
+  } catch (const JsonError& error) {
+    EXPECT_STREQ(error.what(), "is not JSON at byte 9");
+  }
+}
+
+TEST(Json, NumbersThatNoDoubleHolds) {
+  EXPECT_EQ(complaint("[1e308, -1e308, 18446744073709551616]"), "nothing was thrown");
+  EXPECT_EQ(complaint("[1e309]"), "has a number that is too large");
+  EXPECT_EQ(complaint("{\"a\": -1e309}"), "has a number that is too large");
+}
+
+TEST(Json, Depth) {
+  EXPECT_EQ(complaint("[[[7]]]", 3), "nothing was thrown");
+  EXPECT_EQ(complaint("[[[7]]]", 2), "nests deeper than 2 levels");
+  EXPECT_EQ(complaint(std::string(200'000, '['), 3), "nests deeper than 3 levels");
+}
+
+TEST(Json, KeysComeOnce) {
+  EXPECT_EQ(complaint(R"({"a": 1, "b": 2, "a": 3})"), "names 'a' twice");
+  EXPECT_EQ(complaint(R"({"a": {"b": 1}, "c": [{"b": 1}, {"b": 2}]})"), "nothing was thrown");
+  EXPECT_EQ(complaint(R"({"a": {"b": 1}, "c": {"b": 1, "b": 1}})"), "names 'b' twice");
+  EXPECT_EQ(complaint(R"({"a": {"a": 1}, "b": [[{"c": 1}]], "b": 0})", 5), "names 'b' twice");
+}
+
+}  // namespace
+}  // namespace lockstep
