@@ -64,20 +64,22 @@ class Reader {
         "check where it came from");
   }
 
+  /// The library would cast a number with a fraction or an exponent, whatever its size.
+  std::uint64_t whole(const Json& value, const char* name, std::uint64_t least, std::uint64_t most) const {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least || value.get<std::uint64_t>() > most)
+      refuse(fmt::format("'{}' has what is no whole number from {} to {}", name, least, most));
+    return value.get<std::uint64_t>();
+  }
+
   std::int64_t size(const Json& json, const char* name, std::int64_t most = kMostSize) const {
-    const Json& value = json.at(name);
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < 1 ||
-        value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
-      refuse(fmt::format("'{}' is not within 1 and {}", name, most));
-    return value.get<std::int64_t>();
+    return static_cast<std::int64_t>(whole(json.at(name), name, 1, static_cast<std::uint64_t>(most)));
   }
 
   std::vector<std::int64_t> sizes(const Json& list, const char* name, std::size_t most_of_them) const {
-    const auto numbers = list.get<std::vector<std::int64_t>>();
-    for (const std::int64_t number : numbers)
-      if (number < 1 || number > kMostSize) refuse(fmt::format("'{}' has {}", name, number));
-    if (numbers.empty() || numbers.size() > most_of_them)
-      refuse(fmt::format("'{}' has {} numbers", name, numbers.size()));
+    if (!list.is_array() || list.empty() || list.size() > most_of_them)
+      refuse(fmt::format("'{}' is no list of 1 to {} numbers", name, most_of_them));
+    std::vector<std::int64_t> numbers;
+    for (const Json& value : list) numbers.push_back(static_cast<std::int64_t>(whole(value, name, 1, kMostSize)));
     return numbers;
   }
 
@@ -132,7 +134,9 @@ class Reader {
                    .characters = nullptr,
                    .image = nullptr,
                    .data = json.value("data", std::string()),
-                   .seed = json.value("seed", std::uint64_t{0})};
+                   .seed = 0};
+    if (const auto found = json.find("seed"); found != json.end())
+      card.seed = whole(*found, "seed", 0, std::numeric_limits<std::uint64_t>::max());
     if (card.class_names.size() > static_cast<std::size_t>(card.spec.classes))
       refuse(fmt::format("{} names of {} classes", card.class_names.size(), card.spec.classes));
     if (const auto found = json.find("characters"); found != json.end()) {

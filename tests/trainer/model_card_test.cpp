@@ -125,6 +125,12 @@ TEST(ModelCard, WhatCannotBeIsRefused) {
   EXPECT_TRUE(refused(with("/model/sample", {0})));
   EXPECT_TRUE(refused(with("/model/sample", nlohmann::json::array())));
   EXPECT_TRUE(refused(with("/model/sample", {1 << 24, 1 << 24, 3})));
+  EXPECT_TRUE(refused(with("/model/sample", {1.5})));
+  EXPECT_TRUE(refused(with("/model/sample", {16, 1.6e120})));
+  EXPECT_TRUE(refused(with("/model/sample", 16)));
+  EXPECT_TRUE(refused(with("/seed", 1.6e120)));
+  EXPECT_TRUE(refused(with("/seed", -1)));
+  EXPECT_FALSE(refused(with("/seed", std::numeric_limits<std::uint64_t>::max())));
   EXPECT_TRUE(refused(with("/characters", "ab")));
   EXPECT_TRUE(refused(with("/class_names", {"a", "b", "c", "d"})));
   EXPECT_TRUE(refused(with("/tokens", 1)));
