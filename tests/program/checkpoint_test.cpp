@@ -105,7 +105,10 @@ INSTANTIATE_TEST_SUITE_P(
              "lockstep train gpt --data text:text.txt --width 16 --heads 2 --layers 2 --context 8 --dropout 0.2 "
              "--batch 4 --steps 15",
              15, 1},
-        Case{"PaddedTail", "lockstep train mlp --hidden 16 --data digits --batch 100 --tail pad --steps 33", 33, 3}),
+        Case{"PaddedTail", "lockstep train mlp --hidden 16 --data digits --batch 100 --tail pad --steps 33", 33, 3},
+        Case{"DataParallel",
+             "lockstep train cnn --data digits --parallel dp --device cpu:0,1,2 --batch 50 --steps 20 --clip-norm 1",
+             20, 1}),
     [](const auto& one) { return std::string(one.param.what); });
 
 TEST(Checkpoints, BuffersComeBackToo) {
