@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 
@@ -20,5 +22,13 @@ class JsonError : public std::runtime_error {
 nlohmann::json parse_json(std::string_view text, int deepest, std::size_t offset = 0);
 /// The same, with keys in their order: for few of them.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, int deepest);
+
+/// A number without sign, fraction and exponent, at most `most`; nothing else is one. (The library's get() casts
+/// whatever number it finds.)
+template <class Json>
+std::optional<std::uint64_t> whole_number(const Json& value, std::uint64_t most) {
+  if (!value.is_number_unsigned() || value.template get<std::uint64_t>() > most) return std::nullopt;
+  return value.template get<std::uint64_t>();
+}
 
 }  // namespace lockstep

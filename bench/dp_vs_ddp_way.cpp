@@ -38,7 +38,6 @@ class Trainee {
     replica_.emplace(gradients, backend, *model_, trainer::bucket_limits(config, gradients));
     nn::Module& forwarded = data_parallel_ ? data_parallel_->module() : *model_;
     auto step_options = trainer::step_options(config);
-    step_options.record = step_options.record && data_parallel_ == nullptr;
     step_options.keep_inputs = true;
     step_.emplace(backend, forwarded, *replica_, trainer::make_optimizer(config, replica_->parameters()),
                   trainer::format_of(*splits_.train), step_options);

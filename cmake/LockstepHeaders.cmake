@@ -1,6 +1,6 @@
 # Precompiled headers: what nearly all files include takes longer to read than most files to compile.
 
-option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file must include what it uses" ON)
+option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file of a room must include what it uses" ON)
 
 set(LOCKSTEP_COMMON_HEADERS
   <fmt/format.h> <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <cstring> <filesystem> <fstream> <functional> <map>

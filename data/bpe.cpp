@@ -110,9 +110,10 @@ std::unordered_map<std::string, std::int32_t> BytePairs::Tables::read_vocabulary
   tokens.resize(json.size());
   std::vector<bool> seen(json.size());
   for (const auto& [token, number] : json.items()) {
-    if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= tokens.size() || seen[number.get<std::size_t>()])
+    const auto place = whole_number(number, tokens.size() - 1);
+    if (!place || seen[*place])
       refuse(fmt::format("the number of '{}' is not one of 0 to {}, each once", token, tokens.size() - 1));
-    const auto at = number.get<std::size_t>();
+    const std::size_t at = place.value();
     seen[at] = true;
     // <|endoftext|> stands for no bytes: it is written as it is.
     tokens[at] = to_bytes(token).value_or(token);

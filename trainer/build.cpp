@@ -207,7 +207,7 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.clip_norm = config.clip_norm,
           .activations = activations_of(config),
-          .record = config.graphs && !config.find_unused,
+          .record = config.graphs && !config.find_unused && config.parallel != Parallel::kDp,
           .dropout = config.model.dropout > 0,
           .seed = config.seed,
           .accumulate = config.accumulate,

@@ -40,7 +40,7 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
 
-/// A step as the flags want it, of a module that computes on one device.
+/// A step as the flags want it; what several devices compute is not recorded.
 TrainingStep::Options step_options(const TrainConfig& config);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.

@@ -64,11 +64,11 @@ class Reader {
         "check where it came from");
   }
 
-  /// The library would cast a number with a fraction or an exponent, whatever its size.
   std::uint64_t whole(const Json& value, const char* name, std::uint64_t least, std::uint64_t most) const {
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least || value.get<std::uint64_t>() > most)
+    const auto number = whole_number(value, most);
+    if (!number || *number < least)
       refuse(fmt::format("'{}' has what is no whole number from {} to {}", name, least, most));
-    return value.get<std::uint64_t>();
+    return *number;
   }
 
   std::int64_t size(const Json& json, const char* name, std::int64_t most = kMostSize) const {

@@ -82,7 +82,6 @@ class Run {
     });
     if (checkpoints_.wanted()) replica_->count_stops();
     TrainingStep::Options options = step_options(config_);
-    options.record = options.record && data_parallel_ == nullptr;
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();

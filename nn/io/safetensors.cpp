@@ -94,9 +94,9 @@ Entry parse_entry(const std::string& path, const std::string& name, const nlohma
     const auto& shape = value.at("shape");
     if (!shape.is_array()) refuse(path, fmt::format("tensor '{}' has a shape that is no list", name));
     for (const auto& extent : shape) {
-      if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > kMaxExtent)
-        refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
-      const auto d = extent.get<std::uint64_t>();
+      const auto number = whole_number(extent, kMaxExtent);
+      if (!number) refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
+      const std::uint64_t d = *number;
       if (d != 0 && bytes > data_bytes / d) refuse(path, fmt::format("tensor '{}' is larger than the file", name));
       bytes *= d;
       entry.shape.push_back(static_cast<std::int64_t>(d));

@@ -62,5 +62,13 @@ TEST(Json, KeysComeOnce) {
   EXPECT_EQ(complaint(R"({"a": {"a": 1}, "b": [[{"c": 1}]], "b": 0})", 5), "names 'b' twice");
 }
 
+TEST(Json, WholeNumbers) {
+  const auto whole = [](const char* text) { return whole_number(parse_json(text, 1), 100); };
+  EXPECT_EQ(whole("0"), 0u);
+  EXPECT_EQ(whole("100"), 100u);
+  for (const char* text : {"101", "-1", "1.0", "1e1", "1.6e120", "18446744073709551616", "\"1\"", "null", "[1]"})
+    EXPECT_EQ(whole(text), std::nullopt) << text;
+}
+
 }  // namespace
 }  // namespace lockstep

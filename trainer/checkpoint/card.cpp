@@ -62,10 +62,9 @@ class Reader {
   }
 
   std::int64_t count(const Json& json, const char* name) const {
-    const Json& value = json.at(name);
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t{1} << 62)
-      refuse(fmt::format("'{}' is no count", name));
-    return value.get<std::int64_t>();
+    const auto number = whole_number(json.at(name), std::uint64_t{1} << 62);
+    if (!number) refuse(fmt::format("'{}' is no count", name));
+    return static_cast<std::int64_t>(*number);
   }
 
   Facts facts_from(const Json& json) const {
