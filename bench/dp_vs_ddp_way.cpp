@@ -48,8 +48,8 @@ class Trainee {
     for (std::int64_t i = 0; i < options_.warmup_steps; ++i) run_step();
     std::optional<KernelShare> kernels;
     if (session_.device.kind == DeviceKind::kCuda) kernels.emplace(gpus());
-    const auto used_before = use();
     group_.barrier().wait_host();
+    const auto used_before = use();  // not with what the barrier took
     const auto began = Clock::now();
     std::vector<double> times;
     for (std::int64_t i = 0; i < options_.steps; ++i) {
@@ -57,16 +57,15 @@ class Trainee {
       run_step();
       times.push_back(1e3 * seconds_between(at, Clock::now()));
     }
-    group_.barrier().wait_host();
-    const double seconds = seconds_between(began, Clock::now());
     const auto used = use();
+    const double seconds = seconds_between(began, Clock::now());
+    const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
     times = slowest(group_, times);
     comm::agree_on(group_, [&] {
       if (!finite_)
         throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
     });
     std::vector<DeviceShare> shares;
-    const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
     const auto steps = static_cast<double>(options_.steps);
     for (std::size_t i = 0; i < used.size(); ++i) {
       DeviceShare share;
@@ -96,21 +95,24 @@ class Trainee {
   /// Of this process's devices, since it began.
   std::vector<parallel::DeviceUse> use() {
     if (data_parallel_) return data_parallel_->module().use();
-    // Each rank takes its part of all others' sums and gives all others theirs: docs/collectives.md.
-    const auto size = static_cast<std::uint64_t>(group_.size());
-    const std::uint64_t moved =
-        2 * (size - 1) * (replica_->reducer().plan().bytes + trainer::Replica::kTotalsBytes) / size;
+    // Nobody counts them, but they are known. Of a sum each rank takes its part from all others and gives all others
+    // theirs (docs/collectives.md); buffers go from rank 0 to each of the others.
+    const auto others = static_cast<std::uint64_t>(group_.size()) - 1;
+    const std::uint64_t summed = 2 * others * replica_->reducer().bytes() / (others + 1);
+    const std::uint64_t buffers = replica_->shared_buffer_bytes();
+    const bool root = group_.rank() == 0;
     const auto steps = static_cast<std::uint64_t>(steps_);
     parallel::DeviceUse rank;
     rank.cpu_time = parallel::cpu_time_of_this_thread();
-    rank.bytes_in = rank.bytes_out = moved * steps;
+    rank.bytes_in = steps * (summed + (root ? 0 : buffers));
+    rank.bytes_out = steps * (summed + (root ? others * buffers : 0));
     return {rank};
   }
 
   std::int64_t peak_bytes(std::size_t device) {
     nn::Backend& backend = data_parallel_ ? data_parallel_->backend(device) : *session_.backend;
     std::size_t bytes = backend.allocator().stats().peak_bytes_in_use;
-    if (device == 0) bytes += replica_->reducer().plan().bytes + trainer::Replica::kTotalsBytes;
+    if (device == 0) bytes += replica_->reducer().bytes() + replica_->shared_buffer_bytes();
     return static_cast<std::int64_t>(bytes);
   }
 

@@ -3,13 +3,16 @@
 #include <chrono>
 
 #include "base/cuda/probe.h"
+#include "base/deadline.h"
 #include "devices/read_gpus.h"
 
 namespace lockstep::bench {
 namespace {
 
-// The driver's figure is of the last sixth of a second to second.
+// The driver's figure is of the last sixth of a second to second: what it says before that has passed is of another
+// time.
 constexpr auto kPause = std::chrono::milliseconds(100);
+constexpr auto kWindow = std::chrono::seconds(1);
 
 std::vector<std::string> places_of(const std::vector<int>& gpus) {
   const auto& known = probe_cuda().bus_ids;
@@ -34,8 +37,10 @@ void KernelShare::end() {
 }
 
 void KernelShare::ask() {
+  const auto from = Clock::now() + kWindow;
   while (!ends_) {
     std::this_thread::sleep_for(kPause);
+    if (Clock::now() < from) continue;
     for (const auto& gpu : devices::read_gpus(devices::Detail::kAll).list)
       for (std::size_t i = 0; i < bus_ids_.size(); ++i)
         if (gpu.bus_id && *gpu.bus_id == bus_ids_[i] && gpu.utilisation_percent) {

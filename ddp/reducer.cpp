@@ -203,11 +203,16 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
   }
   for (std::size_t b = 0; b < buckets; ++b) {
     wait_for(b);
-    if (b + 1 == buckets && group_.device().kind == DeviceKind::kCpu &&
-        *reinterpret_cast<const float*>(absent_count().data()) > 0)
-      refuse_absent();
+    if (b + 1 == buckets) refuse_absent_if_known();
     on_bucket(plan_.buckets[b].slots);
   }
+}
+
+void Reducer::refuse_absent_if_known() {
+  if (group_.device().kind != DeviceKind::kCpu && !options_.wait_for_absent) return;
+  float count = 0;
+  group_.copy(&count, absent_count().data(), sizeof count);
+  if (count > 0) refuse_absent();
 }
 
 void Reducer::refuse_absent() {

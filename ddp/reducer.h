@@ -37,8 +37,9 @@ class Reducer {
   static constexpr std::size_t kTailFloats = 16;
 
   struct Options {
-    bool find_unused = false;  // gradients may be absent
-    bool start_late = false;   // no collective before finish(), whatever is ready
+    bool find_unused = false;      // gradients may be absent
+    bool start_late = false;       // no collective before finish(), whatever is ready
+    bool wait_for_absent = false;  // finish() itself refuses absent gradients, also where it has to wait for a device
   };
 
   /// Collective: allocates the arena. The first order is that of `slots` reversed: what backward produces first
@@ -76,8 +77,8 @@ class Reducer {
   ///
   /// With find_unused, it waits for all buckets first, on a device for the device too, and `on_bucket` gets the slots
   /// that some rank had a gradient for. Without, an absent slot ends the step on every rank: refuse_absent() is called
-  /// before the last bucket is handed over where the sums are in the host's memory. On a device somebody else has to
-  /// look at absent_count() when it is there, and call it.
+  /// before the last bucket is handed over where the sums are in the host's memory, or with wait_for_absent. Otherwise,
+  /// on a device, somebody else has to look at absent_count() when it is there, and call it.
   void finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket);
   /// An f32 in the arena's memory: after finish(), how many absent slots all ranks had together.
   std::span<std::byte> absent_count() const;
@@ -95,6 +96,8 @@ class Reducer {
   const std::vector<std::size_t>& order() const { return order_; }
 
   const BucketPlan& plan() const { return plan_; }
+  /// Of the arena: what a step sums, in bytes.
+  std::size_t bytes() const { return arena_->bytes(); }
   /// Of the last finished step. On a device, a bucket may end later than finish() returns: its end is then unknown.
   const StepTimeline& timeline() const { return timeline_; }
   /// Time that finish() has stood waiting in the last step.
@@ -104,6 +107,7 @@ class Reducer {
   void decide(std::size_t slot);
   void decide_rest();
   void publish_absent();
+  void refuse_absent_if_known();
   std::vector<float> absent_counts() const;
   std::size_t end_bytes() const;
   void lay_out(std::vector<std::size_t> order);

@@ -20,6 +20,8 @@ namespace {
     throw OutOfMemoryError(at(e), e.remedy(), e.where());
   } catch (const DeviceError& e) {
     throw DeviceError(at(e), e.remedy(), e.where());
+  } catch (const Error& e) {
+    throw Error(e.code(), at(e), e.remedy(), e.where());
   }
 }
 

@@ -14,6 +14,7 @@
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "trainer/adopt_card.h"
+#include "trainer/module_manifest.h"
 #include "trainer/replica.h"
 
 namespace lockstep::trainer {
@@ -181,12 +182,8 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
        fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
       {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
   };
-  std::string shapes;
-  for (const auto& [name, parameter] : model.named_parameters())
-    shapes += fmt::format("{}{} ", name, nn::to_string(parameter->value().shape()));
-  manifest.emplace_back("parameters", shapes);
-  const auto options = describe(config);
-  manifest.insert(manifest.end(), options.begin(), options.end());
+  for (const auto& more : {manifest_of(model), describe(config)})
+    manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;
 }
 

@@ -43,6 +43,9 @@ void validate_device(const TrainConfig& config) {
     require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
             "name the GPUs: --device cuda:0,1");
     require(!config.share_devices, "--share-devices with --parallel dp, which has one rank", "leave it out");
+    require(!config.sync_batchnorm,
+            "--sync-batchnorm with --parallel dp, where each device normalises its own piece of the batch",
+            "leave it out, or use --parallel ddp");
   }
   if (request.kind == DeviceRequest::Kind::kAuto) return;
   check_kind(config, request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda);

@@ -62,9 +62,11 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
     : module_(module) {
   nn::Backend* backend = nullptr;
   comm::agree_on(group, [&] { backend = &checked_backend(module, group, options); });
-  replica_.emplace(
-      group, *backend, module, limits_of(options, group),
-      Replica::Options{.broadcast_buffers = options.broadcast_buffers, .find_unused = options.find_unused_parameters});
+  // A loop of one's own may move the parameters next, and reads no outcome of the step a step later.
+  replica_.emplace(group, *backend, module, limits_of(options, group),
+                   Replica::Options{.broadcast_buffers = options.broadcast_buffers,
+                                    .find_unused = options.find_unused_parameters,
+                                    .wait_for_absent = true});
   register_borrowed("module", module);
 }
 

@@ -27,9 +27,9 @@ namespace lockstep::trainer {
 /// global batch's gradient, however many samples each rank has; one scaled by 1 / (own samples · group.size()) gives
 /// PyTorch's average of averages.
 ///
-/// It is a module itself, whose child is named "module": saved through it, parameters are "module.fc.weight". A pass
-/// that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of the
-/// ranks alone, call module(). Module, group and the backend must outlive it, and it the tape's next reset or
+/// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
+/// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
+/// the ranks alone, call module(). Module, group and the backend must outlive it, and it the tape's next reset or
 /// backward. One thread uses it.
 class DistributedDataParallel final : public nn::Module, private nn::BackwardListener {
  public:
@@ -43,7 +43,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     bool broadcast_buffers = true;
     /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used have no gradient
     /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
-    /// Tape::backward(), which names them.
+    /// Tape::backward(), which names them. Either way backward ends when the sums are there, on a GPU too.
     bool find_unused_parameters = false;
     /// MiB; default: ProcessGroup::long_enough_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;

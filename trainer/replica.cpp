@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/agree.h"
+#include "trainer/module_manifest.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -31,10 +32,6 @@ ddp::NamedBytes bytes_of(const std::string& name, const nn::Tensor& tensor) {
   return {name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}};
 }
 
-std::string described(const nn::Tensor& tensor) {
-  return fmt::format("{} {}", name_of(tensor.dtype()), nn::to_string(tensor.shape()));
-}
-
 int synchronised_norms(nn::Module& module) {
   int count = 0;
   for (const auto& [name, child] : module.named_modules()) {
@@ -44,28 +41,18 @@ int synchronised_norms(nn::Module& module) {
   return count;
 }
 
-// Everything that collectives depend on, before the first of them does. Differences are told in the order of the names:
-// parameters in front of buffers.
+// Everything that collectives depend on, before the first of them does.
 void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
                      const Replica::Options& options) {
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
-  comm::Manifest manifest = {
-      {"number of parameters", fmt::to_string(parameters.size())},
-      {"number of buffers", fmt::to_string(buffers.size())},
+  comm::Manifest manifest = manifest_of(module);
+  const comm::Manifest how = {
       {"bytes of a bucket", fmt::to_string(limits.bytes)},
       {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
       {"find_unused_parameters", options.find_unused ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
   };
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    manifest.emplace_back(fmt::format("parameter {}", i),
-                          fmt::format("{} {}{}", parameters[i].name, described(parameters[i].parameter->value()),
-                                      parameters[i].parameter->requires_grad() ? "" : ", not trained"));
-  for (std::size_t i = 0; i < buffers.size(); ++i)
-    manifest.emplace_back(fmt::format("state {}", i),
-                          fmt::format("{} {}", buffers[i].name, described(*buffers[i].tensor)));
+  manifest.insert(manifest.end(), how.begin(), how.end());
   comm::compare_manifests(group, manifest);
 }
 
@@ -86,9 +73,10 @@ Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& mo
       module_(module),
       options_(options),
       parameters_(compared(group, module, limits, options)),
-      reducer_(
-          group, slots_of(parameters_), limits,
-          {.find_unused = options.find_unused, .start_late = options.find_unused && synchronised_norms(module) > 0}) {
+      reducer_(group, slots_of(parameters_), limits,
+               {.find_unused = options.find_unused,
+                .start_late = options.find_unused && synchronised_norms(module) > 0,
+                .wait_for_absent = options.wait_for_absent}) {
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();

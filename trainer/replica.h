@@ -22,6 +22,7 @@ class Replica {
   struct Options {
     bool broadcast_buffers = true;  // rank 0's buffers are everyone's from the beginning of each step
     bool find_unused = false;       // parameters may have no gradient in a step: see ddp::Reducer::Options
+    bool wait_for_absent = false;   // those that must not: finish() waits for the device to know of them
   };
 
   /// Collective: compares the ranks' modules and options (OutOfStepError, comm::compare_manifests), and then rank 0's
@@ -92,7 +93,7 @@ class Replica {
     summing_ = reducing_ = false;
   }
 
-  /// Collective: throws what Reducer::refuse_absent() does. On the CPU finish() has.
+  /// Collective: throws what Reducer::refuse_absent() does. On the CPU, and with wait_for_absent, finish() has.
   [[noreturn]] void refuse_absent() { reducer_.refuse_absent(); }
 
   // The parts of a step, for DistributedDataParallel, whose steps begin where the caller's loop lets them begin.
@@ -102,6 +103,8 @@ class Replica {
   void adopt_order();
   /// Collective: rank 0's buffers become everyone's, in the order of the backend's work.
   void sync_buffers();
+  /// What that sends to each of the others.
+  std::size_t shared_buffer_bytes() const { return buffer_arena_ != nullptr ? buffer_arena_->bytes() : 0; }
   /// From here to finish(), gradients that become ready are summed. Those that parameters hold already are added to.
   void begin_reduction(std::int64_t step);
   /// In front of the last backward pass of a reduction: parameters that it does not reach hold up no bucket.

@@ -231,7 +231,7 @@ class Run {
   bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
                 EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
-    if (!config_.no_broadcast_buffers) replica_->broadcast_buffers();
+    replica_->broadcast_buffers();  // what is judged is one model, rank 0's: the one that is saved
     report = evaluator.run(forwarded(), step);
     if (report.stopped) return false;
     metrics_.write(report);

@@ -68,7 +68,7 @@ std::vector<std::vector<float>> trained(nn::Module& module, nn::Backend& backend
 
 TEST(CudaDataParallel, TrainsAsOneCpu) {
   if (probe_cuda().devices < 2) GTEST_SKIP() << "one GPU only";
-  for (const char* name : {"mlp", "lstm"}) {
+  for (const char* name : {"mlp", "cnn", "lstm"}) {
     const nn::ModelSpec spec = {.name = name,
                                 .sample_shape = {8, 8, 1},
                                 .classes = kClasses,

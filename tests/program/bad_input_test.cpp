@@ -87,6 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --parallel dp --device cpu:0,1,0", 2, "names CPU device 0 twice"},
         BadInput{"lockstep train cnn --data digits --parallel dp --device cuda:0,9", 4, "--device cuda:0,9: "},
         BadInput{"lockstep train cnn --data digits --parallel dp --device cuda:free", 2, "takes all GPUs"},
+        BadInput{"lockstep train cnn --data digits --parallel dp --sync-batchnorm", 2, "--sync-batchnorm with"},
         BadInput{"lockstep train cnn --data digits --parallel pp", 2, "did you mean dp"},
         BadInput{"lockstep bench dp-vs-ddp cnn --device cpu:1", 2, "on 1 device"},
         BadInput{"lockstep bench dp-vs-ddp cnn --device cpu:1,1", 2, "names CPU device 1 twice"},
@@ -139,7 +140,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep launch -n 2 -- lockstep train cnn --data digits --global-batch 3 --tail pad", 2, "pad"},
         BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train cnn --data digits --lr "
                  "0.\\$((OMPI_COMM_WORLD_RANK+1))\"",
-                 5, "lr"}));
+                 5, "lr"},
+        BadInput{"lockstep launch -n 2 -- bash -c \"exec lockstep train mlp --data digits --hidden "
+                 "16,\\$((OMPI_COMM_WORLD_RANK+8))\"",
+                 5, "parameter 2=fc2.weight f32 [9, 16]"}));
 
 TEST(DeviceTest, WhatOneRankAsksForInVainEndsAll) {
   const TemporaryDirectory directory;

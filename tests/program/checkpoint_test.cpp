@@ -303,6 +303,26 @@ TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 40u);
 }
 
+TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 20", directory.path()).code, 0);
+  const fs::path folder = directory.path() / "c";
+  remove_after(folder, 20);
+  fs::permissions(folder, fs::perms::owner_read | fs::perms::owner_exec);
+  // Root writes wherever it likes, unless it gives up that right.
+  const std::string as_others =
+      ::geteuid() == 0 ? "setpriv --bounding-set=-dac_override --inh-caps=-dac_override " : "";
+  const auto outcome = run(as_others + kCnn + "--checkpoint-every 5 --resume auto", directory.path());
+  fs::permissions(folder, fs::perms::owner_all);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  int said = 0;
+  for (const auto& text : lines_of(outcome.err)) said += text.find("Permission denied") != std::string::npos ? 1 : 0;
+  EXPECT_EQ(said, 2) << outcome.err;  // once, and at the end
+  EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
+  EXPECT_EQ(names_in(folder), std::vector<std::string>{step_name(20)});
+  EXPECT_EQ(run(std::string(kCnn) + "--checkpoint-every 20 --resume auto", directory.path()).code, 0);
+}
+
 TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
   for (const int n : {1, 2}) {
     const TemporaryDirectory directory;

@@ -1,9 +1,10 @@
-// Which rank gets which device, and what it is refused with: the program, where CUDA is a machine in software with two
-// GPUs. Nothing is computed on them.
+// Which rank gets which device, what it is refused with, and what one process computes on them: the program, where CUDA
+// is a machine in software with two GPUs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
 
@@ -105,6 +106,30 @@ TEST(AutoDevice, TheCpuIsTakenInSilenceWhereItIsAskedFor) {
   EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("computing on the CPU")));
 }
 
+// One process, all GPUs: what the same number of CPU devices computes.
+TEST(SeveralGpus, TrainAsCpuDevicesDo) {
+  const TemporaryDirectory directory;
+  for (const std::string model : {"cnn", "lstm --width 16"}) {
+    const auto trained = [&](const std::string& devices) {
+      const auto outcome = run(
+          with_nvml(kNobodyTells, "lockstep train " + model + " --data digits --global-batch 50 --steps 6 --quiet " +
+                                      "--eval-every 0 --parallel dp --metrics m.jsonl --device " + devices),
+          directory.path());
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      std::vector<double> losses;
+      std::ifstream metrics(directory.path() / "m.jsonl");
+      for (std::string line; std::getline(metrics, line);)
+        if (const auto event = nlohmann::json::parse(line); event["event"] == "step") losses.push_back(event["loss"]);
+      return losses;
+    };
+    const auto wanted = trained("cpu:0,1"), got = trained("cuda"), turned = trained("cuda:1,0");
+    ASSERT_EQ(wanted.size(), 6u);
+    ASSERT_EQ(got.size(), 6u);
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-4 * wanted[i]) << model << i;
+    EXPECT_EQ(turned, got) << model;
+  }
+}
+
 // Inference computes there, on a stream of its own for each thread.
 TEST(Inference, TellsTheDeviceThatItComputedOn) {
   const TemporaryDirectory directory;
@@ -116,6 +141,17 @@ TEST(Inference, TellsTheDeviceThatItComputedOn) {
       run(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
   EXPECT_EQ(missing.code, 4);
   EXPECT_THAT(missing.err, HasSubstr("there is no GPU 3"));
+}
+
+TEST(Inference, TakesImageNetsModelsToTheFourthOfFour) {
+  const TemporaryDirectory directory;
+  for (const char* visible : {"", "CUDA_VISIBLE_DEVICES=0,1,2,3 "}) {
+    const auto outcome =
+        run(with_nvml(kNobodyTells, std::string("LOCKSTEP_TEST_GPUS=4 ") + visible +
+                                        "lockstep infer resnet18 --input random:1x3x64x64 --device cuda:3 --quiet"),
+            directory.path());
+    EXPECT_EQ(outcome.out, "[1, 1000], cuda:3\n") << outcome.err;
+  }
 }
 
 TEST(Inference, GoesOnWithATextAsTheCpuDoes) {

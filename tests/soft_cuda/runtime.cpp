@@ -35,6 +35,11 @@ Streams streams_by_default() {
   return given != nullptr && std::strcmp(given, "lazy") == 0 ? Streams::kLazy : Streams::kEager;
 }
 
+int devices_by_default() {
+  const char* const given = std::getenv("LOCKSTEP_TEST_GPUS");
+  return given != nullptr ? std::atoi(given) : 2;
+}
+
 const Machine& machine() { return the_machine; }
 
 void set_machine(const Machine& machine) {

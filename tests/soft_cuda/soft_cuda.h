@@ -32,8 +32,11 @@ enum class Streams {
 /// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs each test of lockstep_cuda_test() both ways.
 Streams streams_by_default();
 
+/// What LOCKSTEP_TEST_GPUS says; 2.
+int devices_by_default();
+
 struct Machine {
-  int devices = 2;
+  int devices = devices_by_default();
   std::size_t memory_bytes = std::size_t{16} << 30;  // of each
   int driver_version = 13000;                        // 0: no driver is loaded
   bool sees_devices = true;                          // false: a driver, but no GPU is visible

@@ -9,10 +9,12 @@
 #include <map>
 
 #include "base/error.h"
+#include "comm/self_group.h"
 #include "data/loader.h"
 #include "nn/models/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/build.h"
+#include "trainer/checkpoint/resume.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -184,6 +186,26 @@ TEST_F(Folder, StateComesBackBitForBit) {
   const auto sgd = nn::make_sgd(module->named_parameters(), {.momentum = 0.9});
   EXPECT_THROW(nn::load_entries(nn::entries_of(*sgd), nn::read_safetensors(newest + "/optimizer.safetensors"), "here"),
                UsageError);
+}
+
+TEST_F(Folder, BucketsFollowTheOrderOfTheRunThatStopped) {
+  const std::string newest = write(3);
+  Resumed resumed = {.path = newest, .card = verify_checkpoint(newest), .damaged = {}};
+  auto& order = resumed.card.bucket_order;
+  order.clear();
+  for (const auto& [name, parameter] : module_->named_parameters()) order.push_back(name);
+  std::swap(order[0], order[2]);  // neither what a run begins with nor what it comes to
+  comm::SelfGroup group(std::chrono::seconds(60));
+  Replica replica(group, *backend_, *module_, {.first_bytes = 256, .bytes = 1024});
+  EXPECT_EQ(replica.order(), std::vector<std::string>());  // it has none yet
+  resume_optimizer(resumed, group, group, *optimizer_, replica);
+  EXPECT_EQ(replica.order(), order);
+  EXPECT_EQ(replica.parameters()[replica.reducer().order().front()].name, order.front());
+  // Where it is another model's, nothing comes of it.
+  Replica anew(group, *backend_, *module_, {.first_bytes = 256, .bytes = 1024});
+  order.back() = "another";
+  resume_optimizer(resumed, group, group, *optimizer_, anew);
+  EXPECT_EQ(anew.order(), std::vector<std::string>());
 }
 
 TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {

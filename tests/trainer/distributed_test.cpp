@@ -6,12 +6,14 @@
 #include "base/splitmix.h"
 #include "sampler/slice.h"
 #include "tests/support/ranks.h"
+#include "tests/trainer/rank_backend.h"
 #include "trainer/sync_batch_norm.h"
 
 namespace lockstep::trainer {
 namespace {
 
 using lockstep::testing::group;
+using lockstep::testing::rank_backend;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Options = DistributedDataParallel::Options;
@@ -74,7 +76,7 @@ struct Batch {
 template <class Model>
 struct Trainee {
   explicit Trainee(std::unique_ptr<nn::Module> (*make)(nn::Context&), std::uint64_t seed = 1)
-      : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
+      : generator(seed), context{*backend, generator} {
     auto made = make(context);
     module.reset(static_cast<Model*>(made.release()));
     tape.emplace(*backend);
@@ -90,7 +92,7 @@ struct Trainee {
                                        : backend->from_host(batch.x.data(), shape, DType::kF32));
   }
   nn::Var input(Batch& batch) { return input(batch, {0, kFeatures}); }
-  std::unique_ptr<nn::Backend> backend;
+  nn::Backend* backend = &rank_backend();
   nn::Generator generator;
   nn::Context context;
   std::unique_ptr<Model> module;
@@ -100,14 +102,22 @@ struct Trainee {
 std::unique_ptr<nn::Module> branches(nn::Context& context) { return std::make_unique<Branches>(context); }
 using Branching = Trainee<Branches>;
 
+template <class T>
+std::vector<T> values_of(const nn::Tensor& tensor) {
+  std::vector<T> values(static_cast<std::size_t>(tensor.count()));
+  rank_backend().download(tensor, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
 // ‖a − b‖∞ ≤ tolerance · max(‖b‖∞, floor): f32 sums in another order.
 void expect_near(const nn::Tensor& got, const nn::Tensor& wanted, const std::string& what, float tolerance = 1e-5f,
                  float floor = 0) {
   ASSERT_EQ(got.count(), wanted.count()) << what;
+  const auto a = values_of<float>(got), b = values_of<float>(wanted);
   float largest = floor, difference = 0;
-  for (std::int64_t i = 0; i < got.count(); ++i) {
-    largest = std::max(largest, std::abs(wanted.f32()[i]));
-    difference = std::max(difference, std::abs(got.f32()[i] - wanted.f32()[i]));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(b[i]));
+    difference = std::max(difference, std::abs(a[i] - b[i]));
   }
   EXPECT_LE(difference, tolerance * largest) << what;
 }
@@ -306,7 +316,7 @@ TEST_P(Distributed, SyncBatchNormComputesWhatOneProcessDoes) {
     const auto got = mine.module->named_buffers(), wanted = alone.module->named_buffers();
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i].tensor->dtype() == DType::kI64)
-        EXPECT_EQ(*got[i].tensor->data<std::int64_t>(), *wanted[i].tensor->data<std::int64_t>());
+        EXPECT_EQ(values_of<std::int64_t>(*got[i].tensor), values_of<std::int64_t>(*wanted[i].tensor));
       else
         expect_near(*got[i].tensor, *wanted[i].tensor, got[i].name + when, 1e-5f, 1e-2f);
     }
@@ -365,7 +375,7 @@ TEST(DistributedBuffers, AreRankZeroesUnlessTheyStayEachRanksOwn) {
   for (const bool broadcast : {true, false}) {
     Normed mine(normed_model);
     DistributedDataParallel ddp(*mine.module, group(), {.broadcast_buffers = broadcast});
-    const auto running_mean = [&] { return mine.module->named_buffers()[0].tensor->f32()[0]; };
+    const auto running_mean = [&] { return values_of<float>(*mine.module->named_buffers()[0].tensor)[0]; };
     const auto of_all = [&] { return group().all_gather_text(fmt::format("{}", running_mean())); };
     for (int step = 0; step < 2; ++step) {
       Batch part(static_cast<std::uint64_t>(10 * group().rank()), 4, 32);  // other samples on each rank
@@ -406,9 +416,10 @@ TEST(DistributedRefuses, WhatIsNoDeviceOfTheRank) {
     return refusal_of([&] { DistributedDataParallel ddp(*mine.module, group(), options); });
   };
   EXPECT_THAT(refusal({.device_ids = {0, 0}}), HasSubstr("device_ids names 2 devices (0, 0), and a rank has one"));
-  EXPECT_THAT(refusal({.device_ids = {7}}), HasSubstr("device_ids is 7, and the module is on cpu"));
+  const std::string place = to_string(rank_backend().device());
+  EXPECT_THAT(refusal({.device_ids = {7}}), HasSubstr("device_ids is 7, and the module is on " + place));
   EXPECT_THAT(refusal({.device_ids = {-1}}), HasSubstr("device_ids is -1"));
-  EXPECT_THAT(refusal({.output_device = 2}), HasSubstr("output_device is 2, and the module is on cpu"));
+  EXPECT_THAT(refusal({.output_device = 2}), HasSubstr("output_device is 2, and the module is on " + place));
   EXPECT_THAT(refusal({.bucket_cap_mb = -1.0}), HasSubstr("a bucket of no size"));
   EXPECT_EQ(refusal({.device_ids = {0}, .output_device = 0}), "");
   // And on one rank alone: all end, the others with its text.
@@ -418,11 +429,12 @@ TEST(DistributedRefuses, WhatIsNoDeviceOfTheRank) {
 
 TEST(DistributedRefuses, AModuleThatIsNotInOnePlaceOrHasNothingToTrain) {
   Branching mine(branches);
-  const auto other = nn::make_cpu_backend(1);
+  const auto other = testing::make_rank_backend();
   nn::Context elsewhere{*other, mine.generator};
   nn::Sequential split;
   split.then(std::make_unique<nn::Linear>(mine.context, 2, 2)).then(std::make_unique<nn::Linear>(elsewhere, 2, 2));
-  EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(split, group()); }), HasSubstr("1.weight is on cpu, and"));
+  EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(split, group()); }),
+              HasSubstr(fmt::format("1.weight is on {}, and", to_string(rank_backend().device()))));
   for (const auto& [name, parameter] : mine.module->named_parameters()) parameter->set_requires_grad(false);
   EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(*mine.module, group()); }),
               HasSubstr("no parameters to train"));
@@ -460,6 +472,30 @@ std::unique_ptr<nn::Module> frozen(nn::Context& context) {
   auto model = two_linear(context);
   model->named_parameters()[1].parameter->set_requires_grad(false);
   return model;
+}
+
+// Beside what is trained, a number that some count in whole steps.
+template <DType kType>
+std::unique_ptr<nn::Module> counting(nn::Context& context) {
+  class Counting final : public nn::Module {
+   public:
+    explicit Counting(nn::Context& c) : fc_(register_module("fc", std::make_unique<nn::Linear>(c, 4, 4))) {
+      register_buffer("count", c.backend, c.backend.empty({2}, kType));
+    }
+    nn::Var forward(nn::Tape& tape, nn::Var x) override { return fc_.forward(tape, x); }
+
+   private:
+    nn::Linear& fc_;
+  };
+  return std::make_unique<Counting>(context);
+}
+
+TEST(DistributedRefuses, RanksWhoseStateIsOfOtherTypes) {
+  if (group().size() == 1) GTEST_SKIP() << "takes two";
+  Normed trainee(is_last() ? counting<DType::kF32> : counting<DType::kI64>);
+  EXPECT_THAT(refusal_of([&] { DistributedDataParallel ddp(*trainee.module, group()); }),
+              AllOf(HasSubstr(fmt::format("rank {} (host ", group().size() - 1)),
+                    HasSubstr("has state 0=count f32 [2]"), HasSubstr("has state 0=count i64 [2]")));
 }
 
 TEST(DistributedRefuses, RanksThatDiffer) {

@@ -44,6 +44,19 @@ void flush_directory(const std::string& path) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("flush", path, errno);
 }
 
+// What is flushed in a directory is lost with it, if the one that holds it does not know of it.
+void make_directories(const std::string& directory) {
+  std::error_code failed;
+  std::vector<std::string> holders;
+  fs::path at = (fs::absolute(directory) / "").lexically_normal().parent_path();  // without a slash at its end
+  for (; at.has_relative_path() && !fs::exists(at, failed); at = at.parent_path())
+    holders.push_back(at.parent_path().string());
+  fs::create_directories(directory, failed);
+  if (failed) fail("create", directory, failed.value());
+  for (const std::string& holder : holders)
+    if (::access(holder.c_str(), R_OK) == 0) flush_directory(holder);
+}
+
 void remove(const std::string& path) {
   std::error_code failed;
   fs::remove_all(path, failed);
@@ -194,9 +207,8 @@ void prune_checkpoints(const std::string& directory, std::int64_t step, std::int
 }
 
 void prepare_checkpoints(const std::string& directory) {
+  make_directories(directory);
   std::error_code failed;
-  fs::create_directories(directory, failed);
-  if (failed) fail("create", directory, failed.value());
   std::vector<std::string> half;
   for (fs::directory_iterator at(directory, failed); !failed && at != fs::directory_iterator(); at.increment(failed))
     if (at->path().filename().string().starts_with(kHalfPrefix)) half.push_back(at->path().string());

@@ -1,0 +1,29 @@
+// Where ranks sum over NCCL, a module that is still on the CPU.
+#include <gmock/gmock.h>
+
+#include "base/error.h"
+#include "tests/support/ranks.h"
+#include "tests/trainer/rank_backend.h"
+#include "trainer/distributed.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using testing::group;
+
+TEST(DistributedRefuses, AModuleThatIsNotOnTheRanksDevice) {
+  const auto cpu = nn::make_cpu_backend(1);
+  nn::Generator generator(1);
+  nn::Context context{*cpu, generator};
+  nn::Linear module(context, 3, 2);
+  try {
+    DistributedDataParallel ddp(module, group());
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.line(), ::testing::HasSubstr(fmt::format("the module is on cpu, and this rank's device is {}",
+                                                               to_string(group().device()))));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::trainer

@@ -1,0 +1,10 @@
+#include "tests/trainer/rank_backend.h"
+
+namespace lockstep::testing {
+
+nn::Backend& rank_backend() {
+  static nn::Backend* const backend = make_rank_backend().release();
+  return *backend;
+}
+
+}  // namespace lockstep::testing

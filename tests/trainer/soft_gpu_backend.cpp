@@ -1,0 +1,19 @@
+#include "comm/nccl/nccl_group.h"
+#include "tests/comm/nccl/fake_nccl.h"
+#include "tests/support/ranks.h"
+#include "tests/trainer/rank_backend.h"
+
+namespace lockstep::testing {
+namespace {
+
+const GroupLayer layer([](comm::ProcessGroup& control) -> std::unique_ptr<comm::ProcessGroup> {
+  comm::fake_nccl::script().looks_in_progress = 1;  // as NCCL does it: no call has come to its end when it returns
+  return comm::make_nccl_group(
+      control, {.producer = rank_backend().stream(), .timeout = control.timeout(), .api = &comm::fake_nccl::api()});
+});
+
+}  // namespace
+
+std::unique_ptr<nn::Backend> make_rank_backend() { return nn::make_cuda_backend({}); }
+
+}  // namespace lockstep::testing
