@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,27 +11,58 @@
 namespace lockstep {
 namespace {
 
+/// Through a text, telling how far it has come.
+class Reached {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  Reached(const char* at, const char*& reached) : at_(at), reached_(&reached) {}
+  reference operator*() const { return *at_; }
+  Reached& operator++() {
+    *reached_ = ++at_;
+    return *this;
+  }
+  Reached operator++(int) {
+    const Reached before = *this;
+    ++*this;
+    return before;
+  }
+  friend bool operator==(const Reached& a, const Reached& b) { return a.at_ == b.at_; }
+  friend bool operator!=(const Reached& a, const Reached& b) { return !(a == b); }
+
+ private:
+  const char* at_;
+  const char** reached_;
+};
+
 template <class Json>
 Json parse(std::string_view text, int deepest, std::size_t offset) {
   std::vector<std::set<std::string>> seen;  // keys of the objects that are open, by depth
+  const char* reached = text.data();
+  const auto place = [&] { return offset + static_cast<std::size_t>(reached - text.data()); };
   const auto look = [&](int depth, typename Json::parse_event_t event, Json& value) {
-    if (depth > deepest) throw JsonError(fmt::format("nests deeper than {} levels", deepest));
+    if (depth > deepest) throw JsonError(fmt::format("nests deeper than {} levels at byte {}", deepest, place()));
     const auto level = static_cast<std::size_t>(depth);
     if (event == Json::parse_event_t::object_start) {
       seen.resize(level + 1);
       seen.emplace_back();  // its keys come one deeper
     } else if (event == Json::parse_event_t::key) {
       if (!seen[level].insert(value.template get<std::string>()).second)
-        throw JsonError(fmt::format("names '{}' twice", value.template get<std::string>()));
+        throw JsonError(
+            fmt::format("names '{}' twice, again before byte {}", value.template get<std::string>(), place()));
     }
     return true;
   };
   try {
-    return Json::parse(text, look);
+    return Json::parse(Reached(text.data(), reached), Reached(text.data() + text.size(), reached), look);
   } catch (const typename Json::parse_error& error) {
     throw JsonError(fmt::format("is not JSON at byte {}", offset + error.byte));
   } catch (const typename Json::out_of_range&) {
-    throw JsonError("has a number that is too large");
+    throw JsonError(fmt::format("has a number that is too large before byte {}", place()));
   }
 }
 

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// What a text does that is not taken for JSON: "is not JSON at byte 7", "nests deeper than 3 levels", "names 'a'
-/// twice".
+/// What a text does that is not taken for JSON: "is not JSON at byte 7", "nests deeper than 3 levels at byte 9", "names
+/// 'a' twice, again before byte 30".
 class JsonError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -15,7 +15,8 @@ namespace lockstep {
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const auto refuse = [&](const char* why) { throw IoError(fmt::format("{}: {}", path_, why), "give another file"); };
-  const UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a named pipe would block here for ever.
+  const UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) refuse(std::strerror(errno));
   struct stat status = {};
   if (::fstat(fd.get(), &status) != 0) refuse(std::strerror(errno));

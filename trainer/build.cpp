@@ -14,6 +14,7 @@
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "trainer/adopt_card.h"
+#include "trainer/model_of_file.h"
 #include "trainer/module_manifest.h"
 #include "trainer/replica.h"
 
@@ -121,11 +122,7 @@ void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTenso
                        "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
 }
 
-void load_weights(const TrainConfig& config, nn::Module& model, const data::Dataset& dataset,
-                  const std::optional<ModelCard>& card) {
-  if (card) check_meaning(config, dataset, *card);
-  auto tensors = nn::read_weights(config.weights);
-  check_vocabulary(config, tensors, dataset);
+void load_weights(const TrainConfig& config, nn::Module& model, const std::vector<nn::HostTensor>& tensors) {
   nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
   if (config.reset_head) options.without = head_of(config, model);
   const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
@@ -169,8 +166,21 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
         "leave --out out: it follows the data and --classes");
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
-  auto model = nn::make_model(context, model_spec(config.model, dataset));
-  if (!config.weights.empty()) load_weights(config, *model, dataset, card);
+  const nn::ModelSpec spec = model_spec(config.model, dataset);
+  std::unique_ptr<nn::Module> model;
+  if (config.weights.empty()) {
+    model = nn::make_model(context, spec);
+  } else {
+    if (card) check_meaning(config, dataset, *card);
+    const auto tensors = nn::read_weights(config.weights);
+    check_vocabulary(config, tensors, dataset);
+    // What flags say is nobody's lie.
+    constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
+    const bool all_are_loaded = !config.non_strict && !config.reset_head;
+    model = card ? make_model_of_file(context, spec, tensors, config.weights, all_are_loaded ? 0 : kMostNewBytes)
+                 : nn::make_model(context, spec);
+    load_weights(config, *model, tensors);
+  }
   if (!config.freeze.empty()) freeze(*model, config.freeze);
   return model;
 }

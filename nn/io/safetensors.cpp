@@ -83,38 +83,54 @@ nlohmann::json parse_header(const std::string& path, const std::string& text) {
   }
 }
 
-Entry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value,
-                  std::uint64_t data_bytes) {
+/// The tensors in the header of a file, whose text is `text`.
+struct Header {
+  const std::string& path;
+  const std::string& text;
+  std::uint64_t data_bytes = 0;
+
+  Entry parse_entry(const std::string& name, const nlohmann::json& value) const;
+  /// Says where it stands, for nobody finds a name in a line of megabytes.
+  [[noreturn]] void refuse_tensor(const std::string& name, const std::string& why) const;
+};
+
+void Header::refuse_tensor(const std::string& name, const std::string& why) const {
+  const auto at = text.find(fmt::format("\"{}\"", name));  // one with escapes is not found, and none the less named
+  refuse(path, fmt::format("tensor '{}'{} {}", name,
+                           at == std::string::npos ? "" : fmt::format(" (byte {})", at + sizeof(std::uint64_t)), why));
+}
+
+Entry Header::parse_entry(const std::string& name, const nlohmann::json& value) const {
   try {
     const auto dtype_name = value.at("dtype").get<std::string>();
     const auto type = type_from(dtype_name);
-    if (!type) refuse(path, fmt::format("tensor '{}' has the dtype '{}', which is not read", name, dtype_name));
+    if (!type) refuse_tensor(name, fmt::format("has the dtype '{}', which is not read", dtype_name));
     Entry entry{name, *type, {}, 0, 0};
     std::uint64_t bytes = type->bytes;
     const auto& shape = value.at("shape");
-    if (!shape.is_array()) refuse(path, fmt::format("tensor '{}' has a shape that is no list", name));
+    if (!shape.is_array()) refuse_tensor(name, "has a shape that is no list");
     for (const auto& extent : shape) {
       const auto number = whole_number(extent, kMaxExtent);
-      if (!number) refuse(path, fmt::format("tensor '{}' has a shape that is no size", name));
+      if (!number) refuse_tensor(name, "has a shape that is no size");
       const std::uint64_t d = *number;
-      if (d != 0 && bytes > data_bytes / d) refuse(path, fmt::format("tensor '{}' is larger than the file", name));
+      if (d != 0 && bytes > data_bytes / d) refuse_tensor(name, "is larger than the file");
       bytes *= d;
       entry.shape.push_back(static_cast<std::int64_t>(d));
     }
     const auto& offsets = value.at("data_offsets");
     if (offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
-      refuse(path, fmt::format("tensor '{}' has data_offsets that are no offsets", name));
+      refuse_tensor(name, "has data_offsets that are no offsets");
     entry.begin = offsets[0].get<std::uint64_t>();
     entry.end = offsets[1].get<std::uint64_t>();
     if (entry.begin > entry.end || entry.end > data_bytes)
-      refuse(path, fmt::format("tensor '{}' lies at {}…{} of {} data bytes", name, entry.begin, entry.end, data_bytes));
+      refuse_tensor(name, fmt::format("lies at {}…{} of {} data bytes", entry.begin, entry.end, data_bytes));
     if (entry.end - entry.begin != bytes)
-      refuse(path,
-             fmt::format("tensor '{}' has {} bytes where its shape says {}", name, entry.end - entry.begin, bytes));
+      refuse_tensor(name, fmt::format("has {} bytes where its shape says {}", entry.end - entry.begin, bytes));
     return entry;
   } catch (const nlohmann::json::exception&) {
-    refuse(path, fmt::format("tensor '{}' lacks dtype, shape or data_offsets", name));
+    refuse_tensor(name, "lacks dtype, shape or data_offsets");
   }
+  LOCKSTEP_ASSERT(false, "refuse_tensor(name, ) throws");
 }
 
 }  // namespace
@@ -165,6 +181,7 @@ namespace {
 /// An opened file, read up to the data.
 struct Opened {
   std::ifstream in;
+  std::string text;  // of the header
   nlohmann::json header;
   std::uint64_t data_bytes = 0;
 };
@@ -173,7 +190,7 @@ Opened open_file(const std::string& path) {
   std::error_code failed;
   const auto status = std::filesystem::status(path, failed);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
-  Opened opened{.in = std::ifstream(path, std::ios::binary), .header = {}};
+  Opened opened{.in = std::ifstream(path, std::ios::binary), .text = {}, .header = {}};
   std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
@@ -185,7 +202,8 @@ Opened open_file(const std::string& path) {
     refuse(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));
   if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - 8)
     refuse(path, fmt::format("its first 8 bytes claim a header of {} bytes in a file of {}", header_bytes, file_bytes));
-  std::string text(header_bytes, '\0');
+  std::string& text = opened.text;
+  text.resize(header_bytes);
   if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) refuse(path, "its header is cut");
 
   opened.header = parse_header(path, text);
@@ -207,17 +225,18 @@ std::map<std::string, std::string> read_safetensors_metadata(const std::string& 
 }
 
 std::vector<HostTensor> read_safetensors(const std::string& path) {
-  auto [in, header, data_bytes] = open_file(path);
+  auto [in, text, json, data_bytes] = open_file(path);
+  const Header header = {path, text, data_bytes};
   std::vector<Entry> entries;
-  for (const auto& [name, value] : header.items())
-    if (name != kMetadata) entries.push_back(parse_entry(path, name, value, data_bytes));
+  for (const auto& [name, value] : json.items())
+    if (name != kMetadata) entries.push_back(header.parse_entry(name, value));
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t at = 0;
   for (const auto& entry : entries) {
     if (entry.begin != at)
-      refuse(path, fmt::format("tensor '{}' begins at data byte {}, where {} was expected (overlap or hole)",
-                               entry.name, entry.begin, at));
+      header.refuse_tensor(
+          entry.name, fmt::format("begins at data byte {}, where {} was expected (overlap or hole)", entry.begin, at));
     at = entry.end;
   }
   if (at != data_bytes) refuse(path, fmt::format("{} bytes follow the last tensor", data_bytes - at));

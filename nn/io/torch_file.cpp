@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
@@ -53,13 +54,28 @@ void gather(const std::byte* storage, const PickledTensor& tensor, std::size_t w
     gather(storage, tensor, width, axis + 1, offset + i * tensor.strides[axis], to);
 }
 
+/// Tensors may share storages, as tied weights do, but a small file must not become a huge model by that.
+class Budget {
+ public:
+  Budget(const std::string& path, std::size_t file_bytes) : path_(path), left_(16 * file_bytes + (1 << 20)) {}
+  void take(std::size_t bytes) {
+    if (bytes > left_) refuse(path_, "its tensors share storages so often that they have 16 times the file's bytes");
+    left_ -= bytes;
+  }
+
+ private:
+  const std::string& path_;
+  std::size_t left_;
+};
+
 class State {
  public:
-  State(const std::string& path, const Pickled& root) : path_(path), root_(root) {}
+  State(const std::string& path, const Pickled& root, std::size_t file_bytes)
+      : path_(path), root_(root), budget_(path, file_bytes) {}
 
   /// `bytes_of_storage(storage)` gives at least that storage's bytes.
   template <class Find>
-  std::vector<HostTensor> tensors(const Find& bytes_of_storage) const {
+  std::vector<HostTensor> tensors(const Find& bytes_of_storage) {
     std::vector<HostTensor> made;
     for (const auto& [key, value] : entries().items) {
       const auto* const name = std::get_if<std::string>(&key->is);
@@ -84,14 +100,13 @@ class State {
     return *outer;
   }
 
-  HostTensor read(const std::string& name, const PickledTensor& tensor, std::span<const std::byte> storage) const {
+  HostTensor read(const std::string& name, const PickledTensor& tensor, std::span<const std::byte> storage) {
     const std::size_t width = bytes_of(tensor.storage);
     const auto elements = static_cast<std::uint64_t>(tensor.storage.elements);
     if (storage.size() / width < elements)
       refuse(path_,
              fmt::format("the storage of '{}' has {} bytes, too few for {} elements", name, storage.size(), elements));
-    constexpr std::size_t kMostAxes = 16;
-    if (tensor.shape.size() != tensor.strides.size() || tensor.shape.size() > kMostAxes)
+    if (tensor.shape.size() != tensor.strides.size())
       refuse(path_, fmt::format("'{}' has {} sizes and {} strides", name, tensor.shape.size(), tensor.strides.size()));
     // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
     std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
@@ -110,6 +125,7 @@ class State {
 
     HostTensor host{name, tensor.storage.dtype, tensor.shape, {}};
     if (empty) return host;
+    budget_.take(count * width);
     std::vector<std::byte> raw(count * width);
     std::byte* to = raw.data();
     gather(storage.data(), tensor, width, 0, tensor.offset, to);
@@ -135,6 +151,7 @@ class State {
 
   const std::string& path_;
   const Pickled& root_;
+  Budget budget_;
 };
 
 struct ZipCloser {
@@ -218,9 +235,11 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
   // A storage may serve several tensors, which follow one another as a rule.
   std::string held_key;
   std::vector<std::byte> held;
-  return State(path, root).tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
+  Budget reads(path, file_bytes);
+  return State(path, root, file_bytes).tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
     if (held_key != storage.key || held.empty()) {
       held = archive.read("data/" + storage.key);
+      reads.take(held.size());
       held_key = storage.key;
     }
     return held;
@@ -253,7 +272,9 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
 
   // How wide a storage's elements are only the tensors know.
   std::map<std::string, std::size_t> widths;
+  std::set<const PickledValue::Dict*> noted;  // one may stand in many others
   const auto note = [&](const PickledValue::Dict& dict, const auto& self) -> void {
+    if (!noted.insert(&dict).second) return;
     for (const auto& [key, value] : dict.items) {
       if (const auto* const tensor = std::get_if<PickledTensor>(&value->is))
         widths[tensor->storage.key] = bytes_of(tensor->storage);
@@ -276,7 +297,7 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
     storages[*key] = bytes.subspan(at, elements * width->second);
     at += elements * width->second;
   }
-  return State(path, root).tensors([&](const PickledStorage& storage) {
+  return State(path, root, bytes.size()).tensors([&](const PickledStorage& storage) {
     const auto found = storages.find(storage.key);
     if (found == storages.end()) refuse(path, fmt::format("the storage {} is missing", storage.key));
     return found->second;

@@ -13,6 +13,7 @@ namespace lockstep::nn {
 namespace {
 
 constexpr int kDeepest = 64;
+constexpr std::size_t kMostAxes = 16;  // of a tensor
 constexpr std::string_view kOrderedDict = "collections OrderedDict";
 constexpr std::string_view kTensor = "torch._utils _rebuild_tensor_v2";
 constexpr std::string_view kParameter = "torch._utils _rebuild_parameter";
@@ -287,7 +288,11 @@ class Machine {
     if (known == std::end(kStorages)) refuse("a storage of another type");
     const std::int64_t elements = as<std::int64_t>(items[4], "a storage's size");
     if (elements < 0) refuse("a storage of negative size");
-    push(made(PickledStorage{known->dtype, known->half, as<std::string>(items[2], "a storage's key"), elements}));
+    // Copied with each tensor of the storage; PyTorch's are short numbers.
+    constexpr std::size_t kLongestKey = 64;
+    const auto& key = as<std::string>(items[2], "a storage's key");
+    if (key.size() > kLongestKey) refuse(fmt::format("a storage with a key of {} bytes", key.size()));
+    push(made(PickledStorage{known->dtype, known->half, key, elements}));
   }
 
   void reduce() {
@@ -306,8 +311,10 @@ class Machine {
   }
 
   std::vector<std::int64_t> sizes(const Pickled& tuple) const {
+    const auto& items = as<V::Sequence>(tuple, "a tensor's sizes").items;
+    if (items.size() > kMostAxes) refuse(fmt::format("a tensor with {} axes", items.size()));
     std::vector<std::int64_t> all;
-    for (const Pickled& item : as<V::Sequence>(tuple, "a tensor's sizes").items) {
+    for (const Pickled& item : items) {
       all.push_back(as<std::int64_t>(item, "a tensor's size"));
       if (all.back() < 0) refuse("a tensor of negative size");
     }

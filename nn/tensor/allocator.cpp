@@ -34,12 +34,21 @@ CachingAllocator::~CachingAllocator() {
   for (const auto& block : blocks_) source_->free(block->data, block->bytes);
 }
 
+void CachingAllocator::limit(std::optional<std::size_t> bytes) {
+  const std::lock_guard lock(mutex_);
+  allowed_ = bytes;
+}
+
 Block* CachingAllocator::acquire(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (allowed_) {
+    if (bytes > *allowed_) throw MemoryLimitReached();
+    *allowed_ -= bytes;
+  }
   if (bytes > kMaxBytes)
     throw DeviceError(fmt::format("no memory holds {}", human_bytes(static_cast<double>(bytes))),
                       "use a smaller batch or model");
   const int size_class = class_of(bytes);
-  const std::lock_guard lock(mutex_);
   Block*& list = free_lists_[pool_][static_cast<std::size_t>(size_class)];
   Block* block = list;
   if (block != nullptr)

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "base/memory_source.h"
@@ -14,6 +16,12 @@
 namespace lockstep::nn {
 
 class CachingAllocator;
+
+/// More was asked for than a MemoryLimit allows.
+class MemoryLimitReached : public std::runtime_error {
+ public:
+  MemoryLimitReached() : std::runtime_error("more memory was asked for than is allowed here") {}
+};
 
 /// A piece of memory with a reference count. Owned by its allocator, shared by tensors.
 struct Block {
@@ -38,7 +46,8 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  /// A block of at least `bytes` with one reference; its content is unspecified. Throws what the source does.
+  /// A block of at least `bytes` with one reference; its content is unspecified. Throws what the source does, and
+  /// MemoryLimitReached.
   Block* acquire(std::size_t bytes);
   /// Note [Recorded memory]
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
@@ -46,6 +55,9 @@ class CachingAllocator {
   /// source. Recordings share one: they run one after the other, and leave nothing for each other in it.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
+
+  /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
+  void limit(std::optional<std::size_t> bytes);
 
   /// Takes a block without references back.
   void recycle(Block* block) noexcept;
@@ -67,8 +79,21 @@ class CachingAllocator {
   mutable std::mutex mutex_;
   std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class
   std::size_t pool_ = 0;                           // where acquire() takes from
+  std::optional<std::size_t> allowed_;             // bytes that may yet be asked for
   std::vector<std::unique_ptr<Block>> blocks_;     // all that exist
   Stats stats_;
+};
+
+/// In its scope, what is acquired is limited: for sizes that come out of a file.
+class MemoryLimit {
+ public:
+  MemoryLimit(CachingAllocator& allocator, std::size_t bytes) : allocator_(allocator) { allocator_.limit(bytes); }
+  ~MemoryLimit() { allocator_.limit(std::nullopt); }
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
+
+ private:
+  CachingAllocator& allocator_;
 };
 
 /// Acquires from the recordings' pool in its scope.

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <csignal>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/host.h"
+#include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/splitmix.h"
@@ -202,6 +204,14 @@ TEST_F(AtomicFileTest, TheOldFileStaysUntilTheCommit) {
 }
 
 // The rename would put a file in the device's place.
+// A named pipe would be waited for, without end.
+TEST_F(AtomicFileTest, OnlyFilesAreMapped) {
+  const std::string pipe = (directory_ / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, directory_.string(), std::string("/dev/zero")})
+    EXPECT_THROW(MappedFile{path}, IoError) << path;
+}
+
 TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
   EXPECT_THROW(AtomicFile("/dev/null"), IoError);
   EXPECT_THROW(AtomicFile{directory_}, IoError);

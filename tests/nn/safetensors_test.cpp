@@ -147,12 +147,14 @@ TEST_F(Safetensors, HeadersThatAreNotWhatTheFormatSays) {
   EXPECT_THAT(refusal(file_of(std::string(200'000, '['))), HasSubstr("nests deeper"));
   EXPECT_THAT(refusal(tensor(R"({"dtype":"U8","shape":[[4]],"data_offsets":[0,4]})")), HasSubstr("nests deeper"));
   EXPECT_THAT(refusal(tensor("1e999")), HasSubstr("a number that is too large"));
-  EXPECT_THAT(refusal(tensor("7")), HasSubstr("tensor 'a' lacks"));
-  EXPECT_THAT(refusal(tensor("null")), HasSubstr("tensor 'a' lacks"));
-  EXPECT_THAT(refusal(tensor("{}")), HasSubstr("tensor 'a' lacks"));
-  EXPECT_THAT(refusal(tensor(R"({"dtype":"U8","shape":[4]})")), HasSubstr("tensor 'a' lacks"));
-  EXPECT_THAT(refusal(tensor(R"({"dtype":8,"shape":[4],"data_offsets":[0,4]})")), HasSubstr("tensor 'a' lacks"));
-  EXPECT_THAT(refusal(tensor(R"({"dtype":"F8","shape":[4],"data_offsets":[0,4]})")), HasSubstr("dtype 'F8'"));
+  EXPECT_THAT(refusal(tensor("7")), HasSubstr("tensor 'a' (byte 9) lacks"));
+  EXPECT_THAT(refusal(tensor("null")), HasSubstr("tensor 'a' (byte 9) lacks"));
+  EXPECT_THAT(refusal(tensor("{}")), HasSubstr("tensor 'a' (byte 9) lacks"));
+  EXPECT_THAT(refusal(tensor(R"({"dtype":"U8","shape":[4]})")), HasSubstr("tensor 'a' (byte 9) lacks"));
+  EXPECT_THAT(refusal(tensor(R"({"dtype":8,"shape":[4],"data_offsets":[0,4]})")),
+              HasSubstr("tensor 'a' (byte 9) lacks"));
+  EXPECT_THAT(refusal(tensor(R"({"dtype":"F8","shape":[4],"data_offsets":[0,4]})")),
+              HasSubstr("tensor 'a' (byte 9) has the dtype 'F8'"));
   EXPECT_THAT(refusal(tensor(R"({"dtype":"u8","shape":[4],"data_offsets":[0,4]})")), HasSubstr("dtype 'u8'"));
   for (const char* const shape : {"4", "{\"x\":4}", "null", "\"4\""})
     EXPECT_THAT(refusal(tensor(fmt::format(R"({{"dtype":"U8","shape":{},"data_offsets":[0,4]}})", shape))),
@@ -193,8 +195,9 @@ TEST_F(Safetensors, TensorsThatOverlapOrLeaveHoles) {
                    "abcdefgh");
   };
   EXPECT_THAT(refusal(two("0,4", "2,4")), HasSubstr("overlap or hole"));
-  EXPECT_THAT(refusal(two("0,4", "5,7")), AllOf(HasSubstr("tensor 'b' begins at data byte 5"), HasSubstr("4 was")));
-  EXPECT_THAT(refusal(two("1,5", "5,7")), HasSubstr("tensor 'a' begins at data byte 1"));
+  EXPECT_THAT(refusal(two("0,4", "5,7")),
+              AllOf(HasSubstr("tensor 'b' (byte 61) begins at data byte 5"), HasSubstr("4 was")));
+  EXPECT_THAT(refusal(two("1,5", "5,7")), HasSubstr("tensor 'a' (byte 9) begins at data byte 1"));
   EXPECT_THAT(refusal(two("0,4", "4,6")), HasSubstr("2 bytes follow"));
   EXPECT_THAT(refusal(file_of(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
                               R"("a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",

@@ -224,6 +224,41 @@ TEST_F(HandMade, StoragesClaimNoMoreThanTheFileHas) {
   EXPECT_THAT(outcome(legacy(dictionary(Pickle().tensor(-4, 0, {4}, {1})))), HasSubstr("negative size"));
 }
 
+// What a file says once and means often: what is made of it stays in proportion to its bytes.
+TEST_F(HandMade, SharingMakesNoSmallFileHuge) {
+  // `uses` tensors of one storage of 256 KiB, each named by a number.
+  constexpr std::int32_t kElements = 1 << 16;
+  const auto shared = [&](int uses) {
+    Pickle root;
+    root.op("}(");
+    for (int i = 0; i < uses; ++i) {
+      Pickle tensor;
+      tensor.tensor(kElements, 0, {kElements}, {1});
+      const std::string name = fmt::format("weight{:02}", i);
+      root.text(name).op(tensor.bytes.substr(2 + 5 + 6));  // behind the head and its own name
+    }
+    std::string file = legacy(root.op("u.").bytes, kElements);
+    return file.append(4 * kElements - 16, '\0');
+  };
+  EXPECT_EQ(outcome(shared(3)), "nothing was thrown");
+  EXPECT_THAT(outcome(shared(60)), HasSubstr("share storages so often"));
+
+  // A dictionary that holds the one before twice, and so on: 2^40 ways lead through it.
+  std::string nested = "}q" + std::string(1, '\0');
+  for (char i = 1; i <= 40; ++i) {
+    const std::string again = "h" + std::string(1, static_cast<char>(i - 1));
+    nested = "}(" + Pickle().text("a").bytes.substr(2) + nested + Pickle().text("b").bytes.substr(2) + again + "uq" + i;
+  }
+  EXPECT_THAT(outcome(legacy(Pickle().op(nested + ".").bytes)), HasSubstr("a storage of no tensor"));
+
+  const auto sizes = std::vector<std::int64_t>(17, 1);
+  EXPECT_THAT(outcome(legacy(dictionary(Pickle().tensor(4, 0, sizes, sizes)))), HasSubstr("a tensor with 17 axes"));
+  Pickle keyed;
+  keyed.text("weight").op("ctorch._utils\n_rebuild_tensor_v2\n((").text("storage").op("ctorch\nFloatStorage\n");
+  keyed.text(std::string(65, '7')).text("cpu").number(4).op("tQ");
+  EXPECT_THAT(outcome(legacy(dictionary(keyed))), HasSubstr("a storage with a key of 65 bytes"));
+}
+
 TEST_F(HandMade, NothingIsEverCalled) {
   const auto said = [&](const std::string& ops) { return outcome(legacy(Pickle().op(ops).bytes)); };
   EXPECT_THAT(said("cos\nsystem\n(X\x04" + std::string(3, '\0') + "true" + "tR."), HasSubstr("'os system'"));

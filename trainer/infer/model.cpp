@@ -10,6 +10,7 @@
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "trainer/adopt_card.h"
+#include "trainer/model_of_file.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -104,6 +105,9 @@ void read_image_model(const ModelConfig& given, const Shapes& shapes, nn::ModelS
   spec.sample_shape = {side, side, channels};
 }
 
+// With --non-strict: what a file that lacks parameters may have them be.
+constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
+
 nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
   return nn::load_state(module, tensors, config.weights,
                         {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}});
@@ -138,6 +142,9 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
     model.card = read_card(config.weights);
     if (model.card) adopt(given, *model.card, config.weights);
     tensors = nn::read_weights(config.weights);
+    for (const auto& tensor : tensors)
+      if (tensor.bytes.empty())
+        throw IoError(fmt::format("{}: tensor '{}' is empty", config.weights, tensor.name), "check where it came from");
   }
   model.spec = model.card ? model.card->spec : spec_of(given, tensors);
   nn::ModelSpec& spec = model.spec;
@@ -153,8 +160,10 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
   nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed);
   nn::Context context{backend, generator};
-  model.module = nn::make_model(context, spec);
-  if (!config.weights.empty()) {
+  if (config.weights.empty()) {
+    model.module = nn::make_model(context, spec);
+  } else {
+    model.module = make_model_of_file(context, spec, tensors, config.weights, all_are_loaded ? 0 : kMostNewBytes);
     const nn::LoadReport report = load(config, *model.module, tensors);
     if (!report.missing.empty())
       log_info("{} lacks {}: they have new values", config.weights, join(report.missing, ", "));

@@ -1,0 +1,36 @@
+#include "trainer/model_of_file.h"
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::trainer {
+namespace {
+
+constexpr const char* kRemedy = "check where it came from";
+
+// As parameters are held, in f32; counters and what is aligned come on top.
+std::size_t bytes_for(const std::vector<nn::HostTensor>& tensors) {
+  constexpr std::size_t kBeside = std::size_t{1} << 20;
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.bytes.size() / size_of(tensor.dtype) * sizeof(float);
+  return 2 * bytes + kBeside;
+}
+
+}  // namespace
+
+std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
+                                               const std::vector<nn::HostTensor>& tensors, const std::string& source,
+                                               std::size_t beside_bytes) {
+  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + beside_bytes);
+  try {
+    return nn::make_model(context, spec);
+  } catch (const nn::MemoryLimitReached&) {
+    throw IoError(fmt::format("{}: the {} of its sizes has more parameters than the file's {} tensors", source,
+                              spec.name, tensors.size()),
+                  kRemedy);
+  } catch (const UsageError& error) {
+    throw IoError(fmt::format("{}: {}", source, error.what()), kRemedy);
+  }
+}
+
+}  // namespace lockstep::trainer
