@@ -29,7 +29,7 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
                               spec.name, tensors.size()),
                   kRemedy);
   } catch (const UsageError& error) {
-    throw IoError(fmt::format("{}: {}", source, error.what()), kRemedy);
+    throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kRemedy);
   }
 }
 
