@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -335,6 +336,15 @@ TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
     EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(steps.back()["step"])});
     EXPECT_EQ(events_of(directory.path() / "m.jsonl", "final").size(), 0u);
   }
+}
+
+TEST(Checkpoints, AStopThatCannotBeSavedIsNone) {
+  const TemporaryDirectory directory;
+  std::string line = endless(kCnn);
+  line.replace(line.find("--checkpoint-dir c"), 18, "--checkpoint-dir /sys/lockstep-checkpoints");
+  const auto outcome = run(line + "--checkpoint-every 0" + once_there_are(20, "kill -TERM $pid"), directory.path());
+  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("without a checkpoint of it"));
 }
 
 TEST(Checkpoints, OneRankThatIsAskedToStopIsEnough) {
