@@ -57,7 +57,7 @@ class FineTuning : public ::testing::Test {
     for (const auto& [start, devices] : {std::pair{"lockstep train ", "--device cpu"},
                                          std::pair{"lockstep launch -n 2 -- lockstep train ", "--device cpu"},
                                          std::pair{"lockstep train ", "--parallel dp --device cpu:0,1"}}) {
-      SCOPED_TRACE(start + example.train + devices);
+      SCOPED_TRACE(start + example.train + " " + devices);
       expect_done(start + example.train + " --weights base.safetensors --reset-head --classes 13 --freeze \"" +
                   example.freeze + "\" --quiet --check-replicas 1 --save tuned.safetensors " + devices);
       const Weights tuned = saved("tuned.safetensors");
