@@ -30,7 +30,7 @@ def images(directory: pathlib.Path, golden: pathlib.Path):
 RESNET = "lockstep train resnet18 --data random:3x64x64,2 --batch 2 --steps 1 --classes 1000 --save resnet18.safetensors"
 GPT = ("lockstep train gpt --data text:input.txt --layers 1 --heads 1 --width 16 --context 16 --steps 20 "
        "--save gpt.safetensors")
-TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT}
+TRAINED = {"resnet18.pth": RESNET, "resnet18-f37072fd.pth": RESNET, "out.safetensors": GPT, "gpt.safetensors": GPT}
 
 
 def train(command: str, kept: pathlib.Path, build: pathlib.Path) -> pathlib.Path:

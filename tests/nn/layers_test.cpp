@@ -105,6 +105,32 @@ TEST_F(Layers, NamesAndOrderArePyTorchs) {
   EXPECT_THAT(buffers, ElementsAre("1.running_mean [2]", "1.running_var [2]", "1.num_batches_tracked []"));
 }
 
+// torchvision's zero_init_residual: of each block's normalisations the last one, not that of the way past it.
+TEST_F(Layers, ResidualBlocksMayStartAsTheIdentity) {
+  struct Case {
+    const char* model;
+    const char* last;
+    int blocks, norms;
+  };
+  for (const auto& [name, last, blocks, norms] :
+       {Case{"resnet18", ".bn2.weight", 8, 20}, Case{"resnet50", ".bn3.weight", 16, 53}})
+    for (const bool zero : {true, false}) {
+      SCOPED_TRACE(name);
+      const auto model =
+          make_model(context, {.name = name, .sample_shape = {32, 32, 3}, .classes = 2, .zero_init_residual = zero});
+      int at_zero = 0, at_one = 0;
+      for (const auto& [key, parameter] : model->named_parameters()) {
+        if (parameter->value().shape().size() != 1 || !key.ends_with("weight")) continue;
+        const bool ends_a_block = key.starts_with("layer") && key.ends_with(last);
+        const float expected = zero && ends_a_block ? 0.0f : 1.0f;
+        for (const float value : parameter->value().span<float>()) ASSERT_EQ(value, expected) << key;
+        ++(expected == 0.0f ? at_zero : at_one);
+      }
+      EXPECT_EQ(at_zero, zero ? blocks : 0);
+      EXPECT_EQ(at_one, zero ? norms - blocks : norms);
+    }
+}
+
 TEST_F(Layers, ModelsTakeTheirSamples) {
   for (const auto& [name, shape] : {std::pair<std::string, std::vector<std::int64_t>>{"linear", {5}},
                                     {"linear", {3, 2, 4}},

@@ -33,7 +33,10 @@ Golden::Golden(const std::string& name) {
   EXPECT_EQ(rows_.size(), at) << "names that come twice";
 }
 
-const nn::HostTensor& Golden::extra(const std::string& name) const { return tensors_.at(name); }
+const nn::HostTensor& Golden::extra(const std::string& name) const {
+  asked_.insert(name);
+  return tensors_.at(name);
+}
 
 void Golden::expect(const std::string& name, std::span<const float> actual, double tolerance, double slack) {
   const auto found = rows_.find(name);
@@ -77,6 +80,8 @@ std::vector<std::string> Golden::not_compared(const std::string& beginning) cons
   std::vector<std::string> left;
   for (const auto& [name, row] : rows_)
     if (name.starts_with(beginning) && !errors_.contains(name)) left.push_back(name);
+  for (const auto& [name, tensor] : tensors_)
+    if (name.starts_with(beginning) && !asked_.contains(name)) left.push_back(name);
   return left;
 }
 

@@ -26,7 +26,8 @@ class Golden {
   /// and projections by tolerance · ‖b‖₂ + slack · √elements.
   void expect(const std::string& name, std::span<const float> actual, double tolerance, double slack = 0.0);
 
-  /// The tensors with this beginning that nothing has been held to.
+  /// The tensors with this beginning that nothing has been held to, those that extra() has not been asked for among
+  /// them.
   std::vector<std::string> not_compared(const std::string& beginning = "") const;
   /// The largest error of all comparisons whose name has `kind` in it, as a share of ‖b‖∞ or ‖b‖₂.
   double worst(const std::string& kind) const;
@@ -44,6 +45,7 @@ class Golden {
   std::map<std::string, nn::HostTensor> tensors_;
   std::map<std::string, Row> rows_;
   std::map<std::string, double> errors_;
+  mutable std::set<std::string> asked_;  // of tensors_
 };
 
 /// The elements of a tensor of a golden file or a state.

@@ -83,7 +83,8 @@ class Models : public ::testing::TestWithParam<Example> {
   }
 
   // What moves is a difference of rounded numbers: each step rounds the larger one twice. A deep model amplifies what
-  // the first step rounds; no more than twice what it makes of PyTorch's own steps in f32 is allowed.
+  // the first step rounds; no more than twice what it makes of PyTorch's own steps in f32 is allowed. Running
+  // statistics are held to a share of themselves too, whatever PyTorch makes of the rest.
   void expect_moved(const nn::Module& module, const std::string& rule) {
     const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra(rule + "/moved"))[0]);
     for (const auto& tensor : nn::state_of(module)) {
@@ -94,12 +95,15 @@ class Models : public ::testing::TestWithParam<Example> {
       const auto before = initial(case_, tensor.name, tensor.shape, example_.norm_bias);
       const auto after = elements<float>(tensor);
       std::vector<float> moved(before.size());
-      double largest = 0.0;
+      double largest = 0.0, furthest = 0.0;
       for (std::size_t i = 0; i < moved.size(); ++i) {
         moved[i] = after[i] - before[i];
         largest = std::max(largest, static_cast<double>(std::abs(after[i])));
+        furthest = std::max(furthest, static_cast<double>(std::abs(moved[i])));
       }
-      golden_.expect(rule + "/moved/" + tensor.name, moved, tolerance, 2 * kSteps * 0x1p-24 * largest);
+      const bool statistic = tensor.name.ends_with("running_mean") || tensor.name.ends_with("running_var");
+      const double within = statistic ? std::min(kGradients, kOutputs * largest / furthest) : tolerance;
+      golden_.expect(rule + "/moved/" + tensor.name, moved, within, 2 * kSteps * 0x1p-24 * largest);
     }
   }
 
@@ -128,7 +132,7 @@ class Models : public ::testing::TestWithParam<Example> {
     module->train(false);
     tape.reset();
     tape.set_recording(false);
-    golden_.expect(name + "/evaluated", download(*backend_, module->forward(tape, input(tape, 0)).value()), kGradients);
+    golden_.expect(name + "/evaluated", download(*backend_, module->forward(tape, input(tape, 0)).value()), kOutputs);
   }
 
   const Example& example_;

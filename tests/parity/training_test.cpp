@@ -46,6 +46,12 @@ class Optimizers : public ::testing::Test {
     static const Golden kGolden("optimizers");
     return kGolden;
   }
+  static void TearDownTestSuite() {
+    const auto& suite = *::testing::UnitTest::GetInstance()->current_test_suite();
+    if (suite.test_to_run_count() + suite.disabled_test_count() >= suite.total_test_count()) {
+      EXPECT_EQ(golden().not_compared(), std::vector<std::string>{});
+    }
+  }
 
   // The largest error of any parameter after any step, as a share of the largest of its values.
   double error_of(const std::string& name, const MakeOptimizer& make, bool clipped) {
@@ -155,6 +161,7 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     for (std::int64_t step = 0; step < c.steps; ++step)
       EXPECT_NEAR(rate.at(step), expected[static_cast<std::size_t>(step)], 1e-12 * c.lr) << c.name << ", step " << step;
   }
+  EXPECT_EQ(golden.not_compared(), std::vector<std::string>{});
 }
 
 // How often all ranks together see each sample in an epoch, and how many samples a rank takes.
@@ -205,6 +212,7 @@ TEST(Sampler, PadsAsTorchsDoes) {
         EXPECT_EQ(epoch.seen, expected.seen) << length << " samples, " << world << " ranks, batch " << batch;
       }
     }
+  EXPECT_EQ(golden.not_compared(), std::vector<std::string>{});
 }
 
 // `drop` leaves whole global batches: with one sample a rank and step, those are what drop_last leaves.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -246,21 +247,46 @@ TEST_F(Infer, ClassifiesImagesInTheirOrder) {
   EXPECT_THAT(top.out, Not(HasSubstr(",")));
 }
 
+// Their logarithms come to the loss that eval finds on the same files, and the likeliest classes to its accuracy.
 TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
-  const auto outcome = infer("resnet18 --weights animals.safetensors --input pictures/rgb.png --json");
+  const fs::path tests = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/golden", judged = directory_->path() / "judged";
+  for (const char* part : {"train", "val"})
+    for (const char* name : {"cat/grey.jpg", "cat/rgb.png", "dog/rgb420.jpg"}) {
+      fs::create_directories((judged / part / name).parent_path());
+      fs::copy_file(tests / fs::path(name).filename(), judged / part / name);
+    }
+  const auto outcome = infer("resnet18 --weights animals.safetensors --input judged/val --json");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto all = events(outcome.out);
-  ASSERT_EQ(all.size(), 2u);
-  EXPECT_EQ(all[0]["event"], "image");
-  EXPECT_EQ(all[0]["input"], "pictures/rgb.png");
-  double sum = 0, last = 1;
-  for (const auto& item : all[0]["classes"]) {
-    sum += item["probability"].get<double>();
-    EXPECT_LE(item["probability"], last);
-    last = item["probability"];
-    EXPECT_EQ(item["name"], item["class"] == 0 ? "cat" : "dog");
+  ASSERT_EQ(all.size(), 4u);
+  double loss = 0, right = 0;
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(all[i]["event"], "image");
+    const fs::path input = all[i]["input"].get<std::string>();
+    EXPECT_EQ(input.parent_path().parent_path(), "judged/val");
+    const std::string label = input.parent_path().filename();
+    const auto& classes = all[i]["classes"];
+    ASSERT_EQ(classes.size(), 2u);
+    double sum = 0, last = 1;
+    for (const auto& item : classes) {
+      const auto probability = item["probability"].get<double>();
+      sum += probability;
+      EXPECT_LE(probability, last);
+      last = probability;
+      EXPECT_EQ(item["name"], item["class"] == 0 ? "cat" : "dog");
+      if (item["name"] == label) loss -= std::log(probability) / 3;
+    }
+    EXPECT_NEAR(sum, 1, 1e-9);
+    right += classes[0]["name"] == label ? 1 : 0;
   }
-  EXPECT_NEAR(sum, 1, 1e-9);
+  ASSERT_EQ(run("lockstep eval resnet18 --weights animals.safetensors --data images:judged --image-size 32 "
+                "--device cpu --metrics judged.jsonl")
+                .code,
+            0);
+  const auto judgement = events(content_of(directory_->path() / "judged.jsonl")).at(0);
+  EXPECT_EQ(judgement["samples"], 3);
+  EXPECT_NEAR(judgement["loss"].get<double>(), loss, 1e-4 * loss);
+  EXPECT_NEAR(judgement["accuracy"].get<double>(), right / 3, 1e-9);
 }
 
 TEST_F(Infer, GreyModelsTakeColouredFiles) {

@@ -84,6 +84,22 @@ TEST(SameTraining, LossesAgreeOnOneToFourDevicesOfOneProcess) {
   }
 }
 
+// README's command.
+TEST(SameTraining, TwoRanksLearnDigits) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 20 --save digits.safetensors "
+          "--metrics m.jsonl",
+          directory.path());
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto metrics = read_metrics(directory.path() / "m.jsonl");
+  EXPECT_EQ(metrics.losses.size(), 460u);
+  ASSERT_EQ(metrics.evaluations.size(), 20u);
+  EXPECT_EQ(metrics.evaluations.back()["samples"], 360);
+  EXPECT_EQ(metrics.final["world_size"], 2);
+  EXPECT_GE(metrics.final["accuracy"].get<double>(), 0.975);
+}
+
 TEST(SameTraining, ARunRepeatsBitForBit) {
   const TemporaryDirectory directory;
   std::string first;

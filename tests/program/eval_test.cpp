@@ -1,0 +1,196 @@
+// lockstep eval: what it says of saved weights is what training said of them, at any number of ranks, and what
+// inference, sample by sample, comes to.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/splitmix.h"
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int kClasses = 8, kTrained = 30, kJudged = 15;  // of patches; images of a class
+
+std::string big_endian(std::uint32_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+// 8 × 8 pixels of RGB.
+std::string png(const std::string& pixels) {
+  const auto chunk = [](const std::string& kind, const std::string& data) {
+    const std::string body = kind + data;
+    const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+    return big_endian(static_cast<std::uint32_t>(data.size())) + body + big_endian(static_cast<std::uint32_t>(sum));
+  };
+  std::string rows;
+  for (std::size_t row = 0; row < 8; ++row) rows += '\0' + pixels.substr(row * 24, 24);
+  auto size = ::compressBound(rows.size());
+  std::string packed(size, '\0');
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()), rows.size());
+  packed.resize(size);
+  return "\x89PNG\r\n\x1a\n" +
+         chunk("IHDR", big_endian(8) + big_endian(8) + std::string{8, 2, 0, 0, 0}) +  // 8 bits, RGB
+         chunk("IDAT", packed) + chunk("IEND", "");
+}
+
+// Each class has a colour, which every image misses by much: some are taken for a class of a colour nearby.
+void draw_patches(const fs::path& directory, int of_a_class) {
+  for (int label = 0; label < kClasses; ++label) {
+    const fs::path folder = directory / ("class" + std::to_string(label));
+    fs::create_directories(folder);
+    for (int image = 0; image < of_a_class; ++image) {
+      const auto key = static_cast<std::uint64_t>(label * 1000 + image);
+      const auto noise = [&](std::uint64_t i, int most) {
+        return static_cast<int>(SplitMix64::word(key, i) % static_cast<std::uint64_t>(2 * most + 1)) - most;
+      };
+      int colour[3];
+      for (int channel = 0; channel < 3; ++channel)
+        colour[channel] = ((label >> channel & 1) != 0 ? 150 : 105) + noise(static_cast<std::uint64_t>(channel), 50);
+      std::string pixels;
+      for (std::uint64_t i = 0; i < 192; ++i)
+        pixels += static_cast<char>(std::clamp(colour[i % 3] + noise(3 + i, 40), 0, 255));
+      write_file(folder / (std::to_string(image) + ".png"), png(pixels));
+    }
+  }
+}
+
+std::vector<nlohmann::json> json_lines(const std::string& text) {
+  std::vector<nlohmann::json> all;
+  for (const auto& line : lines_of(text)) all.push_back(nlohmann::json::parse(line));
+  return all;
+}
+
+class Eval : public ::testing::Test {
+ protected:
+  Outcome call(const std::string& line) const {
+    auto outcome = run(line, directory_.path());
+    EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
+    return outcome;
+  }
+  std::vector<nlohmann::json> metrics() const { return json_lines(read_file(directory_.path() / "m.jsonl")); }
+
+  // Trains on one rank; what its last line of metrics says.
+  nlohmann::json train(const std::string& line) const {
+    call("lockstep train " + line + " --quiet --device cpu --metrics m.jsonl");
+    return metrics().back();
+  }
+
+  struct Verdict {
+    std::string printed;
+    double loss = 0, accuracy = 0, top5 = 0;
+    std::int64_t samples = 0;
+  };
+  Verdict eval(int ranks, const std::string& line) const {
+    const auto outcome = call("lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- lockstep eval " + line +
+                              " --device cpu --metrics m.jsonl");
+    const auto all = metrics();
+    EXPECT_EQ(all.size(), 1u) << "only rank 0 writes, and one line";
+    const auto& one = all.at(0);
+    EXPECT_EQ(one["event"], "eval");
+    EXPECT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
+    return {outcome.out, one["loss"], one["accuracy"], one.value("top5", -1.0), one["samples"]};
+  }
+
+  const TemporaryDirectory directory_;
+};
+
+TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
+  const auto trained = train("cnn --data digits --epochs 2 --save digits.safetensors");
+  const double loss = trained["loss"], accuracy = trained["accuracy"];
+  double top5 = -1;
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const Verdict verdict = eval(ranks, "cnn --data digits --weights digits.safetensors");
+    // Every sample once: each of its 360 is one in the counts, whatever the number of ranks.
+    EXPECT_EQ(verdict.samples, 360);
+    EXPECT_NEAR(verdict.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(verdict.accuracy, accuracy);
+    if (ranks == 1) top5 = verdict.top5;
+    EXPECT_EQ(verdict.top5, top5);
+    EXPECT_EQ(verdict.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  of 360 "
+                                           "samples\n",
+                                           verdict.loss, 100 * accuracy, 100 * top5));
+  }
+  EXPECT_GT(accuracy, 0.5);
+  EXPECT_LT(accuracy, top5);
+  EXPECT_LE(top5, 1);
+}
+
+// Loss, accuracy and top five once more, from the probabilities that inference gives each file of the test part.
+TEST_F(Eval, CountsWhatInferenceTells) {
+  draw_patches(directory_.path() / "patches/train", kTrained);
+  draw_patches(directory_.path() / "patches/val", kJudged);
+  const auto trained =
+      train("cnn --data images:patches --image-size 8 --augment no --epochs 2 --save patches.safetensors");
+
+  const auto told = json_lines(call("lockstep infer cnn --weights patches.safetensors --input patches/val "
+                                    "--top 8 --json --device cpu")
+                                   .out);
+  ASSERT_EQ(told.size(), kClasses * kJudged + 1u);
+  constexpr double kSamples = kClasses * kJudged;
+  double loss = 0;
+  int first = 0, among_five = 0;
+  for (const auto& image : told) {
+    if (image["event"] != "image") continue;
+    const std::string folder = fs::path(image["input"].get<std::string>()).parent_path().filename();
+    const auto& classes = image["classes"];
+    ASSERT_EQ(classes.size(), 8u);
+    for (std::size_t place = 0; place < 8; ++place) {
+      if (classes[place]["name"] != folder) continue;
+      loss -= std::log(classes[place]["probability"].get<double>()) / kSamples;
+      first += place < 1 ? 1 : 0;
+      among_five += place < 5 ? 1 : 0;
+    }
+  }
+  // They are three numbers that can be told apart.
+  ASSERT_GT(first, 0);
+  ASSERT_LT(first, among_five);
+  ASSERT_LT(among_five, kSamples);
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const Verdict verdict = eval(ranks, "cnn --data images:patches --image-size 8 --weights patches.safetensors");
+    EXPECT_EQ(verdict.samples, kClasses * kJudged);
+    EXPECT_NEAR(verdict.loss, loss, 1e-5 * loss);
+    EXPECT_NEAR(verdict.loss, trained["loss"].get<double>(), 1e-6 * loss);
+    EXPECT_NEAR(verdict.accuracy * kSamples, first, 1e-9);
+    EXPECT_NEAR(verdict.top5 * kSamples, among_five, 1e-9);
+    EXPECT_THAT(verdict.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  of 120 samples",
+                                                       100 * first / kSamples, 100 * among_five / kSamples)));
+  }
+}
+
+TEST_F(Eval, PerplexityIsThatOfTheLoss) {
+  std::string text;
+  for (int i = 0; i < 120; ++i) text += fmt::format("{} and {} make {}. ", i % 7, i % 11, i % 7 + i % 11);
+  write_file(directory_.path() / "sums.txt", text);
+  const auto trained = train(
+      "gpt --data text:sums.txt --layers 1 --heads 2 --width 16 --context 16 --steps 40 --batch 8 --lr 0.01 "
+      "--save sums.safetensors");
+  Verdict alone;
+  for (const int ranks : {1, 3}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const Verdict verdict = eval(ranks, "gpt --data text:sums.txt --weights sums.safetensors");
+    if (ranks == 1) alone = verdict;
+    EXPECT_GT(verdict.samples, 3);
+    EXPECT_EQ(verdict.samples, alone.samples);
+    const double loss = trained["loss"];
+    EXPECT_NEAR(verdict.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(verdict.accuracy, trained["accuracy"]);
+    EXPECT_THAT(verdict.printed,
+                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", verdict.loss, std::exp(verdict.loss))));
+    EXPECT_EQ(verdict.printed, alone.printed);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
