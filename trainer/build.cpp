@@ -174,11 +174,9 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     if (card) check_meaning(config, dataset, *card);
     const auto tensors = nn::read_weights(config.weights);
     check_vocabulary(config, tensors, dataset);
-    // What flags say is nobody's lie.
-    constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
     const bool all_are_loaded = !config.non_strict && !config.reset_head;
-    model = card ? make_model_of_file(context, spec, tensors, config.weights, all_are_loaded ? 0 : kMostNewBytes)
-                 : nn::make_model(context, spec);
+    model = card ? make_model_of_file(context, spec, tensors, config.weights, all_are_loaded)
+                 : nn::make_model(context, spec);  // what flags say is nobody's lie
     load_weights(config, *model, tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);

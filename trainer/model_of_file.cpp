@@ -16,12 +16,14 @@ std::size_t bytes_for(const std::vector<nn::HostTensor>& tensors) {
   return 2 * bytes + kBeside;
 }
 
+constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
+
 }  // namespace
 
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
-                                               std::size_t beside_bytes) {
-  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + beside_bytes);
+                                               bool all_are_loaded) {
+  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all_are_loaded ? 0 : kMostNewBytes));
   try {
     return nn::make_model(context, spec);
   } catch (const nn::MemoryLimitReached&) {

@@ -105,9 +105,6 @@ void read_image_model(const ModelConfig& given, const Shapes& shapes, nn::ModelS
   spec.sample_shape = {side, side, channels};
 }
 
-// With --non-strict: what a file that lacks parameters may have them be.
-constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
-
 nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
   return nn::load_state(module, tensors, config.weights,
                         {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}});
@@ -163,7 +160,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   if (config.weights.empty()) {
     model.module = nn::make_model(context, spec);
   } else {
-    model.module = make_model_of_file(context, spec, tensors, config.weights, all_are_loaded ? 0 : kMostNewBytes);
+    model.module = make_model_of_file(context, spec, tensors, config.weights, all_are_loaded);
     const nn::LoadReport report = load(config, *model.module, tensors);
     if (!report.missing.empty())
       log_info("{} lacks {}: they have new values", config.weights, join(report.missing, ", "));
