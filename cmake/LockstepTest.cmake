@@ -134,6 +134,9 @@ function(lockstep_cuda_test name)
   cmake_parse_arguments(T "" "" "SOURCES;LINKS" ${ARGN})
   add_library(${name}_test_objects OBJECT EXCLUDE_FROM_ALL ${T_SOURCES})
   target_link_libraries(${name}_test_objects PRIVATE ${T_LINKS} GTest::gtest GTest::gmock)
+  # Neither library of CUDA's files is linked yet that would say where its headers are.
+  target_include_directories(${name}_test_objects SYSTEM PRIVATE
+                             $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
   target_precompile_headers(${name}_test_objects REUSE_FROM lockstep_test_headers)
   # Position-independent as the programs are which they become part of, and the headers.
   set_target_properties(${name}_test_objects PROPERTIES POSITION_INDEPENDENT_CODE OFF)
