@@ -160,7 +160,8 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   if (config.weights.empty()) {
     model.module = nn::make_model(context, spec);
   } else {
-    model.module = make_model_of_file(context, spec, tensors, config.weights, all_are_loaded);
+    // Without a card the file may be of another model, whose names are then compared.
+    model.module = make_model_of_file(context, spec, tensors, config.weights, all_are_loaded && model.card);
     const nn::LoadReport report = load(config, *model.module, tensors);
     if (!report.missing.empty())
       log_info("{} lacks {}: they have new values", config.weights, join(report.missing, ", "));
