@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 #include "tests/support/free_port.h"
 
 namespace lockstep::testing {
@@ -18,21 +19,8 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<nlohmann::json> events_of(const fs::path& path) {
-  std::vector<nlohmann::json> events;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) events.push_back(nlohmann::json::parse(line));
-  return events;
-}
-
-std::vector<nlohmann::json> events_of(const fs::path& path, const char* kind) {
-  auto events = events_of(path);
-  std::erase_if(events, [&](const auto& event) { return event["event"] != kind; });
-  return events;
-}
-
 std::string hash_of(const fs::path& path) {
-  const auto events = events_of(path);
+  const auto events = events_of(read_file(path));
   if (events.empty() || events.back()["event"] != "final") return "no end in " + path.string();
   return events.back()["params_sha256"];
 }
@@ -52,6 +40,11 @@ std::string step_name(int step) {
 void remove_after(const fs::path& directory, int step) {
   for (const auto& name : names_in(directory))
     if (name > step_name(step)) fs::remove_all(directory / name);
+}
+
+// How many lines of a text say `what`.
+std::ptrdiff_t lines_that_say(const std::string& what, const std::string& text) {
+  return std::ranges::count_if(lines_of(text), [&](const auto& line) { return line.find(what) != std::string::npos; });
 }
 
 std::string ranks(int n) { return n == 1 ? "" : "lockstep launch -n " + std::to_string(n) + " -- "; }
@@ -277,9 +270,7 @@ TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
           directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(hash_of(directory.path() / "m.jsonl"), Not(HasSubstr("no end")));
-  int said = 0;
-  for (const auto& text : lines_of(outcome.err)) said += text.find("File too large") != std::string::npos ? 1 : 0;
-  EXPECT_EQ(said, 2) << outcome.err;  // once, and at the end
+  EXPECT_EQ(lines_that_say("File too large", outcome.err), 2) << outcome.err;  // once, and at the end
   EXPECT_THAT(outcome.err, HasSubstr("training goes on, and the newest checkpoint is of step"));
   const auto names = names_in(directory.path() / "c");
   EXPECT_LT(names.back(), step_name(400));
@@ -316,9 +307,7 @@ TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
   const auto outcome = run(as_others + kCnn + "--checkpoint-every 5 --resume auto", directory.path());
   fs::permissions(folder, fs::perms::owner_all);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  int said = 0;
-  for (const auto& text : lines_of(outcome.err)) said += text.find("Permission denied") != std::string::npos ? 1 : 0;
-  EXPECT_EQ(said, 2) << outcome.err;  // once, and at the end
+  EXPECT_EQ(lines_that_say("Permission denied", outcome.err), 2) << outcome.err;  // once, and at the end
   EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
   EXPECT_EQ(names_in(folder), std::vector<std::string>{step_name(20)});
   EXPECT_EQ(run(std::string(kCnn) + "--checkpoint-every 20 --resume auto", directory.path()).code, 0);

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 #include "tests/support/free_port.h"
 
 namespace lockstep::testing {
@@ -16,12 +16,8 @@ using ::testing::HasSubstr;
 
 class Ddp : public ::testing::Test {
  protected:
-  struct Run {
-    std::vector<double> losses;
-    nlohmann::json final;
-  };
   /// `lockstep train ARGUMENTS` on `ranks` ranks.
-  Run train(int ranks, const std::string& arguments) {
+  Metrics train(int ranks, const std::string& arguments) {
     const auto outcome = run(fmt::format("lockstep launch -n {} -- lockstep train {} --quiet --check-replicas 1 "
                                          "--metrics m.jsonl",
                                          ranks, arguments),
@@ -29,17 +25,8 @@ class Ddp : public ::testing::Test {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return metrics("m.jsonl");
   }
-  Run metrics(const std::string& file) {
-    Run made;
-    std::ifstream in(directory_.path() / file);
-    for (std::string line; std::getline(in, line);) {
-      const auto event = nlohmann::json::parse(line);
-      if (event["event"] == "step") made.losses.push_back(event["loss"]);
-      if (event["event"] == "final") made.final = event;
-    }
-    return made;
-  }
-  static void expect_near(const Run& got, const Run& wanted, double most, const std::string& what) {
+  Metrics metrics(const std::string& file) { return read_metrics(directory_.path() / file); }
+  static void expect_near(const Metrics& got, const Metrics& wanted, double most, const std::string& what) {
     ASSERT_EQ(got.losses.size(), wanted.losses.size()) << what;
     for (std::size_t i = 0; i < got.losses.size(); ++i)
       EXPECT_LE(std::abs(got.losses[i] - wanted.losses[i]), most * wanted.losses[i]) << what << ", step " << i + 1;
@@ -50,7 +37,7 @@ class Ddp : public ::testing::Test {
 
 TEST_F(Ddp, PartsOfAStepAreTheStep) {
   const std::string same = "cnn --data digits --global-batch 62 --steps 15";
-  const Run whole = train(1, same);
+  const Metrics whole = train(1, same);
   ASSERT_EQ(whole.losses.size(), 15U);
   for (const int ranks : {1, 2, 3, 4})
     expect_near(train(ranks, same + " --accumulate 4"), whole, 1e-5, fmt::format("{} ranks", ranks));
@@ -62,7 +49,7 @@ TEST_F(Ddp, PartsOfAStepAreTheStep) {
 }
 
 TEST_F(Ddp, ABatchIsOnePart) {
-  const Run run = train(2, "mlp --data random:8,120 --batch 5 --accumulate 4 --epochs 1 --hidden 6");
+  const Metrics run = train(2, "mlp --data random:8,120 --batch 5 --accumulate 4 --epochs 1 --hidden 6");
   EXPECT_EQ(run.losses.size(), 3U);  // 120 / (2 · 4 · 5)
 }
 
@@ -70,8 +57,8 @@ TEST_F(Ddp, SyncBatchNormIsOneProcess) {
   // 14 samples in steps of 6: the last one has two, and one rank none.
   const std::string same =
       "resnet18-cifar --data random:3x16x16,14 --global-batch 6 --steps 3 --lr 0.01 --sync-batchnorm --seed 3";
-  const Run alone = train(1, same);
-  const Run three = train(3, same);
+  const Metrics alone = train(1, same);
+  const Metrics three = train(3, same);
   expect_near(three, alone, 1e-4, "3 ranks");
   // Judged with the running statistics.
   const auto wanted = alone.final["loss"].get<double>();

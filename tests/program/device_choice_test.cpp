@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 
 namespace lockstep::testing {
 namespace {
@@ -116,11 +116,7 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
                                       "--eval-every 0 --parallel dp --metrics m.jsonl --device " + devices),
           directory.path());
       EXPECT_EQ(outcome.code, 0) << outcome.err;
-      std::vector<double> losses;
-      std::ifstream metrics(directory.path() / "m.jsonl");
-      for (std::string line; std::getline(metrics, line);)
-        if (const auto event = nlohmann::json::parse(line); event["event"] == "step") losses.push_back(event["loss"]);
-      return losses;
+      return read_metrics(directory.path() / "m.jsonl").losses;
     };
     const auto wanted = trained("cpu:0,1"), got = trained("cuda"), turned = trained("cuda:1,0");
     ASSERT_EQ(wanted.size(), 6u);

@@ -10,6 +10,7 @@
 
 #include "base/splitmix.h"
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 
 namespace lockstep::testing {
 namespace {
@@ -64,12 +65,6 @@ void draw_patches(const fs::path& directory, int of_a_class) {
   }
 }
 
-std::vector<nlohmann::json> json_lines(const std::string& text) {
-  std::vector<nlohmann::json> all;
-  for (const auto& line : lines_of(text)) all.push_back(nlohmann::json::parse(line));
-  return all;
-}
-
 class Eval : public ::testing::Test {
  protected:
   Outcome call(const std::string& line) const {
@@ -77,7 +72,7 @@ class Eval : public ::testing::Test {
     EXPECT_EQ(outcome.code, 0) << line << "\n" << outcome.out << outcome.err;
     return outcome;
   }
-  std::vector<nlohmann::json> metrics() const { return json_lines(read_file(directory_.path() / "m.jsonl")); }
+  std::vector<nlohmann::json> metrics() const { return events_of(read_file(directory_.path() / "m.jsonl")); }
 
   // Trains on one rank; what its last line of metrics says.
   nlohmann::json train(const std::string& line) const {
@@ -133,9 +128,9 @@ TEST_F(Eval, CountsWhatInferenceTells) {
   const auto trained =
       train("cnn --data images:patches --image-size 8 --augment no --epochs 2 --save patches.safetensors");
 
-  const auto told = json_lines(call("lockstep infer cnn --weights patches.safetensors --input patches/val "
-                                    "--top 8 --json --device cpu")
-                                   .out);
+  const auto told = events_of(call("lockstep infer cnn --weights patches.safetensors --input patches/val "
+                                   "--top 8 --json --device cpu")
+                                  .out);
   ASSERT_EQ(told.size(), kClasses * kJudged + 1u);
   constexpr double kSamples = kClasses * kJudged;
   double loss = 0;

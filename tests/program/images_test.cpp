@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 
 namespace lockstep::testing {
 namespace {
@@ -36,13 +37,7 @@ class Images : public ::testing::Test {
                directory_.path(), 120);
   }
   // The losses of all steps.
-  std::vector<double> losses() const {
-    std::vector<double> all;
-    std::ifstream in(directory_.path() / "m.jsonl");
-    for (std::string line; std::getline(in, line);)
-      if (const auto event = nlohmann::json::parse(line); event["event"] == "step") all.push_back(event["loss"]);
-    return all;
-  }
+  std::vector<double> losses() const { return read_metrics(directory_.path() / "m.jsonl").losses; }
   void damage(const std::string& file) const {
     const fs::path folder = directory_.path() / "pictures" / "coloured";
     std::ofstream(folder / file) << "\xff\xd8\xff and no more";

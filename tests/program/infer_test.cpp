@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,11 +26,6 @@ using ::testing::StartsWith;
 // Eight of its characters tell where they are in it, and its 43 fall on every place of a row of 16.
 constexpr const char* kText = "the quick brown fox jumps over a lazy dog. ";
 constexpr const char* kGpt = "--layers 2 --heads 2 --width 32 --context 16";
-
-std::string content_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void write(const fs::path& path, const std::string& content) {
   fs::create_directories(path.parent_path());
@@ -86,11 +82,6 @@ class Infer : public ::testing::Test {
     EXPECT_EQ(outcome.err, "");
     return outcome.out;
   }
-  static std::vector<nlohmann::json> events(const std::string& out) {
-    std::vector<nlohmann::json> all;
-    for (const auto& line : lines_of(out)) all.push_back(nlohmann::json::parse(line));
-    return all;
-  }
   static void expect_refusal(const std::string& line, int code, const std::string& says) {
     const auto outcome = infer(line);
     EXPECT_EQ(outcome.code, code) << line << outcome.out << outcome.err;
@@ -100,7 +91,7 @@ class Infer : public ::testing::Test {
   }
   // The file with its last number, which is a bias of the last layer or normalisation, made NaN.
   static void damage(const std::string& from, const std::string& to) {
-    std::string bytes = content_of(directory_->path() / from);
+    std::string bytes = read_file(directory_->path() / from);
     const float nan = std::nanf("");
     std::memcpy(bytes.data() + bytes.size() - sizeof nan, &nan, sizeof nan);
     write(directory_->path() / to, bytes);
@@ -154,7 +145,7 @@ TEST_F(Infer, ReportsTimesAndThroughput) {
   const auto json =
       infer("gpt --weights text.safetensors --prompt \"a lazy\" --tokens 20 --samples 3 --json --warmup 2");
   ASSERT_EQ(json.code, 0) << json.err;
-  const auto all = events(json.out);
+  const auto all = events_of(json.out);
   ASSERT_EQ(all.size(), 4u);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(all[static_cast<std::size_t>(i)]["event"], "text");
@@ -257,7 +248,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
     }
   const auto outcome = infer("resnet18 --weights animals.safetensors --input judged/val --json");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const auto all = events(outcome.out);
+  const auto all = events_of(outcome.out);
   ASSERT_EQ(all.size(), 4u);
   double loss = 0, right = 0;
   for (std::size_t i = 0; i < 3; ++i) {
@@ -283,7 +274,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
                 "--device cpu --metrics judged.jsonl")
                 .code,
             0);
-  const auto judgement = events(content_of(directory_->path() / "judged.jsonl")).at(0);
+  const auto judgement = events_of(read_file(directory_->path() / "judged.jsonl")).at(0);
   EXPECT_EQ(judgement["samples"], 3);
   EXPECT_NEAR(judgement["loss"].get<double>(), loss, 1e-4 * loss);
   EXPECT_NEAR(judgement["accuracy"].get<double>(), right / 3, 1e-9);
@@ -320,7 +311,7 @@ TEST_F(Infer, DamagedImagesAreNamedAndTheOthersDone) {
   }
   const auto json = infer("resnet18 --weights animals.safetensors --input some --json");
   EXPECT_EQ(json.code, 3);
-  const auto all = events(json.out);
+  const auto all = events_of(json.out);
   ASSERT_EQ(all.size(), 4u);
   EXPECT_TRUE(all[0].contains("error") && all[1].contains("classes") && all[2].contains("error"));
   EXPECT_EQ(all[3]["damaged"], 2);
@@ -336,7 +327,7 @@ TEST_F(Infer, WhatIsWrongWithImages) {
   expect_refusal(resnet + "--prompt hello", 2, "--prompt");
   expect_refusal(resnet + "--input pictures --temperature 1", 2, "--temperature");
   expect_refusal("resnet50 --weights animals.safetensors --input pictures", 2, "holds a resnet18, not a resnet50");
-  write(directory_->path() / "cut.safetensors", content_of(directory_->path() / "animals.safetensors").substr(0, 5000));
+  write(directory_->path() / "cut.safetensors", read_file(directory_->path() / "animals.safetensors").substr(0, 5000));
   expect_refusal("resnet18 --weights cut.safetensors --input pictures", 3, "cut.safetensors");
 }
 
@@ -354,7 +345,7 @@ TEST_F(Infer, MadeUpInputsTellTheResultsSizeAndDevice) {
 
 // Files of others say nothing of their model: its sizes are those of their tensors.
 TEST_F(Infer, ForeignFilesNeedNoMoreThanTheirTensors) {
-  std::string bytes = content_of(directory_->path() / "animals.safetensors");
+  std::string bytes = read_file(directory_->path() / "animals.safetensors");
   const std::size_t at = bytes.find("\"lockstep\"");
   ASSERT_NE(at, std::string::npos);
   bytes.replace(at, 10, "\"somebody\"");

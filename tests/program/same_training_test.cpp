@@ -7,27 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/program/events.h"
 
 namespace lockstep::testing {
 namespace {
-
-struct Metrics {
-  std::vector<double> losses;
-  std::vector<nlohmann::json> evaluations;
-  nlohmann::json final;
-};
-
-Metrics read_metrics(const std::filesystem::path& path) {
-  Metrics metrics;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    const auto event = nlohmann::json::parse(line);
-    if (event["event"] == "step") metrics.losses.push_back(event["loss"]);
-    if (event["event"] == "eval") metrics.evaluations.push_back(event);
-    if (event["event"] == "final") metrics.final = event;
-  }
-  return metrics;
-}
 
 TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
   const TemporaryDirectory directory;

@@ -1,0 +1,43 @@
+// What the program tells as JSON, an object a line: its metrics files, and what `--json` prints.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/program/command.h"
+
+namespace lockstep::testing {
+
+inline std::vector<nlohmann::json> events_of(const std::string& text) {
+  std::vector<nlohmann::json> events;
+  for (const auto& line : lines_of(text)) events.push_back(nlohmann::json::parse(line));
+  return events;
+}
+
+/// Those of one kind in a file.
+inline std::vector<nlohmann::json> events_of(const std::filesystem::path& path, const char* kind) {
+  auto events = events_of(read_file(path));
+  std::erase_if(events, [&](const auto& event) { return event["event"] != kind; });
+  return events;
+}
+
+/// A metrics file.
+struct Metrics {
+  std::vector<double> losses;  // of all steps
+  std::vector<nlohmann::json> evaluations;
+  nlohmann::json final;
+};
+
+inline Metrics read_metrics(const std::filesystem::path& path) {
+  Metrics metrics;
+  for (const auto& event : events_of(read_file(path))) {
+    if (event["event"] == "step") metrics.losses.push_back(event["loss"]);
+    if (event["event"] == "eval") metrics.evaluations.push_back(event);
+    if (event["event"] == "final") metrics.final = event;
+  }
+  return metrics;
+}
+
+}  // namespace lockstep::testing
