@@ -264,9 +264,10 @@ TEST_F(Gradient, LinearOverAxes) {
 }
 
 TEST_F(Gradient, LayerNorm) {
-  for (const Shape& shape : {Shape{1, 2}, {3, 16}, {2, 5, 33}, {70, 7}})
+  for (const Shape& shape : {Shape{1, 2}, {3, 16}, {2, 5, 33}, {70, 2}})
     for (const auto frozen : {0, 1, 2, 3})
       for (const bool with_bias : {true, false}) {
+        if (frozen != 0 && shape.count() > 200) continue;  // each element takes two forwards
         const Shape features = {shape[shape.size() - 1]};
         const auto gamma = parameter(random_tensor(*backend, features, 1));
         const auto beta = parameter(random_tensor(*backend, features, 2));
@@ -327,7 +328,7 @@ TEST_F(Gradient, CausalAttention) {
   struct Case {
     std::int64_t batch, tokens, heads, width;
   };
-  for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 3, 4}, Case{1, 9, 2, 16}}) {
+  for (const auto& c : {Case{1, 1, 1, 1}, Case{2, 5, 3, 4}, Case{1, 9, 1, 16}}) {
     SCOPED_TRACE(c.tokens);
     expect_gradients(*backend, {{random_tensor(*backend, {c.batch, c.tokens, 3 * c.heads * c.width}, 3)}, {}},
                      [&](Tape& tape, std::span<const Var> x) { return causal_attention(tape, x[0], c.heads); });
