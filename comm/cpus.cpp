@@ -73,8 +73,8 @@ void set_allowed_cpus(const CpuMask& cpus) {
 void warn_of_crowd(int processes, const CpuMask& cpus) {
   static std::atomic_flag warned = ATOMIC_FLAG_INIT;
   if (warned.test_and_set() || env("LOCKSTEP_LAUNCHER")) return;
-  log_warn("{} processes share {} cores of host {}: they take turns, which is slow", processes, cpus.count(),
-           host_name());
+  log_warn("{} processes share {} core{} of host {}: they take turns, which is slow", processes, cpus.count(),
+           cpus.count() == 1 ? "" : "s", host_name());
 }
 
 }  // namespace lockstep::comm
