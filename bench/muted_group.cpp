@@ -24,10 +24,20 @@ std::vector<std::vector<std::byte>> MutedGroup::all_gather_objects(std::span<con
   return inner_.all_gather_objects(mine);
 }
 
+std::unique_ptr<comm::Arena> MutedGroup::map_arena(std::size_t bytes) {
+  LOCKSTEP_ASSERT(false, "a muted group maps an arena of {} bytes", bytes);
+  return nullptr;
+}
+
+std::vector<std::string> MutedGroup::exchange(const std::string& mine) {
+  LOCKSTEP_ASSERT(false, "a muted group sends '{}'", mine);
+  return {};
+}
+
 comm::Work MutedGroup::forward(const Op& op) {
   inner_.set_step(op.step);
   switch (op.kind) {
-    case OpKind::kAllReduce: return inner_.all_reduce(op.region, op.reduce);
+    case OpKind::kAllReduce: return inner_.all_reduce(op.region, op.reduce, op.bucket);
     case OpKind::kReduceScatter: return inner_.reduce_scatter(op.region, op.reduce);
     case OpKind::kAllGather: return inner_.all_gather(op.region);
     case OpKind::kBroadcast: return inner_.broadcast(op.region, op.root);

@@ -127,4 +127,24 @@ void compare_manifests(ProcessGroup& group, const Manifest& mine) {
   }
 }
 
+Division divide(std::span<const std::uint64_t> values) {
+  std::map<std::uint64_t, std::size_t> counts;
+  for (const std::uint64_t value : values) ++counts[value];
+  const std::uint64_t* best = nullptr;
+  for (const std::uint64_t& value : values)
+    if (best == nullptr || counts[value] > counts[*best]) best = &value;
+  Division division;
+  for (std::size_t rank = 0; rank < values.size(); ++rank)
+    (values[rank] == *best ? division.most : division.others).push_back(static_cast<int>(rank));
+  return division;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) names.push_back(fmt::to_string(ranks[i]));
+  const std::string more = ranks.size() > kNamed ? fmt::format(" and {} more", ranks.size() - kNamed) : "";
+  return fmt::format("{} {}{}", ranks.size() == 1 ? "rank" : "ranks", join(names, ", "), more);
+}
+
 }  // namespace lockstep::comm

@@ -1,7 +1,9 @@
 // Ranks that must come to the same conclusion.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,5 +24,17 @@ using Manifest = std::vector<std::pair<std::string, std::string>>;
 /// Compares `mine` with rank 0's; collective. A difference is an OutOfStepError on the lowest rank that has one,
 /// naming host, keys and both values, and a PeerError on all others.
 void compare_manifests(ProcessGroup& group, const Manifest& mine);
+
+/// Of one value a rank: who agrees with whom.
+struct Division {
+  std::vector<int> most;    // ranks with the value that most have; of several such values, the lowest rank's
+  std::vector<int> others;  // empty: all are equal
+  /// Whether more than half of the ranks are `most`: then the others are the odd ones.
+  bool has_majority() const { return most.size() > others.size(); }
+};
+Division divide(std::span<const std::uint64_t> values);
+
+/// "rank 3", "ranks 1, 2, 5", "ranks 0, …, 7 and 56 more".
+std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace lockstep::comm

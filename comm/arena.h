@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "comm/op_signature.h"
 
 namespace lockstep::comm {
 
@@ -17,18 +19,25 @@ constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kArena
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+class ProcessGroup;
+
 /// A block of zero-initialised memory of the same size on every rank of the group that allocated it. Backends derive
 /// from it to keep what they registered or mapped. The group must outlive it. The bytes may be read and written, by
 /// any thread of the group's device, while no collective that names them is under way. The host may touch them only
 /// where that device is the CPU; elsewhere ProcessGroup::copy() and zero() reach them.
+///
+/// It is destroyed by the thread that uses the group, when no operation on it is under way. Where one is, the memory
+/// stays until this process ends, and every later call on the group throws a UsageError that names both.
 class Arena {
  public:
-  virtual ~Arena() = default;
+  virtual ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  /// Its group's arenas are counted from 1, on all ranks alike; 0: it belongs to no group.
+  std::uint32_t id() const { return id_; }
 
   /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
   /// where that is the CPU.
@@ -43,9 +52,18 @@ class Arena {
  protected:
   Arena(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
 
+  /// For destructors of backends, before anything else: takes it off its group, and says whether the memory may go.
+  /// It may not where operations on it may still be under way: in this process, on a GPU, or on other ranks.
+  bool detach() noexcept;
+
  private:
+  friend class ProcessGroup;
+
   std::byte* data_;
   std::size_t bytes_;
+  ProcessGroup* group_ = nullptr;  // nullptr: of none, or it has ended
+  std::uint32_t id_ = 0;
+  mutable OpSignature last_use_;  // the operation on it that was issued last; its sequence 0: none was
 };
 
 /// What a collective works on: `count` elements of `dtype` from `offset_bytes` of `arena`. All ranks of the group

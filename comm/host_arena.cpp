@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <exception>
 #include <limits>
 #include <new>
 
@@ -20,9 +19,9 @@ std::unique_ptr<HostArena> HostArena::map(std::size_t bytes) {
 }
 
 HostArena::~HostArena() {
-  // An exception that unwinds past an arena leaves collectives on it under way: the group's progress thread, and other
-  // ranks through the kernel, go on reading and writing its pages until this process ends.
-  if (std::uncaught_exceptions() == 0) ::munmap(data(), mapped_bytes_);
+  // Where operations are under way the group's progress thread, and other ranks through the kernel, go on reading and
+  // writing its pages until this process ends.
+  if (detach()) ::munmap(data(), mapped_bytes_);
 }
 
 }  // namespace lockstep::comm

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <utility>
 
 namespace lockstep::comm {
 namespace {
@@ -11,8 +13,65 @@ constexpr std::size_t kObjectPieceBytes = 4096;
 
 }  // namespace
 
-void ProcessGroup::check_region(const Region& region, const char* doing) {
+ProcessGroup::~ProcessGroup() {
+  // Those that outlive their group have nobody to ask any more.
+  for (Arena* const arena : arenas_) {
+    arena->group_ = nullptr;
+    if (arena->last_use_.sequence <= waited_for_) arena->last_use_ = {};
+  }
+}
+
+// ---- Arenas ----
+
+std::unique_ptr<Arena> ProcessGroup::allocate(std::size_t bytes) {
+  const auto sizes = exchange(fmt::to_string(bytes));
+  const auto other = std::ranges::find_if(sizes, [&](const std::string& size) { return size != sizes.front(); });
+  if (other != sizes.end()) {
+    const auto rank = static_cast<int>(other - sizes.begin());
+    const std::string what = fmt::format(
+        "out of step: rank {} allocates an arena of {} bytes where rank 0 allocates {}", rank, *other, sizes.front());
+    if (rank != rank_) throw PeerError(static_cast<int>(ExitCode::kTimeout), what);
+    throw OutOfStepError(what, "allocate arenas of the same sizes in the same order on every rank");
+  }
+  auto arena = map_arena(bytes);
+  arenas_.push_back(arena.get());
+  arena->group_ = this;
+  arena->id_ = ++allocated_;
+  return arena;
+}
+
+bool ProcessGroup::has(const Arena* arena) const { return std::ranges::find(arenas_, arena) != arenas_.end(); }
+
+bool ProcessGroup::detach(const Arena& arena) noexcept {
+  std::erase(arenas_, &arena);
+  const OpSignature& use = arena.last_use_;
+  // An exception that unwinds past an arena is reason enough for its operations to be left as they are.
+  if (std::uncaught_exceptions() > 0) return false;
+  if (use.sequence <= waited_for_ || has_let_go(use.sequence)) return true;
+  try {
+    failure_.set(std::make_exception_ptr(
+        UsageError(fmt::format("arena {} of {} bytes was destroyed while {} on it was under way", arena.id(),
+                               arena.bytes(), describe(use)),
+                   "wait for the operations on an arena before it is destroyed")));
+  } catch (const std::exception&) {  // no memory for words: the next call that needs some says so
+  }
+  return false;
+}
+
+Arena::~Arena() = default;
+
+bool Arena::detach() noexcept {
+  if (ProcessGroup* const group = std::exchange(group_, nullptr)) return group->detach(*this);
+  return last_use_.sequence == 0 && std::uncaught_exceptions() == 0;
+}
+
+void ProcessGroup::check_region(const Region& region, const char* doing) const {
   check_usage(region.arena != nullptr, "a collective names no arena", "allocate one with ProcessGroup::allocate");
+  if (!has(region.arena))
+    throw UsageError(fmt::format("{} names an arena that is not this group's: another group has allocated it, or it "
+                                 "was destroyed",
+                                 doing),
+                     "allocate one with this group's ProcessGroup::allocate, and keep it");
   const std::size_t element = size_of(region.dtype);
   if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
       region.count > (region.arena->bytes() - region.offset_bytes) / element)
@@ -21,18 +80,35 @@ void ProcessGroup::check_region(const Region& region, const char* doing) {
                                  region.arena->bytes()));
 }
 
-Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region) {
+// ---- Operations ----
+
+Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket) {
   if (kind != OpKind::kBarrier) {
+    failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
     check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   }
-  Op op{.sequence = ++sequence_, .kind = kind, .reduce = reduce, .root = root, .region = region, .step = step_};
-  if (region.arena != nullptr) op.data = region.data();
+  Op op{.sequence = ++sequence_,
+        .kind = kind,
+        .reduce = reduce,
+        .root = root,
+        .region = region,
+        .step = step_,
+        .bucket = bucket};
+  if (region.arena != nullptr) {
+    op.data = region.data();
+    op.arena_id = region.arena->id_;
+    op.arena_bytes = region.arena->bytes_;
+    // On behalf of another group, it is that one's to note.
+    if (region.arena->group_ == this) region.arena->last_use_ = signature_of(op);
+  }
   start(op);
   return Work(this, op.sequence);
 }
 
-Work ProcessGroup::all_reduce(const Region& region, ReduceOp op) { return issue(OpKind::kAllReduce, op, 0, region); }
+Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket) {
+  return issue(OpKind::kAllReduce, op, 0, region, bucket);
+}
 Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
   return issue(OpKind::kReduceScatter, op, 0, region);
 }
@@ -113,10 +189,12 @@ std::vector<std::int64_t> ProcessGroup::all_gather_numbers(std::int64_t mine) {
 
 bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
 void Work::wait_host(Deadline deadline) const {
-  if (group_ != nullptr) group_->wait_done(sequence_, deadline);
+  if (group_ == nullptr) return;
+  group_->wait_done(sequence_, deadline);
+  group_->waited_for_ = std::max(group_->waited_for_, sequence_);
 }
 void Work::wait_host() const {
-  if (group_ != nullptr) group_->wait_done(sequence_, Deadline::after(group_->timeout_));
+  if (group_ != nullptr) wait_host(Deadline::after(group_->timeout_));
 }
 void Work::wait(StreamView stream) const {
   if (group_ != nullptr) group_->make_wait(sequence_, stream);

@@ -11,6 +11,7 @@
 #include "base/deadline.h"
 #include "base/device.h"
 #include "comm/arena.h"
+#include "comm/failure.h"
 #include "comm/op.h"
 #include "comm/slice.h"
 #include "comm/types.h"
@@ -20,7 +21,9 @@ namespace lockstep::comm {
 
 /// Note [Same order]
 /// Every rank issues the same collectives, on the same regions, in the same order. Each one takes the group's next
-/// sequence number; messages carry it, so that ranks out of step are found and named instead of mixing data.
+/// sequence number; backends compare its signature and the history before it (Note [Signatures]), so that ranks out of
+/// step are found and named instead of mixing data: on the CPU before an operation moves anything, on GPUs with NCCL
+/// every hundred operations and in check_in_step().
 ///
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
@@ -36,7 +39,7 @@ namespace lockstep::comm {
 /// Destructors issue nothing; a normal end calls shutdown() on every rank.
 class ProcessGroup {
  public:
-  virtual ~ProcessGroup() = default;
+  virtual ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
@@ -52,10 +55,12 @@ class ProcessGroup {
   /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
   virtual std::size_t long_enough_bytes() const { return std::size_t{25} << 20; }
 
-  /// Collective: the same `bytes` on every rank. Zeroed, page-aligned (on a GPU: aligned to 256 bytes). Throws
-  /// std::bad_alloc when there is no memory, DeviceError when there is none that ranks can share (PeerError on the
-  /// ranks that had it).
-  virtual std::unique_ptr<Arena> allocate(std::size_t bytes) = 0;
+  /// Collective: the same `bytes` on every rank, or OutOfStepError on the lowest rank that asks for another size than
+  /// rank 0, and PeerError on the others. Zeroed, page-aligned (on a GPU: aligned to 256 bytes). Throws std::bad_alloc
+  /// when there is no memory, DeviceError when there is none that ranks can share (PeerError on the ranks that had it).
+  virtual std::unique_ptr<Arena> allocate(std::size_t bytes);
+  /// Whether its operations may name `arena`, which may have been destroyed: one of its own.
+  virtual bool has(const Arena* arena) const;
 
   /// Blocking; not collective. Copies between arenas of this group, other memory of their device, and the host's, after
   /// all work that the device was given before. The two do not overlap.
@@ -63,8 +68,9 @@ class ProcessGroup {
   /// Makes a region zero, before whatever is given to the device or issued afterwards. Not collective.
   virtual void zero(const Region& region);
 
-  /// In place: afterwards every rank's region holds the reduction of all ranks' regions.
-  Work all_reduce(const Region& region, ReduceOp op);
+  /// In place: afterwards every rank's region holds the reduction of all ranks' regions. `bucket` of gradients, if it
+  /// is one: for messages, and the same on all ranks.
+  Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
   /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
@@ -95,17 +101,31 @@ class ProcessGroup {
   /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
   virtual void watch_peers() { poll(); }
 
+  /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing
+  /// to do where each operation is compared before it moves anything.
+  virtual void check_in_step() {}
+
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;
 
   /// The timeout of waits that name no deadline.
   Clock::duration timeout() const { return timeout_; }
 
-  /// The training step that operations issued from now on belong to, for messages and records; -1 is none.
+  /// The training step that operations issued from now on belong to, the same on all ranks, which compare it; -1 is
+  /// none.
   void set_step(std::int64_t step) { step_ = step; }
 
  protected:
   ProcessGroup(int rank, int size, Clock::duration timeout) : rank_(rank), size_(size), timeout_(timeout) {}
+
+  /// The backend's part of allocate(); all ranks come to it, with the same size.
+  virtual std::unique_ptr<Arena> map_arena(std::size_t bytes) = 0;
+  static constexpr std::size_t kMostText = 240;
+  /// Collective, blocking: every rank's text of at most kMostText bytes on every rank, without an operation's number
+  /// and without an arena.
+  virtual std::vector<std::string> exchange(const std::string& mine) = 0;
+  /// Whether the memory that operations up to this one work on may be freed. Neither waits nor throws.
+  virtual bool has_let_go(std::uint64_t sequence) const noexcept = 0;
 
   /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
   /// sequence numbers.
@@ -122,19 +142,26 @@ class ProcessGroup {
   /// For a device that repeats operations without their being issued again: the next one is `sequence` + 1.
   void set_last_issued(std::uint64_t sequence) { sequence_ = sequence; }
 
-  /// Throws UsageError unless the region lies in its arena; `doing` names what is to be done with it.
-  static void check_region(const Region& region, const char* doing);
+  /// Throws UsageError unless the region lies in an arena of this group; `doing` names what is to be done with it.
+  void check_region(const Region& region, const char* doing) const;
+
+  Failure failure_;  // what broke the group
 
  private:
+  friend class Arena;
   friend class Work;
-  Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region);
+  Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
+  bool detach(const Arena& arena) noexcept;
 
   int rank_;
   int size_;
   Clock::duration timeout_;
   std::uint64_t sequence_ = 0;
   std::int64_t step_ = -1;
+  std::uint64_t waited_for_ = 0;    // by the host: operations up to this one are complete
+  std::uint32_t allocated_ = 0;     // arenas, so far
+  std::vector<Arena*> arenas_;      // those that live
   std::unique_ptr<Arena> control_;  // for objects; allocated at first use
 };
 

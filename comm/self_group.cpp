@@ -4,6 +4,6 @@
 
 namespace lockstep::comm {
 
-std::unique_ptr<Arena> SelfGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
+std::unique_ptr<Arena> SelfGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
 
 }  // namespace lockstep::comm

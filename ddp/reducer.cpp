@@ -156,7 +156,7 @@ void Reducer::start_full_buckets() {
     const auto region = region_of(started_);
     timeline_.buckets[started_].bytes = region.bytes();
     timeline_.buckets[started_].start = Clock::now();
-    works_[started_] = group_.all_reduce(region, comm::ReduceOp::kSum);
+    works_[started_] = group_.all_reduce(region, comm::ReduceOp::kSum, static_cast<std::int32_t>(started_));
     ++started_;
   }
 }

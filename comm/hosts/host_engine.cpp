@@ -26,7 +26,7 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
 // ---- Operations ----
 
 void HostEngine::submit(const Order& order) {
-  history_ = digest(order.op, history_ + order.arena);
+  history_ = digest(signature_of(order.op), history_);
   Entry& entry = entries_.emplace_back(Entry{order.op, order.part_bytes, order.here});
   entry.op.history = history_;
   ++submitted_;

@@ -34,13 +34,12 @@ class HostEngine {
   bool oversubscribed() const { return met_.peers.oversubscribed(); }
   bool drives() const { return lane_.has_value(); }
 
-  /// An operation, or an exchange of texts, as it is handed over. `part_bytes` lie between the copies of its arena,
-  /// number `arena` of the group. With `here` it is among the ranks of each host alone: their texts (own_text()) are in
-  /// text_here() when it is complete.
+  /// An operation, or an exchange of texts, as it is handed over. `part_bytes` lie between the copies of its arena.
+  /// With `here` it is among the ranks of each host alone: their texts (own_text()) are in text_here() when it is
+  /// complete.
   struct Order {
     Op op;
     std::size_t part_bytes = 0;
-    std::uint64_t arena = 0;
     bool here = false;
   };
   void submit(const Order& order);

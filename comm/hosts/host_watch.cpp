@@ -68,11 +68,8 @@ void HostEngine::check_step() const {
   const Op& ours = entry_of(place).op;
   const int local = roster_.posted_otherwise(place, ours);
   if (local < 0) return;
-  const Op theirs = roster_.posted_by(local, place);
   throw OutOfStepError(
-      fmt::format("out of step: {} is in {}{}, this rank is in {}", met_.peers.name_of(rank_of_local(local)),
-                  name_of_op(theirs), same_operation(theirs, ours) ? " after other operations or in another arena" : "",
-                  name_of_op(ours)),
+      out_of_step_text(met_.peers.name_of(rank_of_local(local)), roster_.posted_by(local, place), signature_of(ours)),
       kSameProgram);
 }
 
@@ -201,7 +198,7 @@ std::string HostEngine::whereabouts_of(int rank) const {
   if (met_.peers.host_of(rank) != met_.host) return {};
   const auto local = static_cast<int>(std::lower_bound(here_.begin(), here_.end(), rank) - here_.begin());
   if (!roster_.has_posted_any(local)) return "it has issued nothing yet";
-  return fmt::format("the last that it issued is {}", name_of_op(roster_.last_posted_by(local)));
+  return fmt::format("the last that it issued is {}", describe(roster_.last_posted_by(local)));
 }
 
 void HostEngine::time_out(double waited_seconds) {

@@ -18,7 +18,7 @@ namespace lockstep::comm {
 HostsGroup::HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout)
     : ProcessGroup(store->rank(), store->size(), timeout), engine_(std::move(met), timeout), store_(std::move(store)) {}
 
-std::unique_ptr<Arena> HostsGroup::allocate(std::size_t bytes) {
+std::unique_ptr<Arena> HostsGroup::map_arena(std::size_t bytes) {
   // The same sizes are too large on all hosts, however many ranks each has.
   constexpr std::size_t kPages = 1 << 16;
   if (bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) / static_cast<std::size_t>(size()) - kPages)
@@ -46,16 +46,25 @@ std::unique_ptr<Arena> HostsGroup::allocate(std::size_t bytes) {
   }
   while (rounds < 2) exchange_here("");
 
-  engine_.set_own_text(mine ? std::string(utf8_prefix(mine->what(), Segment::kMostText)) : std::string());
-  run(engine_.order_for_all_texts());
+  const auto texts = exchange(mine ? std::string(utf8_prefix(mine->what(), Segment::kMostText)) : std::string());
   for (int r = 0; r < size(); ++r) {
-    const char* const text =
-        reinterpret_cast<const char*>(engine_.all_texts() + static_cast<std::size_t>(r) * HostEngine::kTextBytes);
-    if (*text == '\0') continue;
+    const std::string& text = texts[static_cast<std::size_t>(r)];
+    if (text.empty()) continue;
     if (r == rank()) throw *mine;
     throw PeerError(static_cast<int>(ExitCode::kDevice), fmt::format("rank {}: {}", r, text));
   }
-  return std::make_unique<ShmArena>(std::move(segment), engine_.local(), bytes, ++arenas_);
+  return std::make_unique<ShmArena>(std::move(segment), engine_.local(), bytes);
+}
+
+std::vector<std::string> HostsGroup::exchange(const std::string& mine) {
+  static_assert(kMostText < HostEngine::kTextBytes);
+  engine_.set_own_text(mine);
+  run(engine_.order_for_all_texts());
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); ++r)
+    texts.emplace_back(
+        reinterpret_cast<const char*>(engine_.all_texts() + static_cast<std::size_t>(r) * HostEngine::kTextBytes));
+  return texts;
 }
 
 void HostsGroup::run(const HostEngine::Order& order) { wait_for_place(hand_over(order), Deadline::after(timeout())); }
@@ -63,12 +72,7 @@ void HostsGroup::run(const HostEngine::Order& order) { wait_for_place(hand_over(
 void HostsGroup::start(const Op& op) {
   HostEngine::Order order;
   order.op = op;
-  if (op.kind != OpKind::kBarrier) {
-    const auto* const arena = dynamic_cast<const ShmArena*>(op.region.arena);
-    LOCKSTEP_ASSERT(arena != nullptr, "{} on an arena of another group", describe(op));
-    order.part_bytes = arena->part_bytes();
-    order.arena = arena->number();
-  }
+  if (op.kind != OpKind::kBarrier) order.part_bytes = static_cast<const ShmArena*>(op.region.arena)->part_bytes();
   hand_over(order);
 }
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "comm/failure.h"
 #include "comm/hosts/host_engine.h"
 #include "comm/process_group.h"
 #include "comm/store.h"
@@ -16,7 +16,6 @@ class HostsGroup : public ProcessGroup {
  public:
   std::string name() const override { return "hosts"; }
   std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
 
  protected:
   HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);
@@ -24,16 +23,15 @@ class HostsGroup : public ProcessGroup {
   /// Gives the engine its next operation; its place.
   virtual std::uint64_t hand_over(const HostEngine::Order& order) = 0;
   virtual void wait_for_place(std::uint64_t place, Deadline deadline) = 0;
+  std::unique_ptr<Arena> map_arena(std::size_t bytes) override;
+  std::vector<std::string> exchange(const std::string& mine) override;
   void start(const Op& op) override;
 
   HostEngine engine_;
-  Failure failure_;  // what broke the group
   std::unique_ptr<Store> store_;
 
  private:
   void run(const HostEngine::Order& order);
-
-  std::uint64_t arenas_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -19,6 +19,7 @@ class InlineHosts final : public HostsGroup {
   void shutdown() override;
 
  protected:
+  bool has_let_go(std::uint64_t sequence) const noexcept override { return engine_.completed_sequence() >= sequence; }
   std::uint64_t hand_over(const HostEngine::Order& order) override;
   void wait_for_place(std::uint64_t place, Deadline deadline) override;
   bool is_done(std::uint64_t sequence) override;

@@ -83,15 +83,11 @@ void Lane::found(const pollfd* entries) {
 }
 
 void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
-  const Op theirs = op_of(header);
-  std::string what = fmt::format("out of step: {} is in {}", names_.name_of(link.rank()), name_of_op(theirs));
-  if (ours == nullptr)
-    what += ", which this rank has done otherwise";
-  else
-    what += fmt::format("{}, this rank is in {}",
-                        same_operation(theirs, *ours) ? " after other operations or in another arena" : "",
-                        name_of_op(*ours));
-  throw OutOfStepError(what, kSameProgram);
+  const std::string who = names_.name_of(link.rank());
+  if (ours != nullptr) throw OutOfStepError(out_of_step_text(who, header.op, signature_of(*ours)), kSameProgram);
+  throw OutOfStepError(
+      fmt::format("out of step: {} is in {}, which this rank has done otherwise", who, describe(header.op)),
+      kSameProgram);
 }
 
 void Lane::not_understood(const Link& link, const char* why) const {

@@ -21,53 +21,26 @@ enum class MessageKind : std::uint8_t {
 struct MessageHeader {
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kContribute;
-  OpKind op = OpKind::kBarrier;
-  ReduceOp reduce = ReduceOp::kSum;
-  DType dtype = DType::kF32;
+  std::uint8_t reserved[3] = {};
   std::uint32_t chunk = 0;  // the lane's chunks of a part are counted from 0
   std::uint32_t bytes = 0;  // of the payload
   std::uint64_t place = 0;  // the group's operations, its own ones too, are counted from 1
-  std::uint64_t sequence = 0;
   std::uint64_t history = 0;
-  std::uint64_t count = 0;
-  std::uint64_t offset_bytes = 0;
-  std::int64_t step = -1;
-  std::int32_t root = 0;
+  OpSignature op;
+  std::uint32_t more_reserved = 0;
   std::uint32_t unused = 0;
 
-  static constexpr std::uint32_t kMagic = 0x314d534c;  // "LSM1"
+  static constexpr std::uint32_t kMagic = 0x324d534c;  // "LSM2"
 };
-static_assert(sizeof(MessageHeader) == 72 && std::is_trivially_copyable_v<MessageHeader>);
+static_assert(sizeof(MessageHeader) == 96 && std::has_unique_object_representations_v<MessageHeader>);
 
 inline MessageHeader header_for(const Op& op, std::uint64_t place, MessageKind kind) {
   MessageHeader header;
   header.kind = kind;
-  header.op = op.kind;
-  header.reduce = op.reduce;
-  header.dtype = op.region.dtype;
   header.place = place;
-  header.sequence = op.sequence;
   header.history = op.history;
-  header.count = op.region.count;
-  header.offset_bytes = op.region.offset_bytes;
-  header.step = op.step;
-  header.root = op.root;
+  header.op = signature_of(op);
   return header;
-}
-
-/// The operation as far as a header tells: all but the arena.
-inline Op op_of(const MessageHeader& header) {
-  Op op;
-  op.sequence = header.sequence;
-  op.kind = header.op;
-  op.reduce = header.reduce;
-  op.root = header.root;
-  op.region.offset_bytes = header.offset_bytes;
-  op.region.count = header.count;
-  op.region.dtype = header.dtype;
-  op.step = header.step;
-  op.history = header.history;
-  return op;
 }
 
 }  // namespace lockstep::comm

@@ -75,9 +75,11 @@ class Roster {
   bool all_posted(std::uint64_t place, const Op& op) const;
   /// The first that has posted something else there; -1 if none has.
   int posted_otherwise(std::uint64_t place, const Op& op) const;
-  Op posted_by(int local, std::uint64_t place) const { return read(seat(local).slot_of(place)); }
+  const OpSignature& posted_by(int local, std::uint64_t place) const { return seat(local).slot_of(place).what; }
   bool has_posted_any(int local) const { return seat(local).posted.load(std::memory_order_acquire) > 0; }
-  Op last_posted_by(int local) const { return posted_by(local, seat(local).posted.load(std::memory_order_acquire)); }
+  const OpSignature& last_posted_by(int local) const {
+    return posted_by(local, seat(local).posted.load(std::memory_order_acquire));
+  }
   const std::byte* text_of(int local, std::uint64_t place) const { return seat(local).slot_of(place).bytes.data(); }
 
   void finish(std::uint64_t place) { seat(local_).finished.store(place, std::memory_order_release); }

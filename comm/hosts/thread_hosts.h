@@ -22,6 +22,9 @@ class ThreadHosts final : public HostsGroup {
   void shutdown() override;
 
  protected:
+  bool has_let_go(std::uint64_t sequence) const noexcept override {
+    return completed_sequence_.load(std::memory_order_acquire) >= sequence;
+  }
   std::uint64_t hand_over(const HostEngine::Order& order) override;
   void wait_for_place(std::uint64_t place, Deadline deadline) override;
   bool is_done(std::uint64_t sequence) override;

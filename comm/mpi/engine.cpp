@@ -20,18 +20,17 @@ Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration pat
       small_limit_(tuning.small_limit(session.size())),
       patience_(patience),
       transfers_(session, most_messages(tuning, session.size())),
-      stall_watch_(session, transfers_.tags()) {
+      stall_watch_(session, transfers_.tags(), patience) {
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
   waiting_.reserve(256);
 }
 
 void Engine::submit(const Op& op) {
-  LOCKSTEP_ASSERT(op.sequence == submitted_ + 1, "operation #{} after #{}", op.sequence, submitted_);
-  submitted_ = op.sequence;
-  history_ = digest(op, history_);
-  waiting_.push_back(op);
-  waiting_.back().history = history_;
+  history_ = digest(signature_of(op), history_);
+  Op& taken = waiting_.emplace_back(op);
+  taken.place = ++submitted_;
+  taken.history = history_;
   begin_waiting();
 }
 
@@ -49,9 +48,9 @@ bool Engine::advance() {
 void Engine::begin_waiting() {
   while (next_waiting_ < waiting_.size() && begun_ - completed_ < slots_.size()) {
     const Op& op = waiting_[next_waiting_++];
-    Slot& slot = slot_of(op.sequence);
+    Slot& slot = slot_of(op.place);
     slot.active = &schedule_for(slot, op);
-    begun_ = op.sequence;
+    begun_ = op.place;
     slot.active->begin(op);
     retire();  // an empty operation is complete when it has begun
   }
@@ -66,6 +65,7 @@ void Engine::retire() {
   while (completed_ < begun_) {
     Slot& slot = slot_of(completed_ + 1);
     if (!slot.active->done()) return;
+    if (const std::uint64_t sequence = slot.active->op().sequence; sequence > 0) completed_sequence_ = sequence;
     slot.active = nullptr;
     ++completed_;
   }

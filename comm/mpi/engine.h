@@ -25,20 +25,23 @@ constexpr Clock::duration patience_for(Clock::duration timeout) {
   return std::min<Clock::duration>(std::chrono::seconds(1), timeout / 3);
 }
 
-/// Runs operations in order of their sequence numbers, a few at a time, all on the thread that owns MPI and none of
+/// Runs operations in the order of their places, a few at a time, all on the thread that owns MPI and none of
 /// them blocking: whoever owns the engine calls advance() until what it waits for is complete. After an exception the
 /// engine cannot be used any more. The session must outlive it.
 class Engine {
  public:
   Engine(const Session& session, const Tuning& tuning, Clock::duration patience);
 
-  /// Takes the operation with the next sequence number; starts it as soon as there is room.
+  /// Takes the next operation, which gets the next place; starts it as soon as there is room.
   void submit(const Op& op);
   /// Does what can be done now; whether anything was. Throws MpiError, and OutOfStepError when bytes
   /// arrive that no operation of this rank expects.
   bool advance();
-  /// All operations up to this number are complete.
+  /// Places: the operations that have been taken, and those that are complete, counted from 1.
+  std::uint64_t submitted() const { return submitted_; }
   std::uint64_t completed() const { return completed_; }
+  /// The sequence number of the last complete operation that has one.
+  std::uint64_t completed_sequence() const { return completed_sequence_; }
   bool idle() const { return completed_ == submitted_; }
 
   /// To be called now and then while advance() finds nothing to do. Throws OutOfStepError (Note [Stalls]).
@@ -65,7 +68,7 @@ class Engine {
     Schedule* active = nullptr;
   };
 
-  Slot& slot_of(std::uint64_t sequence) { return *slots_[sequence % slots_.size()]; }
+  Slot& slot_of(std::uint64_t place) { return *slots_[place % slots_.size()]; }
   Schedule& schedule_for(Slot& slot, const Op& op);
   void begin_waiting();
   void retire();
@@ -83,6 +86,7 @@ class Engine {
   std::uint64_t submitted_ = 0;
   std::uint64_t begun_ = 0;
   std::uint64_t completed_ = 0;
+  std::uint64_t completed_sequence_ = 0;
 
   Clock::time_point last_look_;  // of watch_for_stalls
   Clock::time_point next_check_;

@@ -9,9 +9,19 @@ namespace lockstep::comm {
 InlineGroup::InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeout, const Tuning& tuning)
     : ProcessGroup(store->rank(), store->size(), timeout),
       store_(std::move(store)),
-      engine_(store_->session(), tuning, patience_for(timeout)) {}
+      engine_(store_->session(), tuning, patience_for(timeout)),
+      texts_(rank(), size()) {}
 
-std::unique_ptr<Arena> InlineGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
+std::unique_ptr<Arena> InlineGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
+
+std::vector<std::string> InlineGroup::exchange(const std::string& mine) {
+  return failure_.guard([&] {
+    engine_.submit(texts_.begin(mine));
+    const std::uint64_t place = engine_.submitted();
+    wait_until([&] { return engine_.completed() >= place; }, Deadline::after(timeout()));
+    return texts_.all();
+  });
+}
 
 void InlineGroup::start(const Op& op) {
   failure_.guard([&] {
@@ -26,26 +36,29 @@ void InlineGroup::poll() {
 
 bool InlineGroup::is_done(std::uint64_t sequence) {
   return failure_.guard([&] {
-    if (engine_.completed() < sequence) engine_.advance();
-    return engine_.completed() >= sequence;
+    if (engine_.completed_sequence() < sequence) engine_.advance();
+    return engine_.completed_sequence() >= sequence;
   });
 }
 
 void InlineGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
-  failure_.guard([&] {
-    const auto begin = Clock::now();
-    Backoff backoff(store_->session().oversubscribed());
-    while (engine_.completed() < sequence) {
-      if (engine_.advance()) {
-        backoff.reset();
-        continue;
-      }
-      if (!backoff.pause()) continue;
-      throw_if_stopped("waiting for the other ranks");
-      engine_.watch_for_stalls();
-      if (deadline.expired()) engine_.time_out(seconds_between(begin, Clock::now()));
+  failure_.guard([&] { wait_until([&] { return engine_.completed_sequence() >= sequence; }, deadline); });
+}
+
+template <class Condition>
+void InlineGroup::wait_until(Condition&& done, Deadline deadline) {
+  const auto begin = Clock::now();
+  Backoff backoff(store_->session().oversubscribed());
+  while (!done()) {
+    if (engine_.advance()) {
+      backoff.reset();
+      continue;
     }
-  });
+    if (!backoff.pause()) continue;
+    throw_if_stopped("waiting for the other ranks");
+    engine_.watch_for_stalls();
+    if (deadline.expired()) engine_.time_out(seconds_between(begin, Clock::now()));
+  }
 }
 
 void InlineGroup::shutdown() {

@@ -3,11 +3,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "comm/failure.h"
 #include "comm/mpi/engine.h"
 #include "comm/mpi/mpi_store.h"
 #include "comm/process_group.h"
+#include "comm/text_exchange.h"
 
 namespace lockstep::comm {
 
@@ -19,19 +20,24 @@ class InlineGroup final : public ProcessGroup {
   InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeout, const Tuning& tuning);
 
   std::string name() const override { return "mpi"; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
   void poll() override;
   void shutdown() override;
 
  protected:
+  std::unique_ptr<Arena> map_arena(std::size_t bytes) override;
+  std::vector<std::string> exchange(const std::string& mine) override;
+  bool has_let_go(std::uint64_t sequence) const noexcept override { return engine_.completed_sequence() >= sequence; }
   void start(const Op& op) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
 
  private:
+  template <class Condition>
+  void wait_until(Condition&& done, Deadline deadline);
+
   std::unique_ptr<MpiStore> store_;
   Engine engine_;
-  Failure failure_;  // what broke the group
+  TextExchange texts_;
 };
 
 }  // namespace lockstep::comm

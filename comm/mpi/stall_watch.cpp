@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -12,27 +13,12 @@ namespace {
 constexpr int kNoticeTag = 1;
 constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
 
-/// An operation as far as its notice tells: all but the arena.
-template <class Notice>
-Op op_of(const Notice& notice) {
-  Op op;
-  op.sequence = notice.sequence;
-  op.kind = notice.kind;
-  op.reduce = notice.reduce;
-  op.root = notice.root;
-  op.region.offset_bytes = notice.offset_bytes;
-  op.region.count = notice.count;
-  op.region.dtype = notice.dtype;
-  op.step = notice.step;
-  op.history = notice.history;
-  return op;
-}
-
 }  // namespace
 
-StallWatch::StallWatch(const Session& session, const TagLayout& tags)
+StallWatch::StallWatch(const Session& session, const TagLayout& tags, Clock::duration patience)
     : session_(session),
       tags_(tags),
+      patience_(patience),
       sending_(static_cast<std::size_t>(session.size()), MPI_REQUEST_NULL),
       heard_(static_cast<std::size_t>(session.size())) {
   static_assert(std::is_trivially_copyable_v<Notice>);
@@ -46,14 +32,13 @@ void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<
 }
 
 void StallWatch::tell(const Op& op, std::uint64_t completed) {
-  if (mine_.sequence == op.sequence) return;
+  if (mine_.place == op.place) return;
   // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
             "telling the other ranks of a stall");
   if (done == 0) return;
-  mine_ = {op.sequence, completed, op.region.count, op.region.offset_bytes, op.history, op.step,
-           op.root,     op.kind,   op.reduce,       op.region.dtype,        0};
+  mine_ = {op.place, completed, op.history, signature_of(op)};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
       check_mpi(MPI_Isend(&mine_, sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
@@ -77,17 +62,14 @@ void StallWatch::listen() {
 void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) const {
   for (int peer = 0; peer < session_.size(); ++peer) {
     const Notice& notice = heard_[static_cast<std::size_t>(peer)];
-    if (notice.sequence == op.sequence && notice.history != op.history)
-      out_of_step(peer,
-                  fmt::format("is in {}{}", describe(op_of(notice)),
-                              same_operation(op_of(notice), op) ? " after other operations" : ""),
-                  op);
-    if (notice.completed >= op.sequence && std::binary_search(missing.begin(), missing.end(), peer))
-      out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(op_of(notice))), op);
+    if (notice.place == op.place && notice.history != op.history)
+      throw OutOfStepError(out_of_step_text(session_.name_of_rank(peer), notice.what, signature_of(op)), kSameProgram);
+    if (notice.completed >= op.place && std::binary_search(missing.begin(), missing.end(), peer))
+      out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(notice.what)), op);
   }
 }
 
-void StallWatch::probe_messages(const Op& op) const {
+void StallWatch::probe_messages(const Op& op) {
   for (int peer = 0; peer < session_.size(); ++peer) {
     if (peer == session_.rank()) continue;
     int found = 0;
@@ -98,15 +80,20 @@ void StallWatch::probe_messages(const Op& op) const {
     const TagFields theirs = tags_.decode(status.MPI_TAG);
     const TagFields ours = tags_.fields_of(op, theirs.phase);
     const std::uint32_t behind = tags_.distance(theirs, ours);
-    if (theirs == ours || behind > op.sequence || behind >= tags_.farthest()) continue;
-    std::string what =
-        fmt::format("{} {} #{}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind), op.sequence - behind);
+    if (theirs == ours || behind > op.place || behind >= tags_.farthest()) continue;
+    if (behind == 0) {
+      if (std::exchange(suspected_place_, op.place) != op.place) suspected_since_ = Clock::now();
+      if (Clock::now() - suspected_since_ < patience_) continue;
+    }
+    // The group's own exchanges have places, and no numbers: those of long ago are not told to the last one.
+    std::string what = fmt::format("{} {}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind));
+    if (op.sequence > behind) what += fmt::format(" #{}", op.sequence - behind);
     if (behind > 0)
       what += ", which this rank was not";
     else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
       what += fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
     else if (theirs.kind == ours.kind)
-      what += " of another size, place or root, or after other operations";
+      what += " of another size, place, arena, root, step or bucket, or after other operations";
     out_of_step(peer, what, op);
   }
 }
@@ -119,7 +106,7 @@ void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours
 
 void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {
   listen();
-  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].sequence >= op.sequence; };
+  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].place >= op.place; };
   std::vector<int> blamed;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(blamed), [&](int rank) { return !waits_too(rank); });
   if (blamed.empty())

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/tag.h"
 #include "comm/op.h"
@@ -23,7 +24,9 @@ namespace lockstep::comm {
 /// Used by the thread that owns MPI, when an operation has stood still; costs nothing before.
 class StallWatch {
  public:
-  StallWatch(const Session& session, const TagLayout& tags);
+  /// `patience`: how long a rank whose message is another operation's has to say which, as it finds out later than this
+  /// one.
+  StallWatch(const Session& session, const TagLayout& tags, Clock::duration patience);
 
   /// `op` is the first operation that is not complete, `missing` the ranks whose messages it waits for, `completed`
   /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
@@ -36,32 +39,29 @@ class StallWatch {
   void abandon_notices();
 
  private:
-  /// An Op as bytes, and how far the sender has come.
+  /// What a rank is in, and how far it has come.
   struct Notice {
-    std::uint64_t sequence = 0;  // 0: none yet
+    std::uint64_t place = 0;  // 0: none yet
     std::uint64_t completed = 0;
-    std::uint64_t count = 0;
-    std::uint64_t offset_bytes = 0;
     std::uint64_t history = 0;
-    std::int64_t step = -1;
-    std::int32_t root = 0;
-    OpKind kind = OpKind::kBarrier;
-    ReduceOp reduce = ReduceOp::kSum;
-    DType dtype = DType::kF32;
-    std::uint8_t unused = 0;
+    OpSignature what;
   };
 
   void tell(const Op& op, std::uint64_t completed);
   void listen();
   void compare_notices(const Op& op, const std::vector<int>& missing) const;
-  void probe_messages(const Op& op) const;
+  void probe_messages(const Op& op);
   [[noreturn]] void out_of_step(int peer, const std::string& theirs, const Op& ours) const;
 
   const Session& session_;
   const TagLayout& tags_;
+  const Clock::duration patience_;
   Notice mine_;
   std::vector<MPI_Request> sending_;  // of mine_
   std::vector<Notice> heard_;         // the latest of each rank
+  // A message of something else under the number of an operation, since when: its sender's notice says more.
+  std::uint64_t suspected_place_ = 0;
+  Clock::time_point suspected_since_{};
 };
 
 }  // namespace lockstep::comm

@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 
 ThreadGroup::ThreadGroup(const World& world, Clock::duration timeout, const Tuning& tuning)
-    : ProcessGroup(world.rank, world.size, timeout) {
+    : ProcessGroup(world.rank, world.size, timeout), texts_(world.rank, world.size) {
   issued_.reserve(256);
   taken_.reserve(256);
   thread_ = std::thread([this, world, tuning] { run(world, tuning); });
@@ -24,26 +24,41 @@ ThreadGroup::ThreadGroup(const World& world, Clock::duration timeout, const Tuni
 
 ThreadGroup::~ThreadGroup() { end_thread(Ending::kAbandon); }
 
-std::unique_ptr<Arena> ThreadGroup::allocate(std::size_t bytes) { return HostArena::map(bytes); }
-
 // ---- The caller's side ----
 
-void ThreadGroup::start(const Op& op) {
+std::unique_ptr<Arena> ThreadGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
+
+std::vector<std::string> ThreadGroup::exchange(const std::string& mine) {
+  const std::uint64_t place = hand_over(texts_.begin(mine));
+  wait_until([&] { return completed_.load(std::memory_order_acquire) >= place; }, Deadline::after(timeout()));
+  return texts_.all();
+}
+
+std::uint64_t ThreadGroup::hand_over(const Op& op) {
   failure_.throw_if_any();
   const std::lock_guard lock(mutex_);
   issued_.push_back(op);
   orders_.notify_one();
+  return ++handed_;
 }
+
+void ThreadGroup::start(const Op& op) { hand_over(op); }
 
 bool ThreadGroup::is_done(std::uint64_t sequence) {
   failure_.throw_if_any();
-  return completed_.load(std::memory_order_acquire) >= sequence;
+  return completed_sequence_.load(std::memory_order_acquire) >= sequence;
 }
 
 void ThreadGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
+  failure_.throw_if_any();
+  wait_until([&] { return completed_sequence_.load(std::memory_order_acquire) >= sequence; }, deadline);
+}
+
+template <class Condition>
+void ThreadGroup::wait_until(Condition&& condition, Deadline deadline) {
   wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   wait_end_.store(deadline.when().time_since_epoch().count(), std::memory_order_release);
-  wait_until([&] { return completed_.load(std::memory_order_acquire) >= sequence; });
+  wait_until(condition);
   wait_end_.store(kNoWait, std::memory_order_relaxed);
 }
 
@@ -96,12 +111,12 @@ void ThreadGroup::serve(Session& session, Engine& engine) {
       session.finalize();
       return;
     }
-    if (engine.advance()) {
-      completed_.store(engine.completed(), std::memory_order_release);
+    const bool moved = engine.advance();
+    publish(engine);
+    if (moved) {
       backoff.reset();
       continue;
     }
-    completed_.store(engine.completed(), std::memory_order_release);
     if (!backoff.pause()) continue;
     engine.watch_for_stalls();
     const auto now = Clock::now().time_since_epoch().count();
@@ -109,6 +124,11 @@ void ThreadGroup::serve(Session& session, Engine& engine) {
       engine.time_out(
           std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   }
+}
+
+void ThreadGroup::publish(const Engine& engine) {
+  completed_sequence_.store(engine.completed_sequence(), std::memory_order_release);
+  completed_.store(engine.completed(), std::memory_order_release);
 }
 
 ThreadGroup::Ending ThreadGroup::take_orders(Engine& engine) {

@@ -1,6 +1,5 @@
 #include "comm/nccl/device_arena.h"
 
-#include <exception>
 #include <limits>
 #include <new>
 
@@ -100,7 +99,7 @@ void DeviceArena::deregister() {
 }
 
 DeviceArena::~DeviceArena() {
-  if (source_ == Source::kNone || std::uncaught_exceptions() > 0) return;
+  if (!detach() || source_ == Source::kNone) return;
   if (communicator_ != nullptr && communicator_->state() == Communicator::State::kAborted) return;
   deregister();
   // Whatever these say: nobody can do anything about it here.

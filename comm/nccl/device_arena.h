@@ -14,8 +14,8 @@ namespace lockstep::comm {
 void check_device(int device);
 
 /// Memory of the current GPU. It is from NCCL, and registered where NCCL can do without copies of it, if there is a
-/// communicator; from CUDA otherwise. Freed with the arena, unless an exception unwinds past it or the communicator was
-/// aborted: then kernels, here or on other GPUs, may still be at it until this process ends.
+/// communicator; from CUDA otherwise. Freed with the arena, unless operations on it may be under way or the
+/// communicator was aborted: then kernels, here or on other GPUs, may still be at it until this process ends.
 class DeviceArena final : public Arena {
  public:
   /// Throws std::bad_alloc for a size that no GPU can have.
@@ -27,8 +27,6 @@ class DeviceArena final : public Arena {
   /// The ranks have learnt that not all of them could register theirs, which NCCL does not want mixed.
   void deregister();
   bool registered() const { return registration_ != nullptr; }
-  /// nullptr for an arena from CUDA.
-  const Communicator* communicator() const { return communicator_.get(); }
 
  private:
   enum class Source { kNone, kCuda, kNccl };

@@ -13,10 +13,6 @@ class DeviceSelfGroup final : public DeviceGroup {
       : DeviceGroup(0, 1, options.timeout, options.device), producer_(options.producer), bytes_(options.producer) {}
 
   std::string name() const override { return "self"; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override {
-    DeviceArena::check_size(bytes);
-    return DeviceArena::allocate(bytes, nullptr);
-  }
   void copy(void* to, const void* from, std::size_t bytes) override { bytes_.copy(to, from, bytes); }
   void zero(const Region& region) override {
     check_region(region, "zeroing");
@@ -46,6 +42,12 @@ class DeviceSelfGroup final : public DeviceGroup {
   std::vector<OpTime> device_times(const CudaEvent&) override { return {}; }
 
  protected:
+  std::unique_ptr<Arena> map_arena(std::size_t bytes) override {
+    DeviceArena::check_size(bytes);
+    return DeviceArena::allocate(bytes, nullptr);
+  }
+  std::vector<std::string> exchange(const std::string& mine) override { return {mine}; }
+  bool has_let_go(std::uint64_t) const noexcept override { return true; }  // freeing waits for the GPU
   void start(const Op&) override {}
   bool is_done(std::uint64_t) override { return true; }
   void wait_done(std::uint64_t, Deadline) override {

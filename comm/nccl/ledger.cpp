@@ -22,6 +22,7 @@ void Ledger::launch(const Op& op) {
   if (!any_under_way()) progress_ = Clock::now();
   at(op.sequence) = op;
   launched_ = op.sequence;
+  history_ = digest(signature_of(op), history_);
 }
 
 std::uint64_t Ledger::end_capture() {

@@ -18,6 +18,9 @@ class Ledger {
   Ledger() : under_way_(kMostUnderWay) {}
 
   std::uint64_t launched() const { return launched_; }
+  /// digest() of what has been launched, and the last of it.
+  std::uint64_t history() const { return history_; }
+  OpSignature last() const { return launched_ == 0 ? OpSignature() : signature_of(at(launched_)); }
   std::uint64_t completed() const { return completed_; }
   /// Launched and, as far as has been told, not complete.
   bool any_under_way() const { return completed_ < launched_; }
@@ -50,6 +53,7 @@ class Ledger {
 
   std::vector<Op> under_way_;  // a ring, by sequence number
   std::uint64_t launched_ = 0;
+  std::uint64_t history_ = 0;
   std::uint64_t completed_ = 0;
   Clock::time_point progress_{};
   std::vector<Op> captured_;

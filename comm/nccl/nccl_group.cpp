@@ -10,11 +10,11 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "comm/agree.h"
-#include "comm/failure.h"
 #include "comm/nccl/calls.h"
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/completion_word.h"
 #include "comm/nccl/device_arena.h"
+#include "comm/nccl/history_check.h"
 #include "comm/nccl/joining.h"
 #include "comm/nccl/ledger.h"
 #include "comm/nccl/marks.h"
@@ -30,6 +30,8 @@ constexpr auto kNap = std::chrono::microseconds(50);
 // Between two looks at the other ranks' processes by one that waits, and at everything by one that only polls.
 constexpr auto kLookAtPeersEvery = std::chrono::milliseconds(5);
 constexpr auto kLookEvery = std::chrono::milliseconds(100);
+// Operations between two comparisons (Note [Histories]); a step has one at least.
+constexpr std::uint64_t kCompareEvery = 100;
 
 class NcclGroup final : public DeviceGroup {
  public:
@@ -40,12 +42,12 @@ class NcclGroup final : public DeviceGroup {
   void join(const ncclUniqueId& id);
 
   std::string name() const override { return "nccl"; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
   void copy(void* to, const void* from, std::size_t bytes) override;
   void zero(const Region& region) override;
   std::vector<std::vector<std::byte>> all_gather_objects(std::span<const std::byte> mine) override;
   void poll() override;
   void watch_peers() override { control_.watch_peers(); }
+  void check_in_step() override;
   void shutdown() override;
 
   void begin_capture() override;
@@ -55,6 +57,13 @@ class NcclGroup final : public DeviceGroup {
   std::vector<OpTime> device_times(const CudaEvent& origin) override;
 
  protected:
+  std::unique_ptr<Arena> map_arena(std::size_t bytes) override;
+  std::vector<std::string> exchange(const std::string& mine) override;
+  /// What the producer's stream comes after is over before memory is freed, which waits for the GPU; what was only
+  /// captured has not begun.
+  bool has_let_go(std::uint64_t sequence) const noexcept override {
+    return sequence <= joined_ || sequence > ledger_.launched() || sequence <= word_->read();
+  }
   void start(const Op& op) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
@@ -64,6 +73,7 @@ class NcclGroup final : public DeviceGroup {
   template <class Action>
   auto guard(Action&& action);
   void fail();
+  void compare_now_and_then();
   void give(const Op& op);
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
@@ -76,7 +86,7 @@ class NcclGroup final : public DeviceGroup {
   const StreamView producer_;
   std::shared_ptr<Communicator> communicator_;  // arenas use it too
   std::optional<RollCall> roll_call_;
-  Failure failure_;
+  std::optional<HistoryCheck> history_check_;
 
   CudaStream stream_{CudaStream::Priority::kHigh};  // of all operations
   CudaEvent ready_;
@@ -86,7 +96,8 @@ class NcclGroup final : public DeviceGroup {
   OpTimer timer_;
 
   Ledger ledger_;
-  std::uint64_t joined_ = 0;  // the producer's stream comes after these
+  std::uint64_t joined_ = 0;    // the producer's stream comes after these
+  std::uint64_t compared_ = 0;  // histories up to here
   Clock::time_point next_look_{};
   Clock::time_point next_look_at_peers_{};
 
@@ -133,6 +144,7 @@ void NcclGroup::fail() {
 void NcclGroup::join(const ncclUniqueId& id) {
   guard([&] {
     roll_call_.emplace(control_);
+    history_check_.emplace(control_);
     join_ranks(*communicator_, id, control_, *roll_call_, timeout(), [&] {
       throw_if_stopped("joining the other ranks");
       look_at_peers();
@@ -141,6 +153,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
 }
 
 void NcclGroup::shutdown() {
+  check_in_step();  // first: what a rank has issued too many never ends
   guard([&] {
     wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
     control_.barrier().wait_host();
@@ -155,7 +168,11 @@ void NcclGroup::shutdown() {
 
 // ---- Memory and objects ----
 
-std::unique_ptr<Arena> NcclGroup::allocate(std::size_t bytes) {
+std::vector<std::string> NcclGroup::exchange(const std::string& mine) {
+  return guard([&] { return control_.all_gather_text(mine); });
+}
+
+std::unique_ptr<Arena> NcclGroup::map_arena(std::size_t bytes) {
   failure_.throw_if_any();
   LOCKSTEP_ASSERT(!capturing_ && communicator_->state() == Communicator::State::kReady,
                   "an allocation in a capture, or after the end");
@@ -194,12 +211,10 @@ std::vector<std::vector<std::byte>> NcclGroup::all_gather_objects(std::span<cons
 void NcclGroup::start(const Op& op) {
   guard([&] {
     LOCKSTEP_ASSERT(communicator_->state() == Communicator::State::kReady, "{} after the end", describe(op));
-    if (op.kind != OpKind::kBarrier) {
-      const auto* const arena = dynamic_cast<const DeviceArena*>(op.region.arena);
-      LOCKSTEP_ASSERT(arena != nullptr && arena->communicator() == communicator_.get(),
-                      "{} on an arena of another group", describe(op));
+    if (!capturing_) {
+      compare_now_and_then();
+      make_room(1);
     }
-    if (!capturing_) make_room(1);
     give(op);
     if (capturing_) {
       captured_marks_.record(op.sequence, stream_.get());
@@ -208,6 +223,21 @@ void NcclGroup::start(const Op& op) {
       marks_.record(op.sequence, stream_.get());
       ledger_.launch(op);
     }
+  });
+}
+
+/// All ranks come here with as many operations, also those that left one out: they are found where they issue the next.
+void NcclGroup::compare_now_and_then() {
+  if (ledger_.launched() < compared_ + kCompareEvery) return;
+  compared_ = ledger_.launched();
+  history_check_->compare(ledger_.history(), ledger_.last());
+}
+
+void NcclGroup::check_in_step() {
+  LOCKSTEP_ASSERT(!capturing_, "ranks are compared in a capture");
+  guard([&] {
+    compared_ = ledger_.launched();
+    history_check_->compare(ledger_.history(), ledger_.last());
   });
 }
 
@@ -376,6 +406,7 @@ void NcclGroup::replayed(std::uint64_t count) {
     joined_ = ledger_.launched();
     set_last_issued(joined_);
     marks_.record(joined_, native(producer_));
+    compare_now_and_then();
   });
 }
 

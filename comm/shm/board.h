@@ -15,22 +15,17 @@ namespace lockstep::comm {
 /// Note [Slots]
 /// Every rank puts each of its operations into one of its slots, the place-th of the group into slot place % kSlots,
 /// and small contributions with it. `place` is written last (release): whoever reads the place that it waits for
-/// (acquire) reads the rest with it, in one cache line. A slot is taken again when all ranks are finished with the
-/// operation that it held, so what a slot says about an unfinished operation is stable.
+/// (acquire) reads the history in the same cache line, and the contribution in the next ones; what the operation is
+/// only matters to those who find another history than theirs. A slot is taken again when all ranks are finished with
+/// the operation that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> place;  // 0: never used
-  std::uint64_t sequence;
   std::uint64_t history;
-  std::uint64_t count;
-  std::uint64_t offset_bytes;
-  std::int64_t step;
-  std::int32_t root;
-  OpKind kind;
-  ReduceOp reduce;
-  DType dtype;
 
   static constexpr std::size_t kBytes = 1024;
   alignas(64) std::array<std::byte, kBytes> bytes;
+
+  OpSignature what;
 };
 
 /// What one rank writes and the others read; only `bell` is written by all.
@@ -50,30 +45,8 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "a fu
 static_assert(std::is_trivially_destructible_v<Seat>);
 
 inline void write(Slot& slot, const Op& op) {
-  slot.sequence = op.sequence;
   slot.history = op.history;
-  slot.count = op.region.count;
-  slot.offset_bytes = op.region.offset_bytes;
-  slot.step = op.step;
-  slot.root = op.root;
-  slot.kind = op.kind;
-  slot.reduce = op.reduce;
-  slot.dtype = op.region.dtype;
-}
-
-/// The operation as far as its slot tells: all but the arena.
-inline Op read(const Slot& slot) {
-  Op op;
-  op.sequence = slot.sequence;
-  op.history = slot.history;
-  op.region.count = slot.count;
-  op.region.offset_bytes = slot.offset_bytes;
-  op.region.dtype = slot.dtype;
-  op.step = slot.step;
-  op.root = slot.root;
-  op.kind = slot.kind;
-  op.reduce = slot.reduce;
-  return op;
+  slot.what = signature_of(op);
 }
 
 }  // namespace lockstep::comm

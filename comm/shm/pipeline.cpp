@@ -15,8 +15,8 @@ Pipeline::Pipeline(int rank, int size, const Segment& board)
   entries_.reserve(512);
 }
 
-void Pipeline::submit(const Op& op, std::size_t part_bytes, std::uint64_t arena) {
-  history_ = digest(op, history_ + arena);
+void Pipeline::submit(const Op& op, std::size_t part_bytes) {
+  history_ = digest(signature_of(op), history_);
   Entry& entry = entries_.emplace_back(Entry{op, part_bytes, false});
   entry.op.history = history_;
   // The same on all ranks: rank 0's slice is the largest.
@@ -199,10 +199,10 @@ int Pipeline::out_of_step() const {
   return -1;
 }
 
-Op Pipeline::posted_instead(int rank) const { return read(seat(rank).slot_of(worked_ + 1)); }
+OpSignature Pipeline::posted_instead(int rank) const { return seat(rank).slot_of(worked_ + 1).what; }
 
-Op Pipeline::last_posted_by(int rank) const {
-  return read(seat(rank).slot_of(seat(rank).posted.load(std::memory_order_acquire)));
+OpSignature Pipeline::last_posted_by(int rank) const {
+  return seat(rank).slot_of(seat(rank).posted.load(std::memory_order_acquire)).what;
 }
 
 }  // namespace lockstep::comm

@@ -27,8 +27,8 @@ class Pipeline {
  public:
   Pipeline(int rank, int size, const Segment& board);
 
-  /// Takes the next operation. `part_bytes` lie between the ranks' copies of its arena, number `arena` of the group.
-  void submit(const Op& op, std::size_t part_bytes, std::uint64_t arena);
+  /// Takes the next operation. `part_bytes` lie between the ranks' copies of its arena.
+  void submit(const Op& op, std::size_t part_bytes);
   /// Does what can be done now; whether anything was.
   bool advance();
 
@@ -48,10 +48,10 @@ class Pipeline {
   int out_of_step() const;
   const Op& contested() const { return entry_of(worked_ + 1).op; }
   /// What `rank`, which is out of step, has posted instead.
-  Op posted_instead(int rank) const;
+  OpSignature posted_instead(int rank) const;
   /// What `rank` has posted last, if anything.
   bool has_posted_any(int rank) const { return seat(rank).posted.load(std::memory_order_acquire) > 0; }
-  Op last_posted_by(int rank) const;
+  OpSignature last_posted_by(int rank) const;
 
   Seat& seat(int rank) const { return *seats_[static_cast<std::size_t>(rank)]; }
 

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -12,12 +11,12 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "comm/failure.h"
 #include "comm/shm/bell.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_arena.h"
+#include "comm/text_exchange.h"
 
 namespace lockstep::comm {
 namespace {
@@ -40,9 +39,6 @@ void relax_cpu() {
 #endif
 }
 
-/// "an allocation" for the group's own exchanges, which have no sequence number.
-std::string name_of(const Op& op) { return op.sequence == 0 ? std::string("an allocation") : describe(op); }
-
 class ShmGroup final : public ProcessGroup {
  public:
   ShmGroup(int rank, int size, Clock::duration timeout, Peers peers, Segment board)
@@ -50,24 +46,26 @@ class ShmGroup final : public ProcessGroup {
         peers_(std::move(peers)),
         board_(std::move(board)),
         pipeline_(rank, size, board_),
-        texts_(static_cast<std::size_t>(size) * kTextBytes) {}
+        texts_(rank, size) {}
 
   void adopt(std::unique_ptr<Store> store) { store_ = std::move(store); }
 
   std::string name() const override { return "shm"; }
-  std::unique_ptr<Arena> allocate(std::size_t bytes) override;
   void poll() override;
   void watch_peers() override;
   void shutdown() override;
 
  protected:
+  std::unique_ptr<Arena> map_arena(std::size_t bytes) override;
+  /// Through the slots.
+  std::vector<std::string> exchange(const std::string& mine) override;
+  bool has_let_go(std::uint64_t sequence) const noexcept override { return pipeline_.completed_sequence() >= sequence; }
   void start(const Op& op) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
 
  private:
-  static constexpr std::size_t kTextBytes = 256;
-  static_assert(Segment::kMostText < kTextBytes && kTextBytes % kArenaAlignment == 0);
+  static_assert(Segment::kMostText <= kMostText && kMostText < TextExchange::kTextBytes);
 
   template <class Condition>
   void wait_until(Condition&& done, Deadline deadline);
@@ -78,52 +76,32 @@ class ShmGroup final : public ProcessGroup {
   [[noreturn]] void time_out(double waited_seconds) const;
   std::string whereabouts_of(int rank) const;
 
-  /// Segment::Exchange through the slots.
-  std::vector<std::string> exchange(const std::string& mine);
-
   std::unique_ptr<Store> store_;
   Peers peers_;
   Segment board_;
   Pipeline pipeline_;
-  std::vector<std::byte> texts_;  // what exchange() sends and receives
-  std::uint64_t arenas_ = 0;
+  TextExchange texts_;
   Clock::time_point next_look_{};  // of look_around_now_and_then()
-  Failure failure_;                // what broke the group
 };
 
-std::unique_ptr<Arena> ShmGroup::allocate(std::size_t bytes) {
+std::unique_ptr<Arena> ShmGroup::map_arena(std::size_t bytes) {
   auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine); });
-  return std::make_unique<ShmArena>(std::move(segment), rank(), bytes, ++arenas_);
+  return std::make_unique<ShmArena>(std::move(segment), rank(), bytes);
 }
 
 std::vector<std::string> ShmGroup::exchange(const std::string& mine) {
   return failure_.guard([&] {
-    std::byte* own = texts_.data() + static_cast<std::size_t>(rank()) * kTextBytes;
-    std::memset(own, 0, kTextBytes);
-    std::memcpy(own, mine.data(), mine.size());
-    Op op;
-    op.kind = OpKind::kAllGather;
-    op.region.count = texts_.size();
-    op.region.dtype = DType::kU8;
-    op.data = texts_.data();
-    pipeline_.submit(op, 0, 0);
+    pipeline_.submit(texts_.begin(mine), 0);
     const std::uint64_t place = pipeline_.submitted();
     wait_until([&] { return pipeline_.completed() >= place; }, Deadline::after(timeout()));
-    std::vector<std::string> all;
-    for (std::size_t at = 0; at < texts_.size(); at += kTextBytes)
-      all.emplace_back(reinterpret_cast<const char*>(texts_.data() + at));
-    return all;
+    return texts_.all();
   });
 }
 
 void ShmGroup::start(const Op& op) {
-  const ShmArena* arena = nullptr;
-  if (op.kind != OpKind::kBarrier) {
-    arena = dynamic_cast<const ShmArena*>(op.region.arena);
-    LOCKSTEP_ASSERT(arena != nullptr, "{} on an arena of another group", describe(op));
-  }
+  const auto* const arena = static_cast<const ShmArena*>(op.region.arena);
   failure_.guard([&] {
-    pipeline_.submit(op, arena == nullptr ? 0 : arena->part_bytes(), arena == nullptr ? 0 : arena->number());
+    pipeline_.submit(op, arena == nullptr ? 0 : arena->part_bytes());
     pipeline_.advance();
   });
 }
@@ -209,11 +187,8 @@ void ShmGroup::look_around_now_and_then() {
 
 void ShmGroup::look_around() {
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
-    const Op theirs = pipeline_.posted_instead(rank);
-    const Op& ours = pipeline_.contested();
     throw OutOfStepError(
-        fmt::format("out of step: {} is in {}{}, this rank is in {}", peers_.name_of(rank), name_of(theirs),
-                    same_operation(theirs, ours) ? " after other operations or in another arena" : "", name_of(ours)),
+        out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), signature_of(pipeline_.contested())),
         "start every rank with the same binary, options and data");
   }
   for (int rank = 0; rank < size(); ++rank) {
@@ -226,14 +201,14 @@ void ShmGroup::look_around() {
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped("waiting for the other ranks");
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
-                                  name_of(pipeline_.first()), whereabouts_of(rank)),
+                                  describe(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
   }
 }
 
 std::string ShmGroup::whereabouts_of(int rank) const {
   if (!pipeline_.has_posted_any(rank)) return "it has issued nothing yet";
-  return fmt::format("the last that it issued is {}", name_of(pipeline_.last_posted_by(rank)));
+  return fmt::format("the last that it issued is {}", describe(pipeline_.last_posted_by(rank)));
 }
 
 void ShmGroup::time_out(double waited_seconds) const {
@@ -245,7 +220,7 @@ void ShmGroup::time_out(double waited_seconds) const {
   for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i)
     names.push_back(fmt::format("{}, {}", peers_.name_of(missing[i]), whereabouts_of(missing[i])));
   if (missing.size() > kNamed) names.push_back(fmt::format("{} more", missing.size() - kNamed));
-  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", name_of(pipeline_.first()),
+  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", describe(pipeline_.first()),
                                  waited_seconds, join(names, "; ")),
                      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
                                  missing.empty() ? 0 : missing.front()));

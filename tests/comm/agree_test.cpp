@@ -14,6 +14,25 @@ using ::testing::HasSubstr;
 
 int last() { return group().size() - 1; }
 
+TEST(Divide, TellsTheOddRanksFromTheOthers) {
+  const auto of = [](std::vector<std::uint64_t> values) { return divide(values); };
+  EXPECT_EQ(of({7}).most, std::vector<int>{0});
+  EXPECT_TRUE(of({7, 7, 7}).others.empty());
+  EXPECT_EQ(of({7, 8, 7, 7}).others, std::vector<int>{1});
+  EXPECT_TRUE(of({7, 8, 7, 7}).has_majority());
+  EXPECT_EQ(of({8, 7, 7}).most, (std::vector<int>{1, 2})) << "rank 0 may be the odd one";
+  EXPECT_EQ(of({7, 8}).most, std::vector<int>{0});
+  EXPECT_FALSE(of({7, 8}).has_majority());
+  EXPECT_EQ(of({9, 8, 7, 8}).others, (std::vector<int>{0, 2}));
+  EXPECT_FALSE(of({9, 8, 7, 8}).has_majority());
+}
+
+TEST(Divide, NamesFewRanks) {
+  EXPECT_EQ(ranks_text({3}), "rank 3");
+  EXPECT_EQ(ranks_text({1, 2, 5}), "ranks 1, 2, 5");
+  EXPECT_EQ(ranks_text({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+}
+
 TEST(Agree, AllWell) {
   int ran = 0;
   agree_on(group(), [&] { ++ran; });

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/host.h"
+#include "comm/self_group.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 
@@ -309,6 +310,31 @@ TEST(Collectives, MisuseIsAUsageErrorAndBreaksNothing) {
   EXPECT_THROW(group().all_reduce({}, ReduceOp::kSum), UsageError);
   EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, group().size()), UsageError);
   EXPECT_THROW(group().broadcast({arena.get(), 0, 1, DType::kF32}, -1), UsageError);
+  group().barrier().wait_host();
+}
+
+TEST(Collectives, OnlyArenasOfTheGroup) {
+  SelfGroup other(std::chrono::seconds(1));
+  const auto foreign = other.allocate(64);
+  EXPECT_THROW(group().all_reduce({foreign.get(), 0, 1, DType::kF32}, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(group().zero({foreign.get(), 0, 1, DType::kF32}), UsageError);
+  auto arena = group().allocate(64);
+  const Region gone{arena.get(), 0, 1, DType::kF32};
+  group().all_reduce(gone, ReduceOp::kSum).wait_host();
+  arena.reset();
+  EXPECT_THROW(group().all_reduce(gone, ReduceOp::kSum), UsageError);
+  EXPECT_THROW(other.all_reduce(gone, ReduceOp::kSum), UsageError);
+  group().barrier().wait_host();
+}
+
+// Where nothing waits for operations on an arena, but they are known to be done, it may go.
+TEST(Collectives, ArenasMayGoWhenTheirWorkIsDone) {
+  const auto kept = group().allocate(1 << 20);
+  for (int i = 0; i < 20; ++i) {
+    const auto arena = group().allocate(1 << 20);
+    group().all_reduce({arena.get(), 0, 1 << 18, DType::kF32}, ReduceOp::kSum);
+    group().all_reduce({kept.get(), 0, 1, DType::kF32}, ReduceOp::kSum).wait_host();
+  }
   group().barrier().wait_host();
 }
 

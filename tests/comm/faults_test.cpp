@@ -59,6 +59,7 @@ class Faults : public ::testing::Test {
       }
     };
     same([&] { group_->all_reduce(region(1), ReduceOp::kSum).wait_host(); });
+    same([&] { group_->allocate(1); });
     same([&] { group_->barrier().wait_host(); });
     same([&] { group_->poll(); });
     same([&] { group_->shutdown(); });
@@ -122,6 +123,94 @@ TEST_F(Faults, AnotherRoot) {
     for (int i = 0; i < 10; ++i) group_->barrier().wait_host();
   });
   EXPECT_THAT(what, HasSubstr("out of step: rank "));
+}
+
+// Sizes are asked for first: what ranks have allocated differently, no operation could find safely.
+TEST_F(Faults, AnotherArenaSize) {
+  start(20);
+  const std::size_t bytes = rank() == last() ? 65'536 : 4096;
+  const std::string what =
+      fmt::format("out of step: rank {} allocates an arena of 65536 bytes where rank 0 allocates 4096", last());
+  if (rank() == last()) {
+    try {
+      group_->allocate(bytes);
+      FAIL() << "allocated";
+    } catch (const OutOfStepError& error) {
+      EXPECT_EQ(error.what(), what);
+    }
+  } else {
+    try {
+      group_->allocate(bytes);
+      FAIL() << "allocated";
+    } catch (const PeerError& error) {
+      EXPECT_EQ(error.what(), what);
+      EXPECT_EQ(error.code(), 5);
+    }
+  }
+  // Nothing is broken, and the ranks' arenas have the same numbers still.
+  const auto arena = group_->allocate(4096);
+  group_->all_reduce({arena.get(), 0, 1024, DType::kF32}, ReduceOp::kSum).wait_host();
+}
+
+TEST_F(Faults, AnAllocationWhereOthersReduce) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    if (rank() == last())
+      group_->allocate(4096);
+    else
+      group_->all_reduce(region(100), ReduceOp::kSum).wait_host();
+  });
+  EXPECT_THAT(what, HasSubstr(rank() == last() ? "this rank is in an allocation" : "is in an allocation"));
+}
+
+TEST_F(Faults, AnotherArena) {
+  start(20);
+  const auto second = group_->allocate(4 << 20), third = group_->allocate(4 << 20);
+  const Region there{rank() == last() ? third.get() : second.get(), 0, 1000, DType::kF32};
+  const std::string what =
+      expect_broken_by<OutOfStepError>([&] { group_->all_reduce(there, ReduceOp::kSum).wait_host(); });
+  if (rank() == last()) return;
+  EXPECT_THAT(what, AllOf(HasSubstr(fmt::format("rank {} (host ", last())), HasSubstr("arena 3 of 4194304 bytes"),
+                          HasSubstr("arena 2 of 4194304 bytes")));
+}
+
+// As of a rank that has left out a step, whose buckets look like those of any other.
+TEST_F(Faults, AnotherStep) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>([&] {
+    for (std::int64_t step = 0; step < 10; ++step) {
+      if (step == 5 && rank() == last()) continue;
+      group_->set_step(step);
+      group_->all_reduce(region(1000), ReduceOp::kSum, 0).wait_host();
+    }
+  });
+  EXPECT_THAT(what, AllOf(HasSubstr("#7 (sum of 1000 f32 at byte 0, step 5, bucket 0)"),
+                          HasSubstr("#7 (sum of 1000 f32 at byte 0, step 6, bucket 0)")));
+  if (rank() != last()) {
+    EXPECT_THAT(what, HasSubstr(fmt::format("rank {} (host ", last())));
+  }
+}
+
+TEST_F(Faults, AnotherBucket) {
+  start(20);
+  const std::string what = expect_broken_by<OutOfStepError>(
+      [&] { group_->all_reduce(region(200'000), ReduceOp::kSum, rank() == last() ? 1 : 0).wait_host(); });
+  EXPECT_THAT(what, AllOf(HasSubstr("bucket 0"), HasSubstr("bucket 1")));
+}
+
+TEST_F(Faults, AnArenaThatIsDestroyedUnderWork) {
+  start(20);
+  if (rank() != last()) {
+    const Work work = group_->all_reduce(region(300'000), ReduceOp::kSum);
+    std::byte* const memory = arena_->data();
+    arena_.reset();
+    const std::string what = expect_broken_by<UsageError>([&] { work.wait_host(); });
+    EXPECT_EQ(what,
+              "arena 1 of 4194304 bytes was destroyed while allreduce #2 (sum of 300000 f32 at byte 0) on it was under "
+              "way");
+    memory[0] = std::byte{1};  // it stays: others may be at it
+  }
+  std::this_thread::sleep_for(1s);
 }
 
 TEST_F(Faults, OneOperationTooMany) {

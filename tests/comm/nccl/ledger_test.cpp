@@ -109,5 +109,25 @@ TEST(Ledger, TheGpuMayBeAhead) {
   EXPECT_EQ(ledger.first_under_way().sequence, 3u);
 }
 
+// What a graph repeats is in the history as what is issued.
+TEST(Ledger, HistoriesTellStepsApart) {
+  const auto replayed = [](std::int64_t second) {
+    Ledger ledger;
+    ledger.launch(op(1, 1));
+    ledger.begin_capture();
+    ledger.capture(op(2, 1));
+    EXPECT_EQ(ledger.end_capture(), 1u);
+    ledger.replay(1, 2);
+    ledger.replay(1, second);
+    return ledger.history();
+  };
+  Ledger issued;
+  EXPECT_EQ(issued.last(), OpSignature());
+  for (const std::uint64_t sequence : {1, 2, 3}) issued.launch(op(sequence, static_cast<std::int64_t>(sequence)));
+  EXPECT_EQ(issued.last(), signature_of(op(3, 3)));
+  EXPECT_EQ(replayed(3), issued.history());
+  EXPECT_NE(replayed(4), issued.history());
+}
+
 }  // namespace
 }  // namespace lockstep::comm

@@ -210,6 +210,60 @@ TEST_F(NcclFaults, AStopWhileWaiting) {
   EXPECT_THAT(what, HasSubstr("SIGTERM"));
 }
 
+TEST_F(NcclFaults, AnotherArenaSize) {
+  start(30s);
+  if (is_last())
+    EXPECT_THROW(group_->allocate(1 << 16), OutOfStepError);
+  else
+    EXPECT_THROW(group_->allocate(1 << 12), PeerError);
+}
+
+// NCCL sums whatever comes. A rank that has left out a step is found within a hundred operations, long before the end.
+TEST_F(NcclFaults, AStepLeftOut) {
+  start(60s);
+  std::int64_t reached = 0;
+  const std::string what = broken_by<OutOfStepError>([&] {
+    for (std::int64_t step = 0; step < 1000; ++step) {
+      if (step == 5 && is_last()) continue;
+      group_->set_step(step);
+      reached = step;
+      for (int bucket = 0; bucket < 2; ++bucket)
+        group_->all_reduce({arena_.get(), 0, 100, DType::kF32}, ReduceOp::kSum, bucket).wait_host();
+    }
+  });
+  EXPECT_LE(reached, 60);
+  EXPECT_EQ(what, fmt::format("out of step: rank {} came to allreduce #100 (sum of 100 f32 at byte 0, step 50, bucket "
+                              "0), ranks {} to allreduce #100 (sum of 100 f32 at byte 0, step 49, bucket 0)",
+                              last(), "0, 1"));
+}
+
+TEST_F(NcclFaults, AStepLeftOutAtTheEnd) {
+  start(60s);
+  group_->set_step(is_last() ? 8 : 7);
+  all_reduce(100).wait_host();
+  group_->set_step(9);
+  all_reduce(100).wait_host();
+  const std::string what = broken_by<OutOfStepError>([&] { group_->shutdown(); });
+  EXPECT_THAT(what, AllOf(StartsWith(fmt::format("out of step: rank {} came to allreduce #3 ", last())),
+                          HasSubstr("step 9) after other operations, ranks 0, 1 to allreduce #3")));
+}
+
+// The others wait for it on the GPU, while it waits for them at the end.
+TEST_F(NcclFaults, OneOperationTooFew) {
+  start(1500ms);
+  group_->set_step(7);
+  all_reduce(100).wait_host();
+  if (is_last()) {
+    const std::string what = broken_by<OutOfStepError>([&] { group_->shutdown(); });
+    EXPECT_THAT(what, HasSubstr(" after allreduce #2 (sum of 100 f32 at byte 0, step 7)"));
+    return;
+  }
+  group_->set_step(8);
+  const std::string what = broken_by<TimeoutError>([&] { all_reduce(100).wait_host(); });
+  EXPECT_THAT(
+      what, AllOf(StartsWith("allreduce #3 (sum of 100 f32 at byte 0, step 8) timed out"), HasSubstr("out of step: ")));
+}
+
 // What goes wrong on one rank without breaking anything.
 TEST_F(NcclFaults, MemoryOfOneRank) {
   start(30s);

@@ -204,6 +204,26 @@ TEST_F(NcclGroupTest, PollsEndAfterTheTimeout) {
   EXPECT_THAT(what, StartsWith("allreduce #1 "));
 }
 
+TEST_F(NcclGroupTest, AnArenaThatIsDestroyedUnderWork) {
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
+  make();
+  script().stalls = true;
+  const Work work = all_reduce();
+  arena_.reset();
+  const std::string what = broken_by<UsageError>([&] { work.wait_host(); });
+  EXPECT_EQ(what,
+            "arena 1 of 4096 bytes was destroyed while allreduce #1 (sum of 16 f32 at byte 0) on it was under way");
+}
+
+// Its memory is freed when the GPU has come to that.
+TEST_F(NcclGroupTest, AnArenaMayGoWhenTheProducersStreamComesAfterItsWork) {
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
+  make();
+  all_reduce().wait(producer_.view());
+  arena_.reset();
+  group_->barrier().wait_host();
+}
+
 TEST_F(NcclGroupTest, ACallThatStaysInTheBackgroundTimesOut) {
   make(500ms);
   script().call_hangs = true;
