@@ -43,8 +43,12 @@ struct GroupOptions {
 /// Throws UsageError when MPI and the environment disagree on rank or size, for a LOCKSTEP_SOCKET_IFNAME that names no
 /// interface, and on rank 0 when ranks that MPI does not join ask for what needs it (PeerError on the others);
 /// DeviceError when MPI is to join them and this build has none, when they cannot share memory or connect and MPI is no
-/// way out (PeerError on those that could); what make_tcp_store() throws. Call it once in a process, and
+/// way out (PeerError on those that could); what make_tcp_store() throws. Call
 /// set_log_identity() before.
+///
+/// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
+/// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group
+/// that needs it later is a UsageError. Where the ranks meet over TCP one group after the other may be made.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 }  // namespace lockstep::comm

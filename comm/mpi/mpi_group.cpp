@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "comm/mpi/inline_group.h"
 #include "comm/mpi/mpi_store.h"
+#include "comm/mpi/session.h"
 #include "comm/mpi/thread_group.h"
 
 namespace lockstep::comm {
@@ -21,8 +22,8 @@ std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options) {
   const auto timeout = duration_of(options.timeout_seconds);
   using Progress = GroupOptions::Progress;
-  const bool threaded =
-      options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
+  const bool threaded = options.progress == Progress::kThread ||
+                        (options.progress == Progress::kAuto && options.spare_core && Session::allows_threads());
   if (threaded) return std::make_unique<ThreadGroup>(world, timeout, Tuning{});
   return make_mpi_group(make_mpi_store(world, Deadline::after(timeout)), timeout);
 }

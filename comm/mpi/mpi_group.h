@@ -12,8 +12,8 @@ namespace lockstep::comm {
 
 // A build without MPI throws DeviceError from all of them.
 
-/// Starts MPI and joins its world, which must have the rank and size of `world`; its thread is the one that calls MPI
-/// from then on.
+/// Joins MPI's world, which must have the rank and size of `world`; its thread is the one that calls MPI from then on.
+/// Starts MPI unless the program has (Note [Whose MPI]).
 std::unique_ptr<Store> make_mpi_store(const World& world, Deadline deadline);
 
 /// The group of the ranks of `store`, which make_mpi_store() has made: the calling thread moves it on. Its shutdown()

@@ -31,10 +31,8 @@ std::pair<std::string, std::string> decode(const std::string& message) {
 
 }  // namespace
 
-MpiStore::MpiStore(const World& world, Deadline deadline) : Store(world.rank, world.size), session_(world, deadline) {
-  check_mpi(MPI_Comm_dup(session_.notices(), &comm_), "starting MPI");
-  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "starting MPI");
-}
+MpiStore::MpiStore(const World& world, Deadline deadline)
+    : Store(world.rank, world.size), session_(world, deadline), comm_(session_.duplicate()) {}
 
 void MpiStore::do_set(const std::string& key, std::string_view value) {
   failure_.guard([&] {

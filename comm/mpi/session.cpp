@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "base/env.h"
@@ -35,6 +36,16 @@ void set_mpi_defaults(const World& world) {
   if (world.starter == Starter::kOpenMpi && world.local_size == world.size) set_env("OMPI_MCA_pml", "ob1", false);
 }
 
+// What this process has to do with its one MPI (Note [Whose MPI]).
+std::atomic<bool> started_here{false};
+std::atomic<int> sessions{0};
+
+bool mpi_says(int (*question)(int*)) {
+  int answer = 0;
+  check_mpi(question(&answer), "asking MPI for its state");
+  return answer != 0;
+}
+
 std::string remedy_for(Starter starter) {
   switch (starter) {
     case Starter::kSlurm: return "start them with srun --mpi=pmix";
@@ -57,11 +68,46 @@ void check_mpi(int code, const char* doing) {
     throw MpiError(fmt::format("{}: {}", doing, mpi_error_text(code)), "look at the other ranks' logs");
 }
 
+bool Session::allows_threads() {
+  if (!mpi_says(MPI_Initialized)) return true;
+  return !mpi_says(MPI_Finalized) && mpi_says([](int* yes) {
+    const int code = MPI_Query_thread(yes);
+    *yes = *yes == MPI_THREAD_MULTIPLE;
+    return code;
+  });
+}
+
+void Session::start_or_join() {
+  if (!mpi_says(MPI_Initialized)) {
+    set_mpi_defaults(world_);
+    int provided = MPI_THREAD_SINGLE;
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "starting MPI");
+    started_here = true;
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "starting MPI");
+    return;
+  }
+  if (mpi_says(MPI_Finalized))
+    throw UsageError(
+        "MPI has been ended in this process, and starts only once",
+        started_here ? "keep the first group, make the second one before the first is shut down, or call MPI_Init in "
+                       "the program: lockstep then leaves MPI running"
+                     : "make groups before MPI_Finalize");
+  if (mpi_says(MPI_Is_thread_main) || allows_threads()) return;
+  throw UsageError("MPI runs in this process already, and allows calls by the thread that has started it alone",
+                   "make the group on that thread, with Progress::kInline, or start MPI by MPI_Init_thread with "
+                   "MPI_THREAD_MULTIPLE");
+}
+
+MPI_Comm Session::duplicate() {
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "starting MPI");
+  check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "starting MPI");
+  comms_.push_back(comm);
+  return comm;
+}
+
 Session::Session(const World& world, Deadline deadline) : world_(world), hosts_(static_cast<std::size_t>(world.size)) {
-  set_mpi_defaults(world);
-  int provided = MPI_THREAD_SINGLE;
-  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "starting MPI");
-  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "starting MPI");
+  start_or_join();
 
   int rank = 0, size = 0;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "starting MPI");
@@ -73,16 +119,15 @@ Session::Session(const World& world, Deadline deadline) : world_(world), hosts_(
                     world.rank, world.size, rank, size),
         remedy_for(world.starter));
 
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &data_), "starting MPI");
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &notices_), "starting MPI");
-  for (const MPI_Comm comm : {data_, notices_})
-    check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "starting MPI");
+  data_ = duplicate();
+  notices_ = duplicate();
 
   void* bound = nullptr;
   int found = 0;
   check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found), "starting MPI");
   tag_upper_bound_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   exchange_hosts(deadline);
+  ++sessions;
 }
 
 void Session::exchange_hosts(Deadline deadline) {
@@ -129,6 +174,11 @@ std::string Session::name_of_rank(int rank) const {
   return fmt::format("rank {} (host {})", rank, hosts_[static_cast<std::size_t>(rank)]);
 }
 
-void Session::finalize() { check_mpi(MPI_Finalize(), "ending MPI"); }
+void Session::finalize() {
+  const bool last = --sessions == 0;
+  if (started_here && last) return check_mpi(MPI_Finalize(), "ending MPI");
+  for (MPI_Comm& comm : comms_) check_mpi(MPI_Comm_free(&comm), "leaving MPI");
+  comms_.clear();
+}
 
 }  // namespace lockstep::comm

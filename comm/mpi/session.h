@@ -11,12 +11,19 @@
 
 namespace lockstep::comm {
 
-/// MPI in this process: started by the constructor, ended by finalize(), both and everything between on one thread.
-/// The destructor calls nothing of MPI: a rank that ends because of an error must not wait for the others, which
-/// MPI_Finalize does. A process can have one session in its life.
+/// Note [Whose MPI]
+/// MPI starts and ends once in a process. Where the program has started it, sessions use it on communicators of their
+/// own, leave MPI_COMM_WORLD's error handler as it is, and do not end it. Otherwise the first session starts it, and
+/// the last one of those that are there at a time ends it; a session after that cannot be had. MPI allows one thread,
+/// the one that has started it, unless the program has asked for MPI_THREAD_MULTIPLE.
+///
+/// MPI from the constructor to finalize(), both and everything between on one thread. The destructor calls nothing of
+/// MPI: a rank that ends because of an error must not wait for the others, which MPI_Finalize does. Several sessions
+/// may be there at a time, made and finalised in the same order on all ranks.
 class Session {
  public:
-  /// Throws UsageError when MPI sees another rank or size than `world`, TimeoutError when a rank does not answer.
+  /// Throws UsageError when MPI has been ended already, when it may not be called by this thread, and when it sees
+  /// another rank or size than `world`; TimeoutError when a rank does not answer.
   Session(const World& world, Deadline deadline);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -34,15 +41,23 @@ class Session {
   /// Whether this host has fewer cores than ranks, counting only cores that the ranks may run on.
   bool oversubscribed() const { return oversubscribed_; }
 
-  /// Collective. All requests must be complete.
+  /// Collective: another communicator of all ranks, which finalize() frees.
+  MPI_Comm duplicate();
+
+  /// Collective. All requests must be complete, or have been freed.
   void finalize();
 
+  /// Whether a thread that is not the calling one may have a session.
+  static bool allows_threads();
+
  private:
+  void start_or_join();
   void exchange_hosts(Deadline deadline);
 
   World world_;
   MPI_Comm data_ = MPI_COMM_NULL;
   MPI_Comm notices_ = MPI_COMM_NULL;
+  std::vector<MPI_Comm> comms_;  // all of them
   int tag_upper_bound_ = 0;
   std::vector<std::string> hosts_;  // by rank
   bool oversubscribed_ = false;

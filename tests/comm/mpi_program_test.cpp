@@ -1,0 +1,121 @@
+// Groups in a program that uses MPI itself. What a process does with MPI stays, so each test has processes of its own:
+// see CMakeLists.txt.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/make_group.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+const testing::OwnGroups own_groups;
+
+std::unique_ptr<ProcessGroup> make(GroupOptions::Backend backend,
+                                   GroupOptions::Progress progress = GroupOptions::Progress::kInline) {
+  return make_group(testing::world(), {.timeout_seconds = 30, .backend = backend, .progress = progress});
+}
+
+void expect_that_it_sums(ProcessGroup& group) {
+  const auto arena = group.allocate(64);
+  arena->view<std::int64_t>(0, 1)[0] = group.rank() + 1;
+  group.all_reduce({arena.get(), 0, 1, DType::kI64}, ReduceOp::kSum).wait_host();
+  EXPECT_EQ(arena->view<std::int64_t>(0, 1)[0], group.size() * (group.size() + 1) / 2);
+}
+
+bool is_finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+void use_mpi() {
+  int one = 1, sum = 0;
+  ASSERT_EQ(MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD), MPI_SUCCESS);
+  EXPECT_EQ(sum, testing::world().size);
+}
+
+template <class Action>
+std::string refused(Action&& action) {
+  try {
+    action();
+  } catch (const UsageError& error) {
+    return error.line();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+// One group after the other, with every backend that meets over MPI.
+TEST(MpiProgram, MpiStaysTheirs) {
+  ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
+  MPI_Errhandler before = MPI_ERRHANDLER_NULL, after = MPI_ERRHANDLER_NULL;
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before);
+  using Backend = GroupOptions::Backend;
+  for (const Backend backend : {Backend::kMpi, Backend::kShm, Backend::kAuto, Backend::kMpi}) {
+    const auto group = make(backend);
+    expect_that_it_sums(*group);
+    use_mpi();
+    group->shutdown();
+    use_mpi();
+  }
+  EXPECT_FALSE(is_finalized());
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &after);
+  EXPECT_EQ(before, after);
+  EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
+  EXPECT_THAT(refused([] { make(Backend::kMpi); }), HasSubstr("make groups before MPI_Finalize"));
+}
+
+TEST(MpiProgram, AThreadThatMpiDoesNotAllow) {
+  ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
+  EXPECT_THAT(refused([] { make(GroupOptions::Backend::kMpi, GroupOptions::Progress::kThread); }),
+              HasSubstr("MPI_THREAD_MULTIPLE"));
+  // Left the choice, a group does without.
+  const auto group =
+      make_group(testing::world(), {.timeout_seconds = 30, .backend = GroupOptions::Backend::kMpi, .spare_core = true});
+  expect_that_it_sums(*group);
+  group->shutdown();
+  EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
+}
+
+TEST(MpiProgram, ThreadsWhereMpiAllowsThem) {
+  int provided = 0;
+  ASSERT_EQ(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), MPI_SUCCESS);
+  if (provided == MPI_THREAD_MULTIPLE) {
+    const auto group = make(GroupOptions::Backend::kMpi, GroupOptions::Progress::kThread);
+    expect_that_it_sums(*group);
+    use_mpi();
+    group->shutdown();
+  }
+  use_mpi();
+  EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
+}
+
+// The last one to go ends what the first has started.
+TEST(MpiProgram, TwoGroupsAtATime) {
+  const auto first = make(GroupOptions::Backend::kMpi), second = make(GroupOptions::Backend::kShm);
+  expect_that_it_sums(*first);
+  expect_that_it_sums(*second);
+  first->shutdown();
+  EXPECT_FALSE(is_finalized());
+  expect_that_it_sums(*second);
+  second->shutdown();
+  EXPECT_TRUE(is_finalized());
+}
+
+TEST(MpiProgram, NoGroupAfterTheEndOfMpi) {
+  make(GroupOptions::Backend::kShm)->shutdown();
+  ASSERT_TRUE(is_finalized());
+  EXPECT_THAT(refused([] { make(GroupOptions::Backend::kShm); }), HasSubstr("call MPI_Init in the program"));
+}
+
+}  // namespace
+}  // namespace lockstep::comm
