@@ -47,7 +47,7 @@ class Lane final : private Link::Sink {
   void close(std::uint64_t place);
 
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
-  /// none.
+  /// none or not as they were sent.
   bool advance();
   /// Reads what has come, for a rank that has nothing under way.
   bool listen();
@@ -110,6 +110,7 @@ class Lane final : private Link::Sink {
 
   std::byte* room_for(Link& link, const MessageHeader& header) override;
   void arrived(Link& link, const MessageHeader& header) override;
+  [[noreturn]] void altered(Link& link, Link::Part part, const MessageHeader& header) override;
   void take_notice(Peer& peer, const MessageHeader& header);
   void compare_with_known(const MessageHeader& header, const Link& link) const;
 
