@@ -45,6 +45,7 @@ void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   header.kind = MessageKind::kVerdict;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
+  for (std::size_t i = 0; i < peers_.size(); ++i) told[i] = peers_[i].knows;
   for (;;) {
     bool unsaid = false;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
