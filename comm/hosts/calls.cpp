@@ -22,7 +22,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::uint32_t kProtocol = 1;
+constexpr std::uint32_t kProtocol = 2;
 constexpr std::array<char, 8> kCallMagic = {'l', 's', '-', 'c', 'a', 'l', 'l', '\0'};
 constexpr std::array<char, 8> kAnswerMagic = {'l', 's', '-', 'a', 'n', 's', 'w', '\0'};
 

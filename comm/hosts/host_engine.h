@@ -98,6 +98,7 @@ class HostEngine {
   void find_who_is_missing(bool as_others_say);
   std::string whereabouts_of(int rank) const;
   [[noreturn]] void fail_for_link(std::size_t i);
+  [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
 
   HostMeeting met_;
   const int rank_;
@@ -123,7 +124,7 @@ class HostEngine {
   std::uint64_t progress_at_last_look_ = 0;
   Clock::time_point still_since_{};
   Clock::time_point next_connection_check_{};
-  std::vector<Clock::time_point> silent_since_;  // by link: since when it has retransmitted what nobody acknowledges
+  std::vector<Clock::time_point> silent_since_;  // by link: since when TCP asks, and nobody answers
   std::vector<int> silent_;                      // whom this rank misses in the first operation
   std::vector<int> missing_;                     // whom all of them wait for, as far as is known
 };

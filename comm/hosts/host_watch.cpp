@@ -22,6 +22,7 @@ constexpr auto kStopStraggles = std::chrono::milliseconds(50);
 // enough that a slow step is none.
 constexpr Clock::duration kPatience = std::chrono::seconds(1);
 constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
+constexpr auto kLongestProbe = std::chrono::seconds(120);
 // What this rank's last words may take.
 constexpr auto kFarewell = std::chrono::milliseconds(200);
 
@@ -116,9 +117,10 @@ void HostEngine::fail_for_link(std::size_t i) {
                     "look at that host and the network to it");
 }
 
-/// What has been sent, and is sent again and again, and nobody acknowledges: TCP itself would go on for a quarter of an
-/// hour. A peer that only does not read acknowledges, and is waited for; where nothing is on its way keepalive does the
-/// same (host_meeting.cpp).
+/// A connection on which questions remain unanswered: what has been sent is sent again and again; or nothing can be
+/// sent, because the way is gone, and TCP only probes; or keepalive does. TCP itself would go on for a quarter of an
+/// hour. A peer that only does not read acknowledges or answers probes, and is waited for. Whatever else may be, its
+/// kernel gives a sign at least every two minutes, the longest that TCP waits between two probes.
 void HostEngine::check_connections() {
   const auto now = Clock::now();
   if (!lane_ || now < next_connection_check_) return;
@@ -130,13 +132,23 @@ void HostEngine::check_connections() {
     socklen_t length = sizeof info;
     if (link.is_down() || ::getsockopt(link.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
     Clock::time_point& since = silent_since_[i];
-    const auto last_word = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
-    if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || last_word > since) since = now;
-    if (now - since < patience || !lane_->waits_for(i)) continue;
-    throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and this rank waits for it in {}",
-                                  met_.peers.name_of(link.rank()), seconds_between(since, now), name_of_op(first())),
-                      "look at that host and the network to it");
+    const auto last_word = now - std::chrono::milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
+    const bool unanswered = (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
+    if (!unanswered || last_word > since) since = now;
+    if (!lane_->waits_for(i)) continue;
+    if (now - since >= patience)
+      fail_for_silence(i, now - since);
+    else if (now - last_word >= patience + kLongestProbe)
+      fail_for_silence(i, now - last_word);
   }
+}
+
+void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
+  throw DeviceError(
+      fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}",
+                  met_.peers.name_of(lane_->link(i).rank()), std::chrono::duration<double>(silence).count(),
+                  met_.peers.name_of(rank_), name_of_op(first())),
+      "look at that host and the network between the two");
 }
 
 void HostEngine::look_for_the_ended() {
@@ -229,7 +241,7 @@ void HostEngine::tell_of_end(const std::exception_ptr& failure) {
   if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
     verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
   roster_.announce(*verdict);
-  if (lane_ && !lane_->has_been_told()) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
+  if (lane_) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
 }
 
 }  // namespace lockstep::comm

@@ -162,7 +162,7 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
   if (header.kind == MessageKind::kVerdict) {
     const auto verdict = Verdict::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
     if (!verdict) not_understood(peer.link, "a verdict that is none");
-    told_ = true;
+    peer.knows = true;
     if (!verdict_) verdict_ = verdict;
   } else {
     peer.said_place = header.place;

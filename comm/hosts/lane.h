@@ -47,7 +47,7 @@ class Lane final : private Link::Sink {
   void close(std::uint64_t place);
 
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
-  /// none.
+  /// none or not as they were sent.
   bool advance();
   /// Reads what has come, for a rank that has nothing under way.
   bool listen();
@@ -60,10 +60,9 @@ class Lane final : private Link::Sink {
   const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t place) const;
   /// Tells the others whom this rank waits for in the first operation, if it has not.
   void tell_of_wait(const std::vector<int>& ranks);
-  /// Tells them why the group ends, as far as they take it before `deadline`.
+  /// Tells them why the group ends, as far as they take it before `deadline`: all but the one who has told this rank,
+  /// for that one may not reach the others.
   void tell_of_end(const Verdict& verdict, Deadline deadline);
-  /// Whether the verdict came from a link: then all have heard it.
-  bool has_been_told() const { return told_; }
   /// What came from a link.
   const std::optional<Verdict>& verdict() const { return verdict_; }
   /// Counts up with every chunk that is sent or has come; words do not count.
@@ -104,12 +103,14 @@ class Lane final : private Link::Sink {
     ChunkPool::Block* filling = nullptr;   // what is arriving
     std::vector<int> said;                 // its last notice
     std::uint64_t said_place = 0;
+    bool knows = false;                                  // it has sent a verdict
     std::string outgoing;                                // a notice that waits for its turn
     std::array<std::byte, Verdict::kMostBytes> words{};  // of notices and verdicts that arrive
   };
 
   std::byte* room_for(Link& link, const MessageHeader& header) override;
   void arrived(Link& link, const MessageHeader& header) override;
+  [[noreturn]] void altered(Link& link, Link::Part part, const MessageHeader& header) override;
   void take_notice(Peer& peer, const MessageHeader& header);
   void compare_with_known(const MessageHeader& header, const Link& link) const;
 
@@ -152,7 +153,6 @@ class Lane final : private Link::Sink {
   std::vector<pollfd> ready_;              // scratch
   std::uint64_t told_place_ = 0;
   std::vector<int> told_ranks_;
-  bool told_ = false;
   std::optional<Verdict> verdict_;
   std::uint64_t progress_ = 0;
 };

@@ -45,6 +45,7 @@ void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   header.kind = MessageKind::kVerdict;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
+  for (std::size_t i = 0; i < peers_.size(); ++i) told[i] = peers_[i].knows;
   for (;;) {
     bool unsaid = false;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
@@ -93,6 +94,21 @@ void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* 
 void Lane::not_understood(const Link& link, const char* why) const {
   throw DeviceError(fmt::format("{} is no longer understood: it sent {}", names_.name_of(link.rank()), why),
                     "start every rank with the same binary, on machines of one kind");
+}
+
+void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
+  const bool known = part == Link::Part::kPayload;
+  std::string what = known ? fmt::format("{} bytes", header.bytes) : std::string("a header");
+  if (known && header.place > 0)
+    what += fmt::format(" of {}", name_of_op(op_of(header)));
+  else if (opened_ > closed_)
+    what += fmt::format(" in {}", name_of_op(operation(closed_ + 1).op));
+  const int own = hosts_[static_cast<std::size_t>(host_)][static_cast<std::size_t>(roster_.local())];
+  throw DeviceError(fmt::format("the network altered bytes between {} and {}: {} came with a wrong checksum",
+                                names_.name_of(link.rank()), names_.name_of(own), what),
+                    "nothing was made of them; look at the network cards, switches and tunnels between these hosts, "
+                    "and resume from a checkpoint (a program that writes into a region while it is being sent looks "
+                    "the same)");
 }
 
 }  // namespace lockstep::comm

@@ -10,6 +10,8 @@ namespace lockstep::comm {
 
 void Link::begin(const MessageHeader& header, const std::byte* payload) {
   out_ = header;
+  out_.payload_crc = crc32c({payload, out_.bytes});
+  out_.header_crc = out_.own_crc();
   payload_ = payload;
   sent_ = 0;
   idle_ = false;
@@ -37,7 +39,7 @@ bool Link::send_some() {
 }
 
 bool Link::receive_some(Sink& sink) {
-  if (down_) return false;
+  if (down_ || altered_) return false;
   if (held_ && !offer_room(sink)) return false;
   std::array<iovec, 2> parts{};
   std::size_t count = 0;
@@ -56,20 +58,29 @@ bool Link::receive_some(Sink& sink) {
   auto got = static_cast<std::size_t>(received);
   if (in_payload_) {
     const std::size_t of_payload = got < left_ ? got : left_;
+    crc_ = crc32c({room_, of_payload}, crc_);
     room_ += of_payload;
     left_ -= of_payload;
     got -= of_payload;
     if (left_ == 0) end_message(sink);
   }
   next_bytes_ += got;
-  if (!in_payload_ && next_bytes_ == next_.size()) {
-    std::memcpy(&in_, next_.data(), next_.size());
-    next_bytes_ = 0;
-    heard_ = true;
-    held_ = true;
-    offer_room(sink);
-  }
+  if (!in_payload_ && next_bytes_ == next_.size()) take_header(sink);
   return true;
+}
+
+void Link::take_header(Sink& sink) {
+  MessageHeader header;
+  std::memcpy(&header, next_.data(), next_.size());
+  next_bytes_ = 0;
+  if (header.header_crc != header.own_crc()) {
+    altered_ = true;
+    sink.altered(*this, Part::kHeader, header);
+  }
+  in_ = header;
+  heard_ = true;
+  held_ = true;
+  offer_room(sink);
 }
 
 bool Link::offer_room(Sink& sink) {
@@ -77,6 +88,7 @@ bool Link::offer_room(Sink& sink) {
   held_ = room_ == nullptr;
   if (held_) return false;
   left_ = in_.bytes;
+  crc_ = 0;
   in_payload_ = true;
   if (left_ == 0) end_message(sink);
   return true;
@@ -84,6 +96,10 @@ bool Link::offer_room(Sink& sink) {
 
 void Link::end_message(Sink& sink) {
   in_payload_ = false;
+  if (crc_ != in_.payload_crc) {
+    altered_ = true;
+    sink.altered(*this, Part::kPayload, in_);
+  }
   sink.arrived(*this, in_);
 }
 

@@ -11,9 +11,12 @@
 
 namespace lockstep::comm {
 
-/// Sends and receives messages over a stream socket, one at a time each way, and never blocks. Not thread-safe.
+/// Sends and receives messages over a stream socket, one at a time each way, and never blocks. Nothing that has been
+/// altered on the way reaches the sink (Note [Checksums]). Not thread-safe.
 class Link {
  public:
+  enum class Part : std::uint8_t { kHeader, kPayload };
+
   /// Where what arrives goes.
   class Sink {
    public:
@@ -22,6 +25,9 @@ class Link {
     virtual std::byte* room_for(Link& link, const MessageHeader& header) = 0;
     /// All of it is there. May throw.
     virtual void arrived(Link& link, const MessageHeader& header) = 0;
+    /// What has arrived is not what was sent; `header` means nothing where it is the header. Throws. Nothing more is
+    /// received afterwards.
+    [[noreturn]] virtual void altered(Link& link, Part part, const MessageHeader& header) = 0;
   };
 
   /// `socket` does not block; `host` and `rank` are whose end the other one is.
@@ -33,7 +39,7 @@ class Link {
 
   /// Whether a message is being sent, whose payload has to stay.
   bool sending() const { return sent_ < sizeof out_ + out_.bytes && !idle_; }
-  /// Starts one: there is none.
+  /// Starts one, and seals it: there is none.
   void begin(const MessageHeader& header, const std::byte* payload);
   /// Sends as much of it as goes; whether anything went.
   bool send_some();
@@ -57,6 +63,7 @@ class Link {
   const MessageHeader& last_heard() const { return in_; }
 
  private:
+  void take_header(Sink& sink);
   bool offer_room(Sink& sink);
   void end_message(Sink& sink);
 
@@ -74,8 +81,10 @@ class Link {
   std::size_t next_bytes_ = 0;
   MessageHeader in_;  // of the payload that is arriving, or of the last one
   std::byte* room_ = nullptr;
-  std::size_t left_ = 0;  // of the payload
+  std::size_t left_ = 0;   // of the payload
+  std::uint32_t crc_ = 0;  // of the payload that is here
   bool in_payload_ = false;
+  bool altered_ = false;
   bool held_ = false;
   bool heard_ = false;
   bool down_ = false;

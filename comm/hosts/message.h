@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
+#include "base/crc32c.h"
 #include "comm/op.h"
 
 namespace lockstep::comm {
@@ -15,9 +17,16 @@ enum class MessageKind : std::uint8_t {
   kVerdict,         // the sender ends because of that: u8 Verdict::Kind, text
 };
 
+/// Note [Checksums]
+/// TCP's checksum is 16 bits of ones' complement: it misses what swaps words or what a network card or a tunnel alters
+/// before it computes the sum anew, and then replicas differ with nobody the wiser. So every message has two CRC-32Cs:
+/// of its payload, and of its header, which has the first. A header is checked before any of its fields is believed, a
+/// payload before anything is made of it: until then it lies where its final bytes belong or in a block of its own, and
+/// no operation is complete. Both ends compute them while the bytes are in the cache, the sender before its system call
+/// and the receiver after each of its own. They are no protection against whoever alters bytes on purpose.
+
 /// In front of every payload: what it is, and all that the ranks must agree on about its operation, so that ranks out
-/// of step are found by the first message, and named. In the byte order of the machine; a group with several finds out
-/// by kHeaderMagic.
+/// of step are found by the first message, and named. In the byte order of the machine.
 struct MessageHeader {
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kContribute;
@@ -27,10 +36,15 @@ struct MessageHeader {
   std::uint64_t place = 0;  // the group's operations, its own ones too, are counted from 1
   std::uint64_t history = 0;
   OpSignature op;
-  std::uint32_t more_reserved = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t payload_crc = 0;
+  std::uint32_t header_crc = 0;  // of all that is in front of it
 
   static constexpr std::uint32_t kMagic = 0x324d534c;  // "LSM2"
+
+  /// What header_crc has to be.
+  std::uint32_t own_crc() const {
+    return crc32c(std::as_bytes(std::span(this, 1)).first(sizeof(MessageHeader) - sizeof header_crc));
+  }
 };
 static_assert(sizeof(MessageHeader) == 96 && std::has_unique_object_representations_v<MessageHeader>);
 

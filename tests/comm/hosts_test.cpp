@@ -22,6 +22,7 @@
 #include "comm/hosts/calls.h"
 #include "comm/make_group.h"
 #include "comm/tcp/tcp_store.h"
+#include "tests/comm/forked_ranks.h"
 #include "tests/support/free_port.h"
 
 namespace {
@@ -46,49 +47,9 @@ namespace lockstep::comm {
 namespace {
 
 using namespace std::chrono_literals;
-
-struct Setting {
-  std::string hosts;  // a letter a rank: its host
-  int doomed = -1;    // must die by SIGKILL
-  double timeout_seconds = 20;
-};
-
-/// Runs `body` on forked ranks. A rank is well when `body` returns true. Nobody is waited for before the others have
-/// ended: the dead are zombies until then.
-void on_processes(const Setting& setting, const std::function<bool(World)>& body) {
-  const auto size = static_cast<int>(setting.hosts.size());
-  World world{.size = size, .local_size = size, .starter = Starter::kTorchrun};
-  world.meeting.port = testing::free_port();
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < size; ++rank) {
-    const pid_t pid = ::fork();
-    ASSERT_GE(pid, 0);
-    if (pid > 0) {
-      pids.push_back(pid);
-      continue;
-    }
-    ::alarm(40);
-    bool well = false;
-    try {
-      set_env("LOCKSTEP_HOST_NAME", setting.hosts.substr(static_cast<std::size_t>(rank), 1));
-      world.rank = world.local_rank = rank;
-      well = body(world);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    }
-    ::_exit(well ? 0 : 1);
-  }
-  for (int pass = 0; pass < 2; ++pass)
-    for (int rank = 0; rank < size; ++rank) {
-      if ((rank == setting.doomed) != (pass == 1)) continue;
-      int status = 0;
-      ASSERT_EQ(::waitpid(pids[static_cast<std::size_t>(rank)], &status, 0), pids[static_cast<std::size_t>(rank)]);
-      if (rank == setting.doomed)
-        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "rank " << rank;
-      else
-        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
-    }
-}
+using testing::on_processes;
+using testing::Setting;
+using testing::throws;
 
 void on_ranks(const Setting& setting, const std::function<bool(ProcessGroup&)>& body) {
   on_processes(setting, [&](const World& world) {
@@ -98,27 +59,6 @@ void on_ranks(const Setting& setting, const std::function<bool(ProcessGroup&)>& 
     const auto group = make_group(world, options);
     return group->name() == "hosts" && body(*group);
   });
-}
-
-/// Whether `action` throws an E whose text has all of `parts`; says what is wrong if not.
-template <class E, class Action>
-bool throws(Action&& action, const std::vector<std::string>& parts, const std::string& without = "") {
-  try {
-    action();
-  } catch (const E& error) {
-    for (const std::string& part : parts)
-      if (std::string(error.what()).find(part) == std::string::npos) {
-        std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), error.what());
-        return false;
-      }
-    if (!without.empty() && std::string(error.what()).find(without) != std::string::npos) {
-      std::fprintf(stderr, "'%s' is in: %s\n", without.c_str(), error.what());
-      return false;
-    }
-    return true;
-  }
-  std::fprintf(stderr, "nothing was thrown\n");
-  return false;
 }
 
 TEST(Hosts, SumsOnForkedRanks) {
