@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "base/crc32c.h"
 #include "comm/reduce.h"
 #include "nn/layers/layers.h"
 #include "nn/ops/backend.h"
@@ -62,6 +63,16 @@ void Scale(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * state.range(0) * 2);
 }
 BENCHMARK(Scale)->Arg(4 << 10)->Arg(8 << 20)->Arg(96 << 20)->Unit(benchmark::kMicrosecond);
+
+// What a frame between hosts costs beside the copy: method, bytes.
+void Crc32c(benchmark::State& state) {
+  const auto method = static_cast<Crc32cMethod>(state.range(0));
+  if (!crc32c_has(method)) return state.SkipWithError("this CPU lacks it");
+  const std::vector<std::byte> bytes(static_cast<std::size_t>(state.range(1)), std::byte{1});
+  for (auto _ : state) benchmark::DoNotOptimize(crc32c_by(method, bytes));
+  state.SetBytesProcessed(state.iterations() * state.range(1));
+}
+BENCHMARK(Crc32c)->ArgsProduct({{0, 1, 2}, {72, 128 << 10, 96 << 20}})->Unit(benchmark::kMicrosecond);
 
 // Forward and backward of one layer on a batch of 64.
 void LayerStep(benchmark::State& state, const nn::Shape& shape,
