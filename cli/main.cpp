@@ -46,6 +46,11 @@ int run(const std::vector<std::string>& args) {
   return code;
 }
 
+/// Nothing that was thrown ends this process as if all were well, whatever code it has brought along.
+int failure_code(const lockstep::Error& error) {
+  return (error.code() & 0xff) != 0 ? error.code() : static_cast<int>(ExitCode::kInternal);
+}
+
 /// log_error also takes the progress bar off the terminal first.
 int run_and_report(const std::vector<std::string>& args) noexcept {
   try {
@@ -53,14 +58,14 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
   } catch (const lockstep::PeerError& error) {
     // The rank that says what went wrong ends first: it is the one that whoever watches the ranks shall name.
     std::this_thread::sleep_for(kHeadStart);
-    return error.code();
+    return failure_code(error);
   } catch (const lockstep::InterruptedError& error) {
     // All ranks have been asked to stop: rank 0 says so (the others keep quiet at this level), or the launcher does.
     if (!lockstep::env("LOCKSTEP_LAUNCHER")) lockstep::log_info("{}", one_line(error.line()));
-    return error.code();
+    return failure_code(error);
   } catch (const lockstep::Error& error) {
     lockstep::log_error("{}", one_line(error.line()));
-    return error.code();
+    return failure_code(error);
   } catch (const std::bad_alloc&) {
     lockstep::log_error("out of memory → use a smaller batch or model, or fewer ranks on this host");
   } catch (const std::exception& error) {

@@ -18,8 +18,9 @@ namespace lockstep::cli {
 namespace {
 
 constexpr std::array kReservedVariables = {
-    "LOCKSTEP_BIND", "LOCKSTEP_HOST_NAME",     "LOCKSTEP_JOB",    "LOCKSTEP_LAUNCHER", "LOCKSTEP_MEETING",
-    "LOCKSTEP_SHM",  "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_TMPDIR", "LOCKSTEP_TTY",
+    "LOCKSTEP_BIND",     "LOCKSTEP_HOST_NAME",     "LOCKSTEP_JOB",     "LOCKSTEP_JOB_SECRET",
+    "LOCKSTEP_LAUNCHER", "LOCKSTEP_LISTEN",        "LOCKSTEP_MEETING", "LOCKSTEP_PRELOAD",
+    "LOCKSTEP_SHM",      "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_TMPDIR",  "LOCKSTEP_TTY",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 

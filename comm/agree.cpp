@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/host.h"
 #include "base/text.h"
+#include "comm/failure.h"
 
 namespace lockstep::comm {
 namespace {
@@ -21,7 +22,7 @@ struct Outcome {
   static Outcome decode(const std::string& text) {
     if (text.empty()) return {};
     const auto newline = text.find('\n');
-    return {true, static_cast<int>(parse_int(text.substr(0, newline)).value_or(1)), text.substr(newline + 1)};
+    return {true, failure_code(parse_int(text.substr(0, newline)).value_or(0)), text.substr(newline + 1)};
   }
 };
 

@@ -41,7 +41,8 @@ std::unique_ptr<ProcessGroup> make_own_group(std::unique_ptr<Store>& store, Peer
     return make_shm_group(std::move(store), std::move(peers), timeout);
   const bool threaded =
       options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
-  const std::string meeting = meets_over_tcp(world) ? world.meeting.host : std::string();
+  MeetingPoint meeting = world.meeting;
+  if (!meets_over_tcp(world)) meeting.host.clear();
   return make_hosts_group(std::move(store), std::move(peers), meeting, timeout, threaded);
 }
 

@@ -76,6 +76,7 @@ MeetingPoint read_meeting_point(const EnvLookup& lookup) {
     throw UsageError("MASTER_ADDR in the environment is empty", "set it to the host of rank 0, or unset it");
   meeting.port = read_int(lookup, "MASTER_PORT", 1, kMostPort).value_or(meeting.port);
   meeting.job = lookup("LOCKSTEP_MEETING").value_or(lookup("TORCHELASTIC_RUN_ID").value_or(""));
+  meeting.listen = lookup("LOCKSTEP_LISTEN").value_or("");
   // torchrun itself listens at the port that it tells its processes.
   if (lookup("TORCHELASTIC_USE_AGENT_STORE") == "True") meeting.port += meeting.port < kMostPort ? 1 : -1;
   return meeting;
@@ -93,6 +94,7 @@ World read_world(const EnvLookup& lookup, const Variables& names) {
   world.mpi_joins = names.starter != Starter::kTorchrun || is_joined_by_mpi(lookup, world);
   world.meets_over_tcp = !world.mpi_joins || lookup("LOCKSTEP_MEETING");
   if (names.starter == Starter::kTorchrun || world.meets_over_tcp) world.meeting = read_meeting_point(lookup);
+  world.meeting.secret = JobSecret::from(lookup);
 
   const auto local_rank = read_int(lookup, names.local_rank, 0, INT_MAX);
   // SLURM_NTASKS_PER_NODE is what was asked for, and may be larger than the step.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/env.h"
+#include "base/job_secret.h"
 
 namespace lockstep::comm {
 
@@ -13,7 +14,9 @@ enum class Starter { kNone, kOpenMpi, kTorchrun, kSlurm };
 struct MeetingPoint {
   std::string host = "127.0.0.1";  // a name or an address
   int port = 29500;
-  std::string job;  // ranks of another one are turned away; empty where the launcher names none
+  std::string job;          // ranks of another one are turned away; empty where the launcher names none
+  std::string listen = {};  // addresses of rank 0's own to listen at, with commas; empty: those of `host`
+  JobSecret secret = {};    // who does not know it is turned away, whatever it says
 };
 
 /// What the environment says; nothing has been started yet.
@@ -35,7 +38,8 @@ const char* name_of(Starter starter);
 /// only if PMIX_RANK or PMI_RANK say that a process manager has given this process the same rank (srun --mpi=pmix, with
 /// RANK exported from its variables), and torchrun has not started it; where it does not, they meet over TCP. So do
 /// ranks under any launcher that exports LOCKSTEP_MEETING, the name of the job, beside MASTER_ADDR and MASTER_PORT
-/// (`lockstep launch` on several hosts). Throws UsageError when a set is incomplete, not
+/// (`lockstep launch` on several hosts). LOCKSTEP_LISTEN and LOCKSTEP_JOB_SECRET are read for all of them. Throws
+/// UsageError when a set is incomplete, not
 /// numeric or contradicts itself, naming the variable.
 World discover_world(const EnvLookup& lookup);
 

@@ -1,6 +1,7 @@
 #include "launcher/channel.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -8,12 +9,17 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/handshake.h"
 #include "launcher/frame.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr std::string_view kUnixScheme = "unix:";
+// The launcher may be stopped (Ctrl-Z) just now.
+constexpr auto kAnswerWithin = std::chrono::seconds(300);
+constexpr auto kLookEvery = Millis(1000);
+constexpr int kMostAttempts = 20;
 
 std::string body_of(const Hello& m) { return Writer().put(m.rank).put(m.pid).put_text(m.host).take(); }
 std::string body_of(const Output& m) { return Writer().put(m.stream).put_text(m.bytes).take(); }
@@ -128,14 +134,35 @@ UniqueFd listen_at(const std::string& path) {
   return listener;
 }
 
-UniqueFd connect_to(const std::string& address_text) {
+namespace {
+
+/// One that closes the connection without a word is asked again: it had no room, or the handshake took this process, on
+/// a machine that is busy, longer than it may.
+UniqueFd connect_to(const std::string& address_text, const JobSecret& secret, int attempts) {
   if (!address_text.starts_with(kUnixScheme))
     throw DeviceError("unknown launcher address " + address_text, "start the ranks with `lockstep launch`");
   UniqueFd socket = new_socket();
   const sockaddr_un address = unix_address(address_text.substr(kUnixScheme.size()));
   check_system(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
                "connecting to the launcher at " + address_text);
-  return socket;
+  Handshake handshake = Handshake::call(Handshake::Port::kLauncher, secret, {});
+  const auto deadline = Deadline::after(kAnswerWithin);
+  while (handshake.advance(socket.get()) == Handshake::State::kGoingOn && !deadline.expired()) {
+    pollfd look = {socket.get(), POLLIN, 0};
+    ::poll(&look, 1, static_cast<int>(kLookEvery.count()));
+  }
+  if (handshake.state() == Handshake::State::kDone) return socket;
+  const std::string why = handshake.why().empty() ? "it says nothing" : handshake.why();
+  if (handshake.failure() == Handshake::Failure::kGone && attempts > 1)
+    return connect_to(address_text, secret, attempts - 1);
+  throw DeviceError(fmt::format("the launcher at {} does not let this process in: {}", address_text, why),
+                    "start the ranks with `lockstep launch`");
+}
+
+}  // namespace
+
+UniqueFd connect_to(const std::string& address, const JobSecret& secret) {
+  return connect_to(address, secret, kMostAttempts);
 }
 
 }  // namespace lockstep::launcher

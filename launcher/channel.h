@@ -1,4 +1,5 @@
-// What a rank's wrapper and the launcher say to each other over a stream socket, as framed messages.
+// What a rank's wrapper and the launcher say to each other over a stream socket, as framed messages, once they have
+// shown each other that they are of the same job (Note [Handshake]).
 //
 // Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
 // binary). Wrapper → launcher: Hello, then Output and Told in any number, then Ended. Launcher → wrapper: Signal.
@@ -13,6 +14,7 @@
 #include <variant>
 
 #include "base/deadline.h"
+#include "base/job_secret.h"
 #include "base/unique_fd.h"
 #include "launcher/frame.h"
 #include "launcher/process.h"
@@ -86,8 +88,9 @@ class Channel {
   std::size_t out_start_ = 0;
 };
 
-/// "unix:/path" ↔ a socket. Both throw DeviceError.
+/// "unix:/path" ↔ a socket. Both throw DeviceError; connect_to() where the launcher is not there, or does not let this
+/// process in: each proves to the other that it knows `secret` (Note [Handshake]) before anything is said.
 UniqueFd listen_at(const std::string& path);
-UniqueFd connect_to(const std::string& address);
+UniqueFd connect_to(const std::string& address, const JobSecret& secret);
 
 }  // namespace lockstep::launcher

@@ -16,6 +16,7 @@
 #include "launcher/hosts/gather.h"
 #include "launcher/hosts/left_behind.h"
 #include "launcher/job_dir.h"
+#include "launcher/loopback/preload.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
 #include "launcher/supervisor.h"
@@ -110,7 +111,9 @@ int launch(LaunchOptions options) {
   facts.job_dir = job.path();
   facts.shm_dir = job.shm_path();
   facts.socket_path = job.path() + "/launcher";
-  UniqueFd listener = listen_at(facts.socket_path);
+  const JobSecret secret = gathered.secret.empty() ? JobSecret::random() : gathered.secret;
+  facts.secret = secret.text();
+  AuthenticatedListener listener(listen_at(facts.socket_path), secret, ranks);
   if (!gathered.links.empty()) prepare_mpirun(facts);
   const std::string mpirun_log = job.path() + "/mpirun.log";
   UniqueFd mpirun_output(::open(mpirun_log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
@@ -124,6 +127,9 @@ int launch(LaunchOptions options) {
   request.argv = command.argv;
   request.set_env = command.set_env;
   request.unset_env = command.unset_env;
+  const LoopbackPreload preload;
+  if (gathered.links.empty())
+    for (auto& variable : preload.environment(env)) request.set_env.push_back(std::move(variable));
   request.stdout_fd = request.stderr_fd = mpirun_output.get();
   const Spawned started = spawn(request);
   if (started.pid < 0)

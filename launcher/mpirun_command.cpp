@@ -9,6 +9,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/job_secret.h"
 #include "launcher/job_dir.h"
 
 namespace lockstep::launcher {
@@ -141,12 +142,16 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   set("OMPI_MCA_odls_base_num_threads", "0");
   // Probing for network cards that are not there costs MPI_Init 0.2 s; on one host ob1 is what is used in the end.
   if (!several && !lookup("OMPI_MCA_mtl")) prefer("OMPI_MCA_pml", "ob1");
+  // Ranks of one host share memory; for other ways, which they do not take, each would listen at addresses of the host.
+  if (!several) prefer("OMPI_MCA_btl", "self,vader");
   // hwloc's look for graphics cards asks for X servers by the name localhost: seconds where no name service answers.
   prefer("HWLOC_COMPONENTS", "-gl");
   if (command.oversubscribed) prefer("OMPI_MCA_mpi_yield_when_idle", "1");
 
   set(kJobVariable, facts.job_dir);
   set(kLauncherVariable, "unix:" + facts.socket_path);
+  // For this host's ranks. mpirun passes on to others what host_flags() names, in clear: there the helpers set it.
+  set(kJobSecretVariable, facts.secret);
   set(kBindVariable, name_of(options.bind_to));
   if (facts.tty_columns > 0) set(kTtyVariable, std::to_string(facts.tty_columns));
   if (several) span_hosts(facts, lookup, command);
@@ -161,8 +166,9 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,    kLauncherVariable, kBindVariable,    kTtyVariable,
-                                  kShmDirVariable, kHostNameVariable, kMeetingVariable, kUserTmpVariable};
+  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,    kTtyVariable,
+                                  kShmDirVariable,    kHostNameVariable, kMeetingVariable, kUserTmpVariable,
+                                  kJobSecretVariable, kPreloadVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });

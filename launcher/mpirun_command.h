@@ -15,6 +15,7 @@ namespace lockstep::launcher {
 inline constexpr const char* kLauncherVariable = "LOCKSTEP_LAUNCHER";  // unix:/path of the launcher's socket
 inline constexpr const char* kBindVariable = "LOCKSTEP_BIND";          // core, socket or none
 inline constexpr const char* kTtyVariable = "LOCKSTEP_TTY";
+inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user's LD_PRELOAD, meant for mpirun
 /// Of a job on several hosts, where they are this host's own.
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
 inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";      // the user's TMPDIR, for the wrapper
@@ -53,6 +54,7 @@ struct HostFacts {
   std::string job_dir;
   std::string shm_dir;
   std::string socket_path;  // of the launcher
+  std::string secret;       // the job's (base/job_secret.h)
   int tty_columns = 0;      // for rank 0's progress bar; 0: no terminal
   std::string name;         // what the user calls this host, if the job names hosts
   SeveralHosts several;

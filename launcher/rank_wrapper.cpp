@@ -66,6 +66,12 @@ class Wrapper {
       if (directory->empty()) request.unset_env.emplace_back("TMPDIR");
       request.unset_env.emplace_back(kUserTmpVariable);
     }
+    // Still there where mpirun could not load the library.
+    if (const auto users = env(kPreloadVariable)) {
+      request.set_env.emplace_back("LD_PRELOAD", *users);
+      if (users->empty()) request.unset_env.emplace_back("LD_PRELOAD");
+      request.unset_env.emplace_back(kPreloadVariable);
+    }
     const Spawned spawned = spawn(request);
     program_ = spawned.pid;
     launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});
@@ -182,7 +188,7 @@ int rank_wrapper(const std::vector<std::string>& program) {
   check_usage(!program.empty(), "_rank: no program", "run `lockstep launch -- PROGRAM`");
   // Before the child exists, so that its end is not missed.
   SignalQueue signals({SIGCHLD, SIGCONT, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2});
-  Channel launcher(connect_to(*address));
+  Channel launcher(connect_to(*address, JobSecret::from(env)));
   return Wrapper(launcher, signals).run(static_cast<int>(*rank), program);
 }
 

@@ -42,7 +42,7 @@ int signal_of(Ending ending) {
 
 }  // namespace
 
-Supervisor::Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
+Supervisor::Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
                        RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host)
     : listener_(std::move(listener)),
       mpirun_(mpirun),
@@ -84,7 +84,7 @@ void Supervisor::wait_and_serve() {
   // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
   const bool hold_back =
       phase_ == Phase::kRunning && !mpirun_ending_ && console_.backlog_bytes() > kConsoleBacklogBytes;
-  std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+  std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
   const std::size_t first_queue = entries.size();
   for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
   const std::size_t first_connection = entries.size();
@@ -181,6 +181,7 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                    });
                  },
                  [&](const Gone& gone) { with_connection(gone.id, [&](Connection& each) { close(each); }); },
+                 [&](const Notice& notice) { console_.say(notice.text); },
                  [&](const RunOutput& output) {
                    tell_starter(Output{2, output.bytes});
                  },
@@ -269,14 +270,8 @@ void Supervisor::handle(Connection& connection, const Message& message) {
 }
 
 void Supervisor::accept_ranks() {
-  for (;;) {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) {
-      check_system(errno == EAGAIN || errno == EINTR || errno == ECONNABORTED, "accepting a rank's connection");
-      return;
-    }
-    connections_.emplace_back(std::move(socket));
-  }
+  while (UniqueFd socket = listener_.accept()) connections_.emplace_back(std::move(socket));
+  while (const auto complaint = listener_.next_complaint()) console_.say(*complaint);
 }
 
 void Supervisor::take_signals() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/console.h"
 #include "launcher/hosts/remote_hosts.h"
@@ -31,8 +32,8 @@ namespace lockstep::launcher {
 class Supervisor {
  public:
   /// `own_host`: what the user calls this host, if the job names hosts; empty otherwise.
-  Supervisor(UniqueFd listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console, RankLogs& logs,
-             SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
+  Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
+             RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
 
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
@@ -87,7 +88,7 @@ class Supervisor {
   void kill_mpirun();
   bool all_programs_ended() const;
 
-  UniqueFd listener_;
+  AuthenticatedListener listener_;
   pid_t mpirun_;
   Clock::duration grace_;
   Console& console_;

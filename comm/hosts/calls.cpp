@@ -7,32 +7,29 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/packing.h"
 #include "base/stop.h"
 #include "comm/tcp/socket.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr std::uint32_t kProtocol = 2;
-constexpr std::array<char, 8> kCallMagic = {'l', 's', '-', 'c', 'a', 'l', 'l', '\0'};
-constexpr std::array<char, 8> kAnswerMagic = {'l', 's', '-', 'a', 'n', 's', 'w', '\0'};
-
 // One address gets this long before the next one has its turn: a firewall that says nothing must not use up all.
 constexpr auto kOneAttempt = std::chrono::milliseconds(2000);
 // Before all of a rank's addresses are tried again.
 constexpr auto kPause = std::chrono::milliseconds(50);
-// How long somebody who has connected may take to say who it is.
-constexpr auto kHelloWithin = std::chrono::seconds(5);
-constexpr std::size_t kMostVisitors = 64;
+// How long a rank that has been called may take to answer: it may still be on its way to the meeting.
+constexpr auto kAnswerWithin = std::chrono::seconds(5);
+// Beside those who are to call.
+constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostWarnings = 5;
 constexpr auto kNap = std::chrono::milliseconds(50);
 
@@ -51,19 +48,14 @@ void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) 
   if (std::ifstream(limit) >> most && most >= kBufferBytes / 2) set_option(socket, SOL_SOCKET, name, kBufferBytes);
 }
 
+/// What a rank says of itself when it calls.
+std::string identity_text(int from, int to) {
+  return Packer().number(static_cast<std::uint32_t>(from)).number(static_cast<std::uint32_t>(to)).bytes();
+}
+
 std::string address_text(const CallAddress& address) { return text_of(MeetingPoint{address.host, address.port, {}}); }
 
 }  // namespace
-
-/// Both ways alike, but for the magic.
-struct Calls::Hello {
-  std::array<char, 8> magic{};
-  std::uint32_t protocol = kProtocol;
-  std::int32_t from = -1;
-  std::int32_t to = -1;
-  std::uint32_t unused = 0;
-  std::array<char, kNonceBytes> nonce{};
-};
 
 /// Another rank, and how far the way to it has got.
 struct Calls::Contact {
@@ -74,25 +66,21 @@ struct Calls::Contact {
   UniqueFd socket;
 
   // Of calls:
-  enum class State : std::uint8_t { kPausing, kConnecting, kListening } state = State::kPausing;
+  enum class State : std::uint8_t { kPausing, kConnecting, kShakingHands } state = State::kPausing;
   std::size_t next = 0;       // of addresses
   Clock::time_point until{};  // of this state
-  std::array<char, 64> answer{};
-  std::size_t answered = 0;
+  std::optional<Handshake> handshake;
   std::string complaint;  // of the last attempt
 };
 
 struct Calls::Visitor {
   UniqueFd socket;
-  std::array<char, 64> said{};
-  std::size_t bytes = 0;
+  Handshake handshake;
   Clock::time_point until{};
 };
 
 Calls::Calls(int rank, int host, const Peers& peers, Clock::duration patience)
-    : rank_(rank), host_(host), peers_(peers), patience_(patience) {
-  static_assert(sizeof(Hello) <= 64 && std::is_trivially_copyable_v<Hello>);
-}
+    : rank_(rank), host_(host), peers_(peers), patience_(patience) {}
 Calls::~Calls() = default;
 
 void Calls::set_up(const UniqueFd& socket) const {
@@ -142,9 +130,8 @@ void Calls::expect(int rank, std::vector<CallAddress> addresses) {
   contact.calls = rank < rank_;
 }
 
-std::vector<Link> Calls::connect(const std::string& nonce, Deadline deadline) {
-  nonce_ = nonce;
-  nonce_.resize(kNonceBytes);
+std::vector<Link> Calls::connect(const JobSecret& secret, Deadline deadline) {
+  secret_ = secret;
   const auto begin = Clock::now();
   const auto all_there = [&] { return std::ranges::all_of(contacts_, [](const Contact& one) { return one.there; }); };
   while (!all_there()) {
@@ -154,6 +141,8 @@ std::vector<Link> Calls::connect(const std::string& nonce, Deadline deadline) {
   }
   listeners_.clear();
   visitors_.clear();
+  if (turned_away_ > kMostWarnings)
+    log_warn("{} connections to this rank came from strangers, and had no part in this job", turned_away_);
   std::vector<Link> links;
   for (Contact& contact : contacts_)
     links.emplace_back(std::move(contact.socket), peers_.host_of(contact.rank), contact.rank);
@@ -164,8 +153,7 @@ void Calls::wait(Deadline deadline) {
   const auto now = Clock::now();
   Clock::time_point until = std::min(now + std::chrono::duration_cast<Clock::duration>(kNap), deadline.when());
   std::vector<pollfd> entries;
-  const bool accepts = visitors_.size() < kMostVisitors;
-  for (const UniqueFd& listener : listeners_) entries.push_back({accepts ? listener.get() : -1, POLLIN, 0});
+  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
   for (Contact& contact : contacts_) {
     if (contact.calls && !contact.there && contact.state == Contact::State::kPausing && now >= contact.until)
       call(contact);
@@ -181,8 +169,7 @@ void Calls::wait(Deadline deadline) {
 
   for (std::size_t i = 0; i < contacts_.size(); ++i) {
     Contact& contact = contacts_[i];
-    const short events = entries[listeners_.size() + i].revents;
-    if (events != 0) go_on(contact, events);
+    if (entries[listeners_.size() + i].revents != 0) go_on(contact);
     if (contact.calls && !contact.there && contact.state != Contact::State::kPausing && Clock::now() >= contact.until)
       hang_up(contact, errno_text(ETIMEDOUT));
   }
@@ -190,14 +177,14 @@ void Calls::wait(Deadline deadline) {
   for (std::size_t i = 0; i < visitors; ++i) {
     if (entries[first_visitor + i].revents != 0) gone[i] = hear(visitors_[i]);
     if (!gone[i] && Clock::now() >= visitors_[i].until) {
-      turn_away(visitors_[i], "it says nothing");
+      turn_away(visitors_[i], visitors_[i].handshake.has_heard() ? "it takes too long" : "it says nothing");
       gone[i] = true;
     }
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < visitors; ++i)
     if (!gone[i]) std::swap(visitors_[kept++], visitors_[i]);
-  visitors_.resize(kept);
+  visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(kept), visitors_.end());
   for (std::size_t i = 0; i < listeners_.size(); ++i)
     if (entries[i].revents != 0) accept(listeners_[i]);
 }
@@ -223,31 +210,21 @@ void Calls::call(Contact& contact) {
     hang_up(contact, errno_text(errno));
 }
 
-void Calls::go_on(Contact& contact, short) {
+void Calls::go_on(Contact& contact) {
   if (contact.state == Contact::State::kConnecting) {
     int error = 0;
     socklen_t length = sizeof error;
     ::getsockopt(contact.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return hang_up(contact, errno_text(error));
-    const Hello hello = hello_to(contact.rank, false);
-    if (::send(contact.socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello))
-      return hang_up(contact, errno_text(errno));
-    contact.state = Contact::State::kListening;
-    contact.until = Clock::now() + kHelloWithin;
-    contact.answered = 0;
-    return;
+    contact.handshake = Handshake::call(Handshake::Port::kData, secret_, identity_text(rank_, contact.rank));
+    contact.state = Contact::State::kShakingHands;
+    contact.until = Clock::now() + kAnswerWithin;
   }
-  const ssize_t got = ::recv(contact.socket.get(), contact.answer.data() + contact.answered,
-                             sizeof(Hello) - contact.answered, MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) return hang_up(contact, got < 0 ? errno_text(errno) : "it hangs up");
-  contact.answered += static_cast<std::size_t>(got);
-  if (contact.answered < sizeof(Hello)) return;
-  Hello wanted = hello_to(rank_, true);
-  wanted.from = contact.rank;
-  if (std::memcmp(contact.answer.data(), &wanted, sizeof wanted) != 0)
-    return hang_up(contact, "who answers is another one");
-  contact.there = true;
+  switch (contact.handshake->advance(contact.socket.get())) {
+    case Handshake::State::kDone: contact.there = true; return;
+    case Handshake::State::kFailed: return hang_up(contact, contact.handshake->why());
+    default: return;
+  }
 }
 
 void Calls::hang_up(Contact& contact, const std::string& why) {
@@ -271,37 +248,46 @@ void Calls::accept(const UniqueFd& listener) {
       return;
     }
     set_up(socket);
-    Visitor& visitor = visitors_.emplace_back();
-    visitor.socket = std::move(socket);
-    visitor.until = Clock::now() + kHelloWithin;
+    visitors_.push_back(
+        {std::move(socket), Handshake::listen(Handshake::Port::kData, secret_), Clock::now() + kHandshakeWithin});
+    if (visitors_.size() > kMostStrangers + contacts_.size()) make_room();
   }
 }
 
+/// The one that has been silent for longest goes; where none is silent, the oldest.
+void Calls::make_room() {
+  const auto silent = std::ranges::find_if(
+      visitors_, [](const Visitor& one) { return !one.handshake.has_heard() && !has_bytes(one.socket); });
+  const auto leaves = silent != visitors_.end() ? silent : visitors_.begin();
+  turn_away(*leaves, "it says nothing, and others wait");
+  visitors_.erase(leaves);
+}
+
 bool Calls::hear(Visitor& visitor) {
-  const ssize_t got =
-      ::recv(visitor.socket.get(), visitor.said.data() + visitor.bytes, sizeof(Hello) - visitor.bytes, MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (got <= 0) return true;  // somebody who only looked whether the port is open, or who tries another way
-  visitor.bytes += static_cast<std::size_t>(got);
-  const std::size_t known = std::min(visitor.bytes, kCallMagic.size());
-  if (std::memcmp(visitor.said.data(), kCallMagic.data(), known) != 0) {
-    turn_away(visitor, "it is no rank of lockstep");
-    return true;
+  switch (visitor.handshake.advance(visitor.socket.get())) {
+    case Handshake::State::kAsked: break;
+    case Handshake::State::kFailed:
+      // Somebody who only looked whether the port is open, or who tries another way, goes without a word.
+      if (visitor.handshake.failure() != Handshake::Failure::kGone) turn_away(visitor, visitor.handshake.why());
+      return true;
+    default: return false;
   }
-  if (visitor.bytes < sizeof(Hello)) return false;
-  Hello hello;
-  std::memcpy(&hello, visitor.said.data(), sizeof hello);
-  const auto contact =
-      std::ranges::find_if(contacts_, [&](const Contact& one) { return one.rank == hello.from && !one.calls; });
-  Hello wanted = hello_to(rank_, false);
-  wanted.from = hello.from;
-  if (contact == contacts_.end() || std::memcmp(&hello, &wanted, sizeof hello) != 0) {
-    turn_away(visitor, hello.protocol == kProtocol ? "it is of another job" : "it speaks another version");
-    return true;
+  if (!take(visitor)) turn_away(visitor, visitor.handshake.why());
+  return true;
+}
+
+bool Calls::take(Visitor& visitor) {
+  const auto contact = std::ranges::find_if(contacts_, [&](const Contact& one) {
+    return !one.calls && visitor.handshake.identity() == identity_text(one.rank, rank_);
+  });
+  if (contact == contacts_.end()) {
+    visitor.handshake.refuse("it is no rank that this one waits for");
+    visitor.handshake.flush(visitor.socket.get());
+    return false;
   }
-  const Hello answer = hello_to(hello.from, true);
-  if (::send(visitor.socket.get(), &answer, sizeof answer, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof answer))
-    return true;
+  visitor.handshake.accept({});
+  visitor.handshake.flush(visitor.socket.get());
+  LOCKSTEP_ASSERT(!visitor.handshake.has_unsent(), "a connection in which nothing has been sent takes no answer");
   // One that calls again has given its first call up.
   contact->socket = std::move(visitor.socket);
   contact->there = true;
@@ -312,15 +298,6 @@ void Calls::turn_away(const Visitor& visitor, const std::string& why) {
   if (++turned_away_ > kMostWarnings) return;
   log_warn("a connection from {} was refused: {}{}", peer_text(visitor.socket), why,
            turned_away_ == kMostWarnings ? "; more of them are not mentioned" : "");
-}
-
-Calls::Hello Calls::hello_to(int rank, bool answers) const {
-  Hello hello;
-  hello.magic = answers ? kAnswerMagic : kCallMagic;
-  hello.from = rank_;
-  hello.to = rank;
-  nonce_.copy(hello.nonce.data(), hello.nonce.size());
-  return hello;
 }
 
 void Calls::give_up(double waited_seconds) const {

@@ -5,15 +5,13 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/handshake.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/interfaces.h"
 #include "comm/hosts/link.h"
 #include "comm/shm/peers.h"
 
 namespace lockstep::comm {
-
-/// Of the random text that names a job in hellos.
-inline constexpr std::size_t kNonceBytes = 32;
 
 /// Where a rank listens.
 struct CallAddress {
@@ -33,25 +31,26 @@ class Calls {
   std::vector<CallAddress> listen(const std::vector<InterfaceAddress>& addresses);
   /// There is to be a connection to `rank`, which listens there. Lower ranks are called, higher ones call.
   void expect(int rank, std::vector<CallAddress> addresses);
-  /// Makes them all; in the order of expect(). Nobody listens afterwards. Throws DeviceError naming a rank that cannot
-  /// be reached, or has not called, before `deadline`.
-  std::vector<Link> connect(const std::string& nonce, Deadline deadline);
+  /// Makes them all, with those who know `secret`; in the order of expect(). Nobody listens afterwards. Throws
+  /// DeviceError naming a rank that cannot be reached, or has not called, before `deadline`.
+  std::vector<Link> connect(const JobSecret& secret, Deadline deadline);
 
  private:
-  struct Hello;
   struct Contact;
   struct Visitor;
 
   void call(Contact& contact);
-  void go_on(Contact& contact, short events);
+  void go_on(Contact& contact);
   void hang_up(Contact& contact, const std::string& why);
   void accept(const UniqueFd& listener);
+  void make_room();
   /// Whether the visitor is done with: taken, or turned away.
   bool hear(Visitor& visitor);
+  /// Whether it is one of those that are to call; its refusal is on its way otherwise.
+  bool take(Visitor& visitor);
   void turn_away(const Visitor& visitor, const std::string& why);
   void set_up(const UniqueFd& socket) const;
   void wait(Deadline deadline);
-  Hello hello_to(int rank, bool answers) const;
   [[noreturn]] void give_up(double waited_seconds) const;
 
   const int rank_;
@@ -62,7 +61,7 @@ class Calls {
   std::string listens_at_;
   std::vector<Contact> contacts_;
   std::vector<Visitor> visitors_;
-  std::string nonce_;
+  JobSecret secret_;
   int turned_away_ = 0;
 };
 

@@ -1,17 +1,15 @@
 #include "comm/hosts/host_meeting.h"
 
-#include <sys/random.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <sstream>
 #include <utility>
 
 #include "base/env.h"
 #include "base/error.h"
+#include "base/job_secret.h"
 #include "base/text.h"
+#include "comm/failure.h"
 #include "comm/hosts/calls.h"
 #include "comm/hosts/interfaces.h"
 
@@ -46,7 +44,7 @@ class Problem {
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (all[r].empty() || all[r] == " ") continue;
       if (static_cast<int>(r) == rank && failure_ != nullptr) std::rethrow_exception(failure_);
-      const auto code = static_cast<int>(parse_int(all[r].substr(0, all[r].find(' '))).value_or(4));
+      const int code = failure_code(parse_int(all[r].substr(0, all[r].find(' '))).value_or(4));
       throw PeerError(code, fmt::format("rank {}: {}", r, all[r].substr(all[r].find(' ') + 1)));
     }
   }
@@ -60,18 +58,6 @@ class Problem {
   std::string text_;
   std::exception_ptr failure_;
 };
-
-std::string random_text() {
-  std::array<unsigned char, kNonceBytes / 2> bytes{};
-  std::size_t got = 0;
-  while (got < bytes.size()) {
-    const ssize_t n = ::getrandom(bytes.data() + got, bytes.size() - got, 0);
-    if (n > 0) got += static_cast<std::size_t>(n);
-  }
-  std::string text;
-  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
 
 /// What a rank tells the others before they connect: the number of its bell, then an address and a port a line.
 struct Introduction {
@@ -94,7 +80,7 @@ struct Introduction {
 
 }  // namespace
 
-HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, Clock::duration timeout) {
+HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, Clock::duration timeout) {
   const auto deadline = Deadline::after(timeout);
   const Hosts& hosts = peers.hosts();
   HostMeeting met;
@@ -127,12 +113,13 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, C
     mine.bell = met.bells.number();
     if (!drives) return;
     calls.emplace(met.rank, met.host, peers, std::min<Clock::duration>(kLinkPatience, timeout));
-    mine.addresses = calls->listen(usable_addresses(env, meeting));
+    mine.addresses = calls->listen(usable_addresses(env, meeting.host));
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), met.rank);
   const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
-  const std::string nonce =
-      store.broadcast_text("naming the job", met.rank == 0 ? random_text() : std::string(), 0, deadline);
+  const std::string meeting_nonce =
+      store.broadcast_text("naming the job", met.rank == 0 ? JobSecret::random().text() : std::string(), 0, deadline);
+  const JobSecret secret = meeting.secret.derive("data connections " + meeting_nonce);
 
   problem.catch_from([&] {
     for (std::size_t i = 0; i < here.size(); ++i) {
@@ -146,7 +133,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, C
       const int rank = hosts[h][static_cast<std::size_t>(met.local)];
       calls->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
     }
-    met.links = calls->connect(nonce, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+    met.links = calls->connect(secret, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
   });
   problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)), met.rank);
 

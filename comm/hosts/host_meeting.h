@@ -11,6 +11,7 @@
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/store.h"
+#include "comm/world.h"
 
 namespace lockstep::comm {
 
@@ -35,13 +36,14 @@ struct HostMeeting {
 /// Note [Between hosts]
 /// Ranks with the same place on their hosts connect with each other, one connection a pair: the higher rank calls, at
 /// the addresses that the lower one has put into the store, one after the other, until one answers. A call begins with
-/// a hello: protocol, job (a random number from the store, so that strangers and other jobs cannot join), both ranks.
+/// Note [Handshake]: who calls whom, proven with a secret of this meeting's own, which is made of the job's and of
+/// random bits of rank 0's that have come through the store. (Where MPI is the store, these alone are the secret.)
 /// Whoever says anything else is turned away. When all have all their connections, nobody listens any more.
 ///
-/// Collective. `meeting` is the host where the ranks of `store` meet, if they do over TCP. Throws UsageError for
-/// a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share memory, or those of
-/// two cannot connect before `deadline`; both on the lowest rank that fails, PeerError on the others, and `store` and
-/// `peers` are left where they were.
-HostMeeting meet_hosts(Store& store, Peers& peers, const std::string& meeting, Clock::duration timeout);
+/// Collective. `meeting` has the host where the ranks of `store` meet, if they do over TCP, and their secret. Throws
+/// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share
+/// memory, or those of two cannot connect before `deadline`; both on the lowest rank that fails, PeerError on the
+/// others, and `store` and `peers` are left where they were.
+HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, Clock::duration timeout);
 
 }  // namespace lockstep::comm

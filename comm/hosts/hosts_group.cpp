@@ -77,7 +77,7 @@ void HostsGroup::start(const Op& op) {
 }
 
 std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store>&& store, Peers&& peers,
-                                               const std::string& meeting, Clock::duration timeout, bool threaded) {
+                                               const MeetingPoint& meeting, Clock::duration timeout, bool threaded) {
   HostMeeting met = meet_hosts(*store, peers, meeting, timeout);
   if (threaded) return std::make_unique<ThreadHosts>(std::move(store), std::move(met), timeout);
   return std::make_unique<InlineHosts>(std::move(store), std::move(met), timeout);

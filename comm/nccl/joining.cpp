@@ -13,6 +13,7 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "comm/agree.h"
+#include "comm/failure.h"
 
 namespace lockstep::comm {
 namespace {
@@ -31,7 +32,7 @@ void check_that_all_joined(const RollCall::Answers& answers, int rank, const std
   const auto speaking_rank = static_cast<int>(speaker - answers.all.begin());
   const Whereabouts& here = answers.all[static_cast<std::size_t>(rank)];
   if (rank == speaking_rank || !spoken_for(here)) std::rethrow_exception(own);
-  throw PeerError(static_cast<int>(speaker->failure),
+  throw PeerError(failure_code(speaker->failure),
                   fmt::format("rank {} could not join the others by NCCL", speaking_rank));
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/stop.h"
+#include "base/text.h"
 
 namespace lockstep::comm {
 namespace {
@@ -27,6 +28,10 @@ constexpr auto kNap = std::chrono::milliseconds(50);
 // A host that does not even refuse (a firewall, a host that is down) must not use up the whole deadline: its other
 // addresses, and rank 0 that starts meanwhile, get their turn.
 constexpr auto kOneAttempt = std::chrono::seconds(10);
+constexpr auto kResolveWithin = std::chrono::seconds(10);
+
+constexpr const char* kMasterAddress = "MASTER_ADDR";
+constexpr const char* kListen = "LOCKSTEP_LISTEN";
 
 struct AddressesDeleter {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
@@ -44,15 +49,19 @@ std::pair<Addresses, int> look_up(const char* host, int port, int flags) {
   return {Addresses(code == 0 ? list : nullptr), code};
 }
 
-/// Where the resolver does not answer for now it is asked again until `deadline`.
-Addresses resolve(const MeetingPoint& meeting, Deadline deadline) {
+/// Of `host`, which stands in `variable`. Where the resolver does not answer for now it is asked again until
+/// `deadline`.
+Addresses resolve(const char* variable, const std::string& host, int port, Deadline deadline) {
   for (;;) {
-    auto [addresses, code] = look_up(meeting.host.c_str(), meeting.port, 0);
+    auto [addresses, code] = look_up(host.c_str(), port, 0);
     if (addresses != nullptr) return std::move(addresses);
     if (code != EAI_AGAIN || deadline.expired())
-      throw UsageError(fmt::format("MASTER_ADDR=\"{}\" has no address: {}", meeting.host,
+      throw UsageError(fmt::format("{}=\"{}\" has no address: {}", variable, host,
                                    code == EAI_SYSTEM ? errno_text(errno) : ::gai_strerror(code)),
-                       "set MASTER_ADDR to the name or address of rank 0's host, or unset it if all ranks are on one");
+                       std::string_view(variable) == kListen
+                           ? "set LOCKSTEP_LISTEN to an address of rank 0's host, or to 0.0.0.0 for all of them"
+                           : "set MASTER_ADDR to the name or address of rank 0's host, or unset it if all ranks are on "
+                             "one");
     throw_if_stopped("looking MASTER_ADDR up");
     ::poll(nullptr, 0, std::chrono::duration_cast<Millis>(kLongestPause).count());
   }
@@ -106,9 +115,8 @@ std::optional<UniqueFd> listen_at_one(const addrinfo& address) {
                     "set MASTER_ADDR to an address of rank 0's host");
 }
 
-/// The sockets of all addresses that this machine has.
-std::vector<UniqueFd> listen_at_all(const Addresses& addresses, int port) {
-  std::vector<UniqueFd> sockets;
+/// Adds sockets for all addresses that this machine has.
+void listen_at_all(const Addresses& addresses, int port, std::vector<UniqueFd>& sockets) {
   std::vector<std::string> seen;  // a name may stand for one address twice
   for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
     const std::string text = text_of(at->ai_addr, at->ai_addrlen);
@@ -120,7 +128,30 @@ std::vector<UniqueFd> listen_at_all(const Addresses& addresses, int port) {
       fail_to_listen(at->ai_addr, at->ai_addrlen, port, errno);
     }
   }
-  return sockets;
+}
+
+std::string list_of(const Addresses& addresses) {
+  std::string list;
+  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+    std::array<char, NI_MAXHOST> host{};
+    if (::getnameinfo(at->ai_addr, at->ai_addrlen, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    list += (list.empty() ? "" : ", ") + std::string(host.data());
+  }
+  return list;
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return address->sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+/// Loopback, and meant: an address, or the name that says so.
+bool says_loopback(const std::string& host) {
+  if (host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost") return true;
+  const auto address = look_up(host.c_str(), 0, AI_NUMERICHOST).first;
+  return address != nullptr && is_loopback(address->ai_addr);
 }
 
 /// Linux connects a socket to itself where nobody listens and the port that it gives to the socket happens to be the
@@ -179,21 +210,51 @@ std::string text_of(const MeetingPoint& meeting) {
                                                      : fmt::format("[{}]:{}", meeting.host, meeting.port);
 }
 
-std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool everywhere) {
+std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool several_hosts) {
+  const auto deadline = Deadline::after(kResolveWithin);
   std::vector<UniqueFd> sockets;
   // Also where it is not used: a name that does not resolve keeps the others away, and rank 0 would wait for them.
-  const Addresses addresses = resolve(meeting, Deadline::after(std::chrono::seconds(10)));
-  if (!everywhere) sockets = listen_at_all(addresses, meeting.port);
-  if (sockets.empty()) sockets = listen_at_all(look_up(nullptr, meeting.port, AI_PASSIVE).first, meeting.port);
+  const Addresses addresses = resolve(kMasterAddress, meeting.host, meeting.port, deadline);
+  if (!meeting.listen.empty()) {
+    std::string all;
+    for (const std::string& host : split(meeting.listen, ',')) {
+      const Addresses own = resolve(kListen, std::string(trim(host)), meeting.port, deadline);
+      listen_at_all(own, meeting.port, sockets);
+      all += (all.empty() ? "" : ", ") + list_of(own);
+    }
+    if (sockets.empty())
+      throw UsageError(fmt::format("LOCKSTEP_LISTEN=\"{}\" ({}) is no address of this machine, where rank 0 runs",
+                                   meeting.listen, all),
+                       "set it to one that `ip address` shows there, or to 0.0.0.0 for all of them");
+    return sockets;
+  }
+  listen_at_all(addresses, meeting.port, sockets);
   if (sockets.empty())
-    throw DeviceError(fmt::format("rank 0 has no address to listen at port {}", meeting.port),
-                      "look at this host's network");
+    throw UsageError(
+        fmt::format("MASTER_ADDR=\"{}\" ({}) is no address of this machine, where rank 0 runs", meeting.host,
+                    list_of(addresses)),
+        "run rank 0 there; or, where a service or router passes connections on, set LOCKSTEP_LISTEN to the "
+        "address at which rank 0 is to listen (0.0.0.0: all of this machine)");
+  if (several_hosts && are_loopback(sockets) && !says_loopback(meeting.host))
+    throw UsageError(fmt::format("MASTER_ADDR=\"{}\" is {} on rank 0's host, where no other host comes to",
+                                 meeting.host, list_of(addresses)),
+                     "set MASTER_ADDR to rank 0's address in the network, or LOCKSTEP_LISTEN to the address at which "
+                     "it is to listen");
   return sockets;
+}
+
+bool are_loopback(const std::vector<UniqueFd>& listeners) {
+  return std::ranges::all_of(listeners, [](const UniqueFd& listener) {
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    return ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+           is_loopback(reinterpret_cast<const sockaddr*>(&own));
+  });
 }
 
 UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline) {
   const auto begin = Clock::now();
-  const Addresses addresses = resolve(meeting, deadline);
+  const Addresses addresses = resolve(kMasterAddress, meeting.host, meeting.port, deadline);
   Clock::duration pause = kFirstPause;
   for (;;) {
     std::string complaint;
@@ -221,6 +282,11 @@ UniqueFd accept_from(const UniqueFd& listener) {
     throw DeviceError(fmt::format("rank 0 cannot accept a connection: {}", errno_text(errno)), "raise ulimit -n");
   }
   return socket;
+}
+
+bool has_bytes(const UniqueFd& socket) {
+  char byte = 0;
+  return ::recv(socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 std::string peer_text(const UniqueFd& socket) {

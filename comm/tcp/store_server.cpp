@@ -9,14 +9,15 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "comm/failure.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kMostHelloBytes = 1024;
-constexpr std::size_t kMostNameBytes = 256;  // of hosts and jobs
+constexpr std::size_t kMostFrameBytes =
+    std::max(Store::kMostValueBytes + 2 * Store::kMostKeyBytes, Store::kMostKeys*(Store::kMostKeyBytes + 4) + 16);
 constexpr std::size_t kMostTableBytes = std::size_t{1} << 30;
 // How long somebody who is turned away, or all of them at the end, may take to read why.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
@@ -31,7 +32,7 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job)
       stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ranks_(static_cast<std::size_t>(job_.size)) {
   if (!stop_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
-  clients_.push_back(std::make_unique<Client>(std::move(own)));
+  clients_.push_back(std::make_unique<Client>(std::move(own), Handshake::listen(Handshake::Port::kStore, job_.secret)));
   clients_.back()->own = true;
   // Signals are for the threads that look at stop requests.
   const AllSignalsBlocked blocked;
@@ -48,6 +49,7 @@ void StoreServer::run() {
   try {
     while (!stopping_) wait_and_serve();
     listeners_.clear();
+    report_strangers();
     const auto end = Deadline::after(kFarewell);
     // What rank 0 has said before it closed its end, and its way to the others.
     while ((ranks_[0].client != nullptr || has_unsent()) && !end.expired()) wait_and_serve();
@@ -63,9 +65,7 @@ void StoreServer::wait_and_serve() {
   std::vector<pollfd> entries;
   const auto now = Clock::now();
   Clock::time_point until = stopping_ ? now + std::chrono::milliseconds(20) : Clock::time_point::max();
-  const auto strangers = static_cast<std::size_t>(
-      std::count_if(clients_.begin(), clients_.end(), [](const auto& client) { return client->rank < 0; }));
-  const bool accepts = strangers < kMostStrangers && now >= accept_again_;
+  const bool accepts = now >= accept_again_;
   if (now < accept_again_) until = std::min(until, accept_again_);
   entries.push_back({stopping_ ? -1 : stop_.get(), POLLIN, 0});
   for (const UniqueFd& listener : listeners_) entries.push_back({accepts ? listener.get() : -1, POLLIN, 0});
@@ -87,11 +87,13 @@ void StoreServer::wait_and_serve() {
   for (std::size_t i = 0; i < count; ++i) {
     Client& client = *clients_[i];
     const short events = entries[first_client + i].revents;
+    if (client.gone) continue;
     if ((events & POLLOUT) != 0) client.wire.flush();
     if (client.leaving ? (events & (POLLHUP | POLLERR)) != 0 : (events & ~POLLOUT) != 0) read(client);
     if (client.leaving && !client.wire.has_unsent()) client.gone = true;
     if (Clock::now() >= client.until) {
-      if (client.rank < 0 && !client.leaving) warn_of_stranger(client, "it says nothing");
+      if (client.rank < 0 && !client.leaving)
+        warn_of_stranger(client, client.wire.handshake().has_heard() ? "it takes too long" : "it says nothing");
       client.gone = true;
     }
   }
@@ -101,17 +103,47 @@ void StoreServer::wait_and_serve() {
 }
 
 void StoreServer::accept_all(const UniqueFd& listener) {
-  try {
-    for (int i = 0; i < static_cast<int>(kMostStrangers); ++i) {
+  for (std::size_t i = 0; i < kMostStrangers; ++i) {
+    try {
       UniqueFd socket = accept_from(listener);
       if (!socket) return;
-      clients_.push_back(std::make_unique<Client>(std::move(socket)));
-      clients_.back()->until = Clock::now() + kHelloWithin;
+      clients_.push_back(
+          std::make_unique<Client>(std::move(socket), Handshake::listen(Handshake::Port::kStore, job_.secret)));
+      clients_.back()->until = Clock::now() + kHandshakeWithin;
+    } catch (const DeviceError& error) {
+      // Out of descriptors: strangers have them, most likely.
+      if (count_strangers() > 0) {
+        make_room();
+        continue;
+      }
+      log_warn("{} → {}", error.what(), error.remedy());
+      accept_again_ = Clock::now() + kAcceptPause;
+      return;
     }
-  } catch (const DeviceError& error) {
-    log_warn("{} → {}", error.what(), error.remedy());
-    accept_again_ = Clock::now() + kAcceptPause;
+    if (count_strangers() > kMostStrangers + ranks_.size()) make_room();
   }
+}
+
+/// The one that has been silent for longest goes; where none is silent, the oldest.
+void StoreServer::make_room() {
+  Client* leaves = nullptr;
+  bool any_silent = false;
+  for (const auto& client : clients_) {  // in the order in which they came
+    if (client->rank >= 0 || client->own || client->gone) continue;
+    const bool silent = !client->wire.handshake().has_heard() && !has_bytes(client->wire.socket());
+    if (leaves == nullptr || (silent && !any_silent)) leaves = client.get();
+    any_silent = any_silent || silent;
+  }
+  if (leaves == nullptr) return;
+  if (!leaves->leaving) warn_of_stranger(*leaves, "it says nothing, and others wait");
+  leaves->gone = true;
+  leaves->wire.close();
+}
+
+std::size_t StoreServer::count_strangers() const {
+  return static_cast<std::size_t>(std::count_if(clients_.begin(), clients_.end(), [](const auto& client) {
+    return client->rank < 0 && !client->own && !client->gone;
+  }));
 }
 
 void StoreServer::read(Client& client) {
@@ -119,34 +151,38 @@ void StoreServer::read(Client& client) {
     client.gone = true;
     return;
   }
+  if (client.rank < 0) return shake_hands(client);
   try {
     const auto received = client.wire.receive();
     while (!client.leaving && !client.gone)
-      if (const auto frame = client.wire.next(most_frame_bytes(client)))
+      if (const auto frame = client.wire.next(kMostFrameBytes))
         obey(client, *frame);
       else
         break;
-    if (received != Wire::Received::kGone || client.leaving || client.gone) return;
-    if (client.rank < 0)
-      client.gone = true;  // somebody who only looked whether the port is open
-    else
-      end_rank(client, "has ended");
+    if (received == Wire::Received::kGone && !client.leaving && !client.gone) end_rank(client, "has ended");
   } catch (const Malformed& error) {
-    if (client.rank < 0) {
-      warn_of_stranger(client, error.what());
-      client.gone = true;
-    } else {
-      end_rank(client, fmt::format("is no longer understood: {}", error.what()));
-    }
+    end_rank(client, fmt::format("is no longer understood: {}", error.what()));
   }
 }
 
-void StoreServer::obey(Client& client, const Frame& frame) {
-  if (client.rank < 0) {
-    if (frame.kind != FrameKind::kHello) throw Malformed("it does not say hello");
-    greet(client, frame);
+void StoreServer::shake_hands(Client& client) {
+  switch (client.wire.advance()) {
+    case Handshake::State::kAsked: return greet(client);
+    case Handshake::State::kFailed: break;
+    default: return;
+  }
+  const Handshake& handshake = client.wire.handshake();
+  if (handshake.failure() == Handshake::Failure::kGone) {
+    // Somebody who only looked whether the port is open, or who has been ended: counted, but not worth a line.
+    ++strangers_;
+    client.gone = true;
     return;
   }
+  warn_of_stranger(client, handshake.why());
+  close_after_sending(client);
+}
+
+void StoreServer::obey(Client& client, const Frame& frame) {
   Unpacker body(frame.body);
   switch (frame.kind) {
     case FrameKind::kSet: {
@@ -162,6 +198,7 @@ void StoreServer::obey(Client& client, const Frame& frame) {
       const std::uint32_t code = body.number();
       const std::string why = body.text(Store::kMostValueBytes);
       body.end();
+      if (!is_failure(code)) throw Malformed(fmt::format("it gives up with exit code {}", code));
       Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
       rank.state = Rank::State::kEnded;
       rank.client = nullptr;
@@ -177,41 +214,41 @@ void StoreServer::obey(Client& client, const Frame& frame) {
   }
 }
 
-void StoreServer::greet(Client& client, const Frame& frame) {
-  Unpacker body(frame.body);
-  const std::uint32_t version = body.number();
-  if (version != kProtocolVersion)
-    return refuse(
-        client, fmt::format("it speaks version {} of the protocol, and rank 0 version {}", version, kProtocolVersion));
-  const std::uint32_t size = body.number(), number = body.number(), pid = body.number();
-  const std::string host = body.text(kMostNameBytes);
-  const std::string job = body.text(kMostNameBytes);
-  body.end();
-  if (job != job_.name) return refuse(client, fmt::format("it is of job '{}', and rank 0 of '{}'", job, job_.name));
-  if (size != static_cast<std::uint32_t>(job_.size))
-    return refuse(client,
-                  fmt::format("it is rank {} of {} (WORLD_SIZE), and rank 0 is one of {}", number, size, job_.size));
-  if (number >= size) return refuse(client, fmt::format("it says that it is rank {} of {}", number, size));
-  Rank& rank = ranks_[number];
-  if (rank.state == Rank::State::kJoined || (number == 0 && !client.own))
+void StoreServer::greet(Client& client) {
+  StoreIdentity who;
+  try {
+    who = StoreIdentity::decode(client.wire.handshake().identity());
+  } catch (const Malformed& error) {
+    return refuse(client, error.what());
+  }
+  if (who.job != job_.name)
+    return refuse(client, fmt::format("it is of job '{}', and rank 0 of '{}'", who.job, job_.name));
+  if (who.size != static_cast<std::uint32_t>(job_.size))
+    return refuse(client, fmt::format("it is rank {} of {} (WORLD_SIZE), and rank 0 is one of {}", who.rank, who.size,
+                                      job_.size));
+  if (who.rank >= who.size) return refuse(client, fmt::format("it says that it is rank {} of {}", who.rank, who.size));
+  Rank& rank = ranks_[who.rank];
+  if (rank.state == Rank::State::kJoined || (who.rank == 0 && !client.own))
     return refuse(client, fmt::format("rank {} has joined already (host {}, pid {}), and this is another process "
                                       "(host {}, pid {})",
-                                      number, rank.host, rank.pid, host, pid));
-  if (rank.state != Rank::State::kAbsent) {
-    client.wire.send(FrameKind::kComeAgain);
-    return close_after_sending(client);
-  }
-  client.rank = static_cast<int>(number);
+                                      who.rank, rank.host, rank.pid, who.host, who.pid));
+  const bool come_again = rank.state != Rank::State::kAbsent;
+  client.wire.handshake().accept(StoreAnswer{come_again, client.own ? who.host : ranks_[0].host}.encode());
+  client.wire.flush();
+  if (come_again) return close_after_sending(client);
+  client.rank = static_cast<int>(who.rank);
   client.until = Clock::time_point::max();
-  rank = {Rank::State::kJoined, host, pid, &client};
-  client.wire.send(FrameKind::kWelcome, Packer().number(kProtocolVersion).text(ranks_[0].host));
+  rank = {Rank::State::kJoined, who.host, who.pid, &client};
+  if (std::ranges::none_of(ranks_, [](const Rank& one) { return one.state == Rank::State::kAbsent; }))
+    report_strangers();
   if (verdict_) client.wire.send(verdict_->first, verdict_->second);
   say_goodbye();
 }
 
 void StoreServer::refuse(Client& client, const std::string& why) {
   warn_of_stranger(client, why);
-  client.wire.send(FrameKind::kRefused, Packer().text(why));
+  client.wire.handshake().refuse(why);
+  client.wire.flush();
   close_after_sending(client);
 }
 
@@ -314,8 +351,16 @@ void StoreServer::say_goodbye() {
 
 void StoreServer::warn_of_stranger(const Client& client, const std::string& why) {
   if (++strangers_ > kMostWarnings) return;
+  reported_ = strangers_;
   log_warn("a connection from {} to MASTER_PORT was refused: {}{}", peer_text(client.wire.socket()), why,
-           strangers_ == kMostWarnings ? "; more of them are not mentioned" : "");
+           strangers_ == kMostWarnings ? "; more of them are counted, and not mentioned" : "");
+}
+
+void StoreServer::report_strangers() {
+  if (strangers_ == reported_) return;
+  reported_ = strangers_;
+  log_warn("{} connection{} to MASTER_PORT came from strangers so far, and had no part in this job", strangers_,
+           strangers_ == 1 ? "" : "s");
 }
 
 void StoreServer::remove_closed() {
@@ -325,12 +370,6 @@ void StoreServer::remove_closed() {
 bool StoreServer::has_unsent() const {
   return std::any_of(clients_.begin(), clients_.end(),
                      [](const auto& client) { return client->rank > 0 && client->wire.has_unsent(); });
-}
-
-std::size_t StoreServer::most_frame_bytes(const Client& client) const {
-  if (client.rank < 0) return kMostHelloBytes;
-  return std::max(Store::kMostValueBytes + 2 * Store::kMostKeyBytes,
-                  Store::kMostKeys * (Store::kMostKeyBytes + 4) + 16);
 }
 
 }  // namespace lockstep::comm

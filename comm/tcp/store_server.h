@@ -20,10 +20,11 @@ namespace lockstep::comm {
 /// The server keeps the table; every rank, rank 0 too, has one connection to it and asks for what it wants. All of it
 /// is a poll loop on one thread, which sleeps unless somebody speaks: training does not notice it.
 ///
-/// A connection is nobody's until its hello has been found right (magic, version, job, world size, a rank that has not
-/// joined); others are told why not and closed, with a warning in rank 0's log: a stranger cannot do more than that.
-/// They have kHelloWithin to speak, at most kMostStrangers at a time are let in, and a frame has a largest size at any
-/// time.
+/// A connection is nobody's until it has shown that it knows the job's secret (Note [Handshake]) and what it then says
+/// of itself has been found right (job, world size, a rank that has not joined); others are told why not and closed: a
+/// stranger cannot do more than that. They have kHandshakeWithin, there is room for kMostStrangers and one connection
+/// of each rank at a time, and where that is full the one that has been silent for longest goes, so strangers who say
+/// nothing keep nobody out. Rank 0's log names the first ones and counts all.
 ///
 /// A rank that gives up, or whose connection ends before it has left, is the end of the job: all others hear of it at
 /// once.
@@ -32,6 +33,7 @@ class StoreServer {
   struct Job {
     int size = 1;
     std::string name;  // what hellos must bring along
+    JobSecret secret = {};
   };
 
   /// Serves `listeners`, and rank 0 on the socket `own`. The thread is running when the constructor returns.
@@ -42,15 +44,14 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
  private:
-  static constexpr auto kHelloWithin = std::chrono::seconds(10);
   static constexpr std::size_t kMostStrangers = 64;
 
   /// One connection.
   struct Client {
-    explicit Client(UniqueFd socket) : wire(std::move(socket)) {}
+    Client(UniqueFd socket, Handshake handshake) : wire(std::move(socket), std::move(handshake)) {}
     Wire wire;
     bool own = false;  // rank 0's
-    int rank = -1;     // -1: no hello yet
+    int rank = -1;     // -1: a stranger so far
     std::uint32_t await = 0;
     bool leaving = false;  // to be closed when all has been sent
     bool gone = false;
@@ -72,9 +73,12 @@ class StoreServer {
   void run();
   void wait_and_serve();
   void accept_all(const UniqueFd& listener);
+  void make_room();
+  std::size_t count_strangers() const;
   void read(Client& client);
+  void shake_hands(Client& client);
   void obey(Client& client, const Frame& frame);
-  void greet(Client& client, const Frame& frame);
+  void greet(Client& client);
   void refuse(Client& client, const std::string& why);
   void close_after_sending(Client& client);
   void set(const std::string& key, std::string value);
@@ -87,9 +91,9 @@ class StoreServer {
   void leave(Client& client);
   void say_goodbye();
   void warn_of_stranger(const Client& client, const std::string& why);
+  void report_strangers();
   void remove_closed();
   bool has_unsent() const;
-  std::size_t most_frame_bytes(const Client& client) const;
 
   const Job job_;
   std::vector<UniqueFd> listeners_;
@@ -102,7 +106,8 @@ class StoreServer {
   std::optional<std::pair<FrameKind, Packer>> verdict_;  // the first announcement
   bool stopping_ = false;
   Clock::time_point accept_again_{};  // after running out of descriptors
-  int strangers_ = 0;
+  int strangers_ = 0;                 // that were refused or gone, and how many of them have been reported
+  int reported_ = 0;
 
   std::thread thread_;
 };

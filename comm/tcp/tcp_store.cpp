@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/host.h"
+#include "base/log.h"
 #include "base/stop.h"
 #include "comm/failure.h"
 #include "comm/tcp/socket.h"
@@ -29,10 +30,8 @@ constexpr auto kGrace = std::chrono::seconds(1);
 constexpr int kPauseMs = 20;
 constexpr int kMostClosed = 50;
 constexpr const char* kSameMeeting =
-    "give all ranks of a job the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, each its own RANK, and other jobs "
-    "another "
-    "MASTER_PORT";
-
+    "give all ranks of a job the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and LOCKSTEP_JOB_SECRET (or none), each its "
+    "own RANK, and other jobs another MASTER_PORT";
 constexpr const char* kOtherPort = "set MASTER_PORT to a free port on all ranks";
 
 class TcpStore final : public Store {
@@ -51,7 +50,9 @@ class TcpStore final : public Store {
   void serve_here();
   /// False where the job that is there has ended for this rank.
   bool join(Deadline deadline);
-  void send_hello();
+  /// False when `deadline` passes first.
+  bool shake_hands(Deadline deadline);
+  Handshake make_handshake() const;
 
   enum class Passes : std::uint8_t { kNothing, kFailuresOfPeers };
   /// Takes frames until `take`, which sees all but announcements, returns true; false when `deadline` passes first.
@@ -101,53 +102,59 @@ void TcpStore::serve_here() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
     throw DeviceError(fmt::format("making a pair of sockets: {}", errno_text(errno)), "raise ulimit -n");
-  wire_ = std::make_unique<Wire>(UniqueFd(ends[0]));
+  wire_ = std::make_unique<Wire>(UniqueFd(ends[0]), make_handshake());
   UniqueFd own(ends[1]);
   const bool on_one_host = world_.local_size == world_.size;
-  server_ = std::make_unique<StoreServer>(listen_at(world_.meeting, !on_one_host), std::move(own),
-                                          StoreServer::Job{world_.size, world_.meeting.job});
+  auto listeners = listen_at(world_.meeting, !on_one_host);
+  if (world_.meeting.secret.empty() && !are_loopback(listeners))
+    log_warn(
+        "this job has no secret: whoever reaches port {} of this host can join it in the place of a rank, and end or "
+        "alter it → set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep launch",
+        world_.meeting.port, kJobSecretVariable);
+  server_ = std::make_unique<StoreServer>(std::move(listeners), std::move(own),
+                                          StoreServer::Job{world_.size, world_.meeting.job, world_.meeting.secret});
+}
+
+Handshake TcpStore::make_handshake() const {
+  const StoreIdentity who{static_cast<std::uint32_t>(size()), static_cast<std::uint32_t>(rank()),
+                          static_cast<std::uint32_t>(::getpid()), host_name(), world_.meeting.job};
+  return Handshake::call(Handshake::Port::kStore, world_.meeting.secret, who.encode());
 }
 
 bool TcpStore::join(Deadline deadline) {
-  if (rank() != 0) wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline));
+  if (rank() != 0) wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline), make_handshake());
   const std::string where = text_of(world_.meeting);
-  send_hello();
   const auto begin = Clock::now();
-  std::optional<Frame> answer;
-  try {
-    const bool answered = listen_until(
-        [&](const Frame& frame) {
-          answer = frame;
-          return true;
-        },
-        deadline);
-    if (!answered)
-      throw TimeoutError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) has not answered within {:.3g} s",
-                                     where, seconds_between(begin, Clock::now())),
-                         kSameMeeting);
-    Unpacker body(answer->body);
-    switch (answer->kind) {
-      case FrameKind::kWelcome:
-        body.number();  // the version: one, so far
-        first_host_ = body.text(Store::kMostKeyBytes);
-        return true;
-      case FrameKind::kRefused:
-        throw UsageError(
-            fmt::format("rank 0 at {} has refused this process: {}", where, body.text(Store::kMostKeyBytes * 8)),
-            kSameMeeting);
-      case FrameKind::kComeAgain: break;
-      default: throw Malformed("no answer to a hello");
+  if (!shake_hands(deadline))
+    throw TimeoutError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) has not answered within {:.3g} s",
+                                   where, seconds_between(begin, Clock::now())),
+                       kSameMeeting);
+  const Handshake& handshake = wire_->handshake();
+  switch (handshake.failure()) {
+    case Handshake::Failure::kNone: {
+      const auto answer = StoreAnswer::decode(handshake.answer());
+      first_host_ = answer.host;
+      if (!answer.come_again) return true;
+      break;
     }
-  } catch (const Malformed& error) {
-    throw UsageError(
-        fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) is no rank 0 of lockstep: {}", where, error.what()),
-        kOtherPort);
-  } catch (const DeviceError&) {
-    // Closed without a word: a rank 0 that was just ending, if it happens once.
-    if (++closed_ >= kMostClosed)
-      throw UsageError(
-          fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) closes the connection without an answer", where),
-          kOtherPort);
+    case Handshake::Failure::kRefused:
+      throw UsageError(fmt::format("rank 0 at {} has refused this process: {}", where, handshake.why()), kSameMeeting);
+    case Handshake::Failure::kSecret:
+      throw UsageError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) is not this job's rank 0: {}", where,
+                                   handshake.why()),
+                       kSameMeeting);
+    case Handshake::Failure::kGone:
+      // Closed without a word: a rank 0 that was just ending, if it happens once.
+      if (++closed_ >= kMostClosed)
+        throw UsageError(
+            fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) closes the connection without an answer", where),
+            kOtherPort);
+      break;
+    case Handshake::Failure::kMalformed:
+    case Handshake::Failure::kVersion:
+      throw UsageError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) is no rank 0 of lockstep: {}", where,
+                                   handshake.why()),
+                       kOtherPort);
   }
   if (deadline.expired())
     throw TimeoutError(fmt::format("rank 0 at {} (MASTER_ADDR:MASTER_PORT) is still in another job", where),
@@ -157,14 +164,16 @@ bool TcpStore::join(Deadline deadline) {
   return false;
 }
 
-void TcpStore::send_hello() {
-  wire_->send(FrameKind::kHello, Packer()
-                                     .number(kProtocolVersion)
-                                     .number(static_cast<std::uint32_t>(size()))
-                                     .number(static_cast<std::uint32_t>(rank()))
-                                     .number(static_cast<std::uint32_t>(::getpid()))
-                                     .text(host_name())
-                                     .text(world_.meeting.job.substr(0, Store::kMostKeyBytes)));
+bool TcpStore::shake_hands(Deadline deadline) {
+  while (wire_->advance() == Handshake::State::kGoingOn) {
+    throw_if_stopped("joining the other ranks");
+    if (deadline.expired()) return false;
+    const auto nap = std::min<Clock::duration>(kNap, deadline.remaining());
+    const short events = static_cast<short>(POLLIN | (wire_->has_unsent() ? POLLOUT : 0));
+    pollfd look{wire_->fd(), events, 0};
+    ::poll(&look, 1, static_cast<int>(std::chrono::duration_cast<Millis>(nap).count()) + 1);
+  }
+  return true;
 }
 
 void TcpStore::do_set(const std::string& key, std::string_view value) {
@@ -284,8 +293,12 @@ void TcpStore::wait_for_server(Deadline deadline) {
 void TcpStore::throw_announced(const Frame& frame) const {
   Unpacker body(frame.body);
   if (frame.kind == FrameKind::kPeerGaveUp) {
-    const auto code = static_cast<int>(body.number());
-    throw PeerError(code, body.text(kMostValueBytes + kMostKeyBytes));
+    const std::uint32_t code = body.number();
+    if (!is_failure(code))
+      throw DeviceError(
+          fmt::format("rank 0 (host {}) says that a rank has given up with exit code {}", first_host_, code),
+          "start every rank with the same binary");
+    throw PeerError(static_cast<int>(code), body.text(kMostValueBytes + kMostKeyBytes));
   }
   throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
   throw DeviceError(fmt::format("{} while the ranks were meeting", body.text(kMostKeyBytes * 8)),

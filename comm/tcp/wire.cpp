@@ -3,73 +3,71 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <span>
+
+#include "base/crc32c.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kHeaderBytes = 4;
+constexpr std::size_t kLengthBytes = 4;
+constexpr std::size_t kHeaderBytes = 8;
+constexpr std::size_t kMostNameBytes = 256;  // of hosts and jobs
 
-void append_number(std::string& bytes, std::uint32_t value) {
-  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>((value >> shift) & 0xffu));
+/// Of a frame without its checksum: `length` in front of what `rest` has.
+std::uint32_t checksum_of(std::string_view length, std::string_view rest) {
+  return crc32c(std::as_bytes(std::span(rest)), crc32c(std::as_bytes(std::span(length))));
 }
 
-std::uint32_t number_at(std::string_view bytes) {
-  std::uint32_t value = 0;
-  for (std::size_t i = 0; i < 4; ++i)
-    value |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  return value;
-}
+std::string bounded(const std::string& name) { return name.substr(0, kMostNameBytes); }
 
 }  // namespace
 
-Packer& Packer::number(std::uint32_t value) {
-  append_number(bytes_, value);
-  return *this;
+std::string StoreIdentity::encode() const {
+  return Packer().number(size).number(rank).number(pid).text(bounded(host)).text(bounded(job)).bytes();
 }
 
-Packer& Packer::text(std::string_view value) {
-  append_number(bytes_, static_cast<std::uint32_t>(value.size()));
-  bytes_.append(value);
-  return *this;
+StoreIdentity StoreIdentity::decode(std::string_view bytes) {
+  Unpacker body(bytes);
+  StoreIdentity identity;
+  identity.size = body.number();
+  identity.rank = body.number();
+  identity.pid = body.number();
+  identity.host = body.text(kMostNameBytes);
+  identity.job = body.text(kMostNameBytes);
+  body.end();
+  return identity;
 }
 
-std::uint32_t Unpacker::number() {
-  if (rest_.size() < 4) throw Malformed("a frame that is too short");
-  const std::uint32_t value = number_at(rest_);
-  rest_.remove_prefix(4);
-  return value;
-}
+std::string StoreAnswer::encode() const { return Packer().number(come_again ? 1 : 0).text(bounded(host)).bytes(); }
 
-std::string Unpacker::text(std::size_t most_bytes) {
-  const std::size_t length = number();
-  if (length > most_bytes)
-    throw Malformed(fmt::format("a text of {} bytes, where {} are possible", length, most_bytes));
-  if (length > rest_.size()) throw Malformed("a frame that is too short");
-  std::string value(rest_.substr(0, length));
-  rest_.remove_prefix(length);
-  return value;
+StoreAnswer StoreAnswer::decode(std::string_view bytes) {
+  Unpacker body(bytes);
+  StoreAnswer answer;
+  answer.come_again = body.number() != 0;
+  answer.host = body.text(kMostNameBytes);
+  body.end();
+  return answer;
 }
-
-void Unpacker::end() const {
-  if (!rest_.empty()) throw Malformed("a frame that is too long");
-}
-
-Wire::Wire(UniqueFd socket) : socket_(std::move(socket)), unsent_(kMagic) {}
 
 void Wire::send(FrameKind kind, const Packer& body) {
-  append_number(unsent_, static_cast<std::uint32_t>(body.bytes().size() + 1));
-  unsent_.push_back(static_cast<char>(kind));
-  unsent_.append(body.bytes());
+  const std::string length = Packer().number(static_cast<std::uint32_t>(body.bytes().size() + 1)).bytes();
+  std::string rest(1, static_cast<char>(kind));
+  rest += body.bytes();
+  unsent_ += length;
+  unsent_ += Packer().number(checksum_of(length, rest)).bytes();
+  unsent_ += rest;
   flush();
 }
 
 void Wire::flush() {
-  while (has_unsent()) {
-    const ssize_t sent = ::send(socket_.get(), unsent_.data() + unsent_begin_, unsent_.size() - unsent_begin_,
-                                MSG_NOSIGNAL | MSG_DONTWAIT);
+  handshake_.flush(fd());
+  if (handshake_.has_unsent()) return;
+  while (unsent_begin_ < unsent_.size()) {
+    const ssize_t sent =
+        ::send(fd(), unsent_.data() + unsent_begin_, unsent_.size() - unsent_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     // Gone: receive() will say so, once what had been sent before has been read.
@@ -82,7 +80,7 @@ void Wire::flush() {
 
 Wire::Received Wire::receive() {
   std::array<char, 1 << 14> chunk;
-  const ssize_t got = ::recv(socket_.get(), chunk.data(), chunk.size(), MSG_DONTWAIT);
+  const ssize_t got = ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
   if (got > 0) {
     arrived_.append(chunk.data(), static_cast<std::size_t>(got));
     return Received::kBytes;
@@ -92,21 +90,17 @@ Wire::Received Wire::receive() {
 }
 
 std::optional<Frame> Wire::next(std::size_t most_bytes) {
-  std::string_view rest = std::string_view(arrived_).substr(arrived_begin_);
-  if (!greeted_) {
-    const std::size_t there = std::min(rest.size(), kMagic.size());
-    if (rest.substr(0, there) != kMagic.substr(0, there)) throw Malformed("it does not speak lockstep's protocol");
-    if (there < kMagic.size()) return std::nullopt;
-    greeted_ = true;
-    arrived_begin_ += kMagic.size();
-    rest.remove_prefix(kMagic.size());
-  }
+  const std::string_view rest = std::string_view(arrived_).substr(arrived_begin_);
   if (rest.size() < kHeaderBytes) return std::nullopt;
-  const std::size_t length = number_at(rest);
+  Unpacker header(rest);
+  const std::size_t length = header.number();
   if (length == 0 || length > most_bytes)
     throw Malformed(fmt::format("a frame of {} bytes, where {} are possible", length, most_bytes));
   if (rest.size() - kHeaderBytes < length) return std::nullopt;
-  Frame frame{static_cast<FrameKind>(rest[kHeaderBytes]), std::string(rest.substr(kHeaderBytes + 1, length - 1))};
+  const std::string_view content = rest.substr(kHeaderBytes, length);
+  if (header.number() != checksum_of(rest.substr(0, kLengthBytes), content))
+    throw Malformed(fmt::format("a frame of {} bytes has been altered on its way: its checksum is wrong", length));
+  Frame frame{static_cast<FrameKind>(content[0]), std::string(content.substr(1))};
   arrived_begin_ += kHeaderBytes + length;
   // Move what is left to the front, which costs less than has been taken since the last time.
   if (arrived_begin_ * 2 >= arrived_.size()) {

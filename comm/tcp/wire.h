@@ -1,37 +1,31 @@
 // What the ranks and the store's server say to each other over a stream socket.
 //
-// Each side begins with kMagic and goes on with frames: u32 length of the rest, u8 kind, body. Numbers are
-// little-endian; a text is its u32 length and its bytes.
+// A connection begins with Note [Handshake] and goes on with frames: u32 length of kind and body, u32 CRC-32C of
+// length, kind and body, u8 kind, body (base/packing.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "base/handshake.h"
+#include "base/packing.h"
 #include "base/unique_fd.h"
 
 namespace lockstep::comm {
 
-inline constexpr std::string_view kMagic = "lockstep";
-/// Counts up whenever frames change. Hello's first field and kRefused never do.
-inline constexpr std::uint32_t kProtocolVersion = 1;
-
 enum class FrameKind : std::uint8_t {
   // A rank to the server.
-  kHello = 1,  // u32 version, u32 world size, u32 rank, u32 pid, text host, text job
-  kSet,        // text key, text value
-  kAwait,      // u32 number, u32 count, text key…: replaces the rank's last kAwait
+  kSet = 2,  // text key, text value
+  kAwait,    // u32 number, u32 count, text key…: replaces the rank's last kAwait
   kRollCall,
-  kGiveUp,  // u32 exit code, text: this rank ends because of that
+  kGiveUp,  // u32 exit code (is_failure()), text: this rank ends because of that
   kLeave,
   // The server to a rank.
-  kWelcome = 64,
-  kRefused,     // text
-  kComeAgain,   // the job whose server this is has ended for this rank: connect anew
-  kValue,       // u32 number and u32 index of the key in kAwait, text value; when it is set
+  kValue = 67,  // u32 number and u32 index of the key in kAwait, text value; when it is set
   kAnswered,    // u32 number: values that are set by now have been sent
   kAttendance,  // u32 count, (u32 0: absent, 1: here, 2: gone; text host)…
   kPeerGaveUp,  // u32 exit code, text
@@ -39,34 +33,21 @@ enum class FrameKind : std::uint8_t {
   kGoodbye,     // after kLeave; to rank 0 when all others have left, too. After kGiveUp: nobody has done so before
 };
 
-/// Bytes that the other side cannot have meant.
-class Malformed : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
+/// What ranks and rank 0 say of themselves in their handshake.
+struct StoreIdentity {
+  std::uint32_t size = 0, rank = 0, pid = 0;
+  std::string host, job;
+
+  std::string encode() const;
+  /// Throws Malformed.
+  static StoreIdentity decode(std::string_view bytes);
 };
+struct StoreAnswer {
+  bool come_again = false;  // the job whose server this is has ended for this rank: connect anew
+  std::string host;         // of rank 0
 
-/// A frame's body in the making.
-class Packer {
- public:
-  Packer& number(std::uint32_t value);
-  Packer& text(std::string_view value);
-  const std::string& bytes() const { return bytes_; }
-
- private:
-  std::string bytes_;
-};
-
-/// Takes a body apart; throws Malformed where it is too short, and in end() where it is too long.
-class Unpacker {
- public:
-  explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
-  std::uint32_t number();
-  /// Also Malformed: longer than `most_bytes`.
-  std::string text(std::size_t most_bytes);
-  void end() const;
-
- private:
-  std::string_view rest_;
+  std::string encode() const;
+  static StoreAnswer decode(std::string_view bytes);
 };
 
 struct Frame {
@@ -74,32 +55,39 @@ struct Frame {
   std::string body;
 };
 
-/// One end of a connection; sends its magic by itself. Never blocks: what the socket does not take waits in memory. Not
-/// thread-safe.
+/// One end of a connection. Never blocks: what the socket does not take waits in memory. Not thread-safe.
 class Wire {
  public:
-  explicit Wire(UniqueFd socket);
+  Wire(UniqueFd socket, Handshake handshake) : socket_(std::move(socket)), handshake_(std::move(handshake)) {}
 
   int fd() const { return socket_.get(); }
   const UniqueFd& socket() const { return socket_; }
+  void close() { socket_.reset(); }
+
+  /// Until it is done there is nothing else to be said or read; `advance` takes it further.
+  Handshake& handshake() { return handshake_; }
+  const Handshake& handshake() const { return handshake_; }
+  Handshake::State advance() { return handshake_.advance(fd()); }
 
   /// Queues and sends as much as goes. After the peer has gone frames are dropped.
   void send(FrameKind kind, const Packer& body = {});
   void flush();
-  bool has_unsent() const { return unsent_begin_ < unsent_.size(); }
+  bool has_unsent() const { return handshake_.has_unsent() || unsent_begin_ < unsent_.size(); }
 
   /// Reads some of what has arrived. kGone: the peer has gone, and all that it sent has been read.
   enum class Received { kBytes, kNothing, kGone };
   Received receive();
-  /// The next frame that has arrived whole. Throws Malformed: not lockstep's protocol, or a frame of more than
-  /// `most_bytes`.
+  /// Takes bytes as if they had arrived: for tests.
+  void feed(std::string_view bytes) { arrived_.append(bytes); }
+  /// The next frame that has arrived whole. Throws Malformed: a frame of more than `most_bytes`, or one that is not
+  /// what was sent.
   std::optional<Frame> next(std::size_t most_bytes);
 
  private:
   UniqueFd socket_;
+  Handshake handshake_;
   std::string arrived_;
   std::size_t arrived_begin_ = 0;  // of what next() has not handed out
-  bool greeted_ = false;           // the peer's magic has been read
   std::string unsent_;
   std::size_t unsent_begin_ = 0;
 };

@@ -189,6 +189,10 @@ std::vector<std::string> exported_names(const LaunchOptions& options) {
     if (goes_along(name)) names.push_back(std::move(name));
   for (const auto& each : options.exports) {
     const auto equals = each.find('=');
+    if (each.substr(0, equals) == kJobSecretVariable)
+      throw UsageError(fmt::format("launch: --export {}: every job gets a secret of its own, which goes another way",
+                                   kJobSecretVariable),
+                       "leave it out");
     if (equals != std::string::npos) set_env(each.substr(0, equals), each.substr(equals + 1));
     names.push_back(each.substr(0, equals));
   }
@@ -287,6 +291,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   const bool elsewhere = std::ranges::any_of(candidates, [](const auto& each) { return each.link != nullptr; });
   if (!elsewhere) return gathered;
 
+  gathered.secret = JobSecret::random();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].link) continue;
     candidates[i].link->send(
@@ -296,6 +301,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
               .finds_port = i == 0,
               .name = candidates[i].spec.name,
               .token = gathered.token,
+              .secret = gathered.secret.text(),
               .program = options.program[0],
               .directory = directory});
   }

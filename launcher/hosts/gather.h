@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/job_secret.h"
 #include "launcher/hosts/greeting.h"
 #include "launcher/hosts/host_link.h"
 #include "launcher/mpirun_command.h"
@@ -21,6 +22,7 @@ struct GatheredHosts {
   int own_ranks = 0;                             // on this host
   std::string own_name;                          // what the user calls this host, or its own name
   SeveralHosts several;                          // without `hostfile` and `agent`
+  JobSecret secret;                              // of a job that has links
   std::string token;                             // that marks the job's directories on other hosts
   std::vector<std::string> warnings;
 };

@@ -17,6 +17,8 @@
 #include "base/deadline.h"
 #include "base/env.h"
 #include "base/error.h"
+#include "base/job_secret.h"
+#include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
 #include "launcher/hosts/free_port.h"
@@ -82,7 +84,7 @@ class Helper {
     std::vector<pollfd> entries = {{launcher_.in(), POLLIN, 0},
                                    {launcher_.pending_bytes() > 0 ? launcher_.out() : -1, POLLOUT, 0},
                                    {signals_.fd(), POLLIN, 0},
-                                   {listener_.get(), POLLIN, 0},
+                                   {listener_ ? listener_->fd() : -1, POLLIN, 0},
                                    {read_on ? daemon_output_.in() : -1, POLLIN, 0}};
     const std::size_t first_rank = entries.size();
     for (const auto& [id, rank] : ranks_) {
@@ -138,7 +140,8 @@ class Helper {
       ready.directory = job_->path();
       ready.shm_directory = job_->shm_path();
       for (const auto& directory : {ready.directory, ready.shm_directory}) write_token(directory, order.token);
-      listener_ = listen_at(job_->path() + "/launcher");
+      secret_ = JobSecret::of_text(order.secret);
+      listener_.emplace(listen_at(job_->path() + "/launcher"), secret_, order.ranks);
       if (order.finds_port) ready.port = find_free_port();
     } catch (const Error& error) {
       return send(Refused{error.line()});
@@ -161,11 +164,9 @@ class Helper {
     SpawnRequest request;
     request.argv = {user_shell(), "-c", run.command};
     request.stdout_fd = request.stderr_fd = output.get();
-    request.set_env = {{kJobVariable, job_->path()},
-                       {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
-                       {kShmDirVariable, job_->shm_path()},
-                       {kHostNameVariable, name_},
-                       {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
+    request.set_env = {{kJobVariable, job_->path()},         {kLauncherVariable, "unix:" + job_->path() + "/launcher"},
+                       {kShmDirVariable, job_->shm_path()},  {kHostNameVariable, name_},
+                       {kJobSecretVariable, secret_.text()}, {"OMPI_MCA_orte_tmpdir_base", job_->path()}};
     if (!env("HWLOC_COMPONENTS")) request.set_env.emplace_back("HWLOC_COMPONENTS", "-gl");
     request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);
@@ -189,12 +190,12 @@ class Helper {
   }
 
   void accept_ranks() {
-    for (;;) {
-      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!socket) return;
+    while (UniqueFd socket = listener_->accept()) {
       ranks_[++last_id_] = pipe_of(std::move(socket));
       send(Came{last_id_});
     }
+    while (const auto complaint = listener_->next_complaint())
+      send(Notice{fmt::format("host {}: {}", name_, *complaint)});
   }
 
   /// Passes on what has arrived from a rank, up to 64 KiB; how much that was.
@@ -250,7 +251,8 @@ class Helper {
   Clock::time_point silent_at_ = Clock::now() + kOrderComes;
   std::string name_;
   std::optional<JobDir> job_;
-  UniqueFd listener_;
+  JobSecret secret_;
+  std::optional<AuthenticatedListener> listener_;
   std::map<std::uint32_t, BytePipe> ranks_;  // connections of wrappers, by number
   std::uint32_t last_id_ = 0;
   pid_t daemon_ = -1;  // leads a process group

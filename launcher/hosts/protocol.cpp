@@ -12,6 +12,7 @@ std::string body_of(const Order& m) {
       .put(m.finds_port)
       .put_sized(m.name)
       .put_sized(m.token)
+      .put_sized(m.secret)
       .put_sized(m.program)
       .put_text(m.directory)
       .take();
@@ -30,6 +31,7 @@ std::string body_of(const Refused& m) { return m.why; }
 std::string body_of(const Came& m) { return Writer().put(m.id).take(); }
 std::string body_of(const FromRank& m) { return Writer().put(m.id).put_text(m.bytes).take(); }
 std::string body_of(const Gone& m) { return Writer().put(m.id).take(); }
+std::string body_of(const Notice& m) { return m.text; }
 std::string body_of(const RunOutput& m) { return m.bytes; }
 std::string body_of(const RunEnded& m) { return Writer().put(m.ending.how).put<std::int32_t>(m.ending.value).take(); }
 std::string body_of(const Pong& m) { return Writer().put(m.launcher_ns).put(m.helper_ns).take(); }
@@ -40,6 +42,7 @@ void read(Reader& in, Order& m) {
   m.finds_port = in.take<bool>();
   m.name = in.take_sized();
   m.token = in.take_sized();
+  m.secret = in.take_sized();
   m.program = in.take_sized();
   m.directory = in.rest();
 }
@@ -65,6 +68,7 @@ void read(Reader& in, Ready& m) {
   m.warning = in.rest();
 }
 void read(Reader& in, Refused& m) { m.why = in.rest(); }
+void read(Reader& in, Notice& m) { m.text = in.rest(); }
 void read(Reader& in, RunOutput& m) { m.bytes = in.rest(); }
 void read(Reader& in, RunEnded& m) {
   m.ending.how = in.take<Ending::How>();

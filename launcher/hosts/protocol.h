@@ -1,8 +1,9 @@
 // What the launcher and its helper on another host say to each other once they have found that they are the same
-// binary: frames over the remote agent's standard input and output.
+// binary: frames over the remote agent's standard input and output. Each knows the other by ssh; the job's secret comes
+// to the host this way.
 //
 // Launcher → helper: Order, then ToRank, LetGo, Run, Hold, Ping, Pause in any number, then Finish.
-// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, RunOutput, RunEnded, Pong.
+// Helper → launcher: Ready or Refused, then Came, FromRank, Gone, Notice, RunOutput, RunEnded, Pong.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@ struct Order {
   bool finds_port = false;      // Ready names a port that is free there
   std::string name;
   std::string token;      // of the job: goes into the directories
+  std::string secret;     // of the job (base/job_secret.h)
   std::string program;    // that the ranks will run
   std::string directory;  // in which
 };
@@ -70,6 +72,10 @@ struct FromRank {
 struct Gone {
   std::uint32_t id = 0;
 };
+/// For the user, from that host.
+struct Notice {
+  std::string text;
+};
 struct RunOutput {
   std::string bytes;
 };
@@ -82,7 +88,7 @@ struct Pong {
 };
 
 using HostMessage = std::variant<Order, ToRank, LetGo, Run, Hold, Ping, Pause, Finish, Ready, Refused, Came, FromRank,
-                                 Gone, RunOutput, RunEnded, Pong>;
+                                 Gone, RunOutput, RunEnded, Pong, Notice>;
 
 std::string encode_host(const HostMessage& message);
 

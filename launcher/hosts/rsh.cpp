@@ -22,7 +22,7 @@ int remote_start(const std::vector<std::string>& arguments) {
   const auto host = std::ranges::find_if(arguments, [](const auto& word) { return !word.starts_with('-'); });
   check_usage(address && host != arguments.end(), "_rsh is started by mpirun in a `lockstep launch` job, not by hand",
               "run `lockstep launch --hosts a:2,b:2 -- PROGRAM`");
-  Channel launcher(connect_to(*address));
+  Channel launcher(connect_to(*address, JobSecret::from(env)));
   // Like ssh: the words make one shell command.
   launcher.send(StartDaemon{*host, join(std::span(host + 1, arguments.end()), " ")});
   for (;;) {

@@ -7,8 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -22,6 +25,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace std::chrono_literals;
 
 Deadline soon() { return Deadline::after(10s); }
@@ -73,35 +77,54 @@ void expect_no_errors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-/// Speaks to the server as a rank would, byte by byte if need be.
+/// Comes to the server as a rank would, byte by byte if need be.
 class Stranger {
  public:
-  explicit Stranger(int port) : wire_(connect_to(world_of(1, 2, port).meeting, soon())) {}
+  explicit Stranger(int port) : socket_(connect_to(world_of(1, 2, port).meeting, soon())) {}
 
+  int fd() const { return socket_.get(); }
   void say(const std::string& bytes) {
-    ASSERT_EQ(::write(wire_.fd(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(::write(fd(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   }
-  void hello(std::uint32_t size, std::uint32_t rank, std::uint32_t version = kProtocolVersion,
-             const std::string& job = "") {
-    wire_.send(FrameKind::kHello, Packer().number(version).number(size).number(rank).number(1).text("h").text(job));
+  /// Says who it is, and hears the answer: empty if it is let in.
+  std::string hello(std::uint32_t size, std::uint32_t rank, const JobSecret& secret = {}, const std::string& job = "") {
+    const StoreIdentity who{size, rank, 1, "h", job};
+    wire_.emplace(std::move(socket_), Handshake::call(Handshake::Port::kStore, secret, who.encode()));
+    const auto end = soon();
+    while (wire_->advance() == Handshake::State::kGoingOn && !end.expired()) wait(wire_->fd());
+    EXPECT_NE(wire_->handshake().state(), Handshake::State::kGoingOn);
+    return wire_->handshake().why();
   }
-  Wire& wire() { return wire_; }
-  /// What the server answers; nothing if it closes the connection.
-  std::optional<Frame> answer() {
+  Wire& wire() { return *wire_; }
+  /// All that the server says until it closes the connection; nothing if it does not.
+  std::optional<std::string> last_words() {
+    std::string words;
     const auto end = soon();
     while (!end.expired()) {
-      if (auto frame = wire_.next(1 << 20)) return frame;
-      pollfd look{wire_.fd(), POLLIN, 0};
-      ::poll(&look, 1, 100);
-      if (look.revents != 0 && wire_.receive() == Wire::Received::kGone) return std::nullopt;
+      wait(fd());
+      std::array<char, 4096> chunk;
+      const ssize_t got = ::recv(fd(), chunk.data(), chunk.size(), MSG_DONTWAIT);
+      if (got > 0) words.append(chunk.data(), static_cast<std::size_t>(got));
+      if (got == 0 || (got < 0 && errno != EAGAIN)) return words;
     }
-    ADD_FAILURE() << "no answer, and the connection stays open";
     return std::nullopt;
   }
 
  private:
-  Wire wire_;
+  static void wait(int fd) {
+    pollfd look{fd, POLLIN, 0};
+    ::poll(&look, 1, 100);
+  }
+
+  UniqueFd socket_;
+  std::optional<Wire> wire_;
 };
+
+/// A frame of the handshake.
+std::string hello_frame(int kind, const Packer& body) {
+  return Packer().number(static_cast<std::uint32_t>(body.bytes().size() + 1)).bytes() + static_cast<char>(kind) +
+         body.bytes();
+}
 
 TEST(TcpStore, ValuesBarriersAndTexts) {
   for (const int size : {1, 2, 3, 7}) {
@@ -286,6 +309,39 @@ TEST(TcpStore, AHostWithoutAnAddress) {
                 AllOf(HasSubstr("MASTER_ADDR=\"no.such.host.invalid\" has no address"), HasSubstr("set MASTER_ADDR")));
 }
 
+// An address of somebody else's: the store does not fall back to all of this machine's.
+TEST(TcpStore, AMasterAddressThatIsNotHere) {
+  World world = world_of(0, 2, testing::free_port(), "192.0.2.1");
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world, soon()); }),
+              AllOf(HasSubstr("MASTER_ADDR=\"192.0.2.1\" (192.0.2.1) is no address of this machine"),
+                    HasSubstr("LOCKSTEP_LISTEN")));
+  // Behind a service or a router the user says where.
+  world.meeting.listen = "127.0.0.1";
+  const auto first = make_tcp_store(world, soon());
+  const auto second = make_tcp_store(world_of(1, 2, world.meeting.port), soon());
+  second->set("a", "1");
+  EXPECT_EQ(first->get("a", soon()), "1");
+}
+
+TEST(TcpStore, WhereToListen) {
+  MeetingPoint meeting{.host = "192.0.2.1", .port = testing::free_port(), .job = {}};
+  for (const char* wrong : {"192.0.2.7", "no.such.host.invalid", " "}) {
+    meeting.listen = wrong;
+    EXPECT_THAT(error_of<UsageError>([&] { listen_at(meeting, true); }), HasSubstr("LOCKSTEP_LISTEN=\"")) << wrong;
+  }
+  meeting.listen = "127.0.0.1, 127.0.0.2";
+  const auto two = listen_at(meeting, true);
+  EXPECT_EQ(two.size(), 2u);
+  EXPECT_TRUE(are_loopback(two));
+  meeting.port = testing::free_port();
+  meeting.listen = "0.0.0.0";
+  EXPECT_FALSE(are_loopback(listen_at(meeting, true)));
+  meeting = {.host = "127.0.0.1", .port = testing::free_port(), .job = {}};
+  EXPECT_TRUE(are_loopback(listen_at(meeting, false)));
+  meeting.port = testing::free_port();
+  EXPECT_TRUE(are_loopback(listen_at(meeting, true)));  // it says what it is
+}
+
 TEST(TcpStore, SomethingElseListens) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
@@ -313,26 +369,30 @@ TEST(TcpStore, StrangersAreTurnedAway) {
   const int port = testing::free_port();
   const auto first = make_tcp_store(world_of(0, 2, port), soon());
   Stranger silent(port);
-  const auto refusal = [&](const std::function<void(Stranger&)>& speak) {
+  const auto last_words = [&](const std::string& bytes) {
     Stranger stranger(port);
-    speak(stranger);
-    const auto answer = stranger.answer();
-    if (!answer) return std::string("closed");
-    EXPECT_EQ(answer->kind, FrameKind::kRefused);
-    return Unpacker(answer->body).text(10'000);
+    stranger.say(bytes);
+    return stranger.last_words().value_or("still open");
   };
-  EXPECT_EQ(refusal([](Stranger& s) { s.say("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); }), "closed");
-  EXPECT_EQ(refusal([](Stranger& s) { s.say("l"), s.say("oc"), s.say("x"); }), "closed");
-  EXPECT_EQ(refusal([](Stranger& s) { s.say(std::string("lockstep\xff\xff\xff\xff", 12)); }), "closed");
-  EXPECT_EQ(refusal([](Stranger& s) { s.say(std::string("lockstep\0\0\0\0", 12)); }), "closed");
-  EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kHello, Packer().number(1)); }), "closed");
-  EXPECT_EQ(refusal([](Stranger& s) { s.wire().send(FrameKind::kSet, Packer().text("a").text("b")); }), "closed");
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, 99); }), HasSubstr("version 99"));
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(3, 1); }),
-              HasSubstr("rank 1 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 2); }), HasSubstr("rank 2 of 2"));
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 0); }), HasSubstr("rank 0 has joined already"));
-  EXPECT_THAT(refusal([](Stranger& s) { s.hello(2, 1, kProtocolVersion, "b"); }), HasSubstr("it is of job 'b'"));
+  // Without an answer.
+  EXPECT_EQ(last_words("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), "");
+  EXPECT_EQ(last_words("locx"), "");
+  EXPECT_EQ(last_words(std::string("lockstep\xff\xff\xff\xff", 12)), "");
+  EXPECT_EQ(last_words(std::string("lockstep\0\0\0\0", 12)), "");
+  EXPECT_EQ(last_words("lockstep" + hello_frame(1, Packer().number(kProtocolVersion))), "");
+  EXPECT_EQ(last_words("lockstep" + hello_frame(2, Packer().text("a").text("b"))), "");
+  // Of the first version: it understands the refusal.
+  EXPECT_THAT(
+      last_words("lockstep" + hello_frame(1, Packer().number(1).number(2).number(1).number(7).text("h").text(""))),
+      HasSubstr("it speaks version 1 of the protocol"));
+  const auto refusal = [&](std::uint32_t size, std::uint32_t rank, const JobSecret& secret = {},
+                           const std::string& job = "") { return Stranger(port).hello(size, rank, secret, job); };
+  EXPECT_THAT(refusal(3, 1), HasSubstr("rank 1 of 3 (WORLD_SIZE), and rank 0 is one of 2"));
+  EXPECT_THAT(refusal(2, 2), HasSubstr("rank 2 of 2"));
+  EXPECT_THAT(refusal(2, 0), HasSubstr("rank 0 has joined already"));
+  EXPECT_THAT(refusal(2, 1, {}, "b"), HasSubstr("it is of job 'b'"));
+  EXPECT_THAT(refusal(2, 1, JobSecret::random()),
+              HasSubstr("it has a secret (LOCKSTEP_JOB_SECRET), and this side has none"));
 
   const auto second = make_tcp_store(world_of(1, 2, port), soon());
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
@@ -350,15 +410,127 @@ TEST(TcpStore, StrangersAreTurnedAway) {
 // A rank that turns out not to speak the protocol ends the job, with its name.
 TEST(TcpStore, ARankThatSendsGarbage) {
   const int port = testing::free_port();
-  for (const std::string& garbage :
-       {std::string("\xff\xff\xff\x7f", 4), std::string("\1\0\0\0\x63", 5), std::string("\2\0\0\0\2x", 6)}) {
+  for (const std::string& garbage : {std::string("\xff\xff\xff\x7f\0\0\0\0", 8), std::string("\1\0\0\0\0\0\0\0\x63", 9),
+                                     std::string("\2\0\0\0\0\0\0\0\2x", 10)}) {
     const auto first = make_tcp_store(world_of(0, 2, port), soon());
     Stranger stranger(port);
-    stranger.hello(2, 1);
-    ASSERT_EQ(stranger.answer()->kind, FrameKind::kWelcome);
-    stranger.say(garbage);
+    ASSERT_EQ(stranger.hello(2, 1), "");
+    ASSERT_EQ(::write(stranger.wire().fd(), garbage.data(), garbage.size()), static_cast<ssize_t>(garbage.size()));
     EXPECT_THAT(error_of<DeviceError>([&] { first->get("a", soon()); }),
                 HasSubstr("rank 1 (host h, pid 1) is no longer understood"));
+  }
+}
+
+// Nobody's word makes a rank end as if it had done its work: neither zero, nor what becomes zero as an exit code.
+TEST(TcpStore, AnExitCodeFromTheWireIsNeverSuccess) {
+  for (const std::uint32_t code : {0u, 256u, 0x80000000u}) {
+    const int port = testing::free_port();
+    const auto first = make_tcp_store(world_of(0, 2, port), soon());
+    Stranger stranger(port);
+    ASSERT_EQ(stranger.hello(2, 1), "");
+    stranger.wire().send(FrameKind::kGiveUp, Packer().number(code).text("all is well"));
+    EXPECT_THAT(error_of<DeviceError>([&] { first->get("a", soon()); }),
+                AllOf(HasSubstr("rank 1 (host h, pid 1) is no longer understood"),
+                      HasSubstr(fmt::format("it gives up with exit code {}", code))));
+  }
+}
+
+World with_secret(World world, const JobSecret& secret) {
+  world.meeting.secret = secret;
+  return world;
+}
+
+TEST(TcpStore, OnlyThoseWhoKnowTheSecretJoin) {
+  const int port = testing::free_port();
+  const auto secret = JobSecret::random();
+  const auto first = make_tcp_store(with_secret(world_of(0, 2, port), secret), soon());
+  EXPECT_THAT(Stranger(port).hello(2, 1), HasSubstr("it does not know this job's secret"));
+  EXPECT_THAT(Stranger(port).hello(2, 1, JobSecret::random()), HasSubstr("it does not know this job's secret"));
+  EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(1, 2, port), soon()); }),
+              AllOf(HasSubstr("has refused this process: it does not know this job's secret (LOCKSTEP_JOB_SECRET)"),
+                    HasSubstr("LOCKSTEP_JOB_SECRET (or none)"), Not(HasSubstr(secret.text()))));
+  const auto second = make_tcp_store(with_secret(world_of(1, 2, port), secret), soon());
+  second->set("a", "1");
+  EXPECT_EQ(first->get("a", soon()), "1");
+  std::thread leaving([&] { second->leave(soon()); });
+  first->leave(soon());
+  leaving.join();
+}
+
+// An impostor that has taken rank 0's port, and welcomes everybody.
+TEST(TcpStore, ARankTellsNothingToAnImpostor) {
+  const int port = testing::free_port();
+  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  std::thread impostor([&] {
+    pollfd look{listeners[0].get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&look, 1, 10'000), 1);
+    const UniqueFd socket = accept_from(listeners[0]);
+    const std::string words =
+        "lockstep" + hello_frame(32, Packer().text(std::string(32, 'n'))) +
+        hello_frame(34, Packer().text(StoreAnswer{false, "h"}.encode()).text(std::string(32, 'x')));
+    ASSERT_EQ(::write(socket.get(), words.data(), words.size()), static_cast<ssize_t>(words.size()));
+    std::this_thread::sleep_for(200ms);
+  });
+  EXPECT_THAT(
+      error_of<UsageError>([&] { make_tcp_store(with_secret(world_of(1, 2, port), JobSecret::random()), soon()); }),
+      HasSubstr("is not this job's rank 0: it does not know this job's secret"));
+  impostor.join();
+}
+
+// There is room for 64 and the ranks: the silent ones go, those who speak stay, and no rank waits for them.
+TEST(TcpStore, SilentStrangersKeepNobodyOut) {
+  const int port = testing::free_port();
+  const auto first = make_tcp_store(world_of(0, 3, port), soon());
+  std::vector<std::unique_ptr<Stranger>> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(std::make_unique<Stranger>(port));
+  const auto second = make_tcp_store(world_of(1, 3, port), soon());
+  for (int i = 0; i < 200; ++i) silent.push_back(std::make_unique<Stranger>(port));
+  const auto third = make_tcp_store(world_of(2, 3, port), soon());
+  EXPECT_EQ(silent.front()->last_words().value_or("still open"), "");
+  third->set("a", "1");
+  EXPECT_EQ(first->get("a", soon()), "1");
+  EXPECT_EQ(second->get("a", soon()), "1");
+}
+
+// A byte at a time does not keep a place either.
+TEST(TcpStore, WhoTricklesIsClosed) {
+  const int port = testing::free_port();
+  const auto first = make_tcp_store(world_of(0, 2, port), soon());
+  Stranger stranger(port);
+  const auto end = soon();
+  bool open = true;
+  for (const char byte : "lockstep" + hello_frame(1, Packer().number(kProtocolVersion).text(std::string(32, 'n')))) {
+    if (!open || end.expired()) break;
+    open = ::send(stranger.fd(), &byte, 1, MSG_NOSIGNAL) == 1;
+    std::this_thread::sleep_for(200ms);
+  }
+  EXPECT_FALSE(open);
+}
+
+// A value that changes on its way is not handed out.
+TEST(TcpStore, AlteredFramesAreFound) {
+  const auto wire = [] { return Wire({}, Handshake::listen(Handshake::Port::kStore, {})); };
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd reader(ends[1]);
+  Wire sender(UniqueFd(ends[0]), Handshake::listen(Handshake::Port::kStore, {}));
+  sender.send(FrameKind::kSet, Packer().text("key").text("value"));
+  std::array<char, 256> bytes;
+  const ssize_t got = ::read(reader.get(), bytes.data(), bytes.size());
+  ASSERT_GT(got, 0);
+  const std::string frame(bytes.data(), static_cast<std::size_t>(got));
+  Wire good = wire();
+  good.feed(frame);
+  EXPECT_EQ(good.next(1000)->kind, FrameKind::kSet);
+  for (std::size_t bit = 0; bit < frame.size() * 8; ++bit) {
+    std::string altered = frame;
+    altered[bit / 8] = static_cast<char>(altered[bit / 8] ^ (1 << bit % 8));
+    Wire one = wire();
+    one.feed(altered);
+    try {
+      EXPECT_FALSE(one.next(1000)) << "bit " << bit;  // a length that makes it wait for more
+    } catch (const Malformed&) {
+    }
   }
 }
 

@@ -123,6 +123,23 @@ TEST(World, ANamedMeetingNeedsNoMpi) {
   EXPECT_TRUE(discover({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).meets_over_tcp);
 }
 
+TEST(World, SecretAndWhereToListen) {
+  const Variables plain = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  EXPECT_TRUE(discover(plain).meeting.secret.empty());
+  EXPECT_EQ(discover(plain).meeting.listen, "");
+  Variables all = plain;
+  all.insert({{"LOCKSTEP_JOB_SECRET", "0123456789abcdef"}, {"LOCKSTEP_LISTEN", "0.0.0.0"}});
+  EXPECT_EQ(discover(all).meeting.secret.text(), "0123456789abcdef");
+  EXPECT_EQ(discover(all).meeting.listen, "0.0.0.0");
+  EXPECT_EQ(
+      discover(
+          {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"LOCKSTEP_JOB_SECRET", "0123456789abcdef"}})
+          .meeting.secret.text(),
+      "0123456789abcdef");
+  all["LOCKSTEP_JOB_SECRET"] = "short";
+  EXPECT_THROW(discover(all), UsageError);
+}
+
 TEST(World, WithoutLocalRanksAllAreOnThisHost) {
   expect_world(discover({{"RANK", "3"}, {"WORLD_SIZE", "4"}}), 3, 4, 3, 4, Starter::kTorchrun);
 }

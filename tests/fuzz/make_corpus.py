@@ -49,7 +49,46 @@ def checkpoint_card(**changed):
     return json.dumps(card, indent=1)
 
 
+def frame(kind, body):
+    return struct.pack("<IB", len(body) + 1, kind) + body
+
+
+def packed(text):
+    return struct.pack("<I", len(text)) + text
+
+
+def store_frame(kind, body):
+    """As comm/tcp/wire.cpp sends them, with CRC-32C of length and content."""
+    length, content = struct.pack("<I", len(body) + 1), bytes([kind]) + body
+    crc = 0xffffffff
+    for byte in length + content:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82f63b78 if crc & 1 else 0)
+    return length + struct.pack("<I", crc ^ 0xffffffff) + content
+
+
+def hellos():
+    """The first byte: what the rest is said to, and in pieces of which size."""
+    nonce, proof = b"n" * 32, b"p" * 32
+    whole = lambda choice: bytes([31 * 8 + choice])
+    listened = b"lockstep" + frame(1, struct.pack("<I", 2) + packed(nonce))
+    seed("hello", "caller", whole(0) + listened + frame(33, packed(b"me") + packed(proof)))
+    seed("hello", "caller_byte_by_byte", b"\0" + listened + frame(33, packed(b"me") + packed(proof)))
+    seed("hello", "first_version", whole(0) + b"lockstep" + frame(1, struct.pack("<4I", 1, 2, 1, 7) + packed(b"h") + packed(b"")))
+    seed("hello", "too_long", whole(0) + b"lockstep" + struct.pack("<I", 0xffffffff))
+    seed("hello", "listener", whole(1) + b"lockstep" + frame(32, packed(nonce)) + frame(34, packed(b"hi") + packed(proof)))
+    seed("hello", "refused", whole(1) + b"lockstep" + frame(65, packed(b"no")))
+    seed("hello", "store_set", whole(2) + store_frame(2, packed(b"key") + packed(b"value")))
+    seed("hello", "store_give_up", whole(2) + store_frame(5, struct.pack("<I", 0) + packed(b"all is well")))
+    seed("hello", "store_altered", whole(2) + store_frame(2, packed(b"key") + packed(b"value"))[:-1] + b"X")
+    seed("hello", "identity", whole(3) + struct.pack("<3I", 2, 1, 7) + packed(b"host") + packed(b"job"))
+    seed("hello", "wrapper", whole(4) + struct.pack("<IB", 9, 0) + struct.pack("<2i", 0, 7) + b"h" + struct.pack("<IBb", 1, 2, 9))
+    seed("hello", "helper", whole(5) + struct.pack("<IBi", 4, 10, 1) + struct.pack("<IBqq", 16, 15, 1, 2))
+
+
 def main():
+    hellos()
     seed("idx", "images", idx(2, 3, 4))
     seed("idx", "labels", idx(5))
     seed("idx", "images.gz", gzip.compress(idx(2, 3, 4), mtime=0))

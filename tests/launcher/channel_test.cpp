@@ -1,9 +1,16 @@
 #include "launcher/channel.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+
+#include <future>
 
 #include "base/error.h"
+#include "launcher/authenticated_listener.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -83,9 +90,96 @@ TEST(ChannelTest, WhatWasSentBeforeDeathArrives) {
 }
 
 TEST(ChannelTest, AddressesThatLeadNowhere) {
-  EXPECT_THROW(connect_to("tcp:host:1"), DeviceError);
-  EXPECT_THROW(connect_to("unix:/nonexistent/socket"), DeviceError);
+  EXPECT_THROW(connect_to("tcp:host:1", {}), DeviceError);
+  EXPECT_THROW(connect_to("unix:/nonexistent/socket", {}), DeviceError);
   EXPECT_THROW(listen_at("/tmp/" + std::string(200, 'a')), DeviceError);
+}
+
+/// A listener in a directory of its own, and threads that connect to it.
+class ListenerTest : public ::testing::Test {
+ protected:
+  ListenerTest() : path_(directory_.path().string() + "/s") {}
+  /// What connect_to() does in a thread: nothing, or its error.
+  std::future<std::string> connect(const JobSecret& secret) {
+    return std::async(std::launch::async, [this, secret]() -> std::string {
+      try {
+        Channel channel(connect_to("unix:" + path_, secret));
+        channel.send(Signal{7});
+        return {};
+      } catch (const DeviceError& error) {
+        return error.what();
+      }
+    });
+  }
+  UniqueFd stranger() const {
+    UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path_.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return socket;
+  }
+  static UniqueFd wait_for(AuthenticatedListener& listener, Deadline deadline = Deadline::after_seconds(20)) {
+    while (!deadline.expired()) {
+      if (UniqueFd socket = listener.accept()) return socket;
+      pollfd look = {listener.fd(), POLLIN, 0};
+      ::poll(&look, 1, 50);
+    }
+    return {};
+  }
+
+  testing::TemporaryDirectory directory_;
+  std::string path_;
+};
+
+TEST_F(ListenerTest, OnlyThoseWhoKnowTheSecretGetIn) {
+  const JobSecret secret = JobSecret::random();
+  AuthenticatedListener listener(listen_at(path_), secret, 2);
+  auto impostor = connect(JobSecret::random());
+  EXPECT_FALSE(wait_for(listener, Deadline::after_seconds(0.3)));
+  EXPECT_THAT(impostor.get(), ::testing::HasSubstr("does not let this process in: it does not know this job's secret"));
+  // Who skips the handshake is not heard.
+  const UniqueFd loud = stranger();
+  const std::string lie = encode(Hello{0, 1, "h"}) + encode(Ended{{Ending::How::kExited, 0}, false, Clock::now()});
+  ASSERT_EQ(::send(loud.get(), lie.data(), lie.size(), 0), static_cast<ssize_t>(lie.size()));
+  auto rank = connect(secret);
+  Channel channel(wait_for(listener));
+  EXPECT_EQ(rank.get(), "");
+  ASSERT_EQ(channel.receive(), Channel::Received::kBytes);
+  EXPECT_EQ(std::get<Signal>(*channel.next()).signal_number, 7);
+  EXPECT_THAT(*listener.next_complaint(), ::testing::HasSubstr("it does not know this job's secret"));
+  EXPECT_THAT(*listener.next_complaint(), ::testing::HasSubstr("it does not speak lockstep's protocol"));
+  EXPECT_FALSE(listener.next_complaint());
+}
+
+TEST_F(ListenerTest, SilentStrangersKeepNobodyOutAndAreClosed) {
+  const JobSecret secret = JobSecret::random();
+  AuthenticatedListener listener(listen_at(path_), secret, 1);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 300; ++i) {
+    silent.push_back(stranger());
+    EXPECT_FALSE(listener.accept());
+  }
+  auto rank = connect(secret);
+  EXPECT_TRUE(wait_for(listener));
+  EXPECT_EQ(rank.get(), "");
+  // Whoever is left is closed when its time is over, though nothing else happens.
+  pollfd last = {silent.back().get(), POLLIN, 0};
+  const auto end = Deadline::after_seconds(20);
+  while (::poll(&last, 1, 50) == 0 && !end.expired()) listener.accept();
+  char byte = 0;
+  EXPECT_EQ(::recv(silent.back().get(), &byte, 1, MSG_DONTWAIT), 0);
+}
+
+TEST_F(ListenerTest, ALauncherThatIsNone) {
+  UniqueFd listener = listen_at(path_);
+  auto rank = connect(JobSecret::random());
+  pollfd look = {listener.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&look, 1, 10'000), 1);
+  const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::string lie = encode(Signal{9});
+  ASSERT_EQ(::send(socket.get(), lie.data(), lie.size(), 0), static_cast<ssize_t>(lie.size()));
+  EXPECT_THAT(rank.get(), ::testing::HasSubstr("it does not speak lockstep's protocol"));
 }
 
 }  // namespace

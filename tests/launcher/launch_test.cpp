@@ -7,6 +7,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <sstream>
+#include <thread>
 
 #include "base/text.h"
 #include "tests/launcher/job.h"
@@ -31,6 +34,56 @@ std::vector<std::string> sorted_lines(const std::string& text) {
   lines.pop_back();
   std::sort(lines.begin(), lines.end());
   return lines;
+}
+
+/// The addresses at which `pid` listens, as the kernel writes them in hexadecimal.
+std::vector<std::string> listens_at(pid_t pid) {
+  std::vector<std::string> inodes, addresses;
+  std::error_code gone;
+  for (const auto& fd : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid), gone)) {
+    const auto target = std::filesystem::read_symlink(fd.path(), gone).string();
+    if (target.starts_with("socket:[")) inodes.push_back(target.substr(8, target.size() - 9));
+  }
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
+      constexpr const char* kListens = "0A";
+      if (fields.size() > 9 && fields[3] == kListens && std::ranges::find(inodes, fields[9]) != inodes.end())
+        addresses.push_back(fields[1].substr(0, fields[1].find(':')));
+    }
+  }
+  return addresses;
+}
+
+// Neither mpirun's ports nor those of ranks that use MPI are for other hosts, where the job has but one.
+TEST(LaunchTest, OneHostsPortsAreLoopbacks) {
+  Job job({"-n", "2", "--", MPI_SPIN_PROGRAM});
+  const JobProcess mpirun = job.find(JobProcess::Role::kMpirun);
+  ASSERT_GT(mpirun.pid, 0);
+  for (const int rank : {0, 1}) ASSERT_GT(job.find(JobProcess::Role::kProgram, rank).pid, 0);
+  bool any = false;
+  for (int i = 0; i < 30; ++i) {  // MPI_Init takes a while
+    for (const auto& process : job.processes())
+      for (const auto& address : listens_at(process.pid)) {
+        any = true;
+        EXPECT_TRUE(address == "0100007F" || address == "00000000000000000000000001000000")
+            << address << " in " << static_cast<int>(process.role);
+      }
+    std::this_thread::sleep_for(Millis(100));
+  }
+  EXPECT_TRUE(any);  // mpirun does listen
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait(), 143);
+}
+
+TEST(LaunchTest, WhatIsLoadedIntoMpirunIsNotInRanks) {
+  JobSetup setup;
+  setup.environment.emplace_back("LD_PRELOAD", "");
+  Job job(sh("-n 1 --no-prefix", "echo \"[${LD_PRELOAD-none}] ${LOCKSTEP_PRELOAD-none}\""), setup);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "[none] none\n");
 }
 
 TEST(LaunchTest, EveryRankRunsAndItsLinesArePrefixed) {

@@ -80,6 +80,9 @@ TEST(MpirunCommandTest, EverythingLiesInTheJobsDirectories) {
 
 TEST(MpirunCommandTest, TheUsersOpenMpiSettingsWin) {
   EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Contains(Pair("OMPI_MCA_pml", "ob1")));
+  EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Contains(Pair("OMPI_MCA_btl", "self,vader")));
+  EXPECT_THAT(command_for(options_for(2), two_cores(), {{"OMPI_MCA_btl", "tcp"}}).set_env,
+              Not(Contains(Key("OMPI_MCA_btl"))));
   for (const char* name : {"OMPI_MCA_pml", "OMPI_MCA_mtl"})
     EXPECT_THAT(command_for(options_for(2), two_cores(), {{name, "cm"}}).set_env, Not(Contains(Key("OMPI_MCA_pml"))));
 }
@@ -101,6 +104,7 @@ TEST(MpirunCommandTest, RootTerminalAndBinding) {
 HostFacts two_hosts() {
   HostFacts facts = two_cores();
   facts.name = "a";
+  facts.secret = "hush";
   facts.several = {.shares = {{"b", 2}, {"a", 1}},
                    .hostfile = "/tmp/job/hosts",
                    .agent = "/tmp/job/lockstep",
@@ -130,6 +134,8 @@ TEST(MpirunCommandTest, SeveralHosts) {
   EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_HOST_NAME", "a")));
   EXPECT_THAT(command.set_env, Contains(Pair("TMPDIR", "/tmp/job")));
   EXPECT_THAT(command.unset_env, Contains("OMPI_MCA_orte_tmpdir_base"));
+  // The secret is for this host's processes: -x, which argv above has all of, would send it in clear.
+  EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_JOB_SECRET", "hush")));
   // One host alone is told nothing of all that.
   EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Not(Contains(Key("LOCKSTEP_MEETING"))));
 }
@@ -146,8 +152,8 @@ TEST(MpirunCommandTest, TheUsersInterfacesWinBetweenHosts) {
 
 TEST(MpirunCommandTest, WhatGoesAlongToOtherHosts) {
   for (const char* name : {"LOCKSTEP_LR", "NCCL_DEBUG", "OMP_NUM_THREADS"}) EXPECT_TRUE(goes_along(name)) << name;
-  for (const char* name : {"LOCKSTEP_JOB", "LOCKSTEP_LAUNCHER", "LOCKSTEP_HOST_NAME", "LOCKSTEP_SHM", "PATH", "HOME",
-                           "CUDA_VISIBLE_DEVICES"})
+  for (const char* name : {"LOCKSTEP_JOB", "LOCKSTEP_LAUNCHER", "LOCKSTEP_HOST_NAME", "LOCKSTEP_SHM",
+                           "LOCKSTEP_JOB_SECRET", "PATH", "HOME", "CUDA_VISIBLE_DEVICES"})
     EXPECT_FALSE(goes_along(name)) << name;
 }
 

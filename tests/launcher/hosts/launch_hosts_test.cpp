@@ -9,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "base/text.h"
@@ -157,6 +158,31 @@ TEST(LaunchHostsTest, RanksLearnWhereToMeetAndWhatTheUserHasSet) {
   EXPECT_EQ(lines[0].substr(0, 3), "24 ");
   EXPECT_THAT(lines[0], HasSubstr(" core"));
   EXPECT_EQ(lines[2], "LOCKSTEP_TEST_A it's $HOME,NCCL_A it's $HOME,MINE_A it's $HOME,o,none");
+}
+
+// Each rank has the job's secret, on whichever host, and no process shows it to others.
+TEST(LaunchHostsTest, TheSecretIsInNoCommandLine) {
+  JobSetup setup = fake_hosts();
+  setup.environment.emplace_back("LOCKSTEP_JOB_SECRET", "the user's, which is another");
+  Job job(sh("--hosts a:1,localhost:1,b:1 --no-prefix",
+             "count() { awk 'index($0, ENVIRON[\"LOCKSTEP_JOB_SECRET\"]) { n++ } END { print n + 0 }'; }; "
+             "echo ${#LOCKSTEP_JOB_SECRET} $(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | count) "
+             "$(find $TMPDIR -type f -exec cat {} + | count); "
+             "echo $LOCKSTEP_JOB_SECRET | sha256sum"),
+          setup);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const auto lines = sorted_lines(job.out());
+  ASSERT_EQ(lines.size(), 6u) << job.out();
+  const auto first = std::ranges::find(lines, "32 0 0");
+  ASSERT_NE(first, lines.end()) << job.out();
+  EXPECT_EQ(std::ranges::count(lines, "32 0 0"), 3);
+  std::set<std::string> digests(lines.begin(), lines.end());
+  EXPECT_EQ(digests.size(), 2u) << job.out();  // one secret, and the line above
+
+  Job refused(sh("--hosts a:1,b:1 -x LOCKSTEP_JOB_SECRET=0123456789abcdef", "echo ran"), fake_hosts());
+  EXPECT_EQ(refused.wait(), 2);
+  EXPECT_THAT(refused.err(), HasSubstr("--export LOCKSTEP_JOB_SECRET"));
+  EXPECT_THAT(refused.err(), Not(HasSubstr("0123456789abcdef")));
 }
 
 TEST(LaunchHostsTest, HostsThatCannotTakePartAreAllNamed) {

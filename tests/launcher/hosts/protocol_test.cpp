@@ -11,7 +11,7 @@ namespace {
 
 std::vector<HostMessage> one_of_each() {
   const std::string bytes("\0\xff\n", 3);
-  return {Order{3, 2.5, true, "b", "token", "./train", "/home/eve"},
+  return {Order{3, 2.5, true, "b", "token", "secret", "./train", "/home/eve"},
           ToRank{7, bytes},
           LetGo{7},
           Run{"orted -mca ess env"},
@@ -26,7 +26,8 @@ std::vector<HostMessage> one_of_each() {
           Gone{2},
           RunOutput{bytes},
           RunEnded{{Ending::How::kSignalled, 9}},
-          Pong{1, 2}};
+          Pong{1, 2},
+          Notice{"text"}};
 }
 
 TEST(HostProtocol, EveryMessageSurvivesThePipeInPieces) {

@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Impostors at every port of a job: docs/security.md names these tests, one a threat. They speak the protocol as wire.py
+has it, to the real program."""
+import argparse
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import wire
+
+OPTIONS = None
+SECRET = "5f0c1e6a7b2d4938a1c0ffee00112233"
+OTHER = "00000000000000000000000000000000"
+JOB = ["train", "linear", "--data", "random:5,32", "--steps", "2", "--quiet", "--timeout-seconds", "60"]
+WIRE_TEXT = "it does not know this job's secret"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(**variables) -> dict:
+    prefixes = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_", "LOCKSTEP_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    ours |= {"CUDA_VISIBLE_DEVICES": "", "HWLOC_COMPONENTS": "-gl", "OMP_NUM_THREADS": "1",
+             "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return ours | {name: str(value) for name, value in variables.items() if value is not None}
+
+
+class Jobs(unittest.TestCase):
+    """Ranks that are started by hand, and ended with the test."""
+
+    def setUp(self):
+        self.port = free_port()
+        self.address = ("127.0.0.1", self.port)
+        self.processes, self.connections = [], []
+
+    def tearDown(self):
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def start(self, arguments, **variables):
+        process = subprocess.Popen([OPTIONS.lockstep, *arguments], env=environment(**variables), text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.processes.append(process)
+        return process
+
+    def rank(self, rank, size=2, secret=SECRET, arguments=JOB, **variables):
+        return self.start(arguments, **{"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1",
+                                        "MASTER_PORT": self.port, "LOCKSTEP_JOB_SECRET": secret} | variables)
+
+    def connect(self) -> wire.Connection:
+        """To rank 0's store, as soon as it listens."""
+        for _ in range(600):
+            try:
+                self.connections.append(wire.Connection(self.address))
+                return self.connections[-1]
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        self.fail("rank 0 does not listen")
+
+    def end(self, process, code=0):
+        out, err = process.communicate(timeout=90)
+        self.assertEqual(process.returncode, code, err)
+        return out + err
+
+    def refusals(self, port: int, identity: bytes, connect):
+        """What strangers can try at a port without the secret. Each of them is refused or closed."""
+        def refusal(action):
+            connection = connect()
+            try:
+                action(connection)
+            except wire.Refused as refused:
+                return str(refused)
+            finally:
+                connection.close()
+            self.fail("not refused")
+
+        secret = SECRET.encode()
+        with self.subTest("a wrong secret"):
+            self.assertIn(WIRE_TEXT, refusal(lambda c: c.join(OTHER.encode(), port, identity)))
+        with self.subTest("no secret"):
+            self.assertIn(WIRE_TEXT, refusal(lambda c: c.join(b"", port, identity)))
+        with self.subTest("the right secret, for another port"):
+            self.assertIn(WIRE_TEXT, refusal(lambda c: c.join(secret, port % 3 + 1, identity)))
+        with self.subTest("a replayed hello"):
+            recorded = connect()
+            nonce = b"r" * 32
+            proof = wire.proof(secret, port, 0, nonce, recorded.challenge(nonce), identity)
+
+            def replay(connection):
+                connection.challenge(nonce)
+                connection.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.text(proof)))
+                connection.read_hello_frame()
+            self.assertIn(WIRE_TEXT, refusal(replay))
+            recorded.close()
+        with self.subTest("an oversized hello"):
+            connection = connect()
+            connection.say(wire.MAGIC + wire.number(0x7fffffff))
+            self.assertEqual(connection.last_words(), b"")
+            connection = connect()
+            connection.challenge(b"n" * 32)
+            connection.say(wire.number(1 << 20))
+            self.assertEqual(connection.last_words(), b"")
+        with self.subTest("another protocol"):
+            connection = connect()
+            connection.say(b"GET / HTTP/1.1\r\n\r\n")
+            self.assertEqual(connection.last_words(), b"")
+        with self.subTest("no hello"):
+            self.assertEqual(connect().last_words(), b"")
+        with self.subTest("a byte a second"):
+            begin = time.monotonic()
+            connection = connect()
+            hello = wire.MAGIC + wire.hello_frame(wire.HELLO, wire.number(wire.VERSION) + wire.text(b"n" * 32))
+            for byte in hello:
+                try:
+                    connection.say(bytes([byte]))
+                    connection.socket.settimeout(1)
+                    if connection.socket.recv(100) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+                except wire.Refused:
+                    break
+            connection.close()
+            self.assertLess(time.monotonic() - begin, len(hello) - 10)
+
+
+class Store(Jobs):
+    def test_strangers_are_refused_and_the_job_goes_on(self):
+        first = self.rank(0)
+        self.connect().close()
+        self.refusals(wire.STORE, wire.identity_for_store(2, 1), self.connect)
+        self.end(self.rank(1))
+        said = self.end(first)
+        self.assertIn(WIRE_TEXT, said)
+        self.assertRegex(said, r"\d+ connections to MASTER_PORT came from strangers")
+        self.assertNotIn(SECRET, said)
+
+    def test_a_stranger_gives_up_with_code_0(self):
+        """Without a word of the handshake, as the first version took it; and as whoever may join without a secret."""
+        first = self.rank(0)
+        connection = self.connect()
+        body = wire.number(1) + wire.number(2) + wire.number(1) + wire.number(1) + wire.text("h") + wire.text("")
+        connection.say(wire.MAGIC + wire.hello_frame(1, body) +
+                       wire.hello_frame(wire.GIVE_UP, wire.number(0) + wire.text("all is well")))
+        self.assertIn(b"version 1", connection.last_words())
+        self.end(self.rank(1))
+        self.end(first)
+
+    def test_no_rank_ends_well_because_of_what_another_says(self):
+        for secret, code in (None, 0), (None, 256), (SECRET, 0):
+            with self.subTest(secret=secret is not None, code=code):
+                self.port = free_port()
+                self.address = ("127.0.0.1", self.port)
+                first = self.rank(0, size=3, secret=secret)
+                second = self.rank(1, size=3, secret=secret)
+                liar = self.connect()
+                liar.join((secret or "").encode(), wire.STORE, wire.identity_for_store(3, 2))
+                liar.say(wire.store_frame(wire.GIVE_UP, wire.number(code) + wire.text("all is well")))
+                for process in first, second:
+                    _, err = process.communicate(timeout=60)
+                    self.assertEqual(process.returncode, 4, err)
+                    self.assertIn("rank 2", err)
+                liar.close()
+
+    def test_a_rank_tells_nothing_to_an_impostor_of_rank_0(self):
+        for secret, kind, body in ((SECRET, None, b""),
+                                   (None, wire.PEER_GAVE_UP, wire.number(0) + wire.text("all is well"))):
+            with self.subTest(secret=secret is not None), socket.create_server(self.address) as server:
+                server.settimeout(60)
+                rank = self.rank(1, secret=secret)
+                accepted, _ = server.accept()
+                with accepted:
+                    connection = wire.Connection.__new__(wire.Connection)
+                    connection.socket = accepted
+                    accepted.settimeout(20)
+                    self.assertEqual(connection.read(8), wire.MAGIC)
+                    _, hello = connection.read_hello_frame()
+                    nonce, callers = b"i" * 32, hello[8:]
+                    connection.say(wire.MAGIC + wire.hello_frame(wire.CHALLENGE, wire.text(nonce)))
+                    _, prove = connection.read_hello_frame()
+                    length = int.from_bytes(prove[:4], "little")
+                    identity, answer = prove[4:4 + length], wire.number(0) + wire.text("here")
+                    # It knows no secret: what it has is the empty one.
+                    mine = wire.proof(b"", wire.STORE, 1, callers, nonce, identity, answer)
+                    connection.say(wire.hello_frame(wire.WELCOME, wire.text(answer) + wire.text(mine)))
+                    if kind is not None:
+                        connection.say(wire.store_frame(kind, body))
+                    _, err = rank.communicate(timeout=60)
+                    self.assertEqual(rank.returncode, 2 if kind is None else 4, err)
+                    self.assertIn("is not this job's rank 0" if kind is None else "exit code 0", err)
+                    if kind is None:
+                        self.assertEqual(connection.last_words(), b"")  # nothing but the hello
+
+    def test_silent_strangers_delay_nobody(self):
+        first = self.rank(0)
+        for _ in range(300):
+            self.connect()
+        second = self.rank(1)
+        for _ in range(200):
+            self.connect()
+        self.end(second)
+        self.assertRegex(self.end(first), r"\d\d\d connections to MASTER_PORT came from strangers")
+
+    def test_an_altered_frame_ends_the_job(self):
+        first = self.rank(0)
+        connection = self.connect()
+        connection.join(SECRET.encode(), wire.STORE, wire.identity_for_store(2, 1))
+        frame = bytearray(wire.store_frame(wire.SET, wire.text("key") + wire.text("value")))
+        frame[-1] ^= 1
+        connection.say(bytes(frame))
+        said = self.end(first, 4)
+        self.assertIn("its checksum is wrong", said)
+        connection.close()
+
+    def test_it_listens_at_its_own_address_alone(self):
+        self.rank(0, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
+        self.connect().close()
+        listening = [line.split()[1] for table in ("tcp", "tcp6")
+                     for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+                     if line.split()[3] == "0A" and line.split()[1].endswith(f":{self.port:04X}")]
+        self.assertEqual(listening, [f"0100007F:{self.port:04X}"])
+        elsewhere = self.rank(0, MASTER_ADDR="192.0.2.1")
+        self.assertIn("LOCKSTEP_LISTEN", self.end(elsewhere, 2))
+
+    def test_a_job_without_a_secret_says_so_where_others_reach_it(self):
+        first = self.rank(0, secret=None, LOCKSTEP_LISTEN="0.0.0.0")
+        self.connect().close()
+        self.end(self.rank(1, secret=None))
+        self.assertIn("this job has no secret", self.end(first))
+        # Nobody does without one who wanted one.
+        self.assertIn("LOCKSTEP_JOB_SECRET in the environment has 0 characters", self.end(self.rank(0, secret=""), 2))
+
+
+class Data(Jobs):
+    def test_strangers_are_refused_at_the_data_port(self):
+        """This test is rank 1 of a job on two hosts, and then one that calls in its place."""
+        first = self.rank(0, LOCKSTEP_HOST_NAME="a")
+        store = self.connect()
+        store.join(SECRET.encode(), wire.STORE, wire.identity_for_store(2, 1))
+        introduction = bytearray(store.get("meeting the other ranks/0"))
+        introduction[0:64] = b"b".ljust(64, b"\0")
+        store.set("meeting the other ranks/1", bytes(introduction))
+        for name in "sharing memory, round 1", "sharing memory, round 2", "preparing connections":
+            store.get(f"{name}/0")
+            store.set(f"{name}/1", "")
+        host, port = store.get("exchanging addresses/0").decode().split("\n")[1].split()
+        store.set("exchanging addresses/1", "-1\n127.0.0.1 1\n")
+        nonce = store.get("naming the job/0")
+        secret = wire.sign(SECRET.encode(), b"data connections " + nonce)
+        identity = wire.number(1) + wire.number(0)
+        address = (host, int(port))
+        self.assertEqual(host, "127.0.0.1")  # the way to MASTER_ADDR, not every address of the host
+
+        def refusal(with_secret, who=identity):
+            connection = wire.Connection(address)
+            try:
+                connection.join(with_secret, wire.DATA, who)
+            except wire.Refused as refused:
+                return str(refused)
+            finally:
+                connection.close()
+            self.fail("not refused")
+
+        self.assertIn(WIRE_TEXT, refusal(OTHER.encode()))
+        self.assertIn(WIRE_TEXT, refusal(SECRET.encode()))  # not even the job's: it is another for each meeting
+        self.assertIn(WIRE_TEXT, refusal(b""))
+        self.assertIn("no rank that this one waits for", refusal(secret, wire.number(7) + wire.number(0)))
+        # A proof that was overheard.
+        recorded = wire.Connection(address)
+        proof = wire.proof(secret, wire.DATA, 0, b"r" * 32, recorded.challenge(b"r" * 32), identity)
+        replayed = wire.Connection(address)
+        replayed.challenge(b"r" * 32)
+        replayed.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.text(proof)))
+        with self.assertRaisesRegex(wire.Refused, WIRE_TEXT):
+            replayed.read_hello_frame()
+        oversized = wire.Connection(address)
+        oversized.say(wire.MAGIC + wire.number(0x7fffffff))
+        self.assertEqual(oversized.last_words(), b"")
+        silent = [wire.Connection(address) for _ in range(100)]
+        self.assertEqual(silent[0].last_words(), b"")
+        hello = wire.MAGIC + wire.hello_frame(wire.HELLO, wire.number(wire.VERSION) + wire.text(b"n" * 32))
+        self.assertLess(wire.trickle(address, hello, 1), len(hello) - 10)
+
+        right = wire.Connection(address)
+        self.assertEqual(right.join(secret, wire.DATA, identity), b"")
+        self.assertEqual(store.get("connecting the hosts/0"), b"")  # rank 0 has all that it waits for
+        for connection in [recorded, replayed, oversized, right, store, *silent]:
+            connection.close()
+        _, err = first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 4, err)
+        self.assertIn("was refused: " + WIRE_TEXT, err)
+
+
+INSIDE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import impostor_test
+impostor_test.inside()
+"""
+
+
+def inside():
+    """A rank's program that turns on the launcher; but with the secret that its rank has it does nothing."""
+    path = os.environ["LOCKSTEP_LAUNCHER"].removeprefix("unix:")
+    case = unittest.FunctionTestCase(lambda: None)
+    connect = lambda: wire.Connection(path)
+    # "Rank 0 runs", "and has ended well": what the launcher would take from a wrapper.
+    lies = (b"\x09\0\0\0\0" + b"\0" * 8 + b"h") + (b"\x0e\0\0\0\3" + b"\0" * 14)
+    connection = connect()
+    connection.say(lies)
+    case.assertEqual(connection.last_words(), b"")
+    for secret in b"", OTHER.encode():
+        connection = connect()
+        try:
+            connection.join(secret, wire.LAUNCHER, b"")
+            case.fail("not refused")
+        except wire.Refused as refused:
+            case.assertIn(WIRE_TEXT, str(refused))
+    connection = connect()
+    connection.say(wire.MAGIC + wire.number(0x7fffffff))
+    case.assertEqual(connection.last_words(), b"")
+    silent = [connect() for _ in range(200)]
+    case.assertEqual(silent[0].last_words(), b"")
+    hello = wire.MAGIC + wire.hello_frame(wire.HELLO, wire.number(wire.VERSION) + wire.text(b"n" * 32))
+    case.assertLess(wire.trickle(path, hello, 1), len(hello) - 10)
+    # Other users cannot even come to it.
+    case.assertEqual(os.stat(os.path.dirname(path)).st_mode & 0o077, 0)
+    print("all refused", flush=True)
+    sys.exit(3)
+
+
+SHOW = """
+import glob, os, sys
+secret = os.environ["LOCKSTEP_JOB_SECRET"]
+assert len(secret) == 32
+for name in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        assert secret.encode() not in open(name, "rb").read(), name
+    except OSError:
+        pass
+job = os.environ["LOCKSTEP_JOB"]
+for directory, _, files in os.walk(job):
+    for name in files:
+        path = os.path.join(directory, name)
+        if os.path.isfile(path) and not os.path.islink(path):
+            assert secret.encode() not in open(path, "rb").read(), path
+print("nowhere to be seen")
+"""
+
+
+class Launcher(Jobs):
+    def test_strangers_are_refused_at_the_launchers_socket(self):
+        here = str(pathlib.Path(__file__).parent)
+        process = self.start(["launch", "-n", "1", "--", sys.executable, "-c", INSIDE, here])
+        said = self.end(process, 3)
+        self.assertIn("all refused", said)
+        self.assertIn("rank 0 of 1", said)
+        self.assertIn("a connection to the launcher's socket was refused: " + WIRE_TEXT, said)
+
+    def test_the_secret_is_shown_nowhere(self):
+        said = self.end(self.start(["launch", "-n", "2", "--", sys.executable, "-c", SHOW]))
+        self.assertEqual(said.count("nowhere to be seen"), 2, said)
+
+    def test_a_runs_files_do_not_have_it(self):
+        with tempfile.TemporaryDirectory() as directory:
+            flags = ["--metrics", f"{directory}/m.jsonl", "--trace", f"{directory}/t.json", "--save",
+                     f"{directory}/w.safetensors", "--checkpoint-dir", f"{directory}/c"]
+            both = [self.rank(rank, arguments=JOB + flags, LOCKSTEP_LOG_LEVEL="debug") for rank in range(2)]
+            for process in both:
+                self.assertNotIn(SECRET, self.end(process))
+            files = [path for path in pathlib.Path(directory).rglob("*") if path.is_file()]
+            self.assertGreater(len(files), 3)
+            for path in files:
+                self.assertNotIn(SECRET.encode(), path.read_bytes(), path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    OPTIONS, rest = parser.parse_known_args()
+    signal.alarm(280)
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
