@@ -39,7 +39,7 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "image-size",
              .placeholder = "N",
              .help = "images: height and width of a sample, in pixels",
-             .default_text = fmt::to_string(data::kDefaultImageSize),
+             .default_text = fmt::format("what the weights say, or {}, of resnet18-cifar 32", data::kDefaultImageSize),
              .set = integer(config.image_size, 1, data::kMostImageSize)});
   table.add({.name = "most-damaged",
              .placeholder = "N",
@@ -80,7 +80,7 @@ void add_weight_file(OptionTable& table, TrainConfig& config) {
 void add_tuning_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "save",
              .placeholder = "FILE",
-             .help = "safetensors file to write at the end",
+             .help = "weights to write at the end: safetensors, or for .pt, .pth and .bin what torch.load() reads",
              .set = text(config.save)});
   table.add({.name = "reset-head",
              .kind = OptionKind::kFlag,

@@ -71,6 +71,15 @@ void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
   }
 }
 
+// Numbers of 16 bits, of this machine's byte order, to R = G = B: Pillow's convert("RGB") takes 255 for all above.
+void clip_grey(std::uint8_t* pixels, std::size_t count) {
+  for (std::size_t i = count; i-- > 0;) {  // from the end: the four bytes of a pixel lie at or behind its two
+    std::uint16_t value = 0;
+    std::memcpy(&value, pixels + 2 * i, sizeof value);
+    std::memset(pixels + 4 * i, std::min<int>(value, 255), 4);
+  }
+}
+
 struct JpegCloser {
   void operator()(tjhandle handle) const { tjDestroy(handle); }
 };
@@ -165,17 +174,20 @@ class ImageDecoder::Png {
     if (row_bytes * header.height / kMostBytesPerCompressedByte > file.size())
       fail_bomb(header.width, header.height, file.size());
     size_ = {static_cast<int>(header.width), static_cast<int>(header.height)};
+    wide_grey_ = header.color_type == SPNG_COLOR_TYPE_GRAYSCALE && header.bit_depth == 16;
     return size_;
   }
 
   ImageView decode() {
     std::uint8_t* const pixels = buffer_.room_for(size_);
-    const std::size_t bytes = static_cast<std::size_t>(size_.width) * static_cast<std::size_t>(size_.height) * 4;
-    int code = spng_decode_image(context_.get(), pixels, bytes, SPNG_FMT_RGBA8, 0);
+    const std::size_t count = static_cast<std::size_t>(size_.width) * static_cast<std::size_t>(size_.height);
+    int code = wide_grey_ ? spng_decode_image(context_.get(), pixels, 2 * count, SPNG_FMT_PNG, 0)
+                          : spng_decode_image(context_.get(), pixels, 4 * count, SPNG_FMT_RGBA8, 0);
     // To the end of the file: there the last checksums are.
     if (code == 0) code = spng_decode_chunks(context_.get());
     context_.reset();
     check(code);
+    if (wide_grey_) clip_grey(pixels, count);
     return {pixels, size_};
   }
 
@@ -198,6 +210,7 @@ class ImageDecoder::Png {
 
   std::unique_ptr<spng_ctx, PngCloser> context_;
   ImageSize size_;
+  bool wide_grey_ = false;  // 16 bits
   PixelBuffer buffer_;
 };
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
@@ -72,8 +73,10 @@ void ImageReader::read(const std::string& path, const ImageForm& form, std::span
     desk_->resampler.run(image, what, kPlain, desk_->colours);
     const float* colour = desk_->colours.data();
     for (float& value : out) {
-      const float grey = 0.299f * colour[0] + 0.587f * colour[1] + 0.114f * colour[2];
-      value = (grey - form.normalisation.mean[0]) / form.normalisation.std[0];
+      // Pillow's, of bytes: ITU-R 601 in parts of 2^16.
+      const auto byte = [&](std::size_t c) { return static_cast<int>(std::lround(colour[c] * 255.0f)); };
+      const int grey = (byte(0) * 19595 + byte(1) * 38470 + byte(2) * 7471 + 0x8000) >> 16;
+      value = (static_cast<float>(grey) / 255.0f - form.normalisation.mean[0]) / form.normalisation.std[0];
       colour += 3;
     }
   } catch (const IoError& error) {

@@ -9,70 +9,77 @@
 namespace lockstep::data {
 namespace {
 
-// row[i] = Σ weights[k] · rows[k][i], over bytes.
-LOCKSTEP_SIMD_CLONES
-void mix_rows(float* __restrict row, const std::uint8_t* __restrict first, std::size_t stride, const float* weights,
-              std::size_t taps, std::size_t count) {
-  std::size_t k = 0;
-  if (taps == 1) {
-    for (std::size_t i = 0; i < count; ++i) row[i] = weights[0] * static_cast<float>(first[i]);
-    return;
-  }
-  for (; k + 2 <= taps; k += 2) {
-    const std::uint8_t* __restrict a = first + k * stride;
-    const std::uint8_t* __restrict b = a + stride;
-    const float weight_a = weights[k], weight_b = weights[k + 1];
-    if (k == 0) {
-      for (std::size_t i = 0; i < count; ++i)
-        row[i] = weight_a * static_cast<float>(a[i]) + weight_b * static_cast<float>(b[i]);
-    } else {
-      for (std::size_t i = 0; i < count; ++i)
-        row[i] += weight_a * static_cast<float>(a[i]) + weight_b * static_cast<float>(b[i]);
-    }
-  }
-  if (k == taps) return;
-  const std::uint8_t* __restrict last = first + k * stride;
-  for (std::size_t i = 0; i < count; ++i) row[i] += weights[k] * static_cast<float>(last[i]);
+// Pillow's: weights have so many bits behind the point, and each pass rounds to bytes.
+constexpr int kFraction = 32 - 8 - 2;
+constexpr std::int32_t kHalf = 1 << (kFraction - 1);
+
+inline std::uint8_t rounded(std::int32_t sum) {
+  return static_cast<std::uint8_t>(std::clamp(sum >> kFraction, 0, 255));
 }
 
-// The weighted sum of neighbouring pixels of four numbers, scaled and shifted: a pixel of the result.
-inline void mix_pixels(float* __restrict out, const float* __restrict pixels, const float* __restrict weights,
-                       std::size_t taps, const std::array<float, 4>& scale, const std::array<float, 4>& shift) {
-  float sum[4] = {};
-  for (std::size_t k = 0; k < taps; ++k)
-    for (std::size_t c = 0; c < 4; ++c) sum[c] += weights[k] * pixels[4 * k + c];
-  for (std::size_t c = 0; c < 3; ++c) out[c] = sum[c] * scale[c] + shift[c];
+// Pixels of four bytes, the fourth of which means nothing: out[x] = Σ weights[x][k] · row[first[x] + k].
+LOCKSTEP_SIMD_CLONES
+void mix_pixels(std::uint8_t* __restrict out, const std::uint8_t* __restrict row, const int* __restrict first,
+                const int* __restrict count, const std::int32_t* __restrict weights, std::size_t most,
+                std::size_t pixels) {
+  for (std::size_t x = 0; x < pixels; ++x) {
+    const std::uint8_t* __restrict from = row + 4 * static_cast<std::size_t>(first[x]);
+    const std::int32_t* __restrict by = weights + x * most;
+    std::int32_t sum[4] = {kHalf, kHalf, kHalf, kHalf};
+    for (std::size_t k = 0; k < static_cast<std::size_t>(count[x]); ++k)
+      for (std::size_t c = 0; c < 4; ++c) sum[c] += by[k] * static_cast<std::int32_t>(from[4 * k + c]);
+    for (std::size_t c = 0; c < 4; ++c) out[4 * x + c] = rounded(sum[c]);
+  }
+}
+
+// sums[i] += weight · row[i]
+LOCKSTEP_SIMD_CLONES
+void add_row(std::int32_t* __restrict sums, const std::uint8_t* __restrict row, std::int32_t weight,
+             std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sums[i] += weight * static_cast<std::int32_t>(row[i]);
+}
+
+LOCKSTEP_SIMD_CLONES
+void round_row(std::uint8_t* __restrict out, const std::int32_t* __restrict sums, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = rounded(sums[i]);
 }
 
 }  // namespace
 
-// Pillow's rule (precompute_coeffs in its Resample.c): pixel i looks from begin + (i + 1/2) · step, and what lies
-// nearer than max(1, step) counts the less the farther it is.
+// Pillow's rule (precompute_coeffs and normalize_coeffs_8bpc in its Resample.c), operation by operation, in what a crop
+// of the source to whole pixels would be: pixel i looks from begin + (i + 1/2) · step, and what lies nearer than
+// max(1, step) counts the less the farther it is.
 void Resampler::Taps::plan(double begin, double extent, int limit, int pixels, int from, int to) {
-  const double step = extent / pixels, reach = std::max(1.0, step);
   const int low = static_cast<int>(std::floor(begin));
-  const int high = std::min(limit, static_cast<int>(std::ceil(begin + extent)));
+  const int high = std::min(limit, static_cast<int>(std::ceil(begin + extent))) - low;
+  const double step = extent / pixels, reach = std::max(1.0, step), narrowing = 1.0 / reach;
   most = 2 * static_cast<int>(std::ceil(reach)) + 1;
-  const auto made = static_cast<std::size_t>(to - from);
+  const auto made = static_cast<std::size_t>(to - from), width = static_cast<std::size_t>(most);
   first.resize(made);
   count.resize(made);
-  weights.assign(made * static_cast<std::size_t>(most), 0.0f);
+  weights.assign(made * width, 0);
+  exact.resize(width);
   for (std::size_t i = 0; i < made; ++i) {
-    const double center = begin + (from + static_cast<double>(i) + 0.5) * step;
-    int least = std::clamp(static_cast<int>(std::floor(center - reach + 0.5)), low, high - 1);
-    const int end = std::clamp(static_cast<int>(std::floor(center + reach + 0.5)), least + 1, high);
+    const double center = begin - low + (from + static_cast<double>(i) + 0.5) * step;
+    const int least = std::clamp(static_cast<int>(center - reach + 0.5), 0, high - 1);
+    const int end = std::clamp(static_cast<int>(center + reach + 0.5), least + 1, high);
     double sum = 0;
-    const auto weight_of = [&](int x) { return std::max(0.0, 1 - std::abs(x - center + 0.5) / reach); };
-    for (int x = least; x < end; ++x) sum += weight_of(x);
-    first[i] = least;
+    for (int x = least; x < end; ++x) {
+      const double weight = std::max(0.0, 1.0 - std::abs((x - center + 0.5) * narrowing));
+      exact[static_cast<std::size_t>(x - least)] = weight;
+      sum += weight;
+    }
+    first[i] = low + least;
     count[i] = end - least;
-    for (int x = least; x < end; ++x)
-      weights[i * static_cast<std::size_t>(most) + static_cast<std::size_t>(x - least)] =
-          sum > 0 ? static_cast<float>(weight_of(x) / sum) : 1.0f / static_cast<float>(end - least);
+    for (std::size_t k = 0; k < static_cast<std::size_t>(count[i]); ++k) {
+      const double weight = sum != 0 ? exact[k] / sum : 1.0 / count[i];
+      weights[i * width + k] = static_cast<std::int32_t>(0.5 + weight * (1 << kFraction));
+    }
   }
 }
 
-// Rows first: there, neighbours in memory are neighbours in the sum, and only rows that are needed are touched.
+// Columns first, as Pillow: the order shows, as each pass rounds. A row of the source is brought to the result's width
+// when the first row that needs it is made, and held as long as others may.
 void Resampler::run(ImageView source, const Resampling& what, const Normalisation& normalisation,
                     std::span<float> out) {
   const auto width = static_cast<std::size_t>(what.window.width), height = static_cast<std::size_t>(what.window.height);
@@ -85,26 +92,32 @@ void Resampler::run(ImageView source, const Resampling& what, const Normalisatio
                   box.top + box.height <= source.size.height + 1e-6);
   columns_.plan(box.left, box.width, source.size.width, what.size.width, what.left, what.left + what.window.width);
   rows_.plan(box.top, box.height, source.size.height, what.size.height, what.top, what.top + what.window.height);
-  const int begin = columns_.first.front();
-  const auto used = static_cast<std::size_t>(columns_.first.back() + columns_.count.back() - begin) * 4;
-  row_.resize(used);
 
-  std::array<float, 4> scale{}, shift{};
-  for (std::size_t c = 0; c < 3; ++c) {
-    scale[c] = 1 / (255 * normalisation.std[c]);
-    shift[c] = -normalisation.mean[c] / normalisation.std[c];
-  }
-  const std::size_t stride = static_cast<std::size_t>(source.size.width) * 4;
+  // What a byte becomes, as torchvision's ToTensor and Normalize have it.
+  std::array<std::array<float, 256>, 3> numbers;
+  for (std::size_t c = 0; c < 3; ++c)
+    for (std::size_t v = 0; v < 256; ++v)
+      numbers[c][v] = (static_cast<float>(v) / 255.0f - normalisation.mean[c]) / normalisation.std[c];
+
+  const std::size_t used = 4 * width, held = static_cast<std::size_t>(rows_.most);
+  ring_.resize(held * used);
+  sums_.resize(used);
+  line_.resize(used);
+  int next = rows_.first.front();  // of the source's rows, the first that has not been brought to the width
   for (std::size_t y = 0; y < height; ++y) {
     const auto weights = rows_.weights_of(y);
-    mix_rows(row_.data(), source.row(rows_.first[y]) + 4 * static_cast<std::size_t>(begin), stride, weights.data(),
-             weights.size(), used);
+    const int first = rows_.first[y], end = first + rows_.count[y];
+    for (next = std::max(next, first); next < end; ++next)
+      mix_pixels(ring_.data() + static_cast<std::size_t>(next) % held * used, source.row(next), columns_.first.data(),
+                 columns_.count.data(), columns_.weights.data(), static_cast<std::size_t>(columns_.most), width);
+    std::ranges::fill(sums_, kHalf);
+    for (std::size_t k = 0; k < weights.size(); ++k)
+      add_row(sums_.data(), ring_.data() + (static_cast<std::size_t>(first) + k) % held * used, weights[k], used);
+    round_row(line_.data(), sums_.data(), used);
     float* const line = out.data() + y * width * 3;
     for (std::size_t x = 0; x < width; ++x) {
-      const auto across = columns_.weights_of(x);
-      mix_pixels(line + 3 * (what.mirrored ? width - 1 - x : x),
-                 row_.data() + 4 * static_cast<std::size_t>(columns_.first[x] - begin), across.data(), across.size(),
-                 scale, shift);
+      float* const to = line + 3 * (what.mirrored ? width - 1 - x : x);
+      for (std::size_t c = 0; c < 3; ++c) to[c] = numbers[c][line_[4 * x + c]];
     }
   }
 }

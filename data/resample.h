@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -36,26 +37,32 @@ struct Resampling {
 /// Resamples, with memory that it keeps. One thread at a time.
 class Resampler {
  public:
-  /// Writes window.height × window.width × 3 numbers to `out`. Pixels outside of `box` count nothing. Sums are f32 and
-  /// not rounded to bytes between: each is within 1/255 of Pillow's, before the normalisation.
+  /// Writes window.height × window.width × 3 numbers to `out`. Pixels outside of `box` count nothing. Where the box's
+  /// edges lie between pixels, the bytes are those of Pillow's crop() and resize(), which bring the width to its size
+  /// and then the height and round after each (Pillow 13 begins with the height where that saves much), and the numbers
+  /// those of torchvision's ToTensor and Normalize: all to the bit.
   void run(ImageView source, const Resampling& what, const Normalisation& normalisation, std::span<float> out);
 
  private:
   /// For each of some output pixels along one axis: which source pixels count, and how much.
   struct Taps {
-    std::vector<int> first;      // of the source
-    std::vector<int> count;      // at least 1
-    std::vector<float> weights;  // `most` a pixel; those behind its count are 0
+    std::vector<int> first;             // of the source
+    std::vector<int> count;             // at least 1
+    std::vector<std::int32_t> weights;  // `most` a pixel, in parts of 2^22; those behind its count are 0
     int most = 0;
+    std::vector<double> exact;  // one pixel's, while they are computed
 
     void plan(double begin, double extent, int limit, int pixels, int from, int to);
-    std::span<const float> weights_of(std::size_t pixel) const {
+    std::span<const std::int32_t> weights_of(std::size_t pixel) const {
       return std::span(weights).subspan(pixel * static_cast<std::size_t>(most), static_cast<std::size_t>(count[pixel]));
     }
   };
 
   Taps columns_, rows_;
-  std::vector<float> row_;  // of the source's width, four numbers a pixel
+  // Pixels of four bytes: rows of the source in the result's width, as many as one row of the result needs; that row,
+  // and its sums.
+  std::vector<std::uint8_t> ring_, line_;
+  std::vector<std::int32_t> sums_;
 };
 
 }  // namespace lockstep::data

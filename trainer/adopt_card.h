@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "nn/io/safetensors.h"
 #include "trainer/config.h"
 #include "trainer/model_card.h"
 
@@ -16,7 +17,19 @@ ModelCard card_of(const TrainConfig& config, const data::Dataset& dataset);
 std::optional<ModelCard> read_card(const std::string& path);
 
 /// Sizes that `model` leaves open become those of the card. Throws UsageError naming the flag for others, and for
-/// another model.
+/// another model. An lstm takes texts of any context: one that is given stays.
 void adopt(ModelConfig& model, const ModelCard& card, const std::string& source);
+
+/// The file that a run starts from.
+struct RunWeights {
+  std::vector<nn::HostTensor> tensors;
+  std::optional<ModelCard> card;
+};
+
+/// Reads config.weights, if any. Sizes that `config` leaves open become those of the card, or, in files of other
+/// programs, those that the tensors' shapes tell (spec_of()): the model's, the size of images, and of data whose number
+/// of tokens or classes only flags say, that number. Throws UsageError where the two contradict each other, IoError for
+/// the file.
+RunWeights adopt_weights(TrainConfig& config);
 
 }  // namespace lockstep::trainer

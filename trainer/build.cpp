@@ -12,11 +12,11 @@
 #include "data/open.h"
 #include "data/tokens.h"
 #include "nn/io/state.h"
-#include "nn/io/weights.h"
 #include "trainer/adopt_card.h"
 #include "trainer/model_of_file.h"
 #include "trainer/module_manifest.h"
 #include "trainer/replica.h"
+#include "trainer/spec_of_file.h"
 
 namespace lockstep::trainer {
 
@@ -25,6 +25,12 @@ namespace {
 // Tokens of a sample, and the most that the model takes.
 std::int64_t context_of(const ModelConfig& model) {
   return model.context ? *model.context : nn::default_gpt(model.name).context;
+}
+
+// What only data sets of images take.
+std::optional<int> image_size_of(const TrainConfig& config) {
+  if (config.image_size || !config.data.starts_with("images:")) return config.image_size;
+  return default_image_size(config.model.name);
 }
 
 }  // namespace
@@ -37,19 +43,12 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
   return nn::make_adamw(parameters, {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = decay});
 }
 
-std::optional<ModelCard> adopt_weights(TrainConfig& config) {
-  if (config.weights.empty()) return std::nullopt;
-  auto card = read_card(config.weights);
-  if (card) adopt(config.model, *card, config.weights);
-  return card;
-}
-
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
                             .context = context_of(config.model),
                             .augment = config.augment,
-                            .image_size = config.image_size,
+                            .image_size = image_size_of(config),
                             .most_damaged = {},
                             .characters = card ? card->characters : nullptr};
   if (config.most_damaged) options.most_damaged = static_cast<std::uint64_t>(*config.most_damaged);
@@ -73,6 +72,7 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
   spec.gpt.heads = model.heads.value_or(spec.gpt.heads);
   spec.gpt.width = model.width.value_or(spec.gpt.width);
   spec.gpt.context = context_of(model);
+  spec.gpt.tied = model.tied_head;
   spec.gpt.dropout = model.dropout;
   spec.lstm = {.layers = model.layers.value_or(spec.lstm.layers),
                .width = model.width.value_or(spec.lstm.width),
@@ -126,9 +126,9 @@ void load_weights(const TrainConfig& config, nn::Module& model, const std::vecto
   nn::LoadOptions options = {.strict = !config.non_strict, .keep_prefix = config.keep_prefix};
   if (config.reset_head) options.without = head_of(config, model);
   const nn::LoadReport report = nn::load_state(model, tensors, config.weights, options);
-  if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, join(report.missing, ", "));
+  if (!report.missing.empty()) log_info("{} lacks {}: they start anew", config.weights, nn::few_of(report.missing));
   if (!report.unexpected.empty())
-    log_info("{} also has {}: they are not used", config.weights, join(report.unexpected, ", "));
+    log_info("{} also has {}: they are not used", config.weights, nn::few_of(report.unexpected));
 }
 
 void freeze(nn::Module& model, const std::string& patterns) {
@@ -155,7 +155,7 @@ void freeze(nn::Module& model, const std::string& patterns) {
 }  // namespace
 
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
-                                        const std::optional<ModelCard>& card) {
+                                        const RunWeights& weights) {
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
                                  dataset.sample_elements()),
@@ -171,13 +171,12 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   if (config.weights.empty()) {
     model = nn::make_model(context, spec);
   } else {
-    if (card) check_meaning(config, dataset, *card);
-    const auto tensors = nn::read_weights(config.weights);
-    check_vocabulary(config, tensors, dataset);
+    if (weights.card) check_meaning(config, dataset, *weights.card);
+    check_vocabulary(config, weights.tensors, dataset);
     const bool all_are_loaded = !config.non_strict && !config.reset_head;
-    model = card ? make_model_of_file(context, spec, tensors, config.weights, all_are_loaded)
-                 : nn::make_model(context, spec);  // what flags say is nobody's lie
-    load_weights(config, *model, tensors);
+    model = make_model_of_file(context, spec, weights.tensors, config.weights,
+                               {.card = weights.card.has_value(), .all_are_loaded = all_are_loaded});
+    load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);
   return model;

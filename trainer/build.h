@@ -11,15 +11,12 @@
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
+#include "trainer/adopt_card.h"
 #include "trainer/config.h"
 #include "trainer/model_card.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
-
-/// What config.weights says of its model, if it does; sizes that `config` leaves open become those. Throws UsageError
-/// where the two contradict each other, IoError for the file.
-std::optional<ModelCard> adopt_weights(TrainConfig& config);
 
 /// A text is read with the characters of `card`, if it has any. Throws UsageError for names and sizes that cannot be,
 /// IoError for files.
@@ -28,10 +25,10 @@ data::DataSplits open_splits(const TrainConfig& config, const std::optional<Mode
 /// With the shape of `dataset`'s samples and its classes.
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
-/// With the shape of `dataset`'s samples and its classes; weights are read from config.weights, if any. Throws
-/// UsageError, also where `card` tells of other classes or tokens than the data have, and IoError.
+/// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Throws
+/// UsageError, also where a card tells of other classes or tokens than the data have, and IoError.
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
-                                        const std::optional<ModelCard>& card = std::nullopt);
+                                        const RunWeights& weights = {});
 
 /// `parameters` must outlive it.
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "nn/io/weights.h"
 #include "trainer/device_request.h"
 
 namespace lockstep::trainer {
@@ -152,6 +153,7 @@ void validate(const TrainConfig& config) {
           "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
+  if (!config.save.empty()) nn::check_weights_path(config.save);
   constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
   require(std::find(std::begin(kLevels), std::end(kLevels), config.log_level) != std::end(kLevels),
           fmt::format("unknown log level '{}'", config.log_level), "use debug, info, warn or error");

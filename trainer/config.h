@@ -35,6 +35,7 @@ struct ModelConfig {
   // lstm: layers, features and tokens (2, 256 and 256)
   std::optional<int> layers, heads, width, context;
   bool zero_init_residual = false;  // ResNets: each block starts as the identity
+  bool tied_head = true;            // gpt: the last layer is the table of tokens again; no flag says it, but weights do
   double dropout = 0.0;             // gpt, lstm: probability with which an element is dropped in training
 };
 
@@ -96,7 +97,7 @@ struct TrainConfig {
   bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
   bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file
   std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
-  std::string save;          // safetensors to write at the end
+  std::string save;          // weights to write at the end (nn::write_weights)
   // Checkpoints of training (trainer/checkpoint/), to go on from.
   std::string checkpoint_dir;                    // empty: none are written
   std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch

@@ -28,9 +28,9 @@ void run(TrainConfig config, Session& session) {
   Metrics metrics;
   comm::agree_on(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
-    const auto card = adopt_weights(config);
-    splits = open_splits(config, card);
-    model = build_model(config, *session.backend, *splits.test, card);
+    const RunWeights weights = adopt_weights(config);
+    splits = open_splits(config, weights.card);
+    model = build_model(config, *session.backend, *splits.test, weights);
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
   comm::compare_manifests(group, manifest_of(config, *model, *splits.test));

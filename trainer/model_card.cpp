@@ -28,6 +28,7 @@ Json json_of(const nn::ModelSpec& spec) {
     json["heads"] = spec.gpt.heads;
     json["width"] = spec.gpt.width;
     json["context"] = spec.gpt.context;
+    if (!spec.gpt.tied) json["tied"] = false;
   }
   if (spec.name == "lstm") {
     json["layers"] = spec.lstm.layers;
@@ -103,6 +104,7 @@ class Reader {
       spec.gpt.heads = size(json, "heads");
       spec.gpt.width = size(json, "width");
       spec.gpt.context = size(json, "context");
+      spec.gpt.tied = json.value("tied", true);
     }
     if (spec.name == "lstm") {
       spec.lstm.layers = size(json, "layers");

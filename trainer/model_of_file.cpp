@@ -20,10 +20,17 @@ constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
 
 }  // namespace
 
+void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source) {
+  for (const auto& tensor : tensors)
+    if (tensor.bytes.empty()) throw IoError(fmt::format("{}: tensor '{}' is empty", source, tensor.name), kRemedy);
+}
+
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
-                                               bool all_are_loaded) {
-  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all_are_loaded ? 0 : kMostNewBytes));
+                                               const SizesOf& sizes) {
+  // Without a card the file may be of another model, whose names are then compared.
+  const bool all = sizes.card && sizes.all_are_loaded;
+  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all ? 0 : kMostNewBytes));
   try {
     return nn::make_model(context, spec);
   } catch (const nn::MemoryLimitReached&) {
@@ -31,6 +38,7 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
                               spec.name, tensors.size()),
                   kRemedy);
   } catch (const UsageError& error) {
+    if (!sizes.card) throw;
     throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kRemedy);
   }
 }

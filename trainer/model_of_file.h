@@ -10,11 +10,20 @@
 
 namespace lockstep::trainer {
 
-/// The module of `spec`, which stands in file `source`: what may be a lie takes no more memory than `tensors`, the
-/// file's, account for, and 1 GiB more where the file need not have all parameters (`all_are_loaded` false). Throws
-/// IoError naming the file where it would be larger, or there is no such model.
+/// Throws IoError naming file `source` and the first of `tensors` that has no elements: no model has such.
+void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source);
+
+/// Where the sizes of a model come from.
+struct SizesOf {
+  bool card = true;            // the file says them; otherwise its tensors' shapes and flags do
+  bool all_are_loaded = true;  // the file must have all parameters
+};
+
+/// The module of `spec`, which file `source` tells: what may be a lie takes no more memory than `tensors`, the file's,
+/// account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming the file
+/// where it would be larger, or where a card names no model; without a card, UsageError for what is no model.
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
-                                               bool all_are_loaded);
+                                               const SizesOf& sizes);
 
 }  // namespace lockstep::trainer

@@ -11,6 +11,7 @@
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "nn/io/state.h"
+#include "nn/io/weights.h"
 #include "trainer/adopt_card.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint/checkpoints.h"
@@ -37,9 +38,9 @@ class Run {
         backend_(*session.backend),
         checkpoints_(config, session.group->rank()) {
     comm::agree_on(group_, [&] {
-      const auto card = adopt_weights(config_);
-      splits_ = open_splits(config_, card);
-      model_ = build_model(config_, backend_, *splits_.train, card);
+      const RunWeights weights = adopt_weights(config_);
+      splits_ = open_splits(config_, weights.card);
+      model_ = build_model(config_, backend_, *splits_.train, weights);
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
@@ -295,7 +296,7 @@ class Run {
   void save() const {
     if (config_.save.empty()) return;
     try {
-      nn::write_safetensors(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
+      nn::write_weights(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }

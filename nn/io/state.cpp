@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/columns.h"
 #include "base/sha256.h"
 #include "base/text.h"
 
@@ -62,18 +63,19 @@ Target target_of(const NamedParameter& named) {
 }
 Target target_of(const NamedBuffer& named) { return {named.tensor, named.backend, FileLayout::kSame}; }
 
-constexpr std::string_view kWrapper = "module.";
+constexpr std::string_view kWrapper = "module.", kCompiled = "_orig_mod.";
 // A GPT-2 with a head has its parts in `transformer`, and the head, its table of tokens again, beside that.
 constexpr std::string_view kBesideHead = "transformer.", kHead = "lm_head.weight", kTable = "wte.weight";
 
-// Takes `part` off where all names begin so, but for those that are `alone`.
-void take_off(std::vector<std::string>& names, std::string_view part, std::string_view alone = {}) {
+// Takes `part` off where all names begin so, but for those that are `alone`. Whether it did.
+bool take_off(std::vector<std::string>& names, std::string_view part, std::string_view alone = {}) {
   const auto has_it = [&](const std::string& name) { return name.starts_with(part); };
   if (!std::ranges::any_of(names, has_it) ||
       !std::ranges::all_of(names, [&](const std::string& name) { return has_it(name) || name == alone; }))
-    return;
+    return false;
   for (std::string& name : names)
     if (has_it(name)) name.erase(0, part.size());
+  return true;
 }
 
 // What older files of GPT-2 hold beside its parameters: the mask of its attention.
@@ -84,7 +86,17 @@ bool is_mask(const std::string& name) {
 // PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
 bool may_be_missing(const std::string& name) { return name.ends_with("num_batches_tracked"); }
 
-std::string quoted(const std::vector<std::string>& names) { return fmt::format("\"{}\"", fmt::join(names, "\", \"")); }
+// Of many the first ones: a line of kilobytes tells nobody more.
+constexpr std::size_t kNamed = 5;
+
+constexpr int kNameColumns = 80;
+
+std::string shown(const std::string& name) { return cut_columns(name, kNameColumns); }
+
+std::string first_of(const std::vector<std::string>& faults) {
+  if (faults.size() <= kNamed) return join(faults, ", ");
+  return fmt::format("{} and {} more", fmt::join(std::span(faults).first(kNamed), ", "), faults.size() - kNamed);
+}
 
 bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBF16; }
 bool converts(DType from, DType to) { return from == to || (to == DType::kF32 && is_float(from)); }
@@ -139,10 +151,6 @@ Slots slots_of(const Module& module) {
   return all;
 }
 
-bool same_content(const HostTensor& a, const HostTensor& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes;
-}
-
 // What the file has, given to the slots; what does not fit, by kind.
 class Assignment {
  public:
@@ -174,9 +182,9 @@ class Assignment {
 
   std::vector<std::string> faults() const {
     std::vector<std::string> all;
-    if (options_.strict && !report_.missing.empty()) all.push_back("missing " + quoted(report_.missing));
-    if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + quoted(report_.unexpected));
-    if (!misshapen_.empty()) all.push_back(join(misshapen_, ", "));
+    if (options_.strict && !report_.missing.empty()) all.push_back("missing " + few_of(report_.missing));
+    if (options_.strict && !report_.unexpected.empty()) all.push_back("unexpected " + few_of(report_.unexpected));
+    if (!misshapen_.empty()) all.push_back(first_of(misshapen_));
     return all;
   }
   const LoadReport& report() const { return report_; }
@@ -190,9 +198,9 @@ class Assignment {
     const Tensor& value = *slot.target.value;
     const auto wanted = file_shape(value, slot.target.layout);
     if (slot.given != nullptr)
-      misshapen_.push_back(name + " is there twice");
+      misshapen_.push_back(shown(name) + " is there twice");
     else if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
-      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", name, lockstep::name_of(tensor.dtype),
+      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", shown(name), lockstep::name_of(tensor.dtype),
                                        shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
     else
       LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
@@ -209,6 +217,28 @@ class Assignment {
 
 }  // namespace
 
+bool same_content(const HostTensor& a, const HostTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes;
+}
+
+std::string few_of(const std::vector<std::string>& names) {
+  std::vector<std::string> quoted;
+  for (const auto& name : std::span(names).first(std::min(names.size(), kNamed + 1)))
+    quoted.push_back('"' + shown(name) + '"');
+  if (names.size() <= kNamed) return join(quoted, ", ");
+  return fmt::format("{} and {} more", join(std::span(quoted).first(kNamed), ", "), names.size() - kNamed);
+}
+
+std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& tensor : tensors) names.push_back(tensor.name);
+  const bool compiled = take_off(names, kCompiled);
+  take_off(names, kWrapper);
+  if (!compiled) take_off(names, kCompiled);
+  take_off(names, kBesideHead, kHead);
+  return names;
+}
+
 std::vector<HostTensor> state_of(const Module& module) {
   Slots all = slots_of(module);
   take_off(all.names, kWrapper);
@@ -221,11 +251,11 @@ LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, co
                       const LoadOptions& options) {
   Slots slots = slots_of(module);
   std::vector<std::string> names;
-  for (const auto& tensor : tensors) names.push_back(tensor.name);
-  if (!options.keep_prefix) {
+  if (options.keep_prefix) {
+    for (const auto& tensor : tensors) names.push_back(tensor.name);
+  } else {
     take_off(slots.names, kWrapper);
-    take_off(names, kWrapper);
-    take_off(names, kBesideHead, kHead);
+    names = plain_names(tensors);
   }
   Assignment assignment(slots, options);
   for (std::size_t i = 0; i < tensors.size(); ++i) assignment.give(names[i], tensors[i]);
@@ -289,9 +319,9 @@ void load_entries(const std::vector<StateEntry>& entries, const std::vector<Host
   }
   for (const auto& tensor : tensors)
     if (std::ranges::find(entries, tensor.name, &StateEntry::name) == entries.end())
-      faults.push_back("unexpected " + tensor.name);
+      faults.push_back("unexpected " + shown(tensor.name));
   if (!faults.empty())
-    throw UsageError(fmt::format("{} does not fit: {}", source, join(faults, "; ")),
+    throw UsageError(fmt::format("{} does not fit: {}", source, first_of(faults)),
                      "load it into what it was saved from");
   for (std::size_t i = 0; i < entries.size(); ++i)
     from_host(*given[i], Target{&entries[i].value, entries[i].backend, entries[i].layout});

@@ -14,13 +14,23 @@ namespace lockstep::nn {
 /// module within a wrapper do, they are without it.
 std::vector<HostTensor> state_of(const Module& module);
 
+/// The names of `tensors` without what wrappers put in front of all of them: "module." (PyTorch's DataParallel and
+/// DistributedDataParallel) and "_orig_mod." (torch.compile), each once and in either order, and the "transformer." of
+/// a file of GPT-2 with its head. In the order of `tensors`.
+std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);
+
+/// The first of `names` in quotes, and how many more there are: what an error has room for.
+std::string few_of(const std::vector<std::string>& names);
+
+/// Whether type, shape and bytes are the same, whatever the names.
+bool same_content(const HostTensor& a, const HostTensor& b);
+
 struct LoadOptions {
   /// Names that are missing or unexpected are errors; otherwise they are returned. Shapes that differ always are
   /// errors.
   bool strict = true;
-  /// Names are taken as they are. Otherwise a leading "module.", which PyTorch's DataParallel and
-  /// DistributedDataParallel put in front of all names, is taken off where all of the file's have it, and where all of
-  /// the model's have it; and so is the "transformer." of a file of GPT-2 with its head.
+  /// Names are taken as they are. Otherwise those of the file are its plain_names(), and a "module." is also taken off
+  /// where all of the model's have it.
   bool keep_prefix = false;
   /// Names that start so are neither loaded nor missed; empty: none.
   std::string without = {};
@@ -34,7 +44,8 @@ struct LoadReport {
 /// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one
 /// UsageError. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes files that lack
 /// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
-/// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing).
+/// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing; a GPT-2 with a
+/// head of its own loads that). Of many names an error lists a few, and how many more there are.
 LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
                       const LoadOptions& options = {});
 

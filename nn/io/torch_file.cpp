@@ -8,11 +8,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <set>
 
+#include "base/columns.h"
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "nn/io/half.h"
+#include "nn/io/torch_writer.h"
 #include "nn/io/unpickler.h"
 
 namespace lockstep::nn {
@@ -32,8 +33,6 @@ bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned cha
   throw IoError(fmt::format("{} is not a usable PyTorch file: {}", path, why),
                 "load files of tensors alone: torch.save(model.state_dict(), FILE)");
 }
-
-std::size_t bytes_of(const PickledStorage& storage) { return storage.half ? 2 : size_of(storage.dtype); }
 
 // Copies a tensor's elements out of its storage, last axis fastest; `width` bytes each.
 void gather(const std::byte* storage, const PickledTensor& tensor, std::size_t width, std::size_t axis,
@@ -68,30 +67,51 @@ class Budget {
   std::size_t left_;
 };
 
+constexpr int kNameColumns = 80;
+std::string shown(const std::string& name) { return cut_columns(name, kNameColumns); }
+
+/// The tensors of the state dict that an unpickled file holds.
 class State {
  public:
-  State(const std::string& path, const Pickled& root, std::size_t file_bytes)
-      : path_(path), root_(root), budget_(path, file_bytes) {}
+  State(const std::string& path, const Unpickled& file, std::size_t file_bytes)
+      : path_(path), budget_(path, file_bytes) {
+    for (const auto& [key, value] : entries(*file.root).items) {
+      const auto* const name = std::get_if<std::string>(&key->is);
+      const auto* const tensor = std::get_if<PickledTensor>(&value->is);
+      if (name == nullptr) refuse(path_, "an entry without a name is no tensor");
+      if (tensor == nullptr) refuse(path_, fmt::format("'{}' is no tensor but {}", shown(*name), kind_of(*value)));
+      if (!tensor->storage->dtype)
+        refuse(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown(*name), tensor->storage->type));
+      entries_.push_back({name, tensor});
+    }
+  }
 
-  /// `bytes_of_storage(storage)` gives at least that storage's bytes.
+  /// How many of the tensors lie in each storage.
+  std::map<std::string, std::size_t> uses() const {
+    std::map<std::string, std::size_t> counts;
+    for (const auto& entry : entries_) ++counts[entry.tensor->storage->key];
+    return counts;
+  }
+
+  /// `bytes_of_storage(storage)` gives all bytes that the file has of it.
   template <class Find>
   std::vector<HostTensor> tensors(const Find& bytes_of_storage) {
     std::vector<HostTensor> made;
-    for (const auto& [key, value] : entries().items) {
-      const auto* const name = std::get_if<std::string>(&key->is);
-      const auto* const tensor = std::get_if<PickledTensor>(&value->is);
-      if (name == nullptr || tensor == nullptr)
-        refuse(path_, fmt::format("{} is no tensor", name != nullptr ? "'" + *name + "'" : "an entry without a name"));
-      made.push_back(read(*name, *tensor, bytes_of_storage(tensor->storage)));
-    }
+    for (const auto& [name, tensor] : entries_)
+      made.push_back(read(*name, *tensor, bytes_of_storage(*tensor->storage)));
     return made;
   }
 
  private:
-  const PickledValue::Dict& entries() const {
-    const auto* const outer = std::get_if<PickledValue::Dict>(&root_->is);
-    if (outer == nullptr) refuse(path_, "it does not hold a dictionary");
-    for (const char* within : {"state_dict", "model"})
+  struct Entry {
+    const std::string* name;
+    const PickledTensor* tensor;
+  };
+
+  const PickledValue::Dict& entries(const PickledValue& root) const {
+    const auto* const outer = std::get_if<PickledValue::Dict>(&root.is);
+    if (outer == nullptr) refuse(path_, fmt::format("it does not hold a dictionary but {}", kind_of(root)));
+    for (const char* within : {"state_dict", "model", "model_state_dict"})
       for (const auto& [key, value] : outer->items) {
         const auto* const name = std::get_if<std::string>(&key->is);
         const auto* const inner = std::get_if<PickledValue::Dict>(&value->is);
@@ -101,13 +121,15 @@ class State {
   }
 
   HostTensor read(const std::string& name, const PickledTensor& tensor, std::span<const std::byte> storage) {
-    const std::size_t width = bytes_of(tensor.storage);
-    const auto elements = static_cast<std::uint64_t>(tensor.storage.elements);
+    const PickledStorage& kind = *tensor.storage;
+    const std::size_t width = kind.element_bytes;
+    const auto elements = static_cast<std::uint64_t>(kind.elements);
     if (storage.size() / width < elements)
-      refuse(path_,
-             fmt::format("the storage of '{}' has {} bytes, too few for {} elements", name, storage.size(), elements));
+      refuse(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown(name),
+                                storage.size(), elements));
     if (tensor.shape.size() != tensor.strides.size())
-      refuse(path_, fmt::format("'{}' has {} sizes and {} strides", name, tensor.shape.size(), tensor.strides.size()));
+      refuse(path_,
+             fmt::format("'{}' has {} sizes and {} strides", shown(name), tensor.shape.size(), tensor.strides.size()));
     // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
     std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
     bool empty = false;
@@ -118,12 +140,12 @@ class State {
       if (__builtin_mul_overflow(count, extent, &count) || count > elements ||
           __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[axis]), &reach) ||
           __builtin_add_overflow(last, reach, &last))
-        refuse(path_, fmt::format("'{}' is larger than its storage", name));
+        refuse(path_, fmt::format("'{}' is larger than its storage", shown(name)));
     }
     if (tensor.offset < 0 || (!empty && last >= elements))
-      refuse(path_, fmt::format("'{}' reaches element {} of a storage of {}", name, last, elements));
+      refuse(path_, fmt::format("'{}' reaches element {} of a storage of {}", shown(name), last, elements));
 
-    HostTensor host{name, tensor.storage.dtype, tensor.shape, {}};
+    HostTensor host{name, *kind.dtype, tensor.shape, {}};
     if (empty) return host;
     budget_.take(count * width);
     std::vector<std::byte> raw(count * width);
@@ -131,7 +153,7 @@ class State {
     gather(storage.data(), tensor, width, 0, tensor.offset, to);
     if (width == 2) {
       host.dtype = DType::kF32;
-      host.bytes = widened(raw, tensor.storage.half);
+      host.bytes = widened(raw, kind.half);
     } else {
       host.bytes = std::move(raw);
     }
@@ -150,7 +172,7 @@ class State {
   }
 
   const std::string& path_;
-  const Pickled& root_;
+  std::vector<Entry> entries_;
   Budget budget_;
 };
 
@@ -182,12 +204,14 @@ class Archive {
       if (slash != std::string_view::npos && text.substr(slash) == "/data.pkl") folder_ = text.substr(0, slash + 1);
     }
     if (folder_.empty()) refuse(path_, "the archive has no data.pkl");
-    if (find(folder_ + "byteorder") >= 0) {
+    if (has("byteorder")) {
       const auto order = read("byteorder");
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
         refuse(path_, "its numbers are not little-endian");
     }
   }
+
+  bool has(const std::string& name) const { return find(folder_ + name) >= 0; }
 
   std::vector<std::byte> read(const std::string& name) const {
     const zip_int64_t index = find(folder_ + name);
@@ -211,8 +235,12 @@ class Archive {
       if (more <= 0) refuse(path_, fmt::format("{} is cut or damaged", name));
       got += static_cast<std::size_t>(more);
     }
+    // The checksum is compared at the end; torch.serialization.set_crc32_options(False) leaves it out.
     std::byte beyond{};
-    if (zip_fread(entry.get(), &beyond, 1) != 0) refuse(path_, fmt::format("{} is damaged", name));  // its checksum
+    const zip_int64_t more = zip_fread(entry.get(), &beyond, 1);
+    const bool unchecked = (status.valid & ZIP_STAT_CRC) != 0 && status.crc == 0;
+    if (more != 0 && (more > 0 || !unchecked || zip_error_code_zip(zip_file_get_error(entry.get())) != ZIP_ER_CRC))
+      refuse(path_, fmt::format("{} is damaged", name));
     return bytes;
   }
 
@@ -231,23 +259,28 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
   const Archive archive(path, file_bytes);
   const auto pickled = archive.read("data.pkl");
   std::size_t at = 0;
-  const Pickled root = unpickle(pickled, at, path);
-  // A storage may serve several tensors, which follow one another as a rule.
-  std::string held_key;
-  std::vector<std::byte> held;
-  Budget reads(path, file_bytes);
-  return State(path, root, file_bytes).tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
-    if (held_key != storage.key || held.empty()) {
-      held = archive.read("data/" + storage.key);
-      reads.take(held.size());
-      held_key = storage.key;
-    }
-    return held;
+  const Unpickled root = unpickle(pickled, at, path);
+  State state(path, root, file_bytes);
+  // A storage may serve several tensors, and is read once: it is held until the last of them has been made.
+  struct Held {
+    std::vector<std::byte> bytes;
+    std::size_t uses_left = 0;
+  };
+  std::map<std::string, Held> held;
+  for (const auto& [key, count] : state.uses()) held[key].uses_left = count;
+  std::string last_key;
+  return state.tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
+    if (const auto last = held.find(last_key); last != held.end() && last->second.uses_left == 0) held.erase(last);
+    Held& here = held.at(storage.key);
+    if (here.bytes.empty()) here.bytes = archive.read("data/" + storage.key);
+    --here.uses_left;
+    last_key = storage.key;
+    return here.bytes;
   });
 }
 
-std::int64_t number_of(const std::string& path, const Pickled& value, const char* what) {
-  const auto* const number = std::get_if<std::int64_t>(&value->is);
+std::int64_t number_of(const std::string& path, const Unpickled& value, const char* what) {
+  const auto* const number = std::get_if<std::int64_t>(&value.root->is);
   if (number == nullptr) refuse(path, fmt::format("{} is no number", what));
   return *number;
 }
@@ -257,36 +290,28 @@ std::int64_t number_of(const std::string& path, const Pickled& value, const char
 std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std::byte> bytes) {
   std::size_t at = kLegacy.size();
   if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001) refuse(path, "its protocol is not known");
-  const Pickled machine = unpickle(bytes, at, path);
-  if (const auto* const facts = std::get_if<PickledValue::Dict>(&machine->is))
+  const Unpickled machine = unpickle(bytes, at, path);
+  if (const auto* const facts = std::get_if<PickledValue::Dict>(&machine.root->is))
     for (const auto& [key, value] : facts->items) {
       const auto* const name = std::get_if<std::string>(&key->is);
       const auto* const yes = std::get_if<bool>(&value->is);
       if (name != nullptr && *name == "little_endian" && yes != nullptr && !*yes)
         refuse(path, "its numbers are not little-endian");
     }
-  const Pickled root = unpickle(bytes, at, path);
-  const Pickled keys = unpickle(bytes, at, path);
-  const auto* const list = std::get_if<PickledValue::Sequence>(&keys->is);
+  const Unpickled root = unpickle(bytes, at, path);
+  State state(path, root, bytes.size());
+  const Unpickled keys = unpickle(bytes, at, path);
+  const auto* const list = std::get_if<PickledValue::Sequence>(&keys.root->is);
   if (list == nullptr) refuse(path, "its list of storages is no list");
 
-  // How wide a storage's elements are only the tensors know.
+  // How wide a storage's elements are only those who use it know, whether or not they are of the state dict.
   std::map<std::string, std::size_t> widths;
-  std::set<const PickledValue::Dict*> noted;  // one may stand in many others
-  const auto note = [&](const PickledValue::Dict& dict, const auto& self) -> void {
-    if (!noted.insert(&dict).second) return;
-    for (const auto& [key, value] : dict.items) {
-      if (const auto* const tensor = std::get_if<PickledTensor>(&value->is))
-        widths[tensor->storage.key] = bytes_of(tensor->storage);
-      if (const auto* const inner = std::get_if<PickledValue::Dict>(&value->is)) self(*inner, self);
-    }
-  };
-  if (const auto* const dict = std::get_if<PickledValue::Dict>(&root->is)) note(*dict, note);
+  for (const PickledStorage& storage : root.storages) widths.emplace(storage.key, storage.element_bytes);
   std::map<std::string, std::span<const std::byte>> storages;
-  for (const Pickled& item : list->items) {
+  for (const Pickled item : list->items) {
     const auto* const key = std::get_if<std::string>(&item->is);
     const auto width = key != nullptr ? widths.find(*key) : widths.end();
-    if (width == widths.end()) refuse(path, "it lists a storage of no tensor");
+    if (width == widths.end()) refuse(path, "it lists a storage that nothing names, or of an unknown type");
     std::uint64_t elements = 0;
     if (bytes.size() - at < sizeof elements) refuse(path, fmt::format("it is cut at byte {}", at));
     std::memcpy(&elements, bytes.data() + at, sizeof elements);
@@ -297,7 +322,7 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
     storages[*key] = bytes.subspan(at, elements * width->second);
     at += elements * width->second;
   }
-  return State(path, root, bytes.size()).tensors([&](const PickledStorage& storage) {
+  return state.tensors([&](const PickledStorage& storage) {
     const auto found = storages.find(storage.key);
     if (found == storages.end()) refuse(path, fmt::format("the storage {} is missing", storage.key));
     return found->second;
@@ -305,6 +330,16 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
 }
 
 }  // namespace
+
+std::optional<std::string> read_torch_metadata(const std::string& path, const std::string& key) {
+  const MappedFile file(path);
+  if (!starts_with(file.bytes(), kZip)) return std::nullopt;
+  const Archive archive(path, file.bytes().size());
+  const std::string name = kTorchMetadataFolder + key;
+  if (!archive.has(name)) return std::nullopt;
+  const auto bytes = archive.read(name);
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
 
 bool is_torch_file(std::span<const std::byte> start) { return starts_with(start, kZip) || starts_with(start, kLegacy); }
 

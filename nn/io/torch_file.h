@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,10 +14,14 @@ namespace lockstep::nn {
 /// Whether a file that starts so is one of them: a zip archive, or what PyTorch wrote before version 1.6.
 bool is_torch_file(std::span<const std::byte> start);
 
-/// The tensors of a state dict, in its order. A dictionary with the state dict under "state_dict" or "model" is one
-/// too. Numbers of 16 bits of either kind come as f32. Nothing in a file is executed (nn/io/unpickler.h). Throws
-/// IoError that names file and byte for anything that is cut, lying or no state dict; nothing is allocated from a
-/// length that has not been checked.
+/// The tensors of a state dict, in its order. A dictionary with the state dict under "state_dict", "model" or
+/// "model_state_dict" is one too, whatever else it holds. Numbers of 16 bits of either kind come as f32. Nothing in a
+/// file is executed (nn/io/unpickler.h). Throws IoError that names file and byte for anything that is cut, lying or no
+/// state dict; nothing is allocated from a length that has not been checked.
 std::vector<HostTensor> read_torch_file(const std::string& path);
+
+/// What write_torch_file() has written beside the tensors under `key`, if there is that. Throws as read_torch_file()
+/// does.
+std::optional<std::string> read_torch_metadata(const std::string& path, const std::string& key);
 
 }  // namespace lockstep::nn

@@ -1,45 +1,80 @@
 #include "nn/io/unpickler.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 
+#include "base/columns.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::nn {
 namespace {
 
-constexpr int kDeepest = 64;
 constexpr std::size_t kMostAxes = 16;  // of a tensor
-constexpr std::string_view kOrderedDict = "collections OrderedDict";
-constexpr std::string_view kTensor = "torch._utils _rebuild_tensor_v2";
-constexpr std::string_view kParameter = "torch._utils _rebuild_parameter";
+// Subclasses of dict whose entries are a dict's.
+constexpr std::string_view kDicts[] = {"collections OrderedDict", "collections defaultdict", "builtins dict",
+                                       "__builtin__ dict"};
+// Of (storage, offset, sizes, strides, …).
+constexpr std::string_view kTensors[] = {"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor"};
+// Of (tensor, …).
+constexpr std::string_view kParameters[] = {"torch._utils _rebuild_parameter",
+                                            "torch._utils _rebuild_parameter_with_state"};
+// Of (one of the functions above, a class, its arguments, attributes): a tensor that has attributes.
+constexpr std::string_view kWithAttributes = "torch._tensor _rebuild_from_type_v2";
 
 struct StorageType {
   std::string_view name;
-  DType dtype;
-  bool half;
+  std::size_t element_bytes;
+  std::optional<DType> dtype = {};
+  bool half = false;
 };
 constexpr StorageType kStorages[] = {
-    {"torch FloatStorage", DType::kF32, false},     {"torch HalfStorage", DType::kBF16, true},
-    {"torch BFloat16Storage", DType::kBF16, false}, {"torch DoubleStorage", DType::kF64, false},
-    {"torch LongStorage", DType::kI64, false},      {"torch IntStorage", DType::kI32, false},
-    {"torch ByteStorage", DType::kU8, false},       {"torch BoolStorage", DType::kU8, false},
+    {"torch FloatStorage", 4, DType::kF32},
+    {"torch HalfStorage", 2, DType::kBF16, true},
+    {"torch BFloat16Storage", 2, DType::kBF16},
+    {"torch DoubleStorage", 8, DType::kF64},
+    {"torch LongStorage", 8, DType::kI64},
+    {"torch IntStorage", 4, DType::kI32},
+    {"torch ByteStorage", 1, DType::kU8},
+    {"torch BoolStorage", 1, DType::kU8},
+    {"torch ShortStorage", 2},
+    {"torch CharStorage", 1},
+    {"torch ComplexFloatStorage", 8},
+    {"torch ComplexDoubleStorage", 16},
+    {"torch QInt8Storage", 1},
+    {"torch QUInt8Storage", 1},
+    {"torch QInt32Storage", 4},
+    {"torch UntypedStorage", 1},
 };
 
-// Python's opcodes (Lib/pickletools.py).
+bool among(std::span<const std::string_view> names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// Short, and safe to print.
+std::string shown(std::string_view name) { return cut_columns(utf8_prefix(name, 400), 80); }
+
+// Python's opcodes (Lib/pickletools.py) of protocols 2 to 5, without those of text and of extensions.
 enum Op : std::uint8_t {
   kMark = '(',
   kStop = '.',
+  kPop = '0',
+  kPopMark = '1',
+  kDuplicate = '2',
   kNone = 'N',
   kInt4 = 'J',
   kInt1 = 'K',
   kInt2 = 'M',
   kFloat = 'G',
+  kString4 = 'T',
+  kString1 = 'U',
   kText4 = 'X',
+  kBytes4 = 'B',
+  kBytes1 = 'C',
   kEmptyDict = '}',
   kEmptyList = ']',
   kEmptyTuple = ')',
@@ -51,19 +86,33 @@ enum Op : std::uint8_t {
   kGlobal = 'c',
   kReduce = 'R',
   kBuild = 'b',
+  kObject = 'o',
   kPersistent = 'Q',
   kPut1 = 'q',
   kPut4 = 'r',
   kGet1 = 'h',
   kGet4 = 'j',
   kProtocol = 0x80,
+  kNewObject = 0x81,
   kTuple1 = 0x85,
   kTuple2 = 0x86,
   kTuple3 = 0x87,
   kTrue = 0x88,
   kFalse = 0x89,
   kLong1 = 0x8a,
+  kLong4 = 0x8b,
   kText1 = 0x8c,
+  kText8 = 0x8d,
+  kBytes8 = 0x8e,
+  kEmptySet = 0x8f,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
+  kNewObjectEx = 0x92,
+  kStackGlobal = 0x93,
+  kMemoize = 0x94,
+  kFrame = 0x95,
+  kByteArray8 = 0x96,
+  kReadOnly = 0x98,
 };
 
 class Machine {
@@ -71,7 +120,7 @@ class Machine {
   Machine(std::span<const std::byte> bytes, std::size_t at, const std::string& source)
       : bytes_(bytes), at_(at), source_(source) {}
 
-  Pickled run() {
+  Unpickled run() {
     while (true) {
       op_at_ = at_;
       const std::uint8_t op = byte();
@@ -79,7 +128,8 @@ class Machine {
       step(op);
     }
     if (stack_.size() != 1 || !marks_.empty()) refuse("it ends with values left over");
-    return stack_.back();
+    made_.root = stack_.back();
+    return std::move(made_);
   }
   std::size_t at() const { return at_; }
 
@@ -91,7 +141,7 @@ class Machine {
                   "load files of tensors alone: torch.save(model.state_dict(), FILE)");
   }
 
-  std::span<const std::byte> take(std::size_t count) {
+  std::span<const std::byte> take(std::uint64_t count) {
     if (count > bytes_.size() - at_) refuse("it is cut");
     at_ += count;
     return bytes_.subspan(at_ - count, count);
@@ -102,7 +152,7 @@ class Machine {
     for (std::size_t i = 0; i < count; ++i) value |= std::uint64_t{byte()} << (8 * i);
     return value;
   }
-  std::string text(std::size_t count) {
+  std::string text(std::uint64_t count) {
     const auto part = take(count);
     return {reinterpret_cast<const char*>(part.data()), part.size()};
   }
@@ -113,74 +163,52 @@ class Machine {
   }
 
   template <class T>
-  static Pickled made(T value, int depth = 1) {
-    auto one = std::make_shared<V>();
-    one->is = std::move(value);
-    one->depth = depth;
-    return one;
+  void push_new(T value) {
+    stack_.push_back(&made_.values.emplace_back(V{std::move(value)}));
   }
-  void push(Pickled value) { stack_.push_back(std::move(value)); }
+  void push(Pickled value) { stack_.push_back(value); }
   Pickled pop() {
-    if (stack_.size() <= floor()) refuse("a value is missing");
-    Pickled value = std::move(stack_.back());
+    const Pickled value = top();
     stack_.pop_back();
     return value;
   }
-  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  const Pickled& top() const {
-    if (stack_.size() <= floor()) refuse("a value is missing");
+  Pickled top() const {
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("a value is missing");
     return stack_.back();
   }
   std::vector<Pickled> since_mark() {
     if (marks_.empty()) refuse("a mark is missing");
     const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
-    std::vector<Pickled> values(std::make_move_iterator(first), std::make_move_iterator(stack_.end()));
+    std::vector<Pickled> values(first, stack_.end());
     stack_.resize(marks_.back());
     marks_.pop_back();
     return values;
   }
-  int around(int deepest) const {
-    if (deepest >= kDeepest) refuse("it nests too deep");
-    return deepest + 1;
-  }
-  void push_tuple(std::vector<Pickled> items) {
-    int deepest = 0;
-    for (const Pickled& item : items) {
-      deepest = std::max(deepest, item->depth);
-      item->sealed = true;
-    }
-    push(made(V::Sequence{std::move(items), true}, around(deepest)));
-  }
-  void tuple_of(std::size_t count) {
+  void push_tuple(std::size_t count) {
     std::vector<Pickled> items(count);
     for (std::size_t i = count; i > 0; --i) items[i - 1] = pop();
-    push_tuple(std::move(items));
+    push_new(V::Sequence{std::move(items), true});
   }
 
   template <class T>
-  const T& as(const Pickled& value, const char* what) const {
+  const T& as(Pickled value, const char* what) const {
     const T* const found = std::get_if<T>(&value->is);
-    if (found == nullptr) refuse(fmt::format("{} is of another type", what));
+    if (found == nullptr) refuse(fmt::format("{} is {}", what, kind_of(*value)));
     return *found;
   }
-  // A container that is about to hold `item`.
-  void deepen(V& container, const Pickled& item) const {
-    if (container.sealed || item.get() == &container) refuse("a value contains itself, or grows later on");
-    item->sealed = true;
-    container.depth = std::max(container.depth, around(item->depth));
+
+  // What goes into an object of no use here is of none either.
+  void set(Pickled target, Pickled key, Pickled value) {
+    if (std::holds_alternative<V::Opaque>(target->is)) return;
+    auto* const dict = std::get_if<V::Dict>(&target->is);
+    if (dict == nullptr) refuse(fmt::format("an entry for {}, which is no dictionary", kind_of(*target)));
+    dict->items.emplace_back(key, value);
   }
-  void set(const Pickled& dict, Pickled key, Pickled value) {
-    auto* const items = std::get_if<V::Dict>(&dict->is);
-    if (items == nullptr) refuse("an entry for what is no dictionary");
-    deepen(*dict, key);
-    deepen(*dict, value);
-    items->items.emplace_back(std::move(key), std::move(value));
-  }
-  void append(const Pickled& list, Pickled item) {
-    auto* const items = std::get_if<V::Sequence>(&list->is);
-    if (items == nullptr || items->tuple) refuse("an item for what is no list");
-    deepen(*list, item);
-    items->items.push_back(std::move(item));
+  void append(Pickled target, Pickled item) {
+    if (std::holds_alternative<V::Opaque>(target->is)) return;
+    auto* const list = std::get_if<V::Sequence>(&target->is);
+    if (list == nullptr || list->tuple) refuse(fmt::format("an item for {}, which is no list", kind_of(*target)));
+    list->items.push_back(item);
   }
 
   void step(std::uint8_t op) {
@@ -188,50 +216,97 @@ class Machine {
       case kProtocol:
         if (const int version = byte(); version < 2 || version > 5) refuse(fmt::format("protocol {}", version));
         return;
+      case kFrame: return static_cast<void>(little_endian(8));  // how far a reader may read ahead
       case kMark: return marks_.push_back(stack_.size());
-      case kNone: return push(made(V::None{}));
-      case kTrue: return push(made(true));
-      case kFalse: return push(made(false));
-      case kInt1: return push(made(static_cast<std::int64_t>(byte())));
-      case kInt2: return push(made(static_cast<std::int64_t>(little_endian(2))));
-      case kInt4: return push(made(std::int64_t{static_cast<std::int32_t>(little_endian(4))}));
-      case kLong1: return push_long();
+      case kPopMark: return static_cast<void>(since_mark());
+      case kPop:
+        if (!marks_.empty() && stack_.size() == marks_.back()) return marks_.pop_back();
+        return static_cast<void>(pop());
+      case kDuplicate: return push(top());
+      case kNone: return push_new(V::None{});
+      case kTrue: return push_new(true);
+      case kFalse: return push_new(false);
+      case kInt1: return push_new(static_cast<std::int64_t>(byte()));
+      case kInt2: return push_new(static_cast<std::int64_t>(little_endian(2)));
+      case kInt4: return push_new(std::int64_t{static_cast<std::int32_t>(little_endian(4))});
+      case kLong1: return push_long(byte());
+      case kLong4: return push_long(little_endian(4));
       case kFloat: return push_float();
-      case kText1: return push(made(text(byte())));
-      case kText4: return push(made(text(little_endian(4))));
-      case kEmptyDict: return push(made(V::Dict{}));
-      case kEmptyList: return push(made(V::Sequence{}));
-      case kEmptyTuple: return push_tuple({});
-      case kTuple: return push_tuple(since_mark());
-      case kTuple1: return tuple_of(1);
-      case kTuple2: return tuple_of(2);
-      case kTuple3: return tuple_of(3);
+      case kString1:
+      case kText1: return push_new(text(byte()));
+      case kString4:
+      case kText4: return push_new(text(little_endian(4)));
+      case kText8: return push_new(text(little_endian(8)));
+      case kBytes1: return push_bytes(byte());
+      case kBytes4: return push_bytes(little_endian(4));
+      case kBytes8:
+      case kByteArray8: return push_bytes(little_endian(8));
+      case kReadOnly: return;
+      case kEmptyDict: return push_new(V::Dict{});
+      case kEmptyList: return push_new(V::Sequence{});
+      case kEmptySet: return push_new(V::Opaque{"a set"});
+      case kFrozenSet: since_mark(); return push_new(V::Opaque{"a set"});
+      case kEmptyTuple: return push_tuple(0);
+      case kTuple: return push_new(V::Sequence{since_mark(), true});
+      case kTuple1: return push_tuple(1);
+      case kTuple2: return push_tuple(2);
+      case kTuple3: return push_tuple(3);
+      default: return step_further(op);
+    }
+  }
+
+  // Those that change or combine what is there.
+  void step_further(std::uint8_t op) {
+    switch (op) {
       case kAppend: {
-        Pickled item = pop();
-        return append(top(), std::move(item));
+        const Pickled item = pop();
+        return append(top(), item);
       }
       case kAppends:
-        for (auto items = since_mark(); Pickled & item : items) append(top(), std::move(item));
+        for (const Pickled item : since_mark()) append(top(), item);
         return;
+      case kAddItems: return static_cast<void>(since_mark());
       case kSetItem: {
-        Pickled value = pop(), key = pop();
-        return set(top(), std::move(key), std::move(value));
+        const Pickled value = pop(), key = pop();
+        return set(top(), key, value);
       }
       case kSetItems: {
-        auto items = since_mark();
+        const auto items = since_mark();
         if (items.size() % 2 != 0) refuse("a key without a value");
-        for (std::size_t i = 0; i < items.size(); i += 2) set(top(), std::move(items[i]), std::move(items[i + 1]));
+        for (std::size_t i = 0; i < items.size(); i += 2) set(top(), items[i], items[i + 1]);
         return;
       }
-      case kGlobal: return push_name();
-      case kReduce: return reduce();
-      case kBuild: {
-        // What torch.save() hangs on to a state dict (its metadata) says nothing about tensors.
+      case kGlobal: {
+        std::string name = line();
+        name += ' ' + line();
+        return push_new(V::Name{std::move(name)});
+      }
+      case kStackGlobal: {
+        const Pickled name = pop(), module = pop();
+        return push_new(V::Name{as<std::string>(module, "a module") + ' ' + as<std::string>(name, "a name")});
+      }
+      case kReduce: {
+        const Pickled arguments = pop(), function = pop();
+        return call(function, arguments);
+      }
+      case kNewObject: {
+        const Pickled arguments = pop(), type = pop();
+        return push_object(type, as<V::Sequence>(arguments, "arguments").items);
+      }
+      case kNewObjectEx: {
         pop();
-        if (!std::holds_alternative<V::Dict>(top()->is)) refuse("attributes for what is no dictionary");
-        return;
+        const Pickled arguments = pop(), type = pop();
+        return push_object(type, as<V::Sequence>(arguments, "arguments").items);
       }
+      case kObject: {
+        const auto values = since_mark();
+        if (values.empty()) refuse("a class is missing");
+        return push_object(values[0], std::span(values).subspan(1));
+      }
+      // Attributes, and what torch.save() hangs on to a state dict (its metadata), say nothing about tensors.
+      case kBuild: pop(); return static_cast<void>(top());
       case kPersistent: return push_storage();
+      case kMemoize: return put(memo_.size());
       case kPut1: return put(byte());
       case kPut4: return put(little_endian(4));
       case kGet1: return get(byte());
@@ -240,18 +315,25 @@ class Machine {
     }
   }
 
-  void push_long() {
-    const std::size_t count = byte();
-    if (count > 8) refuse("an integer of more than 64 bits");
+  void push_long(std::uint64_t count) {
+    if (count > sizeof(std::int64_t)) {
+      take(count);
+      return push_new(V::Opaque{"an integer of more than 64 bits"});
+    }
     std::uint64_t value = little_endian(count);
     if (count > 0 && count < 8 && (value >> (8 * count - 1) & 1) != 0) value |= ~std::uint64_t{0} << (8 * count);
-    push(made(static_cast<std::int64_t>(value)));
+    push_new(static_cast<std::int64_t>(value));
   }
 
   void push_float() {
     std::uint64_t bits = 0;
     for (int i = 0; i < 8; ++i) bits = bits << 8 | byte();
-    push(made(std::bit_cast<double>(bits)));
+    push_new(std::bit_cast<double>(bits));
+  }
+
+  void push_bytes(std::uint64_t count) {
+    take(count);
+    push_new(V::Opaque{"bytes"});
   }
 
   void put(std::uint64_t place) { memo_[place] = top(); }
@@ -259,21 +341,6 @@ class Machine {
     const auto found = memo_.find(place);
     if (found == memo_.end()) refuse("a value that was not there before");
     push(found->second);
-  }
-
-  void push_name() {
-    std::string name = line();
-    name += ' ' + line();
-    const bool known = name == kOrderedDict || name == kTensor || name == kParameter ||
-                       std::ranges::any_of(kStorages, [&](const StorageType& type) { return type.name == name; });
-    if (!known) refuse(fmt::format("the name '{}', which no state dict needs", printable(name)));
-    push(made(V::Name{std::move(name)}));
-  }
-
-  static std::string printable(std::string name) {
-    for (char& c : name)
-      if (c < ' ' || c > '~') c = '?';
-    return name.substr(0, 80);
   }
 
   // ("storage", type, key, location, elements), and in older files None.
@@ -284,37 +351,66 @@ class Machine {
       refuse("a persistent id that names no storage");
     if (items.size() == 6 && !std::holds_alternative<V::None>(items[5]->is)) refuse("a storage within another one");
     const auto& type = as<V::Name>(items[1], "a storage's type").text;
-    const auto* const known = std::ranges::find(kStorages, type, &StorageType::name);
-    if (known == std::end(kStorages)) refuse("a storage of another type");
     const std::int64_t elements = as<std::int64_t>(items[4], "a storage's size");
     if (elements < 0) refuse("a storage of negative size");
-    // Copied with each tensor of the storage; PyTorch's are short numbers.
+    // Copied with each use of the storage; PyTorch's are short numbers.
     constexpr std::size_t kLongestKey = 64;
     const auto& key = as<std::string>(items[2], "a storage's key");
     if (key.size() > kLongestKey) refuse(fmt::format("a storage with a key of {} bytes", key.size()));
-    push(made(PickledStorage{known->dtype, known->half, key, elements}));
+    const auto* const known = std::ranges::find(kStorages, type, &StorageType::name);
+    if (known == std::end(kStorages)) return push_new(V::Opaque{fmt::format("a '{}'", shown(type))});
+    const PickledStorage& storage = made_.storages.emplace_back(
+        PickledStorage{type, known->dtype, known->half, known->element_bytes, key, elements});
+    push_new(&storage);
   }
 
-  void reduce() {
-    const Pickled arguments = pop(), function = pop();
-    const auto& name = as<V::Name>(function, "what is called").text;
+  void call(Pickled function, Pickled arguments) {
     const auto& given = as<V::Sequence>(arguments, "arguments").items;
-    if (name == kOrderedDict && given.empty()) return push(made(V::Dict{}));
-    if (name == kTensor && given.size() >= 4) {
-      PickledTensor tensor{as<PickledStorage>(given[0], "a tensor's storage"),
-                           as<std::int64_t>(given[1], "a tensor's offset"), sizes(given[2]), sizes(given[3])};
-      return push(made(std::move(tensor)));
+    if (const auto* const name = std::get_if<V::Name>(&function->is)) {
+      if (name->text == kWithAttributes && given.size() >= 3 && std::holds_alternative<V::Name>(given[0]->is) &&
+          std::get<V::Name>(given[0]->is).text != kWithAttributes)
+        return call(given[0], given[2]);
+      if (among(kTensors, name->text) && given.size() >= 4) return push_tensor(given);
+      if (among(kParameters, name->text) && !given.empty() && std::holds_alternative<PickledTensor>(given[0]->is))
+        return push(given[0]);
     }
-    if (name == kParameter && !given.empty() && std::holds_alternative<PickledTensor>(given[0]->is))
-      return push(given[0]);
-    refuse(fmt::format("a call of {} with {} arguments", name, given.size()));
+    push_object(function, given);
   }
 
-  std::vector<std::int64_t> sizes(const Pickled& tuple) const {
+  // Nothing is made: of all but dictionaries only what it would be is kept.
+  void push_object(Pickled type, std::span<const Pickled> arguments) {
+    const auto* const name = std::get_if<V::Name>(&type->is);
+    if (name == nullptr) {
+      if (!std::holds_alternative<V::Opaque>(type->is)) refuse(fmt::format("what is called is {}", kind_of(*type)));
+      return push_new(V::Opaque{"an object of an unknown class"});
+    }
+    if (!among(kDicts, name->text)) return push_new(V::Opaque{fmt::format("an object of '{}'", shown(name->text))});
+    V::Dict dict;
+    // Python 2's ordered dictionaries come with a list of their entries. It goes into the dictionary: a list that many
+    // dictionaries were made of would be copied each time.
+    auto* const list = arguments.empty() ? nullptr : std::get_if<V::Sequence>(&arguments.back()->is);
+    if (list != nullptr) {
+      for (const Pickled item : std::exchange(list->items, {})) {
+        const auto& pair = as<V::Sequence>(item, "an entry").items;
+        if (pair.size() != 2) refuse("an entry that is no pair");
+        dict.items.emplace_back(pair[0], pair[1]);
+      }
+    }
+    push_new(std::move(dict));
+  }
+
+  void push_tensor(const std::vector<Pickled>& given) {
+    if (const auto* const other = std::get_if<V::Opaque>(&given[0]->is))
+      return push_new(V::Opaque{fmt::format("a tensor of {}", other->what)});
+    push_new(PickledTensor{as<const PickledStorage*>(given[0], "a tensor's storage"),
+                           as<std::int64_t>(given[1], "a tensor's offset"), sizes(given[2]), sizes(given[3])});
+  }
+
+  std::vector<std::int64_t> sizes(Pickled tuple) const {
     const auto& items = as<V::Sequence>(tuple, "a tensor's sizes").items;
     if (items.size() > kMostAxes) refuse(fmt::format("a tensor with {} axes", items.size()));
     std::vector<std::int64_t> all;
-    for (const Pickled& item : items) {
+    for (const Pickled item : items) {
       all.push_back(as<std::int64_t>(item, "a tensor's size"));
       if (all.back() < 0) refuse("a tensor of negative size");
     }
@@ -325,6 +421,7 @@ class Machine {
   std::size_t at_;
   std::size_t op_at_ = 0;
   const std::string& source_;
+  Unpickled made_;
   std::vector<Pickled> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, Pickled> memo_;
@@ -332,9 +429,28 @@ class Machine {
 
 }  // namespace
 
-Pickled unpickle(std::span<const std::byte> bytes, std::size_t& at, const std::string& source) {
+std::string kind_of(const PickledValue& value) {
+  struct Kind {
+    std::string operator()(PickledValue::None) const { return "None"; }
+    std::string operator()(bool) const { return "a truth value"; }
+    std::string operator()(std::int64_t) const { return "a number"; }
+    std::string operator()(double) const { return "a number"; }
+    std::string operator()(const std::string&) const { return "text"; }
+    std::string operator()(const PickledValue::Name& name) const {
+      return fmt::format("the name '{}'", shown(name.text));
+    }
+    std::string operator()(const PickledValue::Sequence& all) const { return all.tuple ? "a tuple" : "a list"; }
+    std::string operator()(const PickledValue::Dict&) const { return "a dictionary"; }
+    std::string operator()(const PickledValue::Opaque& opaque) const { return opaque.what; }
+    std::string operator()(const PickledStorage*) const { return "a storage"; }
+    std::string operator()(const PickledTensor&) const { return "a tensor"; }
+  };
+  return std::visit(Kind{}, value.is);
+}
+
+Unpickled unpickle(std::span<const std::byte> bytes, std::size_t& at, const std::string& source) {
   Machine machine(bytes, at, source);
-  Pickled value = machine.run();
+  Unpickled value = machine.run();
   at = machine.at();
   return value;
 }

@@ -1,11 +1,12 @@
 // Reads what Python has pickled, as far as the state of a model needs: numbers, text, containers, tensors. Nothing is
-// ever called or executed: names of functions and classes are compared with the few that torch.save() writes, and
-// everything else is refused.
+// ever called or executed: of functions and classes there are only the names, which are compared with the few that
+// torch.save() writes. What others would have made is an Opaque value, which holds nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,20 +18,23 @@
 namespace lockstep::nn {
 
 struct PickledValue;
-/// Values are shared, as in Python. Trees of them are at most 64 deep.
-using Pickled = std::shared_ptr<PickledValue>;
+/// A value of an Unpickled, which owns it. Values are shared, and may contain themselves, as in Python: whoever walks
+/// them must not go round in circles.
+using Pickled = PickledValue*;
 
 /// The memory that tensors lie in; the bytes are elsewhere in the file, under `key`.
 struct PickledStorage {
-  DType dtype = DType::kF32;
-  bool half = false;  // IEEE 16-bit numbers, which DType does not have
+  std::string type;            // "torch FloatStorage"
+  std::optional<DType> dtype;  // what its elements come as; none: a type that is not read
+  bool half = false;           // IEEE 16-bit numbers, which DType does not have
+  std::size_t element_bytes = 0;
   std::string key;
   std::int64_t elements = 0;
 };
 
 struct PickledTensor {
-  PickledStorage storage;
-  std::int64_t offset = 0;  // elements
+  const PickledStorage* storage = nullptr;  // the Unpickled's
+  std::int64_t offset = 0;                  // elements
   std::vector<std::int64_t> shape, strides;
 };
 
@@ -46,13 +50,26 @@ struct PickledValue {
   struct Dict {
     std::vector<std::pair<Pickled, Pickled>> items;  // in order
   };
-  std::variant<None, bool, std::int64_t, double, std::string, Name, Sequence, Dict, PickledStorage, PickledTensor> is;
-  int depth = 1;
-  bool sealed = false;  // within another value: nothing is added any more, so none can come to contain itself
+  /// What is of no use here, or unknown: an object of some class, bytes, a set, a huge integer.
+  struct Opaque {
+    std::string what;  // "an object of 'argparse Namespace'"
+  };
+  std::variant<None, bool, std::int64_t, double, std::string, Name, Sequence, Dict, Opaque, const PickledStorage*,
+               PickledTensor>
+      is;
 };
+
+struct Unpickled {
+  std::deque<PickledValue> values;
+  std::deque<PickledStorage> storages;  // all that are named, in that order; a key may come again
+  Pickled root = nullptr;
+};
+
+/// What `value` is, for people: "a tuple", "an object of 'argparse Namespace'".
+std::string kind_of(const PickledValue& value);
 
 /// The value that starts at `at`, which is moved behind it. Throws IoError naming `source` and the byte for what is
 /// cut, malformed or not among the things above. Allocates in proportion to the bytes read.
-Pickled unpickle(std::span<const std::byte> bytes, std::size_t& at, const std::string& source);
+Unpickled unpickle(std::span<const std::byte> bytes, std::size_t& at, const std::string& source);
 
 }  // namespace lockstep::nn

@@ -1,5 +1,7 @@
 #include "nn/io/weights.h"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -8,11 +10,27 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "nn/io/torch_file.h"
+#include "nn/io/torch_writer.h"
 
 namespace lockstep::nn {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kCard = "lockstep";  // what a run says of its model (trainer/model_card.h)
+
+// ".pt", in lower case.
+std::string ending_of(const std::string& path) {
+  std::string ending = fs::path(path).extension().string();
+  for (char& c : ending)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return ending;
+}
+
+bool is_torch_path(const std::string& path) {
+  const std::string ending = ending_of(path);
+  return ending == ".pt" || ending == ".pth" || ending == ".bin";
+}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw IoError(fmt::format("{} is not a usable index of weight files: {}", path, why),
@@ -69,8 +87,28 @@ std::vector<HostTensor> read_index(const std::string& path) {
 }  // namespace
 
 std::map<std::string, std::string> read_weights_metadata(const std::string& path) {
-  if (path.ends_with(".json") || holds_torch_file(path)) return {};
-  return read_safetensors_metadata(path);
+  if (path.ends_with(".json")) return {};
+  if (!holds_torch_file(path)) return read_safetensors_metadata(path);
+  const auto card = read_torch_metadata(path, kCard);
+  return card ? std::map<std::string, std::string>{{kCard, *card}} : std::map<std::string, std::string>{};
+}
+
+void check_weights_path(const std::string& path) {
+  const std::string ending = ending_of(path);
+  constexpr std::array kOthers = {".json", ".onnx", ".h5",   ".hdf5",   ".keras", ".npz",
+                                  ".npy",  ".ckpt", ".gguf", ".tflite", ".pkl",   ".msgpack"};
+  if (std::ranges::find(kOthers, ending) != kOthers.end())
+    throw UsageError(fmt::format("weights for {}: '{}' is the ending of a format that is not written", path, ending),
+                     "name a .safetensors file, or .pt, .pth or .bin for what torch.load() reads");
+}
+
+void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,
+                   const std::map<std::string, std::string>& metadata) {
+  check_weights_path(path);
+  if (!is_torch_path(path)) return write_safetensors(path, tensors, metadata);
+  auto extra = metadata;
+  extra.erase("format");  // for readers of safetensors
+  write_torch_file(path, tensors, extra);
 }
 
 std::vector<HostTensor> read_weights(const std::string& path) {

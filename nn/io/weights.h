@@ -14,7 +14,16 @@ namespace lockstep::nn {
 /// index). Throws IoError naming file and place for what is missing, malformed or not as the index says.
 std::vector<HostTensor> read_weights(const std::string& path);
 
-/// What a safetensors file says beside its tensors; nothing for files of other kinds. Throws as read_weights() does.
+/// What a file of write_weights() or any safetensors file says beside its tensors; nothing for files of other kinds.
+/// Throws as read_weights() does.
 std::map<std::string, std::string> read_weights_metadata(const std::string& path);
+
+/// Throws UsageError for a path whose ending says that the file is of a format that write_weights() does not write.
+void check_weights_path(const std::string& path);
+
+/// Writes what the ending of `path` says: what torch.load() reads for .pt, .pth and .bin, else safetensors. `path` is
+/// either the old file or the whole new one. Throws as check_weights_path() does, and IoError naming the file.
+void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,
+                   const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace lockstep::nn

@@ -108,7 +108,10 @@ Gpt::Gpt(Context& context, const GptSpec& spec)
         for (std::int64_t i = 0; i < spec.layers; ++i)
           blocks_.push_back(&register_module("h." + std::to_string(i), std::make_unique<Block>(context, spec, i)));
         return register_module("ln_f", std::make_unique<LayerNorm>(context, spec.width));
-      }()) {}
+      }()),
+      lm_head_(spec.tied ? nullptr
+                         : &register_module("lm_head", std::make_unique<Embedding>(context, spec.vocabulary, spec.width,
+                                                                                   kDeviation))) {}
 
 namespace {
 
@@ -159,14 +162,14 @@ Var Gpt::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
   for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->next(tape, x, past, cache->layer(i));
   cache->move_on(tokens.size(1));
   // All others' logits are known to the text already.
-  return linear(tape, ln_f_.forward(tape, last_rows(tape, x)), wte_.weight(), nullptr);
+  return linear(tape, ln_f_.forward(tape, last_rows(tape, x)), head(), nullptr);
 }
 
 Var Gpt::forward(Tape& tape, Var tokens) {
   check_tokens(tokens.value());
   Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
   for (Block* block : blocks_) x = block->forward(tape, x);
-  return linear(tape, ln_f_.forward(tape, x), wte_.weight(), nullptr);
+  return linear(tape, ln_f_.forward(tape, x), head(), nullptr);
 }
 
 }  // namespace lockstep::nn

@@ -14,12 +14,13 @@ struct GptSpec {
   std::int64_t layers = 4, heads = 4, width = 256;
   std::int64_t context = 256;  // the most tokens
   std::int64_t vocabulary = 50257;
+  bool tied = true;      // the last layer is the table of tokens again; otherwise lm_head, a table of its own
   double dropout = 0.0;  // of embeddings and of what a block adds; attention's weights are never dropped
 };
 
 /// Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), with the names and layouts of Hugging
 /// Face's weight files: wte, wpe, h.N.{ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj}, ln_f. The last
-/// layer is wte again. Tokens (N, T) i32, T ≤ context → logits (N, T, vocabulary).
+/// layer is wte again, or lm_head. Tokens (N, T) i32, T ≤ context → logits (N, T, vocabulary).
 class Gpt final : public LanguageModel {
  public:
   /// Throws UsageError for sizes that do not go together.
@@ -44,6 +45,9 @@ class Gpt final : public LanguageModel {
   Dropout& drop_;
   std::vector<Block*> blocks_;
   LayerNorm& ln_f_;
+  Embedding* lm_head_;  // nullptr: tied
+
+  Parameter& head() const { return lm_head_ != nullptr ? lm_head_->weight() : wte_.weight(); }
 };
 
 }  // namespace lockstep::nn

@@ -209,6 +209,40 @@ TEST_F(Gpt2Names, AHeadThatIsAnotherTableIsNotSilentlyDropped) {
   EXPECT_THAT(load_state(*target, untied, "f", {.strict = false}).unexpected, ElementsAre("lm_head.weight"));
 }
 
+TEST_F(Gpt2Names, AHeadOfItsOwnIsLoadedWhereTheModelHasOne) {
+  const auto untied = [&](std::uint64_t seed) {
+    Generator generator(seed);
+    Context context{*backend_, generator};
+    return std::make_unique<Gpt>(
+        context, GptSpec{.layers = 1, .heads = 1, .width = 4, .context = 3, .vocabulary = 5, .tied = false});
+  };
+  const auto source = untied(2);
+  const auto state = state_of(*source);
+  EXPECT_EQ(state.back().name, "lm_head.weight");
+  expect_loads(*untied(1), state, *source);
+  auto with_transformer = renamed(state, "transformer.");
+  with_transformer.back().name = "lm_head.weight";
+  expect_loads(*untied(1), with_transformer, *source);
+  with_transformer.pop_back();
+  EXPECT_THAT(refusal(*untied(1), with_transformer), HasSubstr("missing \"lm_head.weight\" →"));
+}
+
+TEST_F(StateNames, CompiledModelsHaveAWrapperToo) {
+  const auto source = plain(2);
+  for (const char* prefix : {"_orig_mod.", "module._orig_mod.", "_orig_mod.module."})
+    expect_loads(*plain(1), renamed(state_of(*source), prefix), *source);
+  EXPECT_THAT(refusal(*plain(1), renamed(state_of(*source), "_orig_mod._orig_mod.")), HasSubstr("unexpected"));
+}
+
+TEST_F(StateNames, ErrorsListAFewOfManyTensors) {
+  std::vector<HostTensor> strangers;
+  for (int i = 0; i < 1000; ++i)
+    strangers.push_back({std::string(500, 'x') + std::to_string(i), DType::kF32, {1}, std::vector<std::byte>(4)});
+  const std::string said = refusal(*plain(1), strangers);
+  EXPECT_THAT(said, HasSubstr(" and 995 more"));
+  EXPECT_LT(said.size(), 1000u);
+}
+
 // safetensors.torch.save_model() keeps one name of each tensor.
 TEST_F(Gpt2Names, TheHeadStandsForATableThatIsMissing) {
   auto once = renamed(state_, "transformer.");

@@ -97,6 +97,18 @@ class Weights(unittest.TestCase):
             self.expect_strict(getattr(self.peers(), make)(),
                                *self.train(name, "--data", data, "--classes", "10", "--batch", "4", "--steps", "3"))
 
+    def test_pytorch_loads_what_is_saved_for_it(self):
+        arguments = ["cnn", "--data", "random:1x28x28,8", "--batch", "4", "--steps", "3"]
+        event, state = self.train(*arguments)
+        for name in ("saved.pt", "saved.pth", "saved.bin"):
+            self.lockstep("train", *arguments, "--save", name, "--quiet")
+            for options in ({}, {"mmap": True}):
+                loaded = torch.load(self.directory / name, weights_only=True, **options)
+                self.assertEqual(list(loaded), list(state))
+                for key, value in state.items():
+                    self.assertTrue(torch.equal(loaded[key], value), f"{name}: {key}")
+                self.expect_strict(self.peers().Cnn(), event, loaded)
+
     def gpt2_config(self):
         return transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=8, vocab_size=len(set(TEXT)),
                                        bos_token_id=0, eos_token_id=0)
@@ -164,6 +176,32 @@ class Weights(unittest.TestCase):
         self.assertTrue((self.directory / "shards/model.safetensors.index.json").exists())
         for file in ("whole/model.safetensors", "shards/model.safetensors.index.json", "pytorch_model.bin"):
             self.expect_read(file, expected, "gpt", *TINY_GPT, "--data", "text:text")
+
+    def test_we_load_what_save_model_makes_of_gpt2(self):
+        """Tensors that are one are written once: the table of tokens as lm_head.weight."""
+        model = transformers.GPT2LMHeadModel(self.gpt2_config())
+        safetensors.torch.save_model(model, str(self.directory / "once"))
+        expected = {name: value.detach() for name, value in model.transformer.named_parameters()}
+        self.expect_read("once", expected, "gpt", "--heads", "2", "--data", "text:text")
+
+    def test_we_load_a_gpt2_with_a_head_of_its_own(self):
+        config = self.gpt2_config()
+        config.tie_word_embeddings = False
+        model = transformers.GPT2LMHeadModel(config).eval()
+        torch.save(model.state_dict(), self.directory / "untied.bin")
+        expected = {name.removeprefix("transformer."): value.detach() for name, value in model.named_parameters()}
+        self.assertFalse(torch.equal(expected["lm_head.weight"], expected["wte.weight"]))
+        self.expect_read("untied.bin", expected, "gpt", "--heads", "2", "--data", "text:text")
+
+    def test_we_load_compiled_and_flattened_models(self):
+        model = torchvision.models.resnet18(num_classes=10)
+        torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(model.parameters()), model.parameters())
+        expected = {name: value.detach() for name, value in model.named_parameters()}
+        data = ["resnet18", "--data", "random:3x32x32,4", "--batch", "4"]
+        torch.save(model.state_dict(), self.directory / "flat.pth")
+        self.expect_read("flat.pth", expected, *data)
+        torch.save(torch.compile(model).state_dict(), self.directory / "compiled.pth")
+        self.expect_read("compiled.pth", expected, *data)
 
     # Prefixes, against what PyTorch says.
 

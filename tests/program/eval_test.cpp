@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -164,10 +165,91 @@ TEST_F(Eval, CountsWhatInferenceTells) {
   }
 }
 
-TEST_F(Eval, PerplexityIsThatOfTheLoss) {
+// Sizes that are not given are the file's: those of images too, which a ResNet would take at any.
+TEST_F(Eval, ImagesAreOfTheFilesSize) {
+  draw_patches(directory_.path() / "patches/train", 4);
+  draw_patches(directory_.path() / "patches/val", 4);
+  for (const char* size : {"--image-size 12 ", ""}) {  // by itself: 32, CIFAR-10's
+    SCOPED_TRACE(size);
+    const auto trained = train(std::string("resnet18-cifar --data images:patches --augment no --batch 16 --steps 2 ") +
+                               size + "--save patches.safetensors");
+    const double loss = trained["loss"];
+    EXPECT_NEAR(eval(1, "resnet18-cifar --data images:patches --weights patches.safetensors").loss, loss, 1e-5 * loss);
+    // Training starts from there, at the same size: a rate of 0 finds the same loss.
+    const auto again = train(
+        "resnet18-cifar --data images:patches --augment no --batch 16 --steps 1 --lr 0 --weights patches.safetensors "
+        "--save again.safetensors");
+    EXPECT_THAT(read_file(directory_.path() / "again.safetensors"),
+                HasSubstr(*size != '\0' ? R"(sample\":[12,12,3])" : R"(sample\":[32,32,3])"));
+  }
+  // What is given is meant.
+  const double small =
+      eval(1, "resnet18-cifar --data images:patches --weights patches.safetensors --image-size 8").loss;
+  EXPECT_NE(small, eval(1, "resnet18-cifar --data images:patches --weights patches.safetensors").loss);
+}
+
+std::string sums() {
   std::string text;
   for (int i = 0; i < 120; ++i) text += fmt::format("{} and {} make {}. ", i % 7, i % 11, i % 7 + i % 11);
-  write_file(directory_.path() / "sums.txt", text);
+  return text;
+}
+
+TEST_F(Eval, ALstmsContextIsTheFiles) {
+  write_file(directory_.path() / "sums.txt", sums());
+  const auto trained =
+      train("lstm --data text:sums.txt --layers 1 --width 16 --context 9 --steps 30 --batch 8 --save sums.safetensors");
+  const double loss = trained["loss"];
+  const std::string given = "lstm --data text:sums.txt --weights sums.safetensors";
+  EXPECT_NEAR(eval(1, given).loss, loss, 1e-6 * loss);
+  EXPECT_GT(std::abs(eval(1, given + " --context 40").loss - loss), 1e-4 * loss);
+}
+
+// Without what lockstep says of its models.
+void write_plain(const fs::path& to, const std::string& file) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  auto header = nlohmann::json::parse(file.substr(sizeof length, length));
+  header.erase("__metadata__");
+  const std::string text = header.dump(), rest = file.substr(sizeof length + length);
+  length = text.size();
+  write_file(to, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + rest);
+}
+
+TEST_F(Eval, SizesOfOtherProgramsFilesAreReadFromTheirShapes) {
+  write_file(directory_.path() / "sums.txt", sums());
+  for (const std::string model :
+       {"gpt --layers 1 --heads 2 --width 16 --context 12", "lstm --layers 1 --width 24 --context 20"}) {
+    SCOPED_TRACE(model);
+    const auto trained = train(model + " --data text:sums.txt --steps 20 --batch 2 --save own.safetensors");
+    write_plain(directory_.path() / "plain.safetensors", read_file(directory_.path() / "own.safetensors"));
+    const std::string name = model.substr(0, model.find(' '));
+    const std::string given = name + " --data text:sums.txt --weights plain.safetensors" +
+                              (name == "gpt" ? " --heads 2" : " --context 20");  // which no shape tells
+    const double loss = trained["loss"];
+    EXPECT_NEAR(eval(1, given).loss, loss, 1e-6 * loss);
+    const auto again = train(given + " --steps 1 --lr 0 --weight-decay 0");
+    EXPECT_NEAR(again["loss"].get<double>(), loss, 1e-6 * loss);
+  }
+  const auto trained = train("mlp --data digits --hidden 20,12 --steps 20 --save own.safetensors");
+  write_plain(directory_.path() / "plain.safetensors", read_file(directory_.path() / "own.safetensors"));
+  EXPECT_EQ(eval(1, "mlp --data digits --weights plain.safetensors").accuracy, trained["accuracy"]);
+  const auto heads = run("lockstep eval gpt --data text:sums.txt --context 20 --weights plain.safetensors --device cpu",
+                         directory_.path());
+  EXPECT_EQ(heads.code, 2) << heads.err;  // it is no gpt's
+}
+
+TEST_F(Eval, ReadsWhatIsSavedForPyTorch) {
+  const auto trained = train("mlp --data digits --hidden 20 --steps 20 --save digits.pt");
+  EXPECT_EQ(read_file(directory_.path() / "digits.pt").substr(0, 2), "PK");
+  EXPECT_EQ(eval(1, "mlp --data digits --weights digits.pt").accuracy, trained["accuracy"]);
+  const auto refused =
+      run("lockstep train mlp --data digits --epochs 100000 --device cpu --save digits.onnx", directory_.path());
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("digits.onnx"));
+}
+
+TEST_F(Eval, PerplexityIsThatOfTheLoss) {
+  write_file(directory_.path() / "sums.txt", sums());
   const auto trained = train(
       "gpt --data text:sums.txt --layers 1 --heads 2 --width 16 --context 16 --steps 40 --batch 8 --lr 0.01 "
       "--save sums.safetensors");

@@ -271,6 +271,32 @@ TEST(SpecOf, ReadsSizesFromShapes) {
   EXPECT_THAT(rows.sample_shape, ElementsAre(28, 28, 1));
 }
 
+TEST(SpecOf, TheHeadStandsForATableThatIsMissing) {
+  // As safetensors.torch.save_model() writes GPT2LMHeadModel.
+  const auto once =
+      spec_of(named("gpt2"), {shaped("lm_head.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
+                              shaped("transformer.h.0.ln_1.weight", {128})});
+  EXPECT_EQ(once.classes, 100);
+  EXPECT_EQ(once.gpt.width, 128);
+  EXPECT_EQ(once.gpt.layers, 1);
+  EXPECT_EQ(once.gpt.heads, 2);
+  EXPECT_TRUE(once.gpt.tied);
+}
+
+TEST(SpecOf, AHeadThatDiffersFromTheTableIsOneOfItsOwn) {
+  auto table = shaped("transformer.wte.weight", {2, 256}), head = shaped("lm_head.weight", {2, 256});
+  table.bytes.resize(2048);
+  head.bytes.resize(2048);
+  EXPECT_TRUE(spec_of(named("gpt"), {table, head}).gpt.tied);
+  head.bytes.back() = std::byte{1};
+  EXPECT_FALSE(spec_of(named("gpt"), {table, head}).gpt.tied);
+}
+
+TEST(SpecOf, CompiledModelsHaveTheNamesWithinTheirWrappers) {
+  for (const char* prefix : {"_orig_mod.", "module._orig_mod.", "_orig_mod.module."})
+    EXPECT_EQ(spec_of(named("linear"), {shaped(std::string(prefix) + "fc.weight", {7, 9})}).classes, 7) << prefix;
+}
+
 // A model of three positions whose next token is the sum of those that it sees, modulo 10.
 class Summing final : public nn::LanguageModel {
  public:

@@ -95,6 +95,29 @@ TEST(ModelCard, OfTexts) {
   }
 }
 
+TEST(ModelCard, OfAHeadOfItsOwn) {
+  auto json = gpt();
+  EXPECT_TRUE(card_among({{"lockstep", json.dump()}}, "it").value().spec.gpt.tied);
+  json["model"]["tied"] = false;
+  const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
+  EXPECT_FALSE(card.spec.gpt.tied);
+  ModelConfig config;
+  adopt(config, card, "f");
+  EXPECT_FALSE(config.tied_head);
+}
+
+TEST(ModelCard, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
+  auto json = gpt();
+  json["model"] = {{"name", "lstm"}, {"sample", {33}}, {"classes", 3}, {"layers", 2}, {"width", 8}};
+  const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
+  ModelConfig config;
+  adopt(config, card, "f");
+  EXPECT_EQ(config.context, 33);
+  config.context = 5;
+  EXPECT_NO_THROW(adopt(config, card, "f"));
+  EXPECT_EQ(config.context, 5);
+}
+
 TEST(ModelCard, OtherFilesHaveNone) {
   EXPECT_EQ(card_among({}, "it"), std::nullopt);
   EXPECT_EQ(card_among({{"format", "pt"}}, "it"), std::nullopt);

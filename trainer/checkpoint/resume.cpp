@@ -25,8 +25,8 @@ constexpr const char* kGlobalBatch = "global batch";
 std::string sizes_of(const nn::ModelSpec& spec) {
   if (spec.name == "mlp") return fmt::format("hidden {}", fmt::join(spec.hidden, ","));
   if (spec.name.starts_with("gpt"))
-    return fmt::format("layers {}, heads {}, width {}, context {}", spec.gpt.layers, spec.gpt.heads, spec.gpt.width,
-                       spec.gpt.context);
+    return fmt::format("layers {}, heads {}, width {}, context {}{}", spec.gpt.layers, spec.gpt.heads, spec.gpt.width,
+                       spec.gpt.context, spec.gpt.tied ? "" : ", a head of its own");
   if (spec.name == "lstm") return fmt::format("layers {}, width {}", spec.lstm.layers, spec.lstm.width);
   return "its own";
 }

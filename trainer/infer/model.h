@@ -6,12 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "nn/io/safetensors.h"
 #include "nn/layers/module.h"
 #include "nn/models/language_model.h"
 #include "nn/models/models.h"
 #include "trainer/infer/config.h"
 #include "trainer/model_card.h"
+#include "trainer/spec_of_file.h"
 
 namespace lockstep::trainer {
 
@@ -23,11 +23,6 @@ struct InferModel {
   /// The same, where it is a language model; else nullptr.
   const nn::LanguageModel* language() const { return dynamic_cast<const nn::LanguageModel*>(module.get()); }
 };
-
-/// Sizes of the model `given.name` as the shapes of its weights tell them, whoever wrote these: torchvision's and
-/// Hugging Face's names are ours. What they do not tell is as in `given`, or the model's default. A sample's shape of
-/// ResNets is {size, size, channels}.
-nn::ModelSpec spec_of(const ModelConfig& given, const std::vector<nn::HostTensor>& tensors);
 
 /// The model with the weights of config.weights, or, without any, new ones from the seed. `sample_shape`: of the inputs
 /// to come, where it is known. Throws UsageError where model, weights and flags do not go together, naming each

@@ -98,6 +98,10 @@ def files():
     yield "grey_alpha.png", png(w, h, 8, 4, scan(lambda x, y: bytes([noise(x, y, 0), noise(x, y, 1)])))
     yield "rgb16.png", png(w, h, 16, 2, scan(lambda x, y: b"".join(bytes([noise(x, y, c), noise(y, x, c)]) for c in range(3))))
     yield "grey16.png", png(w, h, 16, 0, scan(lambda x, y: bytes([noise(x, y, 0), noise(y, x, 0)])))
+    yield "dark16.png", png(w, h, 16, 0, scan(lambda x, y: bytes([noise(x, y, 0) & 1, noise(y, x, 0)])))
+    yield "dark16_interlaced.png", png(w, h, 16, 0, adam7(w, h, lambda x, y: bytes([noise(x, y, 0) & 1, noise(y, x, 0)])),
+                                       interlaced=True)
+    yield "grey_alpha16.png", png(w, h, 16, 4, scan(lambda x, y: bytes(noise(x, y, c) for c in range(4))))
     palette = b"".join(bytes([noise(i, 5, c) for c in range(3)]) for i in range(16))
     nibbles = [bytes(noise(2 * x, y, 0) & 15 | (noise(2 * x + 1, y, 0) & 15) << 4 for x in range((w + 1) // 2)) for y in range(h)]
     yield "palette4.png", png(w, h, 4, 3, nibbles, extra=[(b"PLTE", palette), (b"tRNS", bytes([0, 128, 255]))])
@@ -110,8 +114,12 @@ def resized():
     image = picture(37, 29, noise)
     for box, size in (((0, 0, 37, 29), (16, 12)), ((0, 0, 37, 29), (45, 40)), ((0, 0, 37, 29), (37, 29)),
                       ((0, 0, 37, 29), (5, 40)), ((3, 7, 30, 20), (9, 9)), ((10, 2, 14, 29), (24, 6)),
-                      ((36, 28, 37, 29), (3, 2)), ((0, 0, 37, 29), (1, 1))):
-        result = image.crop(box).resize(size, Image.Resampling.BILINEAR)
+                      ((36, 28, 37, 29), (3, 2)), ((0, 0, 37, 29), (1, 1)), ((1, 1, 36, 28), (36, 26)),
+                      ((0, 0, 37, 29), (37, 11)), ((0, 0, 37, 29), (13, 29)), ((5, 0, 6, 29), (70, 3)), ((0, 4, 37, 27), (61, 83))):
+        # Pillow's order until 12, whatever the sizes: first the width, then the height.
+        result = image.crop(box)
+        for step in ((size[0], result.height), size):
+            result = result.resize(step, Image.Resampling.BILINEAR)
         yield {"box": [box[0], box[1], box[2] - box[0], box[3] - box[1]], "size": size, "pixels": numbers(result)}
 
 

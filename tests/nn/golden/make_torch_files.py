@@ -3,10 +3,12 @@
 
     python3 tests/nn/golden/make_torch_files.py      # needs PyTorch
 """
+import argparse
 import json
 import pathlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
+import numpy
 import torch
 
 HERE = pathlib.Path(__file__).parent
@@ -52,6 +54,33 @@ def cases():
     yield "wrapped", {"epoch": 3, "best": 0.5, "args": ["a", None, True, (1, -2, 2**40)], "state_dict": state,
                       "optimizer": optimizer.state_dict()}, state, {}
     yield "wrapped_model", {"model": dict(state)}, state, {}
+    # Parameters that are views of one storage, with buffers between them in the dictionary.
+    flat = model()
+    torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(flat.parameters()), flat.parameters())
+    yield "flat", flat.state_dict(), flat.state_dict(), {}
+    yield "list_legacy", {"state_dict": state, "queue": [counted(2), (counted(3, dtype=torch.int16),)]}, state, \
+        {"_use_new_zipfile_serialization": False}
+    yield "compiled", torch.compile(net).state_dict(), {"_orig_mod." + k: v for k, v in state.items()}, {}
+    itself = [1]
+    itself.append(itself)
+    others = {"args": argparse.Namespace(lr=0.1, names={"a", "b"}), "best": numpy.float64(0.5), "loss": numpy.float32(2),
+              "history": defaultdict(list, a=[1]), "rng": numpy.random.default_rng(1).bytes(300), "huge": 2**100,
+              "itself": itself, "state_dict": state, "shorts": torch.zeros(2, dtype=torch.int16)}
+    yield "others", others, state, {}
+    yield "others_legacy", others, state, {"_use_new_zipfile_serialization": False}
+    yield "protocol4", others, state, {"pickle_protocol": 4}
+    yield "protocol5", others, state, {"pickle_protocol": 5}
+    marked = model()
+    for parameter in marked.parameters():
+        parameter.note = "mine"
+    tensor = {**dict(marked.named_parameters()), "plain": counted(2)}
+    tensor["plain"].note = "mine"
+    yield "attributes", tensor, tensor, {}
+    torch.serialization.set_crc32_options(False)
+    yield "unchecked", state, state, {}
+    torch.serialization.set_crc32_options(True)
+    yield "short", {"weight": torch.zeros(2, dtype=torch.int16)}, None, {}
+    yield "namespace", argparse.Namespace(weight=counted(2)), None, {}
     parameters = dict(net.named_parameters())
     yield "parameters", parameters, parameters, {}
     yield "whole_model", net, None, {}
