@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::array kReservedVariables = {
     "LOCKSTEP_BIND", "LOCKSTEP_HOST_NAME",     "LOCKSTEP_JOB",    "LOCKSTEP_LAUNCHER", "LOCKSTEP_MEETING",
-    "LOCKSTEP_SHM",  "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_TMPDIR", "LOCKSTEP_TTY",
+    "LOCKSTEP_SHM",  "LOCKSTEP_SOCKET_IFNAME", "LOCKSTEP_STATUS", "LOCKSTEP_TMPDIR",   "LOCKSTEP_TTY",
 };
 constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/hosts/host_engine.h"
@@ -88,6 +89,7 @@ void HostEngine::check_locals() {
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped(kWaiting);
     check_verdict();
+    report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
                                   name_of_op(first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
@@ -110,6 +112,7 @@ void HostEngine::check_links() {
 void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = lane_->link(i);
   const int rank = link.rank();
+  report_missing_ranks({&rank, 1});
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank),
                                   name_of_op(first())),
@@ -136,8 +139,10 @@ void HostEngine::check_connections() {
     const auto last_word = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
     if (info.tcpi_unacked == 0 || info.tcpi_retransmits == 0 || last_word > since) since = now;
     if (now - since < patience || !lane_->waits_for(i)) continue;
+    const int rank = link.rank();
+    report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and this rank waits for it in {}",
-                                  met_.peers.name_of(link.rank()), seconds_between(since, now), name_of_op(first())),
+                                  met_.peers.name_of(rank), seconds_between(since, now), name_of_op(first())),
                       "look at that host and the network to it");
   }
 }
@@ -219,6 +224,7 @@ void HostEngine::time_out(double waited_seconds) {
     names.push_back(met_.peers.name_of(missing_[i]) + (where.empty() ? "" : ", " + where));
   }
   if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
+  report_missing_ranks(missing_);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds, join(names, "; ")),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
