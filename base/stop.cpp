@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "base/status_report.h"
 
 namespace lockstep {
 namespace {
@@ -56,7 +57,10 @@ int stop_request() noexcept { return g_signal.load(std::memory_order_relaxed); }
 
 int stop_signal() noexcept { return g_deferred.load(std::memory_order_relaxed) ? 0 : stop_request(); }
 
-DeferredStops::DeferredStops() noexcept { g_deferred = true; }
+DeferredStops::DeferredStops() noexcept {
+  g_deferred = true;
+  report_status({.kind = StatusReport::Kind::kDefersStops});
+}
 DeferredStops::~DeferredStops() { g_deferred = false; }
 
 void throw_if_stopped(const char* doing) {

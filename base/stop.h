@@ -14,7 +14,8 @@ int stop_signal() noexcept;
 int stop_request() noexcept;
 
 /// While it lives, stop requests change nothing but stop_request(): whoever holds it looks at that, and sees to it that
-/// all ranks stop together. Another signal more than a second later still ends the process at once. One at a time.
+/// all ranks stop together. Another signal more than a second later still ends the process at once. A launcher is told,
+/// and gives this process more time to end from then on. One at a time.
 class DeferredStops {
  public:
   DeferredStops() noexcept;

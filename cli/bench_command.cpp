@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/text.h"
 #include "cli/rank_options.h"
 #include "cli/values.h"
@@ -244,6 +245,8 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
     if (i != chosen)
       for (auto& flag : tables[i].names()) others.emplace(std::move(flag), tables[i].subcommand());
   return run(tables[chosen], sources, others, [&](const auto& refusal) {
+    const bench::Format formats[] = {kinds.allreduce.format, kinds.step.format, kinds.dp_vs_ddp.format};
+    if (formats[chosen] != bench::Format::kTable) report_status({.kind = StatusReport::Kind::kDataOnStdout});
     if (kind == "allreduce") return bench::bench_allreduce(kinds.allreduce, refusal);
     if (kind == "step") return bench::bench_step(kinds.step, refusal);
     return bench::bench_dp_vs_ddp(kinds.dp_vs_ddp, refusal);

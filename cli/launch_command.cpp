@@ -13,6 +13,7 @@
 #include "devices/visible.h"
 #include "launcher/hosts/host_helper.h"
 #include "launcher/launch.h"
+#include "launcher/rank_status.h"
 
 namespace lockstep::cli {
 namespace {
@@ -127,11 +128,13 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .placeholder = "DIR",
              .help = "directory for one log file a rank",
              .set = text(options.log_dir)});
-  table.add({.name = "grace-seconds",
-             .placeholder = "S",
-             .help = "time that ranks have to end by themselves once asked to, in seconds",
-             .default_text = fmt::to_string(options.grace_seconds),
-             .set = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
+  table.add(
+      {.name = "grace-seconds",
+       .placeholder = "S",
+       .help = "time that ranks have to end by themselves once asked to, in seconds",
+       .default_text = fmt::format("{}; {} and two steps where they save a checkpoint",
+                                   launcher::RankStatus::kGraceSeconds, launcher::RankStatus::kSavingGraceSeconds),
+       .set = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
   table.add({.name = "no-prefix",
              .kind = OptionKind::kFlag,
              .help = "do not put the rank before each output line",

@@ -17,6 +17,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/status_report.h"
 #include "cli/subcommands.h"
 
 namespace {
@@ -62,6 +63,11 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
   } catch (const lockstep::InterruptedError& error) {
     // All ranks have been asked to stop: rank 0 says so (the others keep quiet at this level), or the launcher does.
     if (!lockstep::env("LOCKSTEP_LAUNCHER")) lockstep::log_info("{}", one_line(error.line()));
+    return failure_code(error);
+  } catch (const lockstep::UsageError& error) {
+    // All ranks may find the same: the launcher says it once.
+    const std::string line = one_line(error.line());
+    if (!lockstep::report_usage_error(line)) lockstep::log_error("{}", line);
     return failure_code(error);
   } catch (const lockstep::Error& error) {
     lockstep::log_error("{}", one_line(error.line()));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/status_report.h"
 #include "base/text.h"
 
 namespace lockstep::comm {
@@ -111,6 +112,7 @@ void Store::time_out(const std::string& doing, double waited_seconds, std::vecto
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
                                        names.empty() ? "" : " waiting for ", join(names, "; ")),
                            remedy);
+  report_missing_ranks(missing);
   give_up(error);
   throw error;
 }

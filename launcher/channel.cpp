@@ -26,6 +26,7 @@ std::string body_of(const Output& m) { return Writer().put(m.stream).put_text(m.
 std::string body_of(const Told& m) { return Writer().put(m.signal_number).take(); }
 std::string body_of(const StartDaemon& m) { return Writer().put_sized(m.host).put_text(m.command).take(); }
 std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take(); }
+std::string body_of(const Status& m) { return encode_status(m.report); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
   return Writer().put(m.ending.how).put<std::int32_t>(m.ending.value).put(m.told).put(at_ns).take();
@@ -54,6 +55,11 @@ Message parse(std::size_t kind, std::string_view body) {
     case 5: {
       auto host = reader.take_sized();
       return StartDaemon{std::move(host), reader.rest()};
+    }
+    case 6: {
+      auto report = decode_status(body);
+      if (!report) throw MpiError("a rank's status that cannot be read");
+      return Status{std::move(*report)};
     }
     default: throw MpiError(fmt::format("message of unknown kind {} between the launcher and a rank", kind));
   }

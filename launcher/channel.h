@@ -2,9 +2,9 @@
 // shown each other that they are of the same job (Note [Handshake]).
 //
 // Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
-// binary). Wrapper → launcher: Hello, then Output and Told in any number, then Ended. Launcher → wrapper: Signal.
-// A connection that ends without Ended means that the wrapper itself died. `_rsh`, which mpirun starts in the place of
-// ssh, sends StartDaemon and gets Output and Ended.
+// binary). Wrapper → launcher: Hello, then Output, Told and Status in any number, then Ended. Launcher → wrapper:
+// Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which mpirun starts in the
+// place of ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 
 #include "base/deadline.h"
 #include "base/job_secret.h"
+#include "base/status_report.h"
 #include "base/unique_fd.h"
 #include "launcher/frame.h"
 #include "launcher/process.h"
@@ -51,7 +52,11 @@ struct StartDaemon {
   std::string host;
   std::string command;
 };
-using Message = std::variant<Hello, Output, Told, Ended, Signal, StartDaemon>;
+/// What the program, or its wrapper, says of itself. In the order of Output: what was written after it comes after it.
+struct Status {
+  StatusReport report;
+};
+using Message = std::variant<Hello, Output, Told, Ended, Signal, StartDaemon, Status>;
 
 std::string encode(const Message& message);
 

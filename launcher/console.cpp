@@ -1,8 +1,10 @@
 #include "launcher/console.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <limits.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,7 +23,21 @@ bool same_file(int a, int b) {
 
 }  // namespace
 
-OutputQueue::OutputQueue(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {}
+OutputQueue::OutputQueue(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {
+  struct stat found = {};
+  if (::fstat(fd, &found) != 0) return;
+  is_socket_ = S_ISSOCK(found.st_mode);
+  // It may not be possible: another user's terminal, a pipe whose reader has gone.
+  if (S_ISFIFO(found.st_mode) || is_terminal_)
+    own_.reset(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+std::size_t OutputQueue::drop() {
+  const std::size_t dropped = size();
+  bytes_.clear();
+  start_ = 0;
+  return dropped;
+}
 
 void OutputQueue::append(std::string_view bytes) {
   if (error_ == 0) bytes_.append(bytes);
@@ -30,12 +46,13 @@ void OutputQueue::append(std::string_view bytes) {
 void OutputQueue::write_some() {
   // A pipe that polls as writable takes PIPE_BUF bytes without blocking, and no more than that is certain.
   const std::size_t count = std::min<std::size_t>(size(), PIPE_BUF);
-  const ssize_t written = ::write(fd_, bytes_.data() + start_, count);
+  const char* const bytes = bytes_.data() + start_;
+  const ssize_t written =
+      is_socket_ ? ::send(fd_, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL) : ::write(fd(), bytes, count);
   if (written < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (written < 0) {
     error_ = errno;
-    bytes_.clear();
-    start_ = 0;
+    drop();
     return;
   }
   start_ += static_cast<std::size_t>(written);
@@ -49,6 +66,7 @@ Console::Console(int ranks, bool prefix, int stdout_fd, int stderr_fd, std::size
     : digits_(prefix ? static_cast<int>(std::to_string(ranks - 1).size()) : 0),
       host_width_(host_width),
       hosts_(static_cast<std::size_t>(ranks)),
+      plain_(static_cast<std::size_t>(ranks)),
       cutters_(2 * static_cast<std::size_t>(ranks)) {
   queues_.emplace_back(stdout_fd);
   if (!same_file(stdout_fd, stderr_fd)) queues_.emplace_back(stderr_fd);
@@ -63,7 +81,7 @@ std::size_t Console::backlog_bytes() const {
 void Console::add(int rank, int stream, std::string_view bytes) {
   auto& queue = queue_of(stream);
   auto& cutter = cutters_[2 * static_cast<std::size_t>(rank) + (stream == 2)];
-  const std::string prefix = prefix_of(rank);
+  const std::string prefix = prefix_of(rank, stream);
   const bool live = rank == 0 && queue.is_terminal();
   cutter.feed(bytes, [&](std::string_view line) {
     if (live) live_.clear();
@@ -83,7 +101,7 @@ void Console::finish(int rank) {
     auto& queue = queue_of(stream);
     cutters_[2 * static_cast<std::size_t>(rank) + (stream == 2)].finish([&](std::string_view line) {
       if (rank == 0) live_.clear();
-      print(queue, prefix_of(rank), queue.is_terminal() ? last_state(line) : line);
+      print(queue, prefix_of(rank, stream), queue.is_terminal() ? last_state(line) : line);
     });
   }
   draw_live();
@@ -108,6 +126,10 @@ std::string Console::prefix_of(int rank) const {
   if (digits_ == 0) return {};
   if (host_width_ == 0) return fmt::format("[{:{}}] ", rank, digits_);
   return fmt::format("[{:{}}@{:{}}] ", rank, digits_, hosts_[static_cast<std::size_t>(rank)], host_width_);
+}
+
+std::string Console::prefix_of(int rank, int stream) const {
+  return stream == 1 && plain_[static_cast<std::size_t>(rank)] ? std::string() : prefix_of(rank);
 }
 
 void Console::print(OutputQueue& queue, std::string_view prefix, std::string_view line) {

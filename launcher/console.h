@@ -6,25 +6,31 @@
 #include <string_view>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launcher/rank_log.h"
 
 namespace lockstep::launcher {
 
-/// Bytes on their way to one of the launcher's own descriptors. The descriptor may be a pipe that nobody reads or a
-/// terminal that is stopped: nothing here blocks as long as write_some() is called when poll() allows it.
+/// Bytes on their way to one of the launcher's own descriptors. The descriptor may be a pipe that nobody reads, that
+/// others write to as well, or a terminal that is stopped: nothing here blocks. Pipes and terminals are opened once
+/// more for that, since O_NONBLOCK would change them for all who share them.
 class OutputQueue {
  public:
   explicit OutputQueue(int fd);
-  int fd() const { return fd_; }
+  int fd() const { return own_ ? own_.get() : fd_; }
   bool is_terminal() const { return is_terminal_; }
   /// The errno of a write that failed (the reader has gone, the disk is full), since when everything is dropped; or 0.
   int error() const { return error_; }
   std::size_t size() const { return bytes_.size() - start_; }
   void append(std::string_view bytes);
   void write_some();
+  /// Gives up what is queued; how many bytes that were.
+  std::size_t drop();
 
  private:
   int fd_;
+  UniqueFd own_;
+  bool is_socket_ = false;
   bool is_terminal_;
   int error_ = 0;
   std::string bytes_;
@@ -41,6 +47,8 @@ class Console {
   Console(int ranks, bool prefix, int stdout_fd = 1, int stderr_fd = 2, std::size_t host_width = 0);
   /// Before the rank's first add().
   void set_host(int rank, const std::string& host);
+  /// What the rank writes to stdout from now on is for programs: its lines stay as they are.
+  void set_plain(int rank) { plain_[static_cast<std::size_t>(rank)] = true; }
 
   /// Adds what the rank wrote on `stream` (1 or 2).
   void add(int rank, int stream, std::string_view bytes);
@@ -59,6 +67,7 @@ class Console {
  private:
   OutputQueue& queue_of(int stream) { return stream == 2 ? queues_.back() : queues_.front(); }
   std::string prefix_of(int rank) const;
+  std::string prefix_of(int rank, int stream) const;
   void print(OutputQueue& queue, std::string_view prefix, std::string_view line);
   void erase_live();
   void draw_live();
@@ -67,6 +76,7 @@ class Console {
   int digits_ = 0;                   // of the widest rank in the prefix; 0: no prefix
   std::size_t host_width_;           // of the widest name of a host; 0: no hosts
   std::vector<std::string> hosts_;   // of the ranks
+  std::vector<bool> plain_;          // ranks whose stdout has no prefix
   std::vector<LineCutter> cutters_;  // two a rank
   std::string live_;                 // rank 0's unfinished line, as last drawn
   int live_stream_ = 1;

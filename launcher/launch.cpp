@@ -29,8 +29,8 @@ void check(const LaunchOptions& options) {
   if (options.ranks < 0 || options.ranks > kMaxRanks)
     throw UsageError(fmt::format("launch: {} ranks", options.ranks),
                      fmt::format("-n takes 1 to {} or auto", kMaxRanks));
-  if (!(options.grace_seconds >= 0 && options.grace_seconds <= kMaxGraceSeconds))
-    throw UsageError(fmt::format("launch: a grace of {} s", options.grace_seconds),
+  if (options.grace_seconds && !(*options.grace_seconds >= 0 && *options.grace_seconds <= kMaxGraceSeconds))
+    throw UsageError(fmt::format("launch: a grace of {} s", *options.grace_seconds),
                      fmt::format("--grace-seconds takes 0 to {}", kMaxGraceSeconds));
   if (!(options.host_seconds >= kLeastHostSeconds && options.host_seconds <= kMaxHostSeconds))
     throw UsageError(fmt::format("launch: a host timeout of {} s", options.host_seconds),
@@ -136,9 +136,8 @@ int launch(LaunchOptions options) {
     throw MpiError(fmt::format("launch: cannot run {}: {}", facts.mpirun, errno_text(started.error)),
                    "check the installation of Open MPI");
 
-  const auto grace = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.grace_seconds));
   RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
-  Supervisor supervisor(std::move(listener), started.pid, ranks, grace, console, logs, signals, hosts,
+  Supervisor supervisor(std::move(listener), started.pid, ranks, options.grace_seconds, console, logs, signals, hosts,
                         gathered.hosts.empty() ? "" : facts.name);
   supervisor.run();
   JobReport report = supervisor.report();
@@ -147,8 +146,12 @@ int launch(LaunchOptions options) {
   report.program = options.program[0];
   const Verdict verdict = judge(report);
   if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);
-  // A viewer that goes away (`| head`) is no loss; a full disk is.
   int exit_code = verdict.exit_code;
+  // The programs may have ended before it was noticed that nobody reads what they wrote.
+  if (exit_code == 0 && console.queues().front().error() == EPIPE) {
+    console.say(kNoReader);
+    exit_code = 128 + SIGPIPE;
+  }
   for (const auto& queue : console.queues()) {
     if (queue.error() == 0 || queue.error() == EPIPE) continue;
     console.say(fmt::format("output was lost: {}", errno_text(queue.error())));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,10 @@ inline constexpr double kMaxHostSeconds = 3600;
 struct LaunchOptions {
   int ranks = 0;  // 0: one rank for each core that this process may use, or all slots of the hosts
   BindTo bind_to = BindTo::kCore;
-  std::string log_dir;               // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
-  double grace_seconds = 1.0;        // from "please end" (SIGTERM) to SIGKILL
-  bool no_prefix = false;            // lines without "[rank] "
-  std::vector<std::string> program;  // program and arguments
+  std::string log_dir;                  // DIR/rank-R.log holds what rank R wrote, byte for byte; empty: no log files
+  std::optional<double> grace_seconds;  // from "please end" (SIGTERM) to SIGKILL; nothing: see RankStatus::grace()
+  bool no_prefix = false;               // lines without "[rank] "
+  std::vector<std::string> program;     // program and arguments
 
   std::vector<HostSpec> hosts;       // to run on; empty: this host alone
   double host_seconds = 10.0;        // without a word from a host after which it is taken for lost

@@ -38,6 +38,7 @@ void become(const SpawnRequest& request, pid_t parent) {
     const int source = wanted[target] >= 0 ? wanted[target] : ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (source < 0 || ::dup2(source, target) < 0) return;
   }
+  if (request.inherited_fd >= 0 && ::fcntl(request.inherited_fd, F_SETFD, 0) != 0) return;
   for (const auto& [name, value] : request.set_env) set_env(name, value);
   for (const auto& name : request.unset_env) unset_env(name);
   std::vector<char*> argv;

@@ -3,16 +3,20 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <utility>
 
 #include "base/env.h"
 #include "base/error.h"
 #include "base/host.h"
+#include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
 #include "launcher/mpirun_command.h"
@@ -27,6 +31,19 @@ constexpr std::size_t kBacklogBytes = 1 << 20;
 struct Pipe {
   UniqueFd read_end, write_end;
 };
+
+/// Keeps the ends of messages, and takes each whole or not at all.
+Pipe make_status_socket() {
+  int ends[2];
+  check_system(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, "making a socket");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::string inode_of(int fd) {
+  struct stat found = {};
+  check_system(::fstat(fd, &found) == 0, "looking at a descriptor");
+  return std::to_string(found.st_ino);
+}
 
 Pipe make_pipe() {
   int ends[2];
@@ -56,6 +73,11 @@ class Wrapper {
     for (const auto& argument : program) request.argv.push_back(unprotect_argument(argument));
     request.stdout_fd = pipes[0].write_end.get();
     request.stderr_fd = pipes[1].write_end.get();
+    Pipe status = make_status_socket();
+    request.inherited_fd = status.write_end.get();
+    request.set_env.emplace_back(
+        kStatusVariable,
+        fmt::format("{}:{}:{}", request.inherited_fd, inode_of(request.inherited_fd), inode_of(request.stderr_fd)));
     if (rank != 0) request.unset_env.push_back(kTtyVariable);
     // mpirun has passed on where they go on the launcher's host.
     if (const auto directory = env(kShmDirVariable))
@@ -76,6 +98,7 @@ class Wrapper {
     program_ = spawned.pid;
     launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});
     for (int i = 0; i < 2; ++i) outputs_[i] = std::move(pipes[i].read_end);
+    status_ = std::move(status.read_end);
     if (spawned.pid < 0) end_with({Ending::How::kNotStarted, spawned.error});
   }
 
@@ -85,11 +108,13 @@ class Wrapper {
     pollfd entries[] = {{signals_.fd(), POLLIN, 0},
                         {launcher_.fd(), socket_events, 0},
                         {read_on ? outputs_[0].get() : -1, POLLIN, 0},
-                        {read_on ? outputs_[1].get() : -1, POLLIN, 0}};
-    if (::poll(entries, 4, -1) < 0) {
+                        {read_on ? outputs_[1].get() : -1, POLLIN, 0},
+                        {read_on ? status_.get() : -1, POLLIN, 0}};
+    if (::poll(entries, std::size(entries), -1) < 0) {
       check_system(errno == EINTR, "waiting for the program");
       return;
     }
+    if (entries[4].revents != 0) pass_status();
     for (int i = 0; i < 2; ++i)
       if (entries[2 + i].revents != 0) pass_output(i);
     if (entries[1].revents != 0) listen_to_launcher();
@@ -105,12 +130,27 @@ class Wrapper {
       outputs_[index].reset();
       return false;
     }
+    pass_status();  // what was said before these bytes were written
     launcher_.send(Output{static_cast<std::uint8_t>(index + 1), {chunk, static_cast<std::size_t>(got)}});
     return true;
   }
 
+  /// Passes on what the program says of itself; what makes no sense is some other program's, and dropped.
+  void pass_status() {
+    char message[StatusReport::kMaxTextBytes + 4 * StatusReport::kMaxRanks + 64];
+    while (status_) {
+      const ssize_t got = ::recv(status_.get(), message, sizeof message, MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) return status_.reset();
+      if (auto report = decode_status({message, static_cast<std::size_t>(got)}))
+        launcher_.send(Status{std::move(*report)});
+    }
+  }
+
   /// After the program's end: what is in the pipes now, not what a process that has detached itself writes later.
   void finish_output() {
+    pass_status();
     for (int i = 0; i < 2; ++i) {
       constexpr int kPipePieces = 1 << 20 >> 16;  // the largest pipe an ordinary user can have, in pieces of 64 KiB
       for (int piece = 0; outputs_[i] && piece < kPipePieces && pass_output(i);) ++piece;
@@ -136,7 +176,7 @@ class Wrapper {
     while (const auto signal = signals_.next()) {
       if (signal->number == SIGCHLD) {
         int status = 0;
-        if (!ending_ && ::waitpid(program_, &status, WNOHANG) == program_) end_with(ending_of(status));
+        while (!ending_ && ::waitpid(program_, &status, WNOHANG | WUNTRACED | WCONTINUED) == program_) look_at(status);
       } else if (signal->number == SIGCONT) {
         // mpirun has begun to end the job: it sends this first, and SIGTERM a second later.
         if (signal->sender == ::getppid()) launcher_.send(Told{SIGCONT});
@@ -148,10 +188,26 @@ class Wrapper {
     }
   }
 
+  void look_at(int status) {
+    if (WIFSTOPPED(status)) {
+      launcher_.send(Status{{.kind = StatusReport::Kind::kStopped, .number = WSTOPSIG(status)}});
+    } else if (WIFCONTINUED(status)) {
+      launcher_.send(Status{{.kind = StatusReport::Kind::kContinued}});
+    } else {
+      end_with(ending_of(status));
+    }
+  }
+
+  /// A stop may come from the launcher, from mpirun and from a scheduler that signals all processes of a job, whenever
+  /// each of them gets to it; to the program a second one would mean that it is to end at once. That is the launcher's
+  /// to say, with SIGKILL.
   void pass_signal(int number) {
     if (ending_) return;
-    told_ = told_ || (number != SIGUSR1 && number != SIGUSR2);
+    const bool is_stop = number != SIGUSR1 && number != SIGUSR2;
+    if (is_stop && number != SIGKILL && std::exchange(told_, true)) return;
+    told_ = told_ || is_stop;
     kill_program(number);
+    if (is_stop) kill_program(SIGCONT);  // one that is stopped would not see it
   }
 
   /// The program's whole process group, or the program alone if it has left that.
@@ -168,6 +224,7 @@ class Wrapper {
   Channel& launcher_;
   SignalQueue& signals_;
   UniqueFd outputs_[2];
+  UniqueFd status_;
   pid_t program_ = -1;
   std::optional<Ending> ending_;
   Clock::time_point ended_at_;

@@ -9,6 +9,7 @@
 #include <csignal>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -22,6 +23,14 @@ constexpr auto kKillTakes = Millis(300);
 constexpr auto kDrainTakes = Millis(300);
 // Helpers on other hosts clean up and go; what they still have to say comes over the network, however slowly.
 constexpr auto kHelpersEnd = std::chrono::seconds(4);
+// Signals that come closer together are one request to stop.
+constexpr auto kOneRequest = std::chrono::seconds(1);
+// Of the grace that a rank is given, what is left to it whatever it has just said.
+constexpr auto kLeastGrace = std::chrono::seconds(1);
+// Until a user who has asked for a stop wants to know why nothing happens.
+constexpr auto kNoticeAfter = std::chrono::seconds(1);
+// What the console still takes after a stop, from a reader that is slow or does not read at all.
+constexpr auto kLastOutput = std::chrono::seconds(1);
 // mpirun's own end after all programs have ended well.
 constexpr auto kMpirunEnds = std::chrono::seconds(10);
 constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
@@ -42,11 +51,11 @@ int signal_of(Ending ending) {
 
 }  // namespace
 
-Supervisor::Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
-                       RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host)
+Supervisor::Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, std::optional<double> grace_seconds,
+                       Console& console, RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host)
     : listener_(std::move(listener)),
       mpirun_(mpirun),
-      grace_(grace),
+      status_(ranks, grace_seconds),
       console_(console),
       logs_(logs),
       signals_(signals),
@@ -97,7 +106,7 @@ void Supervisor::wait_and_serve() {
   hosts_.add_entries(entries, !hold_back);
 
   int timeout_ms = -1;
-  auto next = std::min(phase_until_, drain_until_);
+  auto next = std::min({phase_until_, drain_until_, notice_at_});
   if (const auto look = hosts_.look_after(); look != Clock::duration::max()) next = std::min(next, Clock::now() + look);
   if (next != Clock::time_point::max())
     timeout_ms = static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<Millis>(next - Clock::now()).count()));
@@ -109,6 +118,7 @@ void Supervisor::wait_and_serve() {
   std::size_t index = first_queue;
   for (auto& queue : console_.queues())
     if (entries[index++].revents != 0) queue.write_some();
+  look_at_reader();
   index = first_connection;
   for (auto& connection : connections_)
     if (entries[index++].revents != 0) serve(connection);
@@ -155,6 +165,7 @@ void Supervisor::close(Connection& connection) {
   report.lost = true;
   report.told = report.told || last_signal_ != 0;
   report.ended_at = Clock::now();
+  status_.remove(connection.rank);
   begin_ending();
 }
 
@@ -208,6 +219,7 @@ void Supervisor::lose_hosts() {
       report.lost = true;
       report.told = report.told || last_signal_ != 0;
       report.ended_at = lost.last_heard;
+      status_.remove(connection.rank);
     }
     for (const auto& report : reports_)
       if (host_of_[static_cast<std::size_t>(report.rank)] == lost.host) lost.ranks.push_back(report.rank);
@@ -262,8 +274,11 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    report.told = ended.told;
                    report.ended_at = connection.link ? hosts_.to_local(connection.link->host, ended.at) : ended.at;
                    console_.finish(report.rank);
+                   status_.remove(report.rank);
                    if (report.failed()) begin_ending();
+                   renew_grace();
                  },
+                 [&](const Status& status) { take_status(report.rank, status.report); },
                  [](const auto&) {},
              },
              message);
@@ -284,14 +299,95 @@ void Supervisor::take_signals() {
       hosts_.go_on();
     } else if (signal->number == SIGUSR1 || signal->number == SIGUSR2) {
       for (auto& connection : connections_) send(connection, Signal{signal->number});
-    } else if (phase_ == Phase::kRunning) {
-      interrupted_by_ = signal->number;
-      signal_all(signal->number);
-      enter(Phase::kGrace, grace_);
     } else {
-      hurry_ = true;
+      take_stop(signal->number);
     }
   }
+}
+
+void Supervisor::take_stop(int number) {
+  if (flushing_ || (phase_ != Phase::kRunning && Clock::now() - ending_since_ > kOneRequest)) {
+    hurry_ = true;
+    return;
+  }
+  // What ranks end of that have got the same signal, perhaps a moment earlier, is this request too.
+  if (interrupted_by_ != 0 || !stop_requested()) return;
+  interrupted_by_ = number;
+  if (phase_ == Phase::kRunning || phase_ == Phase::kPatience) begin_grace(number == SIGPIPE ? SIGTERM : number);
+}
+
+/// A program alone would end by SIGPIPE; the ranks may save their work first.
+void Supervisor::look_at_reader() {
+  if (reader_gone_ || console_.queues().front().error() != EPIPE) return;
+  reader_gone_ = true;
+  if (phase_ != Phase::kRunning || all_programs_ended()) return;
+  take_stop(SIGPIPE);
+}
+
+void Supervisor::take_status(int rank, const StatusReport& report) {
+  status_.add(rank, report);
+  auto& known = reports_[static_cast<std::size_t>(rank)];
+  known.missing = status_.missing(rank);
+  known.stopped_by = status_.stopped_by(rank);
+  known.had_usage_error = status_.had_usage_error(rank);
+  if (report.kind == StatusReport::Kind::kDataOnStdout) console_.set_plain(rank);
+  if (report.kind == StatusReport::Kind::kUsageError) {
+    const std::string line = fmt::format("error: {}\n", report.text);
+    logs_.add(rank, 2, line);
+    if (status_.is_new_usage_error(report.text)) console_.add(rank, 2, line);
+  }
+  if (report.kind == StatusReport::Kind::kStopped && phase_ == Phase::kRunning)
+    console_.say(
+        fmt::format("rank {} of {} (host {}, pid {}) was stopped by {}, and the others wait for it → kill "
+                    "-CONT {} lets it go on",
+                    rank, reports_.size(), known.host, known.pid, signal_name(report.number), known.pid));
+  renew_grace();
+  if (phase_ == Phase::kGrace && !noticed_.empty()) say_what_is_waited_for();
+}
+
+/// Whether the job ends because somebody wants it to, and not because a rank failed.
+bool Supervisor::stop_requested() const {
+  if (interrupted_by_ != 0) return true;
+  if (!lost_hosts_.empty()) return false;
+  return std::ranges::none_of(reports_, [](const RankReport& report) {
+    return report.lost || (report.failed() && !report.told && !ended_on_request(*report.ending));
+  });
+}
+
+void Supervisor::begin_grace(int signal_number) {
+  signal_all(signal_number);
+  hold_mpirun();
+  grace_since_ = Clock::now();
+  notice_at_ = grace_since_ + kNoticeAfter;
+  enter(Phase::kGrace, status_.grace(stop_requested()));
+}
+
+void Supervisor::say_what_is_waited_for() {
+  notice_at_ = Clock::time_point::max();
+  const std::string what = status_.waited_for(stop_requested());
+  if (what.empty() || what == noticed_) return;
+  noticed_ = what;
+  console_.say(fmt::format("waiting for {}, for up to {:.0f} s; Ctrl-C or another SIGTERM ends them at once", what,
+                           std::chrono::duration<double>(phase_until_ - grace_since_).count()));
+}
+
+/// When a rank has said something or ended. Who has just saved something still has to end.
+void Supervisor::renew_grace() {
+  if (phase_ != Phase::kGrace) return;
+  const auto all = grace_since_ + status_.grace(stop_requested());
+  phase_until_ = all > phase_until_ ? all : std::max(all, std::min(phase_until_, Clock::now() + kLeastGrace));
+}
+
+/// The grace is over, or the user does not wait for its end.
+void Supervisor::end_grace() {
+  const std::string what = status_.waited_for(stop_requested());
+  if (!what.empty())
+    console_.say(fmt::format("no longer waiting for {}: that is lost{}", what,
+                             hurry_ ? ""
+                                    : fmt::format(", {:.3g} s after the request to end → --grace-seconds waits longer",
+                                                  seconds_between(grace_since_, Clock::now()))));
+  signal_all(SIGKILL);
+  enter(Phase::kKilling, kKillTakes);
 }
 
 void Supervisor::collect_mpirun() {
@@ -303,6 +399,8 @@ void Supervisor::collect_mpirun() {
 }
 
 void Supervisor::enter(Phase phase, Clock::duration lasts) {
+  if (phase_ == Phase::kRunning) ending_since_ = Clock::now();
+  if (phase != Phase::kGrace) notice_at_ = Clock::time_point::max();
   phase_ = phase;
   phase_until_ = Clock::now() + lasts;
 }
@@ -339,17 +437,16 @@ void Supervisor::take_step() {
       } else if (expired && hosts_.any_overdue()) {
         enter(Phase::kPatience, kPatience);
       } else if (expired) {
-        signal_all(SIGTERM);
-        hold_mpirun();
-        enter(Phase::kGrace, grace_);
+        begin_grace(SIGTERM);
       }
       break;
     case Phase::kGrace:
       if (all_ended) {
         kill_mpirun();
       } else if (expired || hurry_) {
-        signal_all(SIGKILL);
-        enter(Phase::kKilling, kKillTakes);
+        end_grace();
+      } else if (Clock::now() >= notice_at_) {
+        say_what_is_waited_for();
       }
       break;
     case Phase::kKilling:
@@ -387,16 +484,28 @@ void Supervisor::kill_mpirun() {
   mpirun_killed_ = true;
 }
 
+/// Where the reader of stdout takes nothing, that shall not keep from stderr what is to be said. False if it has been
+/// tried, or both are the same.
+bool Supervisor::drop_stdout() {
+  if (console_.queues().size() < 2 || console_.queues().front().size() == 0) return false;
+  console_.say(fmt::format("{} of output were not read", human_bytes(console_.queues().front().drop())));
+  return true;
+}
+
 void Supervisor::flush_console() {
-  phase_ = Phase::kMpirunKilled;  // nothing is left that a signal could end, but this wait
+  phase_ = Phase::kMpirunKilled;
+  flushing_ = true;
+  const auto give_up_at = Clock::now() + kLastOutput;
   while (console_.backlog_bytes() > 0) {
+    const bool stopped = interrupted_by_ != 0 || hurry_;
+    if (stopped && Clock::now() >= give_up_at && !drop_stdout()) return;
     std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
     for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
     // As long as the reader lets us wait, unless the user does not want to wait.
-    const int timeout_ms = interrupted_by_ != 0 || hurry_ ? static_cast<int>(Millis(kPatience).count()) : -1;
+    const int timeout_ms = stopped ? static_cast<int>(Millis(kPatience).count()) : -1;
     const int ready = ::poll(entries.data(), entries.size(), timeout_ms);
-    if (ready == 0) return;
-    if (ready < 0) continue;
+    if (ready == 0 && !drop_stdout()) return;
+    if (ready <= 0) continue;
     if (entries[0].revents != 0) take_signals();
     std::size_t index = 1;
     for (auto& queue : console_.queues())

@@ -12,6 +12,7 @@
 #include "launcher/console.h"
 #include "launcher/hosts/remote_hosts.h"
 #include "launcher/rank_log.h"
+#include "launcher/rank_status.h"
 #include "launcher/verdict.h"
 
 namespace lockstep::launcher {
@@ -20,27 +21,30 @@ namespace lockstep::launcher {
 /// The launcher ends the ranks, mpirun only starts them: mpirun would wait whole seconds and could not say who failed
 /// first. The wrapper of a rank that failed stays alive until its connection closes, so mpirun does not notice.
 ///   1. A rank fails: the others get kPatience to see it themselves and say so, or to start at all.
-///   2. They get SIGTERM (or what the user pressed), and the grace to end.
+///   2. They get SIGTERM (or what the user pressed), and the grace to end, which is longer for those that save a
+///      checkpoint (RankStatus).
 ///   3. They get SIGKILL.
 ///   4. When the last program has ended mpirun is killed; the wrappers go with it, and the reaper cleans up.
 /// On other hosts the helpers pass on what is said to the wrappers, and end what is left when the job has ended. While
 /// one of them is overdue, 1 lasts until it has answered or is lost: what ranks elsewhere die of may be just that.
-/// A Ctrl-C while a job ends goes to 3 at once. Where mpirun itself begins to end the job (a wrapper was killed, a rank
-/// left without MPI_Finalize, somebody sent it SIGTERM), the wrappers say so and the same steps are taken.
+/// A Ctrl-C goes to 3 at once when the job has been ending for more than a second: `timeout` and schedulers send a
+/// signal to the launcher and to its group, or to all processes of the job, and mean one request. Where mpirun itself
+/// begins to end the job (a wrapper was killed, a rank left without MPI_Finalize, somebody sent it SIGTERM), the
+/// wrappers say so and the same steps are taken. When the reader of stdout has gone the job ends as if asked to.
 ///
 /// One thread, one poll() loop. The objects passed in must outlive it.
 class Supervisor {
  public:
   /// `own_host`: what the user calls this host, if the job names hosts; empty otherwise.
-  Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, Clock::duration grace, Console& console,
-             RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
+  Supervisor(AuthenticatedListener listener, pid_t mpirun, int ranks, std::optional<double> grace_seconds,
+             Console& console, RankLogs& logs, SignalQueue& signals, RemoteHosts& hosts, std::string own_host);
 
   /// Returns when everything has ended (at most the grace and about half a second after the first failure) and all
   /// output that somebody takes is written.
   void run();
   /// Views this object. `program` is left to the caller.
   JobReport report() const;
-  /// Writes what the console still holds, for as long as somebody reads it or until a signal says not to wait.
+  /// Writes what the console still holds, for as long as somebody reads it; after a stop for a second at most.
   void flush_console();
 
  private:
@@ -78,19 +82,28 @@ class Supervisor {
   void lose_hosts();
   void accept_ranks();
   void take_signals();
+  void take_stop(int number);
+  void take_status(int rank, const StatusReport& report);
+  void look_at_reader();
   void collect_mpirun();
   void enter(Phase phase, Clock::duration lasts);
   void begin_ending();
+  void begin_grace(int signal_number);
+  void end_grace();
+  void renew_grace();
+  bool stop_requested() const;
+  void say_what_is_waited_for();
   void advance();
   void take_step();
   void signal_all(int number);
   void hold_mpirun();
   void kill_mpirun();
   bool all_programs_ended() const;
+  bool drop_stdout();
 
   AuthenticatedListener listener_;
   pid_t mpirun_;
-  Clock::duration grace_;
+  RankStatus status_;
   Console& console_;
   RankLogs& logs_;
   SignalQueue& signals_;
@@ -106,9 +119,14 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   Clock::time_point phase_until_ = Clock::time_point::max();
   Clock::time_point drain_until_ = Clock::time_point::max();
+  Clock::time_point ending_since_ = Clock::time_point::max();
+  Clock::time_point grace_since_, notice_at_ = Clock::time_point::max();
+  std::string noticed_;  // what the user has been told that the launcher waits for
   int last_signal_ = 0;  // sent to all ranks; one that starts late gets it too
   int interrupted_by_ = 0;
-  bool hurry_ = false;  // the user asked again
+  bool hurry_ = false;     // the user asked again
+  bool flushing_ = false;  // nothing is left that a signal could end but the wait for the console
+  bool reader_gone_ = false;
   std::optional<Ending> mpirun_ending_;
   bool mpirun_ends_job_ = false;
   bool mpirun_killed_ = false;

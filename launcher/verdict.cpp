@@ -21,6 +21,40 @@ bool blames_a_peer(const RankReport& report) {
 
 bool is_sudden(const RankReport& report) { return report.lost || report.ending->how == Ending::How::kSignalled; }
 
+/// Among those whom `named` has waited for in vain: one that failed by itself, or else one that says nothing of waiting
+/// for others. nullptr if there is none.
+const RankReport* most_suspect(const RankReport& named, std::span<const RankReport> ranks) {
+  const RankReport* suspect = nullptr;
+  for (const int rank : named.missing) {
+    const RankReport& report = ranks[static_cast<std::size_t>(rank)];
+    if (report.failed() && !report.told && is_sudden(report)) return &report;
+    if (suspect == nullptr || (suspect->missing.size() > 0 && report.missing.empty())) suspect = &report;
+  }
+  return suspect;
+}
+
+/// The end of the chain of ranks that have waited for one another, from `first` on, and who has waited for it
+/// (`witness`). `first` itself, without a witness, where nobody is named or the chain is a circle.
+const RankReport* root_cause(const RankReport* first, std::span<const RankReport> ranks, const RankReport*& witness) {
+  witness = nullptr;
+  const RankReport* here = first;
+  // A rank that another has told why the job ends names nobody: that other one does.
+  if (first->missing.empty())
+    for (const auto& report : ranks)
+      if (!report.missing.empty() && !report.told && report.ending == first->ending &&
+          (here == first || report.ended_at < here->ended_at))
+        here = &report;
+  for (std::size_t links = 0; links < ranks.size() && !here->missing.empty(); ++links) {
+    witness = here;
+    here = most_suspect(*here, ranks);
+  }
+  if (witness == nullptr || !here->missing.empty()) {
+    witness = nullptr;
+    return first;
+  }
+  return here;
+}
+
 const RankReport* first_failure(std::span<const RankReport> ranks) {
   std::vector<const RankReport*> failed;
   for (const auto& report : ranks)
@@ -58,6 +92,19 @@ std::string describe(const RankReport& report, const JobReport& job) {
                      killed ? " → if nobody killed it, the kernel may have: look for \"out of memory\" in dmesg" : "");
 }
 
+/// A rank that others have waited for in vain, and that had not failed by then.
+std::string describe_missing(const RankReport& report, const RankReport& witness, const RankReport& first,
+                             const JobReport& job) {
+  return fmt::format(
+      "rank {} of {} (host {}, pid {}) held up the others: rank {} waited for it in vain, and the job ended {:.1f} s "
+      "after the start with code {} → {}",
+      report.rank, job.ranks.size(), report.host, report.pid, witness.rank,
+      seconds_between(job.started_at, first.ended_at), first.ending->exit_code(),
+      report.stopped_by != 0
+          ? fmt::format("it was stopped by {}; kill -CONT would have let it go on", signal_name(report.stopped_by))
+          : std::string("its log tells what it did; if it was only slow, raise --timeout-seconds"));
+}
+
 /// mpirun knows how the wrapper ended, unless the launcher ended mpirun before it could say so.
 int code_of_lost_wrapper(const JobReport& job) {
   const int code = job.mpirun.exit_code();
@@ -71,6 +118,11 @@ Verdict interrupted(const JobReport& job) {
     return report.ending == Ending{Ending::How::kExited, kCheckpointed};
   });
   Verdict verdict;
+  if (job.interrupted_by == SIGPIPE) {
+    verdict.exit_code = 128 + SIGPIPE;
+    verdict.line = fmt::format("{}{}", kNoReader, checkpointed ? "; a checkpoint was saved" : "");
+    return verdict;
+  }
   verdict.exit_code = checkpointed ? kCheckpointed : 128 + job.interrupted_by;
   verdict.line =
       fmt::format("stopped by {}{}", job.interrupted_by == SIGINT ? "Ctrl-C" : signal_name(job.interrupted_by),
@@ -130,6 +182,13 @@ Verdict host_lost(const LostHost& host, const JobReport& job) {
 
 }  // namespace
 
+bool ended_on_request(Ending ending) {
+  const int code = ending.exit_code();
+  constexpr int kStops[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
+  return code == static_cast<int>(ExitCode::kCheckpointed) ||
+         std::ranges::any_of(kStops, [&](int number) { return code == 128 + number; });
+}
+
 Verdict judge(const JobReport& job) {
   if (job.interrupted_by != 0) return interrupted(job);
 
@@ -157,6 +216,22 @@ Verdict judge(const JobReport& job) {
     verdict.exit_code = static_cast<int>(ExitCode::kCheckpointed);
     verdict.line = "stopped on request, after saving a checkpoint";
     return verdict;
+  }
+  if (explained && *first->ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kUsage)} &&
+      std::ranges::any_of(job.ranks, &RankReport::had_usage_error)) {
+    verdict.exit_code = static_cast<int>(ExitCode::kUsage);
+    return verdict;  // the user has read it
+  }
+  if (explained && blames_a_peer(*first)) {
+    const RankReport* witness = nullptr;
+    const RankReport* const cause = root_cause(first, job.ranks, witness);
+    if (witness != nullptr && (!cause->failed() || cause->told || (blames_a_peer(*cause) && cause != first))) {
+      verdict.exit_code = first->ending->exit_code();
+      verdict.rank = cause->rank;
+      verdict.line = describe_missing(*cause, *witness, *first, job);
+      return verdict;
+    }
+    first = cause;
   }
   verdict.exit_code = first->lost ? code_of_lost_wrapper(job) : first->ending->exit_code();
   verdict.rank = first->rank;

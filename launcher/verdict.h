@@ -17,10 +17,13 @@ struct RankReport {
   bool seen = false;  // its wrapper has reported
   int pid = 0;
   std::string host;
-  std::optional<Ending> ending;  // of the program, as its wrapper saw it
-  bool lost = false;             // the wrapper ended without saying how its program did
-  bool told = false;             // it had been told to end before it did
-  Clock::time_point ended_at;    // valid with `ending` or `lost`
+  std::optional<Ending> ending;   // of the program, as its wrapper saw it
+  bool lost = false;              // the wrapper ended without saying how its program did
+  bool told = false;              // it had been told to end before it did
+  Clock::time_point ended_at;     // valid with `ending` or `lost`
+  std::vector<int> missing = {};  // ranks for which it has waited in vain, as it said itself
+  int stopped_by = 0;             // the signal that had stopped its program; 0: it was not stopped
+  bool had_usage_error = false;   // which has been shown
 
   bool ended() const { return ending.has_value() || lost; }
   bool failed() const { return lost || (ending && !ending->ok()); }
@@ -51,8 +54,15 @@ struct JobReport {
   Ending mpirun;
   bool mpirun_killed_by_us = false;
   std::string program;     // for the text
-  int interrupted_by = 0;  // the signal with which the user ended the job
+  int interrupted_by = 0;  // the signal with which the user ended the job; SIGPIPE: nobody reads its output
 };
+
+/// What a job that was stopped for want of a reader says.
+inline constexpr const char* kNoReader =
+    "nobody reads standard output any more, which ends the job → > FILE or > /dev/null keeps it running";
+
+/// Whether a program ended as one that was asked to: by a stop signal, its code, or the one for a saved checkpoint.
+bool ended_on_request(Ending ending);
 
 struct Verdict {
   int exit_code = 0;
@@ -63,8 +73,8 @@ struct Verdict {
 
 /// The first failure is the earliest among the ranks that nobody had told to end; a rank that was told to ends
 /// because of it. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
-/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it. Whatever fails after a host was last
-/// heard of fails because of that.
+/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it: where these name the rank that they
+/// have waited for, it is that one. Whatever fails after a host was last heard of fails because of that.
 Verdict judge(const JobReport& job);
 
 }  // namespace lockstep::launcher

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/agree.h"
@@ -196,6 +197,13 @@ class Run {
     step_->run(step, batch, begun_.back().lr);
   }
 
+  // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.
+  void tell_launcher(double step_seconds, Clock::time_point now) {
+    if (!checkpoints_.wanted() || now < next_status_) return;
+    next_status_ = now + std::chrono::seconds(1);
+    report_status({.kind = StatusReport::Kind::kDefersStops, .seconds = step_seconds});
+  }
+
   // Of the oldest step that has not been reported. On a device steps overlap: one counts from the end of that before.
   void report_step(Progress& progress) {
     const TrainingStep::Outcome outcome = step_->take_outcome();
@@ -217,6 +225,7 @@ class Run {
         .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
         .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
+    tell_launcher(seconds, now);
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
@@ -295,11 +304,13 @@ class Run {
 
   void save() const {
     if (config_.save.empty()) return;
+    report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
     try {
       nn::write_weights(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }
+    report_status({.kind = StatusReport::Kind::kSaved});
   }
 
   TrainConfig config_;
@@ -330,6 +341,7 @@ class Run {
   };
   std::vector<BegunStep> begun_;  // and not reported
   Clock::time_point last_end_{};  // of a step
+  Clock::time_point next_status_{};
   double train_seconds_ = 0, wait_seconds_ = 0;
   std::int64_t samples_ = 0;
 };

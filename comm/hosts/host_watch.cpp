@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/hosts/host_engine.h"
@@ -86,6 +87,7 @@ void HostEngine::check_locals() {
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped(kWaiting);
     check_verdict();
+    report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
                                   name_of_op(first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
@@ -108,6 +110,7 @@ void HostEngine::check_links() {
 void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = lane_->link(i);
   const int rank = link.rank();
+  report_missing_ranks({&rank, 1});
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank),
                                   name_of_op(first())),
@@ -144,10 +147,11 @@ void HostEngine::check_connections() {
 }
 
 void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
+  const int silent = lane_->link(i).rank();
+  report_missing_ranks({&silent, 1});
   throw DeviceError(
-      fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}",
-                  met_.peers.name_of(lane_->link(i).rank()), std::chrono::duration<double>(silence).count(),
-                  met_.peers.name_of(rank_), name_of_op(first())),
+      fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", met_.peers.name_of(silent),
+                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank_), name_of_op(first())),
       "look at that host and the network between the two");
 }
 
@@ -228,6 +232,7 @@ void HostEngine::time_out(double waited_seconds) {
     names.push_back(met_.peers.name_of(missing_[i]) + (where.empty() ? "" : ", " + where));
   }
   if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
+  report_missing_ranks(missing_);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds, join(names, "; ")),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",

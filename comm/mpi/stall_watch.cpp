@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/text.h"
 
 namespace lockstep::comm {
@@ -118,6 +119,7 @@ void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double 
   std::vector<std::string> names;
   for (std::size_t i = 0; i < std::min(blamed.size(), kNamed); ++i) names.push_back(session_.name_of_rank(blamed[i]));
   if (blamed.size() > kNamed) names.push_back(fmt::format("{} more", blamed.size() - kNamed));
+  report_missing_ranks(blamed);
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s waiting for {}", describe(op), waited_seconds, join(names, ", ")),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",

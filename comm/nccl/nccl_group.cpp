@@ -8,6 +8,7 @@
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "comm/agree.h"
 #include "comm/nccl/calls.h"
@@ -360,6 +361,7 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
   const auto answers = roll_call_->ask({.issued = last_issued(), .completed = ledger_.completed()},
                                        Deadline::after(patience_of(timeout())));
   const int behind = first_behind(answers, op.sequence);
+  if (behind >= 0 && behind != rank()) report_missing_ranks({&behind, 1});
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
       behind < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/shm/bell.h"
@@ -200,6 +201,7 @@ void ShmGroup::look_around() {
     // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped("waiting for the other ranks");
+    report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
                                   describe(pipeline_.first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
@@ -220,6 +222,7 @@ void ShmGroup::time_out(double waited_seconds) const {
   for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i)
     names.push_back(fmt::format("{}, {}", peers_.name_of(missing[i]), whereabouts_of(missing[i])));
   if (missing.size() > kNamed) names.push_back(fmt::format("{} more", missing.size() - kNamed));
+  report_missing_ranks(missing);
   throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", describe(pipeline_.first()),
                                  waited_seconds, join(names, "; ")),
                      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",

@@ -1,5 +1,7 @@
 #include "launcher/hosts/host_list.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -191,6 +193,11 @@ std::vector<HostSpec> parse_hostfile(std::string_view text, const std::string& p
 }
 
 std::vector<HostSpec> read_hostfile(const std::string& path) {
+  // Nobody may ever write into a FIFO, and the rest has no end.
+  struct stat found = {};
+  if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
+    throw UsageError(fmt::format("the host file {} is {}", path, S_ISFIFO(found.st_mode) ? "a pipe" : "no plain file"),
+                     "--hostfile takes a plain file with a host a line");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxHostfileBytes + 1, '\0');

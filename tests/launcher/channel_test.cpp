@@ -25,7 +25,8 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
   const Clock::time_point now = Clock::now();
   const std::string bytes = encode(Hello{3, 4711, "host-a"}) + encode(Output{2, std::string("a\0\xff\n", 4)}) +
                             encode(Told{15}) + encode(Ended{{Ending::How::kSignalled, 9}, true, now}) +
-                            encode(Output{1, ""}) + encode(Signal{10});
+                            encode(Output{1, ""}) + encode(Signal{10}) +
+                            encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}});
   for (std::size_t step = 1; step <= bytes.size(); ++step) {
     Decoder decoder;
     std::vector<Message> messages;
@@ -33,7 +34,7 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
       decoder.feed(std::string_view(bytes).substr(at, step));
       while (auto message = decoder.next()) messages.push_back(std::move(*message));
     }
-    ASSERT_EQ(messages.size(), 6u) << "pieces of " << step;
+    ASSERT_EQ(messages.size(), 7u) << "pieces of " << step;
     EXPECT_EQ(std::get<Hello>(messages[0]).rank, 3);
     EXPECT_EQ(std::get<Hello>(messages[0]).pid, 4711);
     EXPECT_EQ(std::get<Hello>(messages[0]).host, "host-a");
@@ -44,6 +45,8 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_TRUE(std::get<Ended>(messages[3]).told);
     EXPECT_EQ(std::get<Ended>(messages[3]).at, now);
     EXPECT_EQ(std::get<Signal>(messages[5]).signal_number, 10);
+    EXPECT_EQ(std::get<Status>(messages[6]).report,
+              (StatusReport{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}));
   }
 }
 
@@ -57,6 +60,9 @@ TEST(DecoderTest, ForeignBytesAreErrors) {
   Decoder cut;
   cut.feed(std::string("\2\0\0\0\0ab", 7));
   EXPECT_THROW(cut.next(), MpiError);
+  Decoder status;
+  status.feed(std::string("\2\0\0\0\6ab", 7));
+  EXPECT_THROW(status.next(), MpiError);
 }
 
 TEST(ChannelTest, WhatTheSocketDoesNotTakeWaits) {

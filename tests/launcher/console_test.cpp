@@ -162,6 +162,40 @@ TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
   EXPECT_EQ(shown(console), "[0] step 9\r\x1b[K[0] step 9\n");
 }
 
+// A raw terminal whose other end nobody reads: poll() promises room for one byte, and a blocking write would wait for
+// all.
+TEST_F(TerminalTest, OneThatTakesNothingMoreBlocksNobody) {
+  Console console(1, false, slave_.get(), slave_.get());
+  console.add(0, 1, std::string(1 << 20, 'x') + "\n");
+  OutputQueue& queue = console.queues()[0];
+  ::alarm(20);  // a blocked write ends the test
+  for (std::size_t before = 0; before != queue.size();) {
+    before = queue.size();
+    queue.write_some();
+  }
+  ::alarm(0);
+  EXPECT_GT(queue.size(), 0u);
+  EXPECT_EQ(queue.error(), 0);
+  EXPECT_EQ(::fcntl(slave_.get(), F_GETFL) & O_NONBLOCK, 0);
+  const std::size_t left = queue.size();
+  EXPECT_EQ(queue.drop(), left);
+  EXPECT_EQ(console.backlog_bytes(), 0u);
+}
+
+TEST(ConsoleTest, DataHasNoPrefix) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd read_end(ends[0]), write_end(ends[1]);
+  Console console(2, true, write_end.get(), write_end.get());
+  console.add(1, 1, "a\nb");
+  console.set_plain(1);
+  console.add(1, 1, "c\n{}\n[");
+  console.add(1, 2, "note\n");
+  console.finish(1);
+  console.queues()[0].write_some();
+  EXPECT_EQ(read_now(read_end.get()), "[1] a\nbc\n{}\n[1] note\n[\n");
+}
+
 class RankLogTest : public ::testing::Test {
  protected:
   lockstep::testing::TemporaryDirectory temporary_;

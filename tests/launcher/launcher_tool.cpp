@@ -1,11 +1,16 @@
 // A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other room.
 //   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
 //                        [--host-timeout-seconds S] [-x NAME[=VALUE]] -- PROGRAM ARGS…
+//   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage   (as a rank's program)
+#include <sys/socket.h>
+
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "base/env.h"
 #include "base/error.h"
+#include "base/status_report.h"
 #include "launcher/hosts/host_helper.h"
 #include "launcher/hosts/rsh.h"
 #include "launcher/launch.h"
@@ -39,6 +44,25 @@ launcher::LaunchOptions parse(const std::vector<std::string>& arguments) {
   return options;
 }
 
+int report(const std::vector<std::string>& words) {
+  using Kind = StatusReport::Kind;
+  const std::string& what = words.at(0);
+  if (what == "garbage") {
+    const int fd = std::stoi(env(kStatusVariable).value_or("-1"));
+    for (const std::string bytes : {std::string("x"), std::string(100, '\0'), std::string(20000, 'x')})
+      ::send(fd, bytes.data(), bytes.size(), 0);
+    return 0;
+  }
+  bool sent = false;
+  if (what == "defers") sent = report_status({.kind = Kind::kDefersStops, .seconds = std::stod(words.at(1))});
+  if (what == "saving") sent = report_status({.kind = Kind::kSaving, .text = words.at(1)});
+  if (what == "saved") sent = report_status({.kind = Kind::kSaved});
+  if (what == "data") sent = report_status({.kind = Kind::kDataOnStdout});
+  if (what == "missing") sent = report_status({.kind = Kind::kMissingRanks, .ranks = {std::stoi(words.at(1))}});
+  if (what == "usage") sent = report_usage_error(words.at(1));
+  return sent ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -47,6 +71,7 @@ int main(int argc, char** argv) {
     if (arguments.at(0) == "_rank") return launcher::rank_wrapper({arguments.begin() + 2, arguments.end()});
     if (arguments.at(0) == "_host") return launcher::host_helper(0);
     if (arguments.at(0) == "_rsh") return launcher::remote_start({arguments.begin() + 1, arguments.end()});
+    if (arguments.at(0) == "report") return report({arguments.begin() + 1, arguments.end()});
     return launcher::launch(parse(arguments));
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.line().c_str());

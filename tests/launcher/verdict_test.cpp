@@ -86,6 +86,73 @@ TEST(VerdictTest, ADeathBySignalBeatsAPeersComplaintWithinSchedulingDelay) {
   EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 100), rank_that(1, killed, 110)}).rank, 0);
 }
 
+RankReport that_waited(RankReport report, std::vector<int> missing) {
+  report.missing = std::move(missing);
+  return report;
+}
+
+TEST(VerdictTest, TheRankThatTheOthersNameIsTheCause) {
+  const Ending timed_out = {How::kExited, 5}, killed = {How::kSignalled, SIGKILL};
+  RankReport hung = rank_that(1, killed, 400, true);
+  std::vector<RankReport> ranks = {that_waited(rank_that(0, timed_out, 300), {1}), hung, rank_that(2, timed_out, 250)};
+  const auto verdict = judge_ranks(ranks);
+  EXPECT_EQ(verdict.rank, 1);
+  EXPECT_EQ(verdict.exit_code, 5);
+  EXPECT_THAT(verdict.line,
+              HasSubstr("rank 1 of 3 (host a, pid 101) held up the others: rank 0 waited for it in vain"));
+  EXPECT_THAT(verdict.line, HasSubstr("--timeout-seconds"));
+  ranks[1].stopped_by = SIGSTOP;
+  EXPECT_THAT(judge_ranks(ranks).line, HasSubstr("it was stopped by SIGSTOP"));
+  // It came back too late, and found the others gone.
+  ranks[1] = rank_that(1, {How::kExited, 4}, 320);
+  EXPECT_THAT(judge_ranks(ranks).line, HasSubstr("rank 1 of 3 (host a, pid 101) held up the others"));
+  // It failed for a reason of its own, or died, however late that was noticed.
+  for (const Ending ending : {Ending{How::kExited, 3}, Ending{How::kSignalled, SIGSEGV}}) {
+    ranks[1] = rank_that(1, ending, 380);
+    EXPECT_EQ(judge_ranks(ranks).rank, 1);
+    EXPECT_EQ(judge_ranks(ranks).exit_code, ending.exit_code());
+    EXPECT_THAT(judge_ranks(ranks).line, HasSubstr("rank 1 of 3 (host a, pid 101) failed first"));
+  }
+}
+
+TEST(VerdictTest, ChainsOfWaitingRanksEndAtTheOneThatWaitsForNobody) {
+  const Ending timed_out = {How::kExited, 5}, killed = {How::kSignalled, SIGKILL};
+  const auto chain = judge_ranks({that_waited(rank_that(0, timed_out, 300), {1, 2}),
+                                  that_waited(rank_that(1, timed_out, 310), {2}), rank_that(2, killed, 400, true)});
+  EXPECT_EQ(chain.rank, 2);
+  const auto long_chain =
+      judge_ranks({that_waited(rank_that(0, timed_out, 300), {1}), that_waited(rank_that(1, killed, 310, true), {2}),
+                   rank_that(2, killed, 400, true)});
+  EXPECT_EQ(long_chain.rank, 2);
+  EXPECT_THAT(long_chain.line, HasSubstr("rank 1 waited for it in vain"));
+  // A link between them is down: nobody is to blame, so the first one is named.
+  const auto circle =
+      judge_ranks({that_waited(rank_that(0, timed_out, 300), {1}), that_waited(rank_that(1, timed_out, 290), {0})});
+  EXPECT_EQ(circle.rank, 1);
+  EXPECT_THAT(circle.line, HasSubstr("failed first"));
+  // Names are believed of those alone whose code blames others.
+  EXPECT_EQ(judge_ranks({that_waited(rank_that(0, {How::kExited, 3}, 300), {1}), rank_that(1, killed, 400, true)}).rank,
+            0);
+}
+
+TEST(VerdictTest, AUsageErrorThatHasBeenShownIsNotSaidAgain) {
+  std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 2}, 30), rank_that(1, {How::kExited, 2}, 20)};
+  EXPECT_NE(judge_ranks(ranks).line, "");
+  ranks[0].had_usage_error = true;
+  EXPECT_EQ(judge_ranks(ranks).line, "");
+  EXPECT_EQ(judge_ranks(ranks).exit_code, 2);
+}
+
+TEST(VerdictTest, AReaderThatHasGone) {
+  const std::vector<RankReport> ranks = {rank_that(0, {How::kExited, 75}, 30, true)};
+  JobReport job;
+  job.ranks = ranks;
+  job.interrupted_by = SIGPIPE;
+  EXPECT_EQ(judge(job).exit_code, 128 + SIGPIPE);
+  EXPECT_THAT(judge(job).line, HasSubstr("nobody reads standard output"));
+  EXPECT_THAT(judge(job).line, HasSubstr("a checkpoint was saved"));
+}
+
 TEST(VerdictTest, ALostWrapper) {
   const auto verdict = judge_ranks({rank_that(0, {How::kSignalled, SIGTERM}, 200, true), lost_rank(1, 100)});
   EXPECT_EQ(verdict.rank, 1);

@@ -3,6 +3,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/status_report.h"
 
 namespace lockstep::trainer {
 
@@ -46,6 +47,7 @@ void CheckpointWriter::work() {
     lock.unlock();
     std::string failure, removal_failure;
     const auto begin = Clock::now();
+    report_status({.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", card.step)});
     // Whatever it is, training goes on without this one.
     try {
       write(card);
@@ -54,6 +56,7 @@ void CheckpointWriter::work() {
     } catch (const std::exception& error) {
       failure = fmt::format("a checkpoint of step {}: {}", card.step, error.what());
     }
+    report_status({.kind = StatusReport::Kind::kSaved});
     try {
       if (failure.empty()) prune_checkpoints(options_.directory, card.step, options_.keep, options_.damaged);
     } catch (const std::exception& error) {

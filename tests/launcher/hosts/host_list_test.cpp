@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <fstream>
 
 #include "base/error.h"
+#include "tests/support/temporary_directory.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -83,7 +85,14 @@ TEST(HostFile, ThatCannotBeRead) {
   EXPECT_THAT(complaint([] { read_hostfile("/no/such/file"); }),
               HasSubstr("cannot read the host file /no/such/file: No such file or directory"));
   EXPECT_THAT(complaint([] { read_hostfile("/proc/self"); }), HasSubstr("/proc/self"));
-  EXPECT_THAT(complaint([] { read_hostfile("/dev/zero"); }), HasSubstr("larger than 1 MiB"));
+  EXPECT_THAT(complaint([] { read_hostfile("/dev/zero"); }), HasSubstr("no plain file"));
+  const lockstep::testing::TemporaryDirectory directory;
+  const std::string pipe = (directory.path() / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(complaint([&] { read_hostfile(pipe); }), HasSubstr("is a pipe"));
+  const std::string large = (directory.path() / "large").string();
+  std::ofstream(large) << std::string((1 << 20) + 1, '#');
+  EXPECT_THAT(complaint([&] { read_hostfile(large); }), HasSubstr("larger than 1 MiB"));
 }
 
 TEST(Placement, FillsOneHostAfterTheOther) {

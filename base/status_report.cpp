@@ -1,0 +1,116 @@
+#include "base/status_report.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "base/env.h"
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+struct Header {
+  StatusReport::Kind kind;
+  std::uint8_t ranks;
+  std::uint16_t text_bytes;
+  std::int32_t number;
+  double seconds;
+};
+static_assert(sizeof(Header) == 16, "no padding, which would be sent");
+
+bool is_inode(int fd, const std::string& inode) {
+  struct stat found = {};
+  return ::fstat(fd, &found) == 0 && std::to_string(found.st_ino) == inode;
+}
+
+/// Where the messages go; fd -1 where nobody listens.
+struct Listener {
+  int fd = -1;
+  bool has_stderr = false;
+
+  Listener() {
+    const auto words = split(env(kStatusVariable).value_or(""), ':');
+    const auto number = words.size() == 3 ? parse_int(words[0]) : std::nullopt;
+    if (!number || *number <= STDERR_FILENO || *number > 1 << 20) return;
+    const int given = static_cast<int>(*number);
+    if (!is_inode(given, words[1])) return;
+    ::fcntl(given, F_SETFD, FD_CLOEXEC);  // a program that this one starts is no rank
+    fd = given;
+    has_stderr = is_inode(STDERR_FILENO, words[2]);
+  }
+};
+
+const Listener& listener() {
+  static const Listener made;
+  return made;
+}
+
+}  // namespace
+
+std::string encode_status(const StatusReport& report) {
+  const auto ranks = std::span(report.ranks).first(std::min(report.ranks.size(), StatusReport::kMaxRanks));
+  const std::string_view text = utf8_prefix(report.text, StatusReport::kMaxTextBytes);
+  const Header header = {report.kind, static_cast<std::uint8_t>(ranks.size()), static_cast<std::uint16_t>(text.size()),
+                         report.number, report.seconds};
+  std::string bytes(sizeof header + ranks.size_bytes(), '\0');
+  std::memcpy(bytes.data(), &header, sizeof header);
+  if (!ranks.empty()) std::memcpy(bytes.data() + sizeof header, ranks.data(), ranks.size_bytes());
+  bytes += text;
+  return bytes;
+}
+
+std::optional<StatusReport> decode_status(std::string_view bytes) {
+  Header header;
+  if (bytes.size() < sizeof header) return std::nullopt;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::size_t rank_bytes = header.ranks * sizeof(std::int32_t);
+  if (header.kind < StatusReport::Kind::kDefersStops || header.kind > StatusReport::Kind::kContinued ||
+      header.ranks > StatusReport::kMaxRanks || header.text_bytes > StatusReport::kMaxTextBytes ||
+      bytes.size() != sizeof header + rank_bytes + header.text_bytes || !std::isfinite(header.seconds))
+    return std::nullopt;
+  StatusReport report{.kind = header.kind, .number = header.number, .seconds = header.seconds};
+  report.ranks.resize(header.ranks);
+  if (rank_bytes > 0) std::memcpy(report.ranks.data(), bytes.data() + sizeof header, rank_bytes);
+  report.text = bytes.substr(sizeof header + rank_bytes);
+  return report;
+}
+
+bool report_status(const StatusReport& report) noexcept {
+  try {
+    const int fd = listener().fd;
+    if (fd < 0) return false;
+    const std::string bytes = encode_status(report);
+    ssize_t sent;
+    do sent = ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent == static_cast<ssize_t>(bytes.size());
+  } catch (...) {
+    return false;  // no memory left: what is reported goes on without it
+  }
+}
+
+void report_missing_ranks(std::span<const int> ranks) noexcept {
+  try {
+    report_status({.kind = StatusReport::Kind::kMissingRanks, .ranks = {ranks.begin(), ranks.end()}});
+  } catch (...) {
+    return;
+  }
+}
+
+bool report_usage_error(const std::string& line) noexcept {
+  try {
+    return listener().has_stderr && report_status({.kind = StatusReport::Kind::kUsageError, .text = line});
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace lockstep

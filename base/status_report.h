@@ -1,0 +1,52 @@
+// What a rank tells the launcher beside what it prints: short messages on a socket that its wrapper reads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// One message. Fields that a kind does not name are empty.
+struct StatusReport {
+  enum class Kind : std::uint8_t {
+    kDefersStops = 1,  // a stop request lets it finish its step and save a checkpoint; a step takes about `seconds`
+    kSaving,           // `text` is being written
+    kSaved,            // or could not be
+    kDataOnStdout,     // what it writes to stdout is for programs: nothing may be added to its lines
+    kMissingRanks,     // it gives up because it has waited for `ranks` in vain
+    kUsageError,       // `text`, one line, which it has not printed
+    kStopped,          // from the wrapper: the program was stopped by signal `number` …
+    kContinued,        // … and runs again
+  };
+  static constexpr std::size_t kMaxRanks = 64;
+  static constexpr std::size_t kMaxTextBytes = 4096;
+
+  Kind kind = Kind::kDefersStops;
+  std::int32_t number = 0;
+  double seconds = 0;
+  std::vector<std::int32_t> ranks = {};
+  std::string text = {};
+
+  friend bool operator==(const StatusReport&, const StatusReport&) = default;
+};
+
+/// At most kMaxRanks and kMaxTextBytes are kept.
+std::string encode_status(const StatusReport& report);
+/// Nothing for bytes that no encode_status() made.
+std::optional<StatusReport> decode_status(std::string_view bytes);
+
+/// Environment variable that names the socket and the pipe that stderr is: "FD:INODE:STDERR_INODE". A program may have
+/// closed them, or been given others under the same numbers, so they are recognised by their inodes.
+inline constexpr const char* kStatusVariable = "LOCKSTEP_STATUS";
+
+/// Sends a message if a launcher listens, and never waits. Whether it was sent. Thread-safe.
+bool report_status(const StatusReport& report) noexcept;
+void report_missing_ranks(std::span<const int> ranks) noexcept;
+/// False where nobody listens, or stderr goes somewhere else than to the launcher: the line is to be printed then.
+bool report_usage_error(const std::string& line) noexcept;
+
+}  // namespace lockstep
