@@ -89,7 +89,7 @@ void HostEngine::check_locals() {
     check_verdict();
     report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
-                                  name_of_op(first()), whereabouts_of(rank)),
+                                  describe(first()), whereabouts_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
   }
 }
@@ -112,11 +112,11 @@ void HostEngine::fail_for_link(std::size_t i) {
   const int rank = link.rank();
   report_missing_ranks({&rank, 1});
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
-    throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank),
-                                  name_of_op(first())),
-                      fmt::format("look at the log of rank {}", rank));
+    throw DeviceError(
+        fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank), describe(first())),
+        fmt::format("look at the log of rank {}", rank));
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
-                                met_.peers.name_of(rank), errno_text(link.error()), name_of_op(first())),
+                                met_.peers.name_of(rank), errno_text(link.error()), describe(first())),
                     "look at that host and the network to it");
 }
 
@@ -151,7 +151,7 @@ void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
   report_missing_ranks({&silent, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", met_.peers.name_of(silent),
-                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank_), name_of_op(first())),
+                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank_), describe(first())),
       "look at that host and the network between the two");
 }
 
@@ -234,7 +234,7 @@ void HostEngine::time_out(double waited_seconds) {
   if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
   report_missing_ranks(missing_);
   throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", name_of_op(first()), waited_seconds, join(names, "; ")),
+      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, join(names, "; ")),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
                   missing_.empty() ? 0 : missing_.front()));
 }

@@ -100,9 +100,9 @@ void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
   const bool known = part == Link::Part::kPayload;
   std::string what = known ? fmt::format("{} bytes", header.bytes) : std::string("a header");
   if (known && header.place > 0)
-    what += fmt::format(" of {}", name_of_op(op_of(header)));
+    what += fmt::format(" of {}", describe(header.op));
   else if (opened_ > closed_)
-    what += fmt::format(" in {}", name_of_op(operation(closed_ + 1).op));
+    what += fmt::format(" in {}", describe(operation(closed_ + 1).op));
   const int own = hosts_[static_cast<std::size_t>(host_)][static_cast<std::size_t>(roster_.local())];
   throw DeviceError(fmt::format("the network altered bytes between {} and {}: {} came with a wrong checksum",
                                 names_.name_of(link.rank()), names_.name_of(own), what),

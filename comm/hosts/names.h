@@ -9,6 +9,4 @@ namespace lockstep::comm {
 
 inline constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
 
-inline std::string name_of_op(const Op& op) { return describe(op); }
-
 }  // namespace lockstep::comm
