@@ -17,6 +17,7 @@ class HostsGroup : public ProcessGroup {
   std::string name() const override { return "hosts"; }
   std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
   std::unique_ptr<Arena> allocate(std::size_t bytes) override;
+  Store* store() override { return store_.get(); }
 
  protected:
   HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);
