@@ -142,6 +142,7 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
   table.group("Ranks");
   add_backend_option(table, options.group.backend);
   add_timeout_option(table, options.group.timeout_seconds);
+  add_stall_option(table, options.group.stall_warning_seconds);
   add_format_options(table, options.format);
   return table;
 }

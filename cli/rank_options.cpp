@@ -270,6 +270,15 @@ void add_timeout_option(OptionTable& table, double& seconds) {
              .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
 }
 
+void add_stall_option(OptionTable& table, double& seconds) {
+  table.add({.name = "stall-warning-seconds",
+             .placeholder = "S",
+             .help = "a wait for another rank that lasts so long is mentioned, with the rank that is waited for, and "
+                     "again after twice as long, and so on; 0: never",
+             .default_text = fmt::to_string(seconds),
+             .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
+}
+
 void add_device_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
@@ -314,6 +323,7 @@ void add_device_options(OptionTable& table, TrainConfig& config) {
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
+  add_stall_option(table, config.stall_warning_seconds);
 }
 
 void add_parallel_option(OptionTable& table, TrainConfig& config) {

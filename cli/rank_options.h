@@ -29,6 +29,7 @@ void add_schedule_options(OptionTable& table, trainer::TrainConfig& config);
 /// For collectives of host memory.
 void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend);
 void add_timeout_option(OptionTable& table, double& seconds);
+void add_stall_option(OptionTable& table, double& seconds);
 /// Device, backend, threads; opens a group.
 void add_device_options(OptionTable& table, trainer::TrainConfig& config);
 /// One process for each device, or one for all.

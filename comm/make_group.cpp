@@ -7,6 +7,7 @@
 #include "comm/self_group.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/shm_group.h"
+#include "comm/stall_notice.h"
 #include "comm/tcp/tcp_store.h"
 
 namespace lockstep::comm {
@@ -93,6 +94,7 @@ std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions&
                                  options.timeout_seconds, kMostTimeoutSeconds),
                      "--timeout-seconds 300");
   const auto timeout = duration_of(options.timeout_seconds);
+  set_stall_warning(duration_of(options.stall_warning_seconds));
   if (world.size == 1) return std::make_unique<SelfGroup>(timeout);
   // Asked for by name, MPI is started even where the ranks could meet without it.
   if (options.backend == Backend::kMpi && world.mpi_joins) return make_mpi_group(world, options);

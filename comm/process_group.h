@@ -19,6 +19,8 @@
 
 namespace lockstep::comm {
 
+class Store;
+
 /// Note [Same order]
 /// Every rank issues the same collectives, on the same regions, in the same order. Each one takes the group's next
 /// sequence number; backends compare its signature and the history before it (Note [Signatures]), so that ranks out of
@@ -100,6 +102,10 @@ class ProcessGroup {
   /// For a rank that waits for the others by other means than this group's operations: throws DeviceError where one of
   /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
   virtual void watch_peers() { poll(); }
+
+  /// Where the ranks have met, for what shall oblige nobody to take part; the caller's thread uses it. nullptr where
+  /// there is none, or another thread has it.
+  virtual Store* store() { return nullptr; }
 
   /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing
   /// to do where each operation is compared before it moves anything.

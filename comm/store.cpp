@@ -5,6 +5,7 @@
 
 #include "base/status_report.h"
 #include "base/text.h"
+#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 namespace {
@@ -39,16 +40,34 @@ std::vector<std::optional<std::string>> Store::try_get(std::span<const std::stri
   return do_get(keys, deadline);
 }
 
-std::string Store::get(const std::string& key, Deadline deadline) {
+Store::Values Store::get_all(std::span<const std::string> keys, Deadline deadline, const std::string& doing,
+                             FunctionRef<bool(const Values&)> speaks,
+                             FunctionRef<std::vector<int>(const Values&)> missing) {
   const auto begin = Clock::now();
-  auto values = try_get(std::span(&key, 1), deadline);
-  if (!values[0]) time_out(fmt::format("getting '{}'", key), seconds_between(begin, Clock::now()), {});
+  for (auto pause = stall_warning();; pause *= 2) {
+    const auto next = Deadline::after(begin + pause - Clock::now());
+    const bool last = pause == Clock::duration::zero() || next.when() >= deadline.when();
+    auto values = try_get(keys, last ? deadline : next);
+    if (last || std::ranges::all_of(values, [](const auto& value) { return value.has_value(); })) return values;
+    if (speaks(values)) mention_stall(doing, seconds_between(begin, Clock::now()), missing(values));
+  }
+}
+
+std::string Store::get(const std::string& key, Deadline deadline) {
+  const std::vector<std::string> keys = {key};
+  const auto begin = Clock::now();
+  const std::string doing = fmt::format("getting '{}'", key);
+  auto values = get_all(
+      keys, deadline, doing, [](const Values&) { return true; }, [](const Values&) { return std::vector<int>(); });
+  if (!values[0]) time_out(doing, seconds_between(begin, Clock::now()), {});
   return *std::move(values[0]);
 }
 
 void Store::wait(std::span<const std::string> keys, Deadline deadline) {
   const auto begin = Clock::now();
-  const auto values = try_get(keys, deadline);
+  const auto values = get_all(
+      keys, deadline, fmt::format("getting {} values", keys.size()), [](const Values&) { return true; },
+      [](const Values&) { return std::vector<int>(); });
   std::vector<std::string> unset;
   for (std::size_t i = 0; i < keys.size(); ++i)
     if (!values[i]) unset.push_back(fmt::format("'{}'", keys[i]));
@@ -62,55 +81,83 @@ std::vector<std::string> Store::all_gather_text(const std::string& name, std::st
   set(key_of(name, rank_), mine);
   std::vector<std::string> keys;
   for (int r = 0; r < size_; ++r) keys.push_back(key_of(name, r));
+  const auto unset = [](const Values& values) {
+    std::vector<int> ranks;
+    for (std::size_t r = 0; r < values.size(); ++r)
+      if (!values[r]) ranks.push_back(static_cast<int>(r));
+    return ranks;
+  };
+  // The lowest of those who wait; of those whom rank 0 does not answer, the next.
+  const auto speaks = [&](const Values& values) {
+    if (!values[static_cast<std::size_t>(rank_)]) return rank_ == 1;
+    return std::ranges::none_of(std::span(values).first(static_cast<std::size_t>(rank_)),
+                                [](const auto& value) { return value.has_value(); });
+  };
+  auto values = get_all(keys, deadline, name, speaks, unset);
+  if (const auto missing = unset(values); !missing.empty())
+    time_out(name, seconds_between(begin, Clock::now()), missing);
   std::vector<std::string> texts;
-  std::vector<int> missing;
-  for (auto& value : try_get(keys, deadline)) {
-    if (!value) missing.push_back(static_cast<int>(texts.size()));
-    texts.push_back(std::move(value).value_or(std::string()));
-  }
-  if (!missing.empty()) time_out(name, seconds_between(begin, Clock::now()), missing);
+  for (auto& value : values) texts.push_back(*std::move(value));
   return texts;
 }
 
 std::string Store::broadcast_text(const std::string& name, std::string_view mine, int root, Deadline deadline) {
   check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   const auto begin = Clock::now();
-  const std::string key = key_of(name, root);
+  const std::vector<std::string> keys = {key_of(name, root)};
   if (rank_ == root) {
-    set(key, mine);
+    set(keys[0], mine);
     return std::string(mine);
   }
-  auto values = try_get(std::span(&key, 1), deadline);
+  auto values = get_all(
+      keys, deadline, name, [&](const Values&) { return rank_ == (root == 0 ? 1 : 0); },
+      [&](const Values&) { return std::vector<int>{root}; });
   if (!values[0]) time_out(name, seconds_between(begin, Clock::now()), {root});
   return *std::move(values[0]);
 }
 
-void Store::time_out(const std::string& doing, double waited_seconds, std::vector<int> missing) {
+Store::Absent Store::describe_absent(std::vector<int> missing) {
   const auto present = roll_call();
+  // Rank 0 keeps it: where it does not say what this rank itself has set, nothing is known of the others either.
+  if (present[static_cast<std::size_t>(rank_)].host == kUnknownHost ||
+      std::ranges::find(missing, rank_) != missing.end())
+    missing = {0};
   if (missing.empty())
     for (int r = 0; r < size_; ++r)
       if (!present[static_cast<std::size_t>(r)].joined) missing.push_back(r);
-
-  constexpr std::size_t kNamed = 8;
+  Absent absent;
   std::vector<std::string> names;
-  bool never_joined = false;
-  for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i) {
-    const Attendance& one = present[static_cast<std::size_t>(missing[i])];
-    never_joined = never_joined || (i == 0 && !one.joined);
-    names.push_back(one.joined ? fmt::format("rank {} (host {})", missing[i], one.host)
-                               : fmt::format("rank {}, which has not joined", missing[i]));
+  for (const int rank : missing) {
+    const Attendance& one = present[static_cast<std::size_t>(rank)];
+    names.push_back(!one.joined                ? fmt::format("rank {}, which has not joined", rank)
+                    : one.host == kUnknownHost ? fmt::format("rank {}, which does not answer", rank)
+                                               : fmt::format("rank {} (host {})", rank, one.host));
   }
-  if (missing.size() > kNamed) names.push_back(fmt::format("{} more", missing.size() - kNamed));
+  absent.names = first_names(names);
+  if (!missing.empty()) {
+    absent.first = missing.front();
+    absent.never_joined = !present[static_cast<std::size_t>(absent.first)].joined;
+  }
+  return absent;
+}
+
+void Store::mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing) {
+  const Absent absent = describe_absent(std::move(missing));
+  if (absent.first >= 0) warn_of_stall(doing, waited_seconds, absent.names);
+}
+
+void Store::time_out(const std::string& doing, double waited_seconds, std::vector<int> missing) {
+  const Absent absent = describe_absent(std::move(missing));
   std::string remedy = "all ranks have joined: look at the log of the one that should set it";
-  if (!missing.empty())
-    remedy = never_joined ? fmt::format(
-                                "start rank {} with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, or look at "
-                                "its log; --timeout-seconds waits longer",
-                                missing.front())
-                          : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                                        missing.front());
+  if (absent.first >= 0)
+    remedy = absent.never_joined
+                 ? fmt::format(
+                       "start rank {} with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, or look at its "
+                       "log; --timeout-seconds waits longer",
+                       absent.first)
+                 : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", absent.first);
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
-                                       names.empty() ? "" : " waiting for ", join(names, "; ")),
+                                       absent.names.empty() ? "" : " waiting for ", absent.names),
                            remedy);
   report_missing_ranks(missing);
   give_up(error);

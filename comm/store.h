@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/function_ref.h"
 
 namespace lockstep::comm {
 
@@ -69,19 +70,35 @@ class Store {
   struct Attendance {
     bool joined = false;
     bool left = false;
-    std::string host;  // of those that have joined
+    std::string host;  // of those that have joined; kUnknownHost where whoever keeps the store has not answered
   };
+  static constexpr const char* kUnknownHost = "?";
   /// As far as is known, by rank; waits at most briefly.
   virtual std::vector<Attendance> roll_call() = 0;
   /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken. Throws PeerError
   /// where another rank has done so before.
   virtual void give_up(const TimeoutError& error) = 0;
 
+  /// As warn_of_stall(); without `missing` it is those who have not joined. Only what has to be known is asked for.
+  void mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing);
   /// Gives up with a TimeoutError: "<doing> timed out after … s waiting for rank 1 (host b)"; without `missing` those
   /// who have not joined.
   [[noreturn]] void time_out(const std::string& doing, double waited_seconds, std::vector<int> missing);
 
  private:
+  using Values = std::vector<std::optional<std::string>>;
+  /// try_get() until all are there or `deadline`. Says that <doing> stands still, where `speaks` says of what has come
+  /// so far that this rank is the one to say so, and that the ranks of `missing` are waited for.
+  Values get_all(std::span<const std::string> keys, Deadline deadline, const std::string& doing,
+                 FunctionRef<bool(const Values&)> speaks, FunctionRef<std::vector<int>(const Values&)> missing);
+  /// Those of `missing` as texts; also who is first, and whether that one has never joined.
+  struct Absent {
+    std::string names;
+    int first = -1;
+    bool never_joined = false;
+  };
+  Absent describe_absent(std::vector<int> missing);
+
   int rank_;
   int size_;
 };

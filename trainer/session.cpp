@@ -125,6 +125,7 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
   set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
   comm::GroupOptions options;
   options.timeout_seconds = config.timeout_seconds;
+  options.stall_warning_seconds = config.stall_warning_seconds;
   options.backend = config.backend;
   options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
   Session session = meet(options, check);

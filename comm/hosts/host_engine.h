@@ -14,6 +14,7 @@
 #include "comm/hosts/roster.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"
+#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 
@@ -70,6 +71,8 @@ class HostEngine {
   void look_around();
   /// For one that waits by other means: throws if another rank is known to have ended.
   void look_for_the_ended();
+  /// For one that waits, too: says so when that has lasted long.
+  void mention_stall();
   [[noreturn]] void time_out(double waited_seconds);
   /// Tells the others what this rank fails with, where that is of interest to them.
   void tell_of_end(const std::exception_ptr& failure);
@@ -97,6 +100,8 @@ class HostEngine {
   void find_who_is_silent(std::vector<int>& silent) const;
   void find_who_is_missing(bool as_others_say);
   std::string whereabouts_of(int rank) const;
+  std::string missing_text();
+  std::uint64_t progress() const { return posted_ + finished_ + completed_ + (lane_ ? lane_->progress() : 0); }
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
 
@@ -123,6 +128,7 @@ class HostEngine {
   // Of a stall:
   std::uint64_t progress_at_last_look_ = 0;
   Clock::time_point still_since_{};
+  StallNotice stall_;
   Clock::time_point next_connection_check_{};
   std::vector<Clock::time_point> silent_since_;  // by link: since when TCP asks, and nobody answers
   std::vector<int> silent_;                      // whom this rank misses in the first operation

@@ -48,10 +48,12 @@ void HostEngine::look_around() {
   check_links();
   check_connections();
   const auto now = Clock::now();
-  const std::uint64_t progress = posted_ + finished_ + completed_ + (lane_ ? lane_->progress() : 0);
+  const std::uint64_t progress = this->progress();
   if (progress != progress_at_last_look_) still_since_ = now;
   progress_at_last_look_ = progress;
-  if (idle() || now - still_since_ < std::min(kPatience, timeout_ / 3)) return;
+  if (idle()) return;
+  // Who has heard others say that they wait says so at once, so that they do not take it for the one who is missing.
+  if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(lane_ && lane_->others_say_they_wait())) return;
   find_who_is_silent(silent_);
   if (lane_) lane_->tell_of_wait(silent_);
   // The others here have no links, or other ones.
@@ -217,7 +219,8 @@ std::string HostEngine::whereabouts_of(int rank) const {
   return fmt::format("the last that it issued is {}", describe(roster_.last_posted_by(local)));
 }
 
-void HostEngine::time_out(double waited_seconds) {
+/// Fills missing_, too.
+std::string HostEngine::missing_text() {
   find_who_is_missing(true);
   if (missing_.empty())
     for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
@@ -225,18 +228,28 @@ void HostEngine::time_out(double waited_seconds) {
   if (missing_.empty())
     for (int i = 0; i < roster_.size(); ++i)
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
-  constexpr std::size_t kNamed = 8;
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < std::min(missing_.size(), kNamed); ++i) {
-    const std::string where = whereabouts_of(missing_[i]);
-    names.push_back(met_.peers.name_of(missing_[i]) + (where.empty() ? "" : ", " + where));
+  for (const int rank : missing_) {
+    const std::string where = whereabouts_of(rank);
+    names.push_back(met_.peers.name_of(rank) + (where.empty() ? "" : ", " + where));
   }
-  if (missing_.size() > kNamed) names.push_back(fmt::format("{} more", missing_.size() - kNamed));
+  return first_names(names);
+}
+
+void HostEngine::mention_stall() {
+  // Twice, so that all have told each other.
+  if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
+  const std::string whom = missing_text();
+  if (!missing_.empty() && roster_.claim_mention(completed_ + 1, stall_.times()))
+    warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
+}
+
+void HostEngine::time_out(double waited_seconds) {
+  const std::string whom = missing_text();
   report_missing_ranks(missing_);
-  throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, join(names, "; ")),
-      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                  missing_.empty() ? 0 : missing_.front()));
+  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, whom),
+                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                                 missing_.empty() ? 0 : missing_.front()));
 }
 
 void HostEngine::tell_of_end(const std::exception_ptr& failure) {

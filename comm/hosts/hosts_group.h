@@ -16,6 +16,7 @@ class HostsGroup : public ProcessGroup {
  public:
   std::string name() const override { return "hosts"; }
   std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
+  Store* store() override { return store_.get(); }
 
  protected:
   HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);

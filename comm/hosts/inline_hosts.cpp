@@ -93,6 +93,7 @@ void InlineHosts::wait_until(Condition&& done, Deadline deadline) {
       throw_if_stopped("waiting for the other ranks");
       engine_.look_around();
       if (deadline.expired() && !done()) engine_.time_out(seconds_between(begin, now));
+      engine_.mention_stall();
       next_look = now + kNap;
     }
     engine_.sleep(std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1)), done);

@@ -58,6 +58,8 @@ class Lane final : private Link::Sink {
   bool waits_for(std::size_t i) const;
   /// What the other end said last that it waits for in `place`; nothing if it has said nothing about it.
   const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t place) const;
+  /// Whether somebody has said that it waits in the first operation.
+  bool others_say_they_wait() const;
   /// Tells the others whom this rank waits for in the first operation, if it has not.
   void tell_of_wait(const std::vector<int>& ranks);
   /// Tells them why the group ends, as far as they take it before `deadline`: all but the one who has told this rank,

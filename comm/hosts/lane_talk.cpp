@@ -26,6 +26,11 @@ const std::vector<int>* Lane::said_to_wait_for(std::size_t i, std::uint64_t plac
   return peers_[i].said_place == place ? &peers_[i].said : nullptr;
 }
 
+bool Lane::others_say_they_wait() const {
+  return opened_ > closed_ &&
+         std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.said_place == closed_ + 1; });
+}
+
 void Lane::tell_of_wait(const std::vector<int>& ranks) {
   if (opened_ == closed_) return;
   if (told_place_ == closed_ + 1 && told_ranks_ == ranks) return;

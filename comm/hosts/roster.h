@@ -102,6 +102,9 @@ class Roster {
   void blame(std::uint64_t place, const std::vector<int>& ranks) const;
   std::vector<int> blamed_by(int local, std::uint64_t place) const;
 
+  /// See Note [Stall notices].
+  bool claim_mention(std::uint64_t place, unsigned times) const { return comm::claim_mention(seat(0), place, times); }
+
   /// The first one stands.
   void announce(const Verdict& verdict) const;
   std::optional<Verdict> verdict() const;

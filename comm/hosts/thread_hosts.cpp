@@ -114,6 +114,7 @@ void ThreadHosts::serve() {
         engine_.time_out(
             std::chrono::duration<double>(Clock::duration(count - wait_begin_.load(std::memory_order_relaxed)))
                 .count());
+      engine_.mention_stall();
     }
     const auto end = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire)));
     Clock::duration nap = engine_.idle() ? Clock::duration(kLongNap) : Clock::duration(kNap);

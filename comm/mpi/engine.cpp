@@ -1,5 +1,8 @@
 #include "comm/mpi/engine.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 
 namespace lockstep::comm {
@@ -38,6 +41,9 @@ bool Engine::advance() {
   if (idle()) return false;
   if (transfers_.test()) {
     last_look_ = {};
+    ++moves_;
+    due_ = false;
+    suspects_.clear();
     retire();
     begin_waiting();
     return true;
@@ -90,10 +96,30 @@ void Engine::watch_for_stalls() {
   // Something moved since the last look, or the long gap between the two is this rank's own doing: no stall.
   if (now - last_look_ > patience_ / 2) next_check_ = now + patience_;
   last_look_ = now;
+  // Not before all who wait have had the time to say so.
+  due_ = stall_.is_due(moves_, now, 2 * patience_) || due_;
   if (now < next_check_) return;
   next_check_ = now + kCheckEvery;
   const Schedule& first = first_under_way();
   stall_watch_.check(first.op(), completed_, transfers_.missing(first));
+  mention_stall(first, now);
+}
+
+/// Whoever has come to the operation just now says that it waits only after a while: those who do by then are no
+/// suspects any more.
+void Engine::mention_stall(const Schedule& first, Clock::time_point now) {
+  auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
+  if (std::exchange(due_, false) && suspects_.empty()) {
+    suspects_ = silent();
+    confirm_at_ = now + patience_ + 2 * kCheckEvery;
+    return;
+  }
+  if (suspects_.empty() || now < confirm_at_) return;
+  const auto still = silent();
+  std::erase_if(suspects_, [&](int rank) { return !std::ranges::binary_search(still, rank); });
+  if (!suspects_.empty() && stall_watch_.is_first_to_wait(first.op()))
+    warn_of_stall(describe(first.op()), stall_.waited_seconds(), stall_watch_.names_of(suspects_));
+  suspects_.clear();
 }
 
 void Engine::time_out(double waited_seconds) {

@@ -16,6 +16,7 @@
 #include "comm/mpi/transfers.h"
 #include "comm/mpi/tree_broadcast.h"
 #include "comm/op.h"
+#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 
@@ -44,7 +45,8 @@ class Engine {
   std::uint64_t completed_sequence() const { return completed_sequence_; }
   bool idle() const { return completed_ == submitted_; }
 
-  /// To be called now and then while advance() finds nothing to do. Throws OutOfStepError (Note [Stalls]).
+  /// To be called now and then while advance() finds nothing to do. Throws OutOfStepError (Note [Stalls]); says so when
+  /// nothing has moved for long (Note [Stall notices]).
   void watch_for_stalls();
 
   /// Throws the TimeoutError for a wait that began `waited_seconds` ago.
@@ -72,6 +74,7 @@ class Engine {
   Schedule& schedule_for(Slot& slot, const Op& op);
   void begin_waiting();
   void retire();
+  void mention_stall(const Schedule& first, Clock::time_point now);
   const Schedule& first_under_way() { return *slot_of(completed_ + 1).active; }
 
   const Tuning tuning_;
@@ -90,6 +93,11 @@ class Engine {
 
   Clock::time_point last_look_;  // of watch_for_stalls
   Clock::time_point next_check_;
+  std::uint64_t moves_ = 0;
+  StallNotice stall_;
+  bool due_ = false;
+  std::vector<int> suspects_;       // whom this rank will say that it waits for
+  Clock::time_point confirm_at_{};  // if they are still silent then
 };
 
 }  // namespace lockstep::comm

@@ -21,6 +21,7 @@ class InlineGroup final : public ProcessGroup {
 
   std::string name() const override { return "mpi"; }
   void poll() override;
+  Store* store() override { return store_.get(); }
   void shutdown() override;
 
  protected:

@@ -1,12 +1,13 @@
 #include "comm/mpi/stall_watch.h"
 
 #include <algorithm>
+#include <span>
 #include <type_traits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/status_report.h"
-#include "base/text.h"
+#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 namespace {
@@ -105,23 +106,33 @@ void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours
       kSameProgram);
 }
 
-void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {
+std::vector<int> StallWatch::silent(const Op& op, const std::vector<int>& missing) {
   listen();
   const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].place >= op.place; };
-  std::vector<int> blamed;
-  std::copy_if(missing.begin(), missing.end(), std::back_inserter(blamed), [&](int rank) { return !waits_too(rank); });
-  if (blamed.empty())
+  std::vector<int> ranks;
+  std::copy_if(missing.begin(), missing.end(), std::back_inserter(ranks), [&](int rank) { return !waits_too(rank); });
+  if (ranks.empty())
     for (int rank = 0; rank < session_.size(); ++rank)
-      if (rank != session_.rank() && !waits_too(rank)) blamed.push_back(rank);
-  if (blamed.empty()) blamed = missing;
+      if (rank != session_.rank() && !waits_too(rank)) ranks.push_back(rank);
+  return ranks.empty() ? missing : ranks;
+}
 
-  constexpr std::size_t kNamed = 8;
+bool StallWatch::is_first_to_wait(const Op& op) const {
+  const auto lower = std::span(heard_).first(static_cast<std::size_t>(session_.rank()));
+  return std::ranges::none_of(lower, [&](const Notice& notice) { return notice.place >= op.place; });
+}
+
+std::string StallWatch::names_of(const std::vector<int>& ranks) const {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < std::min(blamed.size(), kNamed); ++i) names.push_back(session_.name_of_rank(blamed[i]));
-  if (blamed.size() > kNamed) names.push_back(fmt::format("{} more", blamed.size() - kNamed));
+  for (const int rank : ranks) names.push_back(session_.name_of_rank(rank));
+  return first_names(names);
+}
+
+void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {
+  const auto blamed = silent(op, missing);
   report_missing_ranks(blamed);
   throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(op), waited_seconds, join(names, ", ")),
+      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(op), waited_seconds, names_of(blamed)),
       fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
                   blamed.empty() ? 0 : blamed.front()));
 }

@@ -32,6 +32,13 @@ class StallWatch {
   /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
   void check(const Op& op, std::uint64_t completed, const std::vector<int>& missing);
 
+  /// Of those that `op` waits for, the ones who have not said that they wait, too; else whoever has not; all of them
+  /// where everybody has.
+  std::vector<int> silent(const Op& op, const std::vector<int>& missing);
+  /// Whether this rank is the lowest of those who have said that they wait in `op`.
+  bool is_first_to_wait(const Op& op) const;
+  std::string names_of(const std::vector<int>& ranks) const;
+
   /// What to throw when `op` has not become complete in time.
   [[noreturn]] void time_out(const Op& op, const std::vector<int>& missing, double waited_seconds);
 

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/cuda/runtime.h"
 #include "base/error.h"
 #include "base/status_report.h"
@@ -21,6 +23,7 @@
 #include "comm/nccl/marks.h"
 #include "comm/nccl/op_timer.h"
 #include "comm/nccl/roll_call.h"
+#include "comm/nccl/stall_poll.h"
 
 namespace lockstep::comm {
 namespace {
@@ -88,6 +91,7 @@ class NcclGroup final : public DeviceGroup {
   std::shared_ptr<Communicator> communicator_;  // arenas use it too
   std::optional<RollCall> roll_call_;
   std::optional<HistoryCheck> history_check_;
+  std::optional<StallPoll> stall_poll_;
 
   CudaStream stream_{CudaStream::Priority::kHigh};  // of all operations
   CudaEvent ready_;
@@ -146,6 +150,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
   guard([&] {
     roll_call_.emplace(control_);
     history_check_.emplace(control_);
+    stall_poll_.emplace(control_.store(), rank(), size(), crc32c(std::as_bytes(std::span(&id, 1))));
     join_ranks(*communicator_, id, control_, *roll_call_, timeout(), [&] {
       throw_if_stopped("joining the other ranks");
       look_at_peers();
@@ -256,6 +261,7 @@ void NcclGroup::give(const Op& op) {
         look_at_peers();
         const auto now = Clock::now();
         if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
+        stall_poll_->look(op, now);
       });
   if (result != ncclSuccess) throw_nccl_error(communicator_->api(), communicator_->get(), result, describe(op));
   if (!capturing_) timer_.end(stream_.get());
@@ -297,7 +303,9 @@ void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
     throw_if_stopped("waiting for the other ranks");
     look_around();
     if (is_complete(sequence)) return;
-    if (deadline.expired()) time_out(ledger_.first_under_way(), seconds_between(begin, Clock::now()));
+    const auto now = Clock::now();
+    if (deadline.expired()) time_out(ledger_.first_under_way(), seconds_between(begin, now));
+    stall_poll_->look(ledger_.first_under_way(), now);
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -326,6 +334,7 @@ void NcclGroup::poll() {
     look_around();
     if (!is_complete(ledger_.launched()) && now - ledger_.progress() > timeout())
       time_out(ledger_.first_under_way(), seconds_between(ledger_.progress(), now));
+    if (!is_complete(ledger_.launched())) stall_poll_->look(ledger_.first_under_way(), now);
   });
 }
 

@@ -28,7 +28,7 @@ struct alignas(64) Slot {
   OpSignature what;
 };
 
-/// What one rank writes and the others read; only `bell` is written by all.
+/// What one rank writes and the others read; only `bell` and `mentioned` are written by all.
 struct Seat {
   static constexpr std::size_t kSlots = 16;
 
@@ -36,6 +36,7 @@ struct Seat {
   std::atomic<std::uint64_t> posted;                // the last place that it has taken
   alignas(64) std::atomic<std::uint32_t> asleep;    // it waits for its bell
   std::atomic<std::uint32_t> bell;                  // a futex
+  std::atomic<std::uint64_t> mentioned;             // on the first rank's: the last stall that a rank has spoken of
   std::array<Slot, kSlots> slots;
 
   Slot& slot_of(std::uint64_t place) { return slots[place % kSlots]; }
@@ -43,6 +44,15 @@ struct Seat {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "a futex is a plain word");
 static_assert(std::is_trivially_destructible_v<Seat>);
+
+/// Whether no rank of the host has said yet, for the `times`-th time, that `place` stands still: now this one has.
+inline bool claim_mention(Seat& first, std::uint64_t place, unsigned times) {
+  const std::uint64_t stall = place << 8 | (times & 0xffu);
+  std::uint64_t known = first.mentioned.load(std::memory_order_relaxed);
+  while (known < stall)
+    if (first.mentioned.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;
+  return false;
+}
 
 inline void write(Slot& slot, const Op& op) {
   slot.history = op.history;

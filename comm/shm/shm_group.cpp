@@ -17,6 +17,7 @@
 #include "comm/shm/pipeline.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_arena.h"
+#include "comm/stall_notice.h"
 #include "comm/text_exchange.h"
 
 namespace lockstep::comm {
@@ -54,6 +55,7 @@ class ShmGroup final : public ProcessGroup {
   std::string name() const override { return "shm"; }
   void poll() override;
   void watch_peers() override;
+  Store* store() override { return store_.get(); }
   void shutdown() override;
 
  protected:
@@ -74,7 +76,10 @@ class ShmGroup final : public ProcessGroup {
   void look_around();
   /// For a caller that never waits: look_around() where nothing has happened for a while.
   void look_around_now_and_then();
+  void mention_stall(Clock::time_point now);
   [[noreturn]] void time_out(double waited_seconds) const;
+  std::vector<int> missing() const;
+  std::string text_of(const std::vector<int>& missing) const;
   std::string whereabouts_of(int rank) const;
 
   std::unique_ptr<Store> store_;
@@ -83,6 +88,7 @@ class ShmGroup final : public ProcessGroup {
   Pipeline pipeline_;
   TextExchange texts_;
   Clock::time_point next_look_{};  // of look_around_now_and_then()
+  StallNotice stall_;
 };
 
 std::unique_ptr<Arena> ShmGroup::map_arena(std::size_t bytes) {
@@ -165,6 +171,7 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
       throw_if_stopped("waiting for the other ranks");
       look_around();
       if (deadline.expired()) time_out(seconds_between(begin, now));
+      mention_stall(now);
       next_look = now + kNap;
     }
     const auto ticket = lie_down(own);
@@ -213,20 +220,33 @@ std::string ShmGroup::whereabouts_of(int rank) const {
   return fmt::format("the last that it issued is {}", describe(pipeline_.last_posted_by(rank)));
 }
 
-void ShmGroup::time_out(double waited_seconds) const {
+std::vector<int> ShmGroup::missing() const {
   std::vector<int> missing;
   for (int r = 0; r < size(); ++r)
     if (pipeline_.waits_for(r)) missing.push_back(r);
-  constexpr std::size_t kNamed = 8;
+  return missing;
+}
+
+std::string ShmGroup::text_of(const std::vector<int>& missing) const {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i)
-    names.push_back(fmt::format("{}, {}", peers_.name_of(missing[i]), whereabouts_of(missing[i])));
-  if (missing.size() > kNamed) names.push_back(fmt::format("{} more", missing.size() - kNamed));
-  report_missing_ranks(missing);
+  for (const int rank : missing) names.push_back(fmt::format("{}, {}", peers_.name_of(rank), whereabouts_of(rank)));
+  return first_names(names);
+}
+
+void ShmGroup::mention_stall(Clock::time_point now) {
+  if (pipeline_.idle() || !stall_.is_due(pipeline_.completed(), now)) return;
+  const auto who = missing();
+  if (!who.empty() && claim_mention(pipeline_.seat(0), pipeline_.completed() + 1, stall_.times()))
+    warn_of_stall(describe(pipeline_.first()), stall_.waited_seconds(), text_of(who));
+}
+
+void ShmGroup::time_out(double waited_seconds) const {
+  const auto who = missing();
+  report_missing_ranks(who);
   throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", describe(pipeline_.first()),
-                                 waited_seconds, join(names, "; ")),
+                                 waited_seconds, text_of(who)),
                      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                                 missing.empty() ? 0 : missing.front()));
+                                 who.empty() ? 0 : who.front()));
 }
 
 void ShmGroup::shutdown() {

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 namespace {
@@ -252,10 +253,11 @@ bool are_loopback(const std::vector<UniqueFd>& listeners) {
   });
 }
 
-UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline) {
+UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks) {
   const auto begin = Clock::now();
   const Addresses addresses = resolve(kMasterAddress, meeting.host, meeting.port, deadline);
   Clock::duration pause = kFirstPause;
+  StallNotice stall;
   for (;;) {
     std::string complaint;
     for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
@@ -269,6 +271,10 @@ UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline) {
                       seconds_between(begin, Clock::now()), complaint),
           "start rank 0, and give all ranks the same MASTER_ADDR and MASTER_PORT; --timeout-seconds waits "
           "longer");
+    if (stall.is_due(0, Clock::now()) && speaks)
+      warn_of_stall(
+          "joining the other ranks", stall.waited_seconds(),
+          fmt::format("rank 0, which is to be at {} (MASTER_ADDR:MASTER_PORT; {})", text_of(meeting), complaint));
     sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));
     pause = std::min<Clock::duration>(pause * 3 / 2, kLongestPause);
   }

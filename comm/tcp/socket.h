@@ -23,8 +23,9 @@ std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool several_hosts)
 bool are_loopback(const std::vector<UniqueFd>& listeners);
 
 /// Tries the addresses of `meeting` again and again, with growing pauses, until one accepts. Throws UsageError when the
-/// name does not resolve, TimeoutError when nobody accepts before `deadline`.
-UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline);
+/// name does not resolve, TimeoutError when nobody accepts before `deadline`. With `speaks` a long wait is mentioned
+/// (comm/stall_notice.h).
+UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks = false);
 
 /// One connection that waits at `listener`; none where none does, or where it has gone again. Throws DeviceError when
 /// this process is out of descriptors or memory.

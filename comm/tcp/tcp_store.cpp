@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/stop.h"
 #include "comm/failure.h"
+#include "comm/stall_notice.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"
 #include "comm/tcp/wire.h"
@@ -26,6 +27,8 @@ namespace {
 constexpr auto kNap = std::chrono::milliseconds(50);
 // What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
 constexpr auto kGrace = std::chrono::seconds(1);
+// Between two looks at whether a wait has become long.
+constexpr auto kLook = std::chrono::milliseconds(500);
 // Before this rank connects anew, and how often it does after having been turned away without a word.
 constexpr int kPauseMs = 20;
 constexpr int kMostClosed = 50;
@@ -59,6 +62,8 @@ class TcpStore final : public Store {
   /// Announcements are thrown unless `passes` says otherwise, and the end of the connection always is.
   template <class Take>
   bool listen_until(Take&& take, Deadline deadline, Passes passes = Passes::kNothing);
+  /// One or two of a host, for what all of them would say: its first rank may be the one that is waited for.
+  bool one_of_the_first() const { return world_.local_rank <= 1; }
   void wait_for_server(Deadline deadline);
   [[noreturn]] void throw_announced(const Frame& frame) const;
   /// Runs `action` unless the store is broken. What it throws breaks it, and the others are told of what is this rank's
@@ -122,7 +127,8 @@ Handshake TcpStore::make_handshake() const {
 }
 
 bool TcpStore::join(Deadline deadline) {
-  if (rank() != 0) wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline), make_handshake());
+  if (rank() != 0)
+    wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline, one_of_the_first()), make_handshake());
   const std::string where = text_of(world_.meeting);
   const auto begin = Clock::now();
   if (!shake_hands(deadline))
@@ -165,9 +171,12 @@ bool TcpStore::join(Deadline deadline) {
 }
 
 bool TcpStore::shake_hands(Deadline deadline) {
+  StallNotice stall;
   while (wire_->advance() == Handshake::State::kGoingOn) {
     throw_if_stopped("joining the other ranks");
     if (deadline.expired()) return false;
+    if (stall.is_due(0, Clock::now()) && one_of_the_first())
+      warn_of_stall("joining the other ranks", stall.waited_seconds(), "rank 0 at " + text_of(world_.meeting));
     const auto nap = std::min<Clock::duration>(kNap, deadline.remaining());
     const short events = static_cast<short>(POLLIN | (wire_->has_unsent() ? POLLOUT : 0));
     pollfd look{wire_->fd(), events, 0};
@@ -212,7 +221,7 @@ std::vector<Store::Attendance> TcpStore::roll_call() {
 }
 
 std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
-  std::vector<Attendance> all(static_cast<std::size_t>(size()), Attendance{true, false, "?"});
+  std::vector<Attendance> all(static_cast<std::size_t>(size()), Attendance{true, false, kUnknownHost});
   wire_->send(FrameKind::kRollCall);
   listen_until(
       [&](const Frame& frame) {

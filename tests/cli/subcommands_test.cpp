@@ -161,6 +161,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                                               "--graphs=no",
                                               "--threads=2",
                                               "--timeout-seconds=5",
+                                              "--stall-warning-seconds=0.5",
                                               "--bucket-mb=0.5",
                                               "--first-bucket-mb=0.25",
                                               "--accumulate=4",
@@ -212,6 +213,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_FALSE(config.graphs);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.timeout_seconds, 5);
+  EXPECT_EQ(config.stall_warning_seconds, 0.5);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
   EXPECT_EQ(config.accumulate, 4);

@@ -13,6 +13,7 @@
 #include "base/stop.h"
 #include "comm/make_group.h"
 #include "comm/nccl/nccl_group.h"
+#include "comm/stall_notice.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/ranks.h"
@@ -107,6 +108,33 @@ TEST_F(NcclFaults, ARankThatNeverComes) {
                           HasSubstr("asked where they are"), HasSubstr(fmt::format("rank {} (host ", last()))));
   // Ranks that wait as well are not to blame.
   for (int other = 0; other < last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
+}
+
+// One rank says who is missing, and nobody else is named; the operation then goes on.
+TEST_F(NcclFaults, ALateRankIsMentioned) {
+  start(60s);
+  set_stall_warning(500ms);
+  ::testing::internal::CaptureStderr();
+  if (is_last()) std::this_thread::sleep_for(7s);
+  all_reduce(1000).wait_host();
+  const auto said = control_->all_gather_text(::testing::internal::GetCapturedStderr());
+  EXPECT_THAT(said[0], AllOf(HasSubstr("allreduce #2 (sum of 1000 f32 at byte 0) has waited"),
+                             HasSubstr(fmt::format(" s for rank {}, which does not wait in it →", last()))));
+  for (int other = 0; other < last(); ++other) EXPECT_THAT(said[0], Not(HasSubstr(fmt::format("rank {},", other))));
+  for (std::size_t other = 1; other < said.size(); ++other) EXPECT_THAT(said[other], Not(HasSubstr("has waited")));
+}
+
+TEST_F(NcclFaults, AStallOfNobodyIsMentioned) {
+  start(6s);
+  set_stall_warning(500ms);
+  ::testing::internal::CaptureStderr();
+  script().stalls = true;
+  broken_by<TimeoutError>([&] {
+    all_reduce(10);
+    for (;;) group_->poll();
+  });
+  const auto said = control_->all_gather_text(::testing::internal::GetCapturedStderr());
+  EXPECT_THAT(said[0], HasSubstr(" s for a GPU or the network between them: every rank waits in it"));
 }
 
 // Each of them has come, and the operation does not end.

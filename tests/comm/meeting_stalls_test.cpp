@@ -1,0 +1,116 @@
+// What ranks that meet over TCP say of those who do not come.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "comm/stall_notice.h"
+#include "comm/tcp/tcp_store.h"
+#include "tests/comm/forked_ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::on_processes;
+
+/// What this process says while it does something.
+template <class Action>
+std::vector<std::string> lines_while(Action&& action) {
+  ::testing::internal::CaptureStderr();
+  action();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  std::fputs(said.c_str(), stderr);
+  std::vector<std::string> lines;
+  for (std::size_t at = 0, end = 0; at < said.size(); at = end + 1) {
+    end = std::min(said.find('\n', at), said.size());
+    if (said.substr(at, end - at).find("has waited") != std::string::npos) lines.push_back(said.substr(at, end - at));
+  }
+  return lines;
+}
+
+bool matches(const std::vector<std::string>& lines, const ::testing::Matcher<std::vector<std::string>>& matcher) {
+  ::testing::StringMatchResultListener listener;
+  if (::testing::ExplainMatchResult(matcher, lines, &listener)) return true;
+  std::fprintf(stderr, "%zu lines: %s\n", lines.size(), listener.str().c_str());
+  return false;
+}
+
+TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
+  on_processes({.hosts = "aaa"}, [](const World& world) {
+    set_stall_warning(500ms);
+    if (world.rank == 2) std::this_thread::sleep_for(3s);
+    const auto lines = lines_while([&] {
+      const auto store = make_tcp_store(world, Deadline::after(20s));
+      store->barrier("the roll", Deadline::after(20s));
+      store->leave(Deadline::after(20s));
+    });
+    if (world.rank > 0) return matches(lines, IsEmpty());
+    return matches(lines, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("the roll has waited"),
+                                                           HasSubstr(" s for rank 2, which has not joined →")))));
+  });
+}
+
+TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
+  on_processes({.hosts = "abc"}, [](const World& world) {
+    set_stall_warning(500ms);
+    const auto lines = lines_while([&] {
+      const auto store = make_tcp_store(world, Deadline::after(20s));
+      store->barrier("all", Deadline::after(20s));
+      if (world.rank == 1) std::this_thread::sleep_for(3s);
+      store->broadcast_text("what to do", "nothing", 1, Deadline::after(20s));
+      store->barrier("the end", Deadline::after(20s));
+      store->leave(Deadline::after(20s));
+    });
+    if (world.rank > 0) return matches(lines, IsEmpty());
+    return matches(
+        lines,
+        AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("what to do has waited"), HasSubstr(" s for rank 1 (host b) →")))));
+  });
+}
+
+TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
+  on_processes({.hosts = "aaa"}, [](const World& world) {
+    set_stall_warning(500ms);
+    if (world.rank == 0) std::this_thread::sleep_for(3s);
+    const auto lines = lines_while([&] {
+      const auto store = make_tcp_store(world, Deadline::after(20s));
+      store->barrier("all", Deadline::after(20s));
+      store->leave(Deadline::after(20s));
+    });
+    if (world.rank != 1) return matches(lines, IsEmpty());
+    return matches(lines, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("joining the other ranks has waited"),
+                                                           HasSubstr(" s for rank 0, which is to be at 127.0.0.1:")))));
+  });
+}
+
+TEST(MeetingStalls, AFirstRankThatIsStopped) {
+  on_processes({.hosts = "aaa"}, [](const World& world) {
+    set_stall_warning(500ms);
+    const auto lines = lines_while([&] {
+      const auto store = make_tcp_store(world, Deadline::after(20s));
+      store->barrier("all", Deadline::after(20s));
+      if (world.rank == 0) {
+        const std::string wake = fmt::format("(sleep 5; kill -CONT {}) >/dev/null 2>&1 &", ::getpid());
+        if (std::system(wake.c_str()) == 0) std::raise(SIGSTOP);
+      }
+      store->barrier("again", Deadline::after(20s));
+      store->leave(Deadline::after(20s));
+    });
+    if (world.rank != 1) return matches(lines, IsEmpty());
+    return matches(lines, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("again has waited"), HasSubstr(" s for rank 0"),
+                                                           Not(HasSubstr("rank 1")), Not(HasSubstr("rank 2"))))));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,72 @@
+#include "comm/stall_notice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "comm/shm/board.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+
+class StallNotices : public ::testing::Test {
+ protected:
+  ~StallNotices() override { set_stall_warning(10s); }
+
+  /// The seconds, of those until `seconds`, in which it is due; a look every 100 ms.
+  std::vector<int> due(int seconds, std::uint64_t progress = 1) {
+    std::vector<int> when;
+    for (int look = 0; look < 10 * seconds; ++look) {
+      now_ += 100ms;
+      if (notice_.is_due(progress, now_)) when.push_back(static_cast<int>(notice_.waited_seconds()));
+    }
+    return when;
+  }
+
+  StallNotice notice_;
+  Clock::time_point now_ = Clock::now();
+};
+
+TEST_F(StallNotices, ComeAfterTenSecondsAndThenEverMoreRarely) {
+  EXPECT_THAT(due(200), ElementsAre(10, 20, 40, 80, 160));
+  EXPECT_EQ(notice_.times(), 5u);
+}
+
+TEST_F(StallNotices, BeginAnewWhenSomethingMoves) {
+  EXPECT_THAT(due(15, 1), ElementsAre(10));
+  EXPECT_THAT(due(9, 2), ElementsAre());
+  EXPECT_THAT(due(25, 3), ElementsAre(10, 20));
+}
+
+TEST_F(StallNotices, DoNotCountWhatThisProcessDidElsewhere) {
+  EXPECT_THAT(due(8), ElementsAre());
+  now_ += 60s;
+  EXPECT_THAT(due(1), ElementsAre());
+  EXPECT_THAT(due(3), ElementsAre(10));
+}
+
+TEST_F(StallNotices, CanBeLeftOut) {
+  set_stall_warning(0s);
+  EXPECT_THAT(due(1000), ElementsAre());
+}
+
+TEST_F(StallNotices, OneRankOfAHostSpeaks) {
+  const auto first = std::make_unique<Seat>();
+  EXPECT_TRUE(claim_mention(*first, 7, 1));
+  EXPECT_FALSE(claim_mention(*first, 7, 1));
+  EXPECT_TRUE(claim_mention(*first, 7, 2));
+  EXPECT_FALSE(claim_mention(*first, 7, 1));
+  EXPECT_TRUE(claim_mention(*first, 8, 1));
+}
+
+TEST_F(StallNotices, NameTheFirstFew) {
+  EXPECT_EQ(first_names({"a", "b"}), "a; b");
+  EXPECT_EQ(first_names(std::vector<std::string>(11, "x")), "x; x; x; x; x; x; x; x; 3 more");
+}
+
+}  // namespace
+}  // namespace lockstep::comm
