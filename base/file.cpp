@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "base/error.h"
@@ -44,6 +45,19 @@ void AtomicFile::commit() {
   const auto slash = path_.find_last_of('/');
   const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
   if (const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)); fd) ::fsync(fd.get());
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  struct stat of_a = {}, of_b = {};
+  const bool has_a = ::stat(a.c_str(), &of_a) == 0, has_b = ::stat(b.c_str(), &of_b) == 0;
+  if (has_a && has_b) return of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+  std::error_code error;
+  const auto resolved = [&](const std::string& path) {
+    const fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error);
+    return error ? fs::path(path).lexically_normal() : whole;
+  };
+  return has_a == has_b && resolved(a) == resolved(b);
 }
 
 void AtomicFile::fail(const char* doing, int error_number) {

@@ -30,4 +30,8 @@ class AtomicFile {
   UniqueFd fd_;
 };
 
+/// Whether both names lead to one file: by device and inode where both are there, else by the paths with links and dots
+/// resolved.
+bool is_same_file(const std::string& a, const std::string& b);
+
 }  // namespace lockstep

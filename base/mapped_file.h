@@ -9,8 +9,8 @@
 namespace lockstep {
 
 /// A whole regular file, read-only. Pages are read when they are touched. Who cuts the file short while it is mapped
-/// gets this process killed by SIGBUS: as everywhere, files in use are replaced, not rewritten. Movable; any thread may
-/// read.
+/// gets this process killed by SIGBUS: for files that are read once and closed; those that stay in use are
+/// RandomAccessFiles. Movable; any thread may read.
 class MappedFile {
  public:
   /// Throws IoError naming the file.

@@ -64,6 +64,8 @@ struct Measured {
 
 Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, std::size_t devices) {
   options.train.parallel = parallel;
+  // It is the other way that --graphs yes is about.
+  if (parallel == trainer::Parallel::kDp && options.train.graphs == true) options.train.graphs.reset();
   const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
   const Json json = Json::parse(run_processes(processes, [&](int) { return measure_way(options); }));
   Measured found{.way = {}, .device = json["device"], .threads = json["threads"]};

@@ -65,6 +65,8 @@ class Benchmark {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
     comm::agree_on(group_, [&] {
+      check_usage(on_gpu_ || !options_.copy_batch, "--copy-batch yes is for GPUs, and this run is on the CPU",
+                  "leave --copy-batch out, or use --device cuda");
       splits_ = trainer::open_splits(config);
       model_ = trainer::build_model(config, backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
@@ -137,7 +139,7 @@ class Benchmark {
     if (result.peak_tflops) result.mfu = 1e-9 * result.flops_per_step / result.step_ms / *result.peak_tflops;
     result.graphs = result.replays_per_step > 0;
     if (!result.graphs)
-      result.graphs_refused = !config.graphs                         ? "--graphs no"
+      result.graphs_refused = config.graphs == false                 ? "--graphs no"
                               : !step_->recorded().refusal().empty() ? step_->recorded().refusal()
                                                                      : "this device records nothing";
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());

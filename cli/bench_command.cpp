@@ -152,6 +152,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
       "bench step",
       "Measures training steps of MODEL, with and without communication in turns, on one batch that stays.");
   add_model_options(table, options.train);
+  add_training_options(table, options.train);
   add_batch_options(table, options.train);
   add_step_counts(table, "measured steps with communication, and as many without", options.steps, options.warmup_steps);
   table.add({.name = "copy-batch",
@@ -161,6 +162,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .set = boolean(options.copy_batch)});
   add_update_options(table, options.train);
   add_device_options(table, options.train);
+  add_graphs_option(table, options.train);
   add_bucket_options(table, options.train);
   add_format_options(table, options.format);
   table.add({.name = "timeline",
@@ -173,6 +175,8 @@ OptionTable bench_step_options(bench::StepOptions& options) {
                      "that is reached",
              .default_text = "from the data sheet, where the GPU is known",
              .set = number(options.peak_tflops, {.low = 0, .open_low = true})});
+  table.exclusive({"csv", "timeline"});
+  refuse_inapplicable(table, options.train);
   return table;
 }
 
@@ -181,6 +185,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
                     "Measures training steps of MODEL on several devices, with one process for all of them and with "
                     "one for each, in turns.");
   add_model_options(table, options.train);
+  add_training_options(table, options.train);
   add_batch_options(table, options.train);
   add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps);
   table.add({.name = "rounds",
@@ -190,6 +195,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
              .set = integer(options.rounds, 1, 1000)});
   add_update_options(table, options.train);
   add_device_options(table, options.train);
+  add_graphs_option(table, options.train);
   add_bucket_options(table, options.train);
   table.group("Report");
   table.add({.name = "json",
@@ -197,6 +203,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
              .help = "print JSON",
              .set = chosen_format(options.format, bench::Format::kJson)});
   add_config_option(table);
+  refuse_inapplicable(table, options.train);
   return table;
 }
 

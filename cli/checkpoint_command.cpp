@@ -1,5 +1,6 @@
 #include "cli/checkpoint_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -23,17 +24,24 @@ std::vector<std::string> checkpoints_at(const std::string& path) {
   return paths;
 }
 
-std::string text_of(const Facts& facts) {
+std::size_t longest_name(const Facts& facts) {
+  std::size_t longest = 0;
+  for (const auto& fact : facts) longest = std::max(longest, fact.first.size());
+  return longest;
+}
+
+std::string text_of(const Facts& facts, std::size_t width) {
   std::string text;
-  for (const auto& [name, value] : facts) text += fmt::format("  {:<18}{}\n", name, value);
+  for (const auto& [name, value] : facts) text += fmt::format("  {:<{}}  {}\n", name, width, value);
   return text;
 }
 
 void show(const std::string& path, const trainer::CheckpointCard& card) {
   std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, card.step,
                                  card.total_steps, card.position.epoch + 1, card.position.cursor);
-  text += "who goes on has the same\n" + text_of(card.identity);
-  text += "and may have others than\n" + text_of(card.settings);
+  const std::size_t width = std::max(longest_name(card.identity), longest_name(card.settings));
+  text += "who goes on has the same\n" + text_of(card.identity, width);
+  text += "and may have others than\n" + text_of(card.settings, width);
   for (const auto& [name, file] : card.files) text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);
 }

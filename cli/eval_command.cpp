@@ -17,6 +17,7 @@ OptionTable eval_options(trainer::TrainConfig& config) {
   add_eval_batch_options(table, config);
   add_device_options(table, config);
   add_eval_report_options(table, config);
+  refuse_inapplicable(table, config);
   return table;
 }
 

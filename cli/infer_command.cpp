@@ -5,6 +5,7 @@
 #include "cli/model_options.h"
 #include "cli/values.h"
 #include "data/image_views.h"
+#include "trainer/applicability.h"
 #include "trainer/infer/infer.h"
 
 namespace lockstep::cli {
@@ -39,6 +40,7 @@ void add_model(OptionTable& table, InferConfig& config) {
 void add_input(OptionTable& table, InferConfig& config) {
   table.group("Input");
   table.add({.name = "input",
+             .kind = OptionKind::kList,
              .placeholder = "FILE|DIR|random:SHAPE|-",
              .help = "image files with commas between, or a directory of them; a file with a prompt, or - for standard "
                      "input; random:NxCxHxW or random:NxF: made up, with ,LEN behind it so many of them",
@@ -101,7 +103,7 @@ void add_text(OptionTable& table, InferConfig& config) {
   table.add({.name = "seed",
              .placeholder = "N",
              .help = "of drawn tokens and made-up inputs: the same seed gives the same, on any number of streams",
-             .default_text = fmt::to_string(config.seed),
+             .default_text = fmt::to_string(trainer::kDefaultSeed),
              .set = integer(config.seed, 0, kMost)});
 }
 
@@ -165,6 +167,14 @@ OptionTable infer_options(InferConfig& config) {
   add_text(table, config);
   add_streams(table, config);
   add_report(table, config);
+  table.applicability([&config](const std::string& name, bool typed) -> std::optional<Complaint> {
+    const auto found = trainer::inapplicable(config, name);
+    if (!found) return std::nullopt;
+    // A file or an environment that serves lockstep train too has these for that.
+    if (!typed && name == "seed") return config.seed.reset(), std::nullopt;
+    if (!typed && name == "image-size") return config.image_size.reset(), std::nullopt;
+    return Complaint{found->why, found->remedy};
+  });
   return table;
 }
 

@@ -113,9 +113,11 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
        .set = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
   table.add({.name = "export",
              .synonyms = {"x"},
-             .kind = OptionKind::kList,
+             .kind = OptionKind::kRepeatable,
              .placeholder = "NAME[=VALUE],…",
-             .help = "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*",
+             .help =
+                 "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
+                 "they are set here too",
              .set = exports(options.exports)});
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
@@ -154,6 +156,10 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   if (parsed.program.empty())
     throw UsageError("lockstep launch needs a program", "put it after --: lockstep launch -n 2 -- lockstep train …");
   options.program = std::move(parsed.program);
+  // NAME=VALUE is for the ranks here too.
+  for (const auto& each : options.exports)
+    if (const auto equals = each.find('='); equals != std::string::npos)
+      set_env(each.substr(0, equals), each.substr(equals + 1));
   // What a Kubernetes MPIJob, for one, tells mpirun.
   if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
     options.hosts = launcher::read_hostfile(*file);

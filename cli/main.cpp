@@ -74,6 +74,7 @@ int run_and_report(const std::vector<std::string>& args) noexcept {
     return failure_code(error);
   } catch (const std::bad_alloc&) {
     lockstep::log_error("out of memory → use a smaller batch or model, or fewer ranks on this host");
+    return static_cast<int>(ExitCode::kDevice);
   } catch (const std::exception& error) {
     lockstep::log_error("unexpected error: {}", one_line(error.what()));
   }

@@ -1,12 +1,18 @@
 #include "cli/model_options.h"
 
+#include <fmt/format.h>
+
+#include "base/text.h"
 #include "cli/values.h"
+#include "nn/models/models.h"
 
 namespace lockstep::cli {
 
 void add_model_name(OptionTable& table, trainer::ModelConfig& model) {
-  table.positional(
-      {"MODEL", "linear, mlp, cnn, resnet18, resnet50, resnet18-cifar, lstm, gpt or gpt2", text(model.name)});
+  auto names = nn::model_names();
+  const std::string last = names.back();
+  names.pop_back();
+  table.positional({"MODEL", fmt::format("{} or {}", join(names, ", "), last), text(model.name)});
 }
 
 void add_model_sizes(OptionTable& table, trainer::ModelConfig& model, const SizePresets& presets) {

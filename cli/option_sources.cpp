@@ -5,14 +5,19 @@
 #include <toml++/toml.h>
 #include <cxxopts.hpp>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <fstream>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 #include "cli/normalise.h"
+#include "cli/values.h"
 
 namespace lockstep::cli {
 namespace {
@@ -28,6 +33,7 @@ constexpr std::string_view kReservedPrefix = "LOCKSTEP_TEST_";
 struct Given {
   std::string value;
   std::string origin;
+  bool typed = false;  // on the command line
 };
 using Values = std::map<std::string, Given>;  // by canonical name
 
@@ -84,15 +90,17 @@ Values read_command_line(const OptionTable& table, const ForeignFlags& foreign, 
   Values values;
   for (const auto& argument : result.arguments()) {
     const auto* option = table.find(argument.key());
-    const std::string typed = "--" + option->name + (argument.value().empty() ? "" : " " + shortened(argument.value()));
-    const auto [at, first] = values.try_emplace(option->name, Given{argument.value(), typed + " on the command line"});
+    const bool bare = argument.value().empty() || (option->kind == OptionKind::kFlag && argument.value() == "true");
+    const std::string typed = "--" + option->name + (bare ? "" : " " + shortened(argument.value()));
+    const auto [at, first] =
+        values.try_emplace(option->name, Given{argument.value(), typed + " on the command line", /*typed=*/true});
     if (first) continue;
-    if (option->kind != OptionKind::kList)
+    if (option->kind != OptionKind::kRepeatable)
       throw UsageError(option->kind == OptionKind::kFlag
                            ? fmt::format("--{} is given twice on the command line", option->name)
                            : fmt::format("--{} is given twice on the command line, as {} and {}", option->name,
                                          shortened(at->second.value), shortened(argument.value())),
-                       "keep one of them");
+                       option->kind == OptionKind::kList ? "give one list, with commas" : "keep one of them");
     at->second.value += "," + argument.value();
   }
   return values;
@@ -137,16 +145,31 @@ std::optional<std::string> text_of(const toml::node& node) {
   return join(items, ",");
 }
 
+std::string_view wanted_by(const Option& option) {
+  return option.kind == OptionKind::kFlag ? "true or false" : std::string_view(option.placeholder);
+}
+
 toml::table parse_file(const std::string& path) {
-  constexpr std::streamsize kLargest = 1 << 20;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw UsageError(fmt::format("cannot read config file {}: {}", path, errno_text(errno)), "check --config");
+  constexpr std::size_t kLargest = 1 << 20;
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("cannot read config file {}: {}", path, why), "--config takes a small TOML file");
+  };
+  // Without O_NONBLOCK the end of a pipe that nobody writes to would never come.
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status = {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) refuse(errno_text(errno));
+  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "it is a directory" : "it is no regular file");
   std::string text(kLargest + 1, '\0');
-  file.read(text.data(), kLargest + 1);
-  if (file.bad()) throw UsageError(fmt::format("cannot read config file {}", path), "--config takes a TOML file");
-  if (file.gcount() > kLargest)
-    throw UsageError(fmt::format("config file {} is larger than 1 MiB", path), "--config takes a small TOML file");
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  std::size_t length = 0;
+  while (length < text.size()) {
+    const ssize_t got = ::read(fd.get(), text.data() + length, text.size() - length);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse(errno_text(errno));
+    if (got == 0) break;
+    length += static_cast<std::size_t>(got);
+  }
+  if (length > kLargest) refuse("it is larger than 1 MiB");
+  text.resize(length);
   try {
     return toml::parse(text, path);
   } catch (const toml::parse_error& error) {
@@ -170,7 +193,10 @@ Values read_config_file(const OptionTable& table, const ForeignFlags& foreign, c
     const auto text = text_of(node);
     if (!text)
       throw UsageError(fmt::format("{}: {} is neither text, number, true/false nor a list of them", place, key.str()),
-                       fmt::format("give {}", option->placeholder));
+                       fmt::format("give {}", wanted_by(*option)));
+    if (node.is_array() && option->kind != OptionKind::kList && option->kind != OptionKind::kRepeatable)
+      throw UsageError(fmt::format("{}: {} is a list, and --{} takes one value", place, key.str(), option->name),
+                       fmt::format("give {}, without brackets", wanted_by(*option)));
     if (!values.try_emplace(option->name, Given{*text, fmt::format("{}: {} = {}", place, key.str(), shortened(*text))})
              .second)
       throw UsageError(fmt::format("{}: {} sets --{} a second time", place, key.str(), option->name),
@@ -179,26 +205,43 @@ Values read_config_file(const OptionTable& table, const ForeignFlags& foreign, c
   return values;
 }
 
+/// --quiet=false asks for nothing.
+bool is_switched_off(const OptionTable& table, const std::string& name, const Given& given) {
+  bool on = true;
+  return table.find(name)->kind == OptionKind::kFlag && !parse_bool(given.value, on) && !on;
+}
+
 /// Puts into `values` what a weaker source says and no stronger one has spoken about.
 void add_weaker(const OptionTable& table, Values& values, const Values& weaker) {
   const Values stronger = values;
   for (const auto& [name, given] : weaker) {
     const auto others = table.excluded_by(name);
-    const bool silenced =
-        std::ranges::any_of(others, [&](const std::string& other) { return stronger.contains(other); });
+    const bool silenced = std::ranges::any_of(others, [&](const std::string& other) {
+      const auto at = stronger.find(other);
+      return at != stronger.end() && !is_switched_off(table, other, at->second);
+    });
     if (!silenced) values.try_emplace(name, given);
   }
 }
 
 void check_exclusive(const OptionTable& table, const Values& values) {
   for (const auto& [name, given] : values) {
+    if (is_switched_off(table, name, given)) continue;
     for (const auto& other : table.excluded_by(name)) {
-      if (const auto at = values.find(other); at != values.end())
+      if (const auto at = values.find(other); at != values.end() && !is_switched_off(table, other, at->second))
         throw UsageError(
             fmt::format("--{} and --{} exclude each other ({}; {})", name, other, given.origin, at->second.origin),
             "keep one of them");
     }
   }
+}
+
+/// What was given and would change nothing is refused, with the place where it stood.
+void check_applicability(const OptionTable& table, const Values& values) {
+  if (!table.applicability()) return;
+  for (const auto& [name, given] : values)
+    if (const auto complaint = table.applicability()(name, given.typed))
+      throw UsageError(fmt::format("{}: {}", given.origin, complaint->what), complaint->remedy);
 }
 
 void apply(const Setter& set, const Given& given, std::string_view wanted) {
@@ -216,12 +259,20 @@ bool is_reserved_variable(std::string_view name) {
   return std::ranges::find(kReservedVariables, name) != kReservedVariables.end() || name.starts_with(kReservedPrefix);
 }
 
-void add_config_option(OptionTable& table) {
-  table.add({.name = "config",
-             .placeholder = "FILE",
-             .help = "TOML file with values for flags",
-             .set = [](const std::string&) { return std::nullopt; }});
+namespace {
+
+void add_config_option(OptionTable& table, Setter set) {
+  table.add(
+      {.name = "config", .placeholder = "FILE", .help = "TOML file with values for flags", .set = std::move(set)});
 }
+
+}  // namespace
+
+void add_config_option(OptionTable& table) {
+  add_config_option(table, [](const std::string&) { return std::nullopt; });
+}
+
+void add_config_option(OptionTable& table, std::string& path) { add_config_option(table, text(path)); }
 
 ParsedOptions parse_options(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign) {
   auto normalised = normalise(table, sources.args);
@@ -246,8 +297,7 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
   }
 
   for (const auto& option : table.options()) {
-    if (const auto at = values.find(option.name); at != values.end())
-      apply(option.set, at->second, option.kind == OptionKind::kFlag ? "true or false" : option.placeholder);
+    if (const auto at = values.find(option.name); at != values.end()) apply(option.set, at->second, wanted_by(option));
   }
   for (std::size_t i = 0; i < table.positionals().size(); ++i) {
     const auto& positional = table.positionals()[i];
@@ -257,6 +307,7 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
     apply(positional.set, {arguments[i], fmt::format("{} {}", positional.placeholder, shortened(arguments[i]))},
           positional.placeholder);
   }
+  check_applicability(table, values);
   return {.help = false, .program = std::move(normalised.program)};
 }
 

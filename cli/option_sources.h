@@ -27,8 +27,9 @@ using ForeignFlags = std::map<std::string, std::string>;
 /// LOCKSTEP_* variables that are no flags: what lockstep's own processes tell each other, and settings for tests.
 bool is_reserved_variable(std::string_view name);
 
-/// Adds --config, which every subcommand has; its value is read by parse_options.
+/// Adds --config, which every subcommand has; its value is read by parse_options. `path` becomes the file's.
 void add_config_option(OptionTable& table);
+void add_config_option(OptionTable& table, std::string& path);
 
 struct ParsedOptions {
   bool help = false;                 // --help or -h stood there: nothing else was read, no setter ran

@@ -20,9 +20,10 @@ struct Complaint {
 using Setter = std::function<std::optional<Complaint>(const std::string& value)>;
 
 enum class OptionKind {
-  kFlag,   // --quiet; the setter gets "true" or "false"
-  kValue,  // --lr 0.1; at most once
-  kList,   // --hidden 512,256; commas separate, repeating appends, the setter gets everything joined by commas
+  kFlag,        // --quiet; the setter gets "true" or "false"
+  kValue,       // --lr 0.1; at most once
+  kList,        // --hidden 512,256; commas separate, or a list in a config file; at most once
+  kRepeatable,  // --export A --export B,C: a list that each one adds to, joined by commas
 };
 
 /// Plain names: lower case, words joined by '-', no leading dashes. People may write '_' for '-'.
@@ -56,6 +57,10 @@ class OptionTable {
   void takes_program() { takes_program_ = true; }
   /// At most one of these may be given by one source; a stronger source's silences a weaker one's.
   void exclusive(std::vector<std::string> names);
+  /// Says of an option that was given, once all setters have run, why it would have no effect, or nothing. `typed`: on
+  /// the command line, which is for this subcommand alone, as an environment or a file may not be.
+  using Applicability = std::function<std::optional<Complaint>(const std::string& name, bool typed)>;
+  void applicability(Applicability check) { applicability_ = std::move(check); }
 
   /// The option with this name or synonym, '_' or '-'; nullptr if there is none.
   const Option* find(std::string_view name) const;
@@ -63,6 +68,8 @@ class OptionTable {
   std::vector<std::string> names() const;
   /// Names that `name` excludes.
   std::vector<std::string> excluded_by(std::string_view name) const;
+
+  const Applicability& applicability() const { return applicability_; }
 
   const std::string& subcommand() const { return subcommand_; }
   const std::vector<Option>& options() const { return options_; }
@@ -83,6 +90,7 @@ class OptionTable {
   std::vector<Group> groups_;
   std::vector<Positional> positionals_;
   std::vector<std::vector<std::string>> exclusive_;
+  Applicability applicability_;
   bool takes_program_ = false;
 };
 

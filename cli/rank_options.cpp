@@ -6,6 +6,7 @@
 #include "cli/option_sources.h"
 #include "cli/values.h"
 #include "data/images.h"
+#include "trainer/applicability.h"
 
 namespace lockstep::cli {
 namespace {
@@ -31,11 +32,6 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
              .help = "classes of the last layer",
              .default_text = "what the data has",
              .set = integer(config.classes, 1, 1 << 24)});
-  table.add({.name = "augment",
-             .placeholder = "yes|no",
-             .help = "cifar10, images: training samples are cropped and mirrored at random",
-             .default_text = "yes",
-             .set = boolean(config.augment)});
   table.add({.name = "image-size",
              .placeholder = "N",
              .help = "images: height and width of a sample, in pixels",
@@ -62,6 +58,14 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
                    .heads = "4, of gpt2 12",
                    .width = "256, of gpt2 768",
                    .context = "256, of gpt2 1024"});
+}
+
+void add_training_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "augment",
+             .placeholder = "yes|no",
+             .help = "cifar10, images: training samples are cropped and mirrored at random",
+             .default_text = "yes",
+             .set = boolean(config.augment)});
   table.add({.name = "zero-init-residual",
              .kind = OptionKind::kFlag,
              .help = "ResNets: each block starts as the identity",
@@ -87,6 +91,7 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .help = "the last layer starts anew: the file's is not used, and may be of another size",
              .set = boolean(config.reset_head)});
   table.add({.name = "freeze",
+             .kind = OptionKind::kList,
              .placeholder = "PATTERN,…",
              .help = "parameters that are not trained, by their names; * stands for any characters",
              .set = text(config.freeze)});
@@ -134,7 +139,7 @@ void add_eval_report_options(OptionTable& table, TrainConfig& config) {
   table.group("Reports");
   add_metrics_option(table, config);
   add_log_level_option(table, config);
-  add_config_option(table);
+  add_config_option(table, config.config_file);
 }
 
 void add_batch_options(OptionTable& table, TrainConfig& config) {
@@ -205,16 +210,17 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "momentum",
              .placeholder = "X",
              .help = "sgd: momentum",
-             .default_text = fmt::to_string(config.momentum),
+             .default_text = fmt::to_string(trainer::kDefaultMomentum),
              .set = number(config.momentum, kFraction)});
   table.add({.name = "nesterov",
              .kind = OptionKind::kFlag,
              .help = "sgd: Nesterov's momentum",
              .set = boolean(config.nesterov)});
   table.add({.name = "betas",
+             .kind = OptionKind::kList,
              .placeholder = "A,B",
              .help = "adamw: decay of the two moments",
-             .default_text = fmt::format("{},{}", config.betas.first, config.betas.second),
+             .default_text = fmt::format("{},{}", trainer::kDefaultBetas.first, trainer::kDefaultBetas.second),
              .set = number_pair(config.betas, kFraction)});
   table.add({.name = "weight-decay",
              .placeholder = "X",
@@ -236,7 +242,7 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
 void add_schedule_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "min-lr",
              .placeholder = "X",
-             .help = "learning rate that a schedule ends at",
+             .help = "cosine, step: learning rate that the schedule ends at",
              .default_text = fmt::to_string(config.min_lr),
              .set = number(config.min_lr, {})});
   table.add({.name = "schedule",
@@ -312,18 +318,21 @@ void add_device_options(OptionTable& table, TrainConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
              .set = boolean(config.tf32)});
-  table.add({.name = "graphs",
-             .placeholder = "yes|no",
-             .help = "GPUs run a step that comes again as one CUDA graph",
-             .default_text = "yes",
-             .set = boolean(config.graphs)});
   table.add({.name = "threads",
              .placeholder = "N",
-             .help = "compute threads a device",
+             .help = "compute threads a device, on the CPU",
              .default_text = "its share of the cores",
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
   add_stall_option(table, config.stall_warning_seconds);
+}
+
+void add_graphs_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "graphs",
+             .placeholder = "yes|no",
+             .help = "GPUs run a step that repeats as one CUDA graph",
+             .default_text = "yes",
+             .set = boolean(config.graphs)});
 }
 
 void add_parallel_option(OptionTable& table, TrainConfig& config) {
@@ -385,7 +394,7 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "keep",
              .placeholder = "K",
              .help = "checkpoints that are kept, the newest ones; 0: all",
-             .default_text = fmt::to_string(config.keep),
+             .default_text = fmt::to_string(trainer::kDefaultKeep),
              .set = integer(config.keep, 0, kMost)});
   table.add({.name = "resume",
              .placeholder = "auto|PATH",
@@ -410,7 +419,16 @@ void add_report_options(OptionTable& table, TrainConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "no progress, only the summary and errors",
              .set = boolean(config.quiet)});
-  add_config_option(table);
+  table.exclusive({"log-every", "quiet"});
+  add_config_option(table, config.config_file);
+}
+
+void refuse_inapplicable(OptionTable& table, const TrainConfig& config) {
+  table.applicability([&config](const std::string& name, bool) -> std::optional<Complaint> {
+    const auto found = trainer::inapplicable(config, name);
+    if (!found) return std::nullopt;
+    return Complaint{found->why, found->remedy};
+  });
 }
 
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,

@@ -14,6 +14,8 @@ namespace lockstep::cli {
 
 /// MODEL and the data; opens a group.
 void add_model_options(OptionTable& table, trainer::TrainConfig& config);
+/// What only training does with model and data.
+void add_training_options(OptionTable& table, trainer::TrainConfig& config);
 /// --weights, and how they are loaded.
 void add_weight_file(OptionTable& table, trainer::TrainConfig& config);
 /// --save, and what is trained of the weights.
@@ -32,6 +34,8 @@ void add_timeout_option(OptionTable& table, double& seconds);
 void add_stall_option(OptionTable& table, double& seconds);
 /// Device, backend, threads; opens a group.
 void add_device_options(OptionTable& table, trainer::TrainConfig& config);
+/// Whether GPUs record steps.
+void add_graphs_option(OptionTable& table, trainer::TrainConfig& config);
 /// One process for each device, or one for all.
 void add_parallel_option(OptionTable& table, trainer::TrainConfig& config);
 void add_bucket_options(OptionTable& table, trainer::TrainConfig& config);
@@ -46,6 +50,9 @@ void add_eval_batch_options(OptionTable& table, trainer::TrainConfig& config);
 void add_eval_report_options(OptionTable& table, trainer::TrainConfig& config);
 /// Metrics, trace, logs; opens a group. Adds --config.
 void add_report_options(OptionTable& table, trainer::TrainConfig& config);
+
+/// What was given and has no effect on `config` is refused (trainer/applicability.h).
+void refuse_inapplicable(OptionTable& table, const trainer::TrainConfig& config);
 
 /// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;
 /// keeps what is wrong in `refusal`, to be thrown once the ranks have met, so that a flag that is wrong on all of them

@@ -13,6 +13,7 @@ OptionTable train_options(trainer::TrainConfig& config) {
                     "Trains MODEL on DATA, as one rank of the world that mpirun, srun or lockstep launch has "
                     "started, or alone.");
   add_model_options(table, config);
+  add_training_options(table, config);
   add_weight_file(table, config);
   add_tuning_options(table, config);
   add_batch_options(table, config);
@@ -21,12 +22,14 @@ OptionTable train_options(trainer::TrainConfig& config) {
   add_update_options(table, config);
   add_schedule_options(table, config);
   add_device_options(table, config);
+  add_graphs_option(table, config);
   add_parallel_option(table, config);
   add_bucket_options(table, config);
   add_ddp_options(table, config);
   add_check_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config);
+  refuse_inapplicable(table, config);
   return table;
 }
 

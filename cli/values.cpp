@@ -48,7 +48,10 @@ std::optional<Complaint> parse_choice(std::string_view text, const std::vector<s
   return Complaint{"no such choice", close ? fmt::format("did you mean {}? It is {}", *close, all) : "give " + all};
 }
 
-Setter number_pair(std::pair<double, double>& target, Range range) {
+namespace {
+
+template <class Target>
+Setter number_pair_into(Target& target, Range range) {
   return [&target, range](const std::string& text) -> std::optional<Complaint> {
     const auto pieces = split(text, ',');
     if (pieces.size() != 2) return Complaint{"not a pair", "give two numbers with a comma between, such as 0.9,0.999"};
@@ -58,6 +61,14 @@ Setter number_pair(std::pair<double, double>& target, Range range) {
     target = parsed;
     return std::nullopt;
   };
+}
+
+}  // namespace
+
+Setter number_pair(std::pair<double, double>& target, Range range) { return number_pair_into(target, range); }
+
+Setter number_pair(std::optional<std::pair<double, double>>& target, Range range) {
+  return number_pair_into(target, range);
 }
 
 Setter integers(std::vector<int>& target, int low, int high) {

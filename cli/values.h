@@ -82,6 +82,7 @@ Setter choice(Enum& target, std::vector<std::pair<std::string, Enum>> choices) {
 
 /// Two numbers "0.9,0.999", each within `range`.
 Setter number_pair(std::pair<double, double>& target, Range range);
+Setter number_pair(std::optional<std::pair<double, double>>& target, Range range);
 /// Integers from `low` to `high`, separated by commas.
 Setter integers(std::vector<int>& target, int low, int high);
 Setter boolean(bool& target);

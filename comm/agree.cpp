@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <new>
 
 #include "base/error.h"
 #include "base/host.h"
@@ -97,6 +98,9 @@ void agree_on(ProcessGroup& group, const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     mine = {true, error.code(), error.line()};
+    own = std::current_exception();
+  } catch (const std::bad_alloc& error) {
+    mine = {true, static_cast<int>(ExitCode::kDevice), error.what()};
     own = std::current_exception();
   } catch (const std::exception& error) {
     mine = {true, static_cast<int>(ExitCode::kInternal), error.what()};

@@ -19,6 +19,9 @@ struct Variables {
   const char* local_size;
 };
 
+// More than any job has. Memory is taken for each rank before the first one is heard of.
+constexpr int kMostRanks = 1 << 16;
+
 constexpr std::array kVariables = {
     Variables{Starter::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
               "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -86,7 +89,7 @@ World read_world(const EnvLookup& lookup, const Variables& names) {
   const char* present = lookup(names.rank) ? names.rank : names.size;
   World world;
   world.starter = names.starter;
-  world.size = require_int(lookup, names.size, present, 1, INT_MAX);
+  world.size = require_int(lookup, names.size, present, 1, kMostRanks);
   world.rank = require_int(lookup, names.rank, present, 0, INT_MAX);
   if (world.rank >= world.size)
     throw UsageError(fmt::format("{}={} is not below {}={}", names.rank, world.rank, names.size, world.size),

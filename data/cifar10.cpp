@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "base/random_access_file.h"
 #include "base/splitmix.h"
 #include "data/image_form.h"
 
@@ -28,15 +29,22 @@ struct Change {
   bool mirrored = false;
 };
 
+void check_label(int label, const std::string& path, std::uint64_t record) {
+  if (label >= kCifar10Classes)
+    throw IoError(fmt::format("{}: label {} of record {} (byte {}) is not below {}", path, label, record,
+                              record * kRecordBytes, kCifar10Classes),
+                  "fetch the file again, or check that it is CIFAR-10's and not CIFAR-100's");
+}
+
 class Cifar10 final : public Dataset {
  public:
-  Cifar10(Info info, std::vector<MappedFile> files, bool augment)
+  Cifar10(Info info, std::vector<RandomAccessFile> files, bool augment)
       : Dataset(std::move(info)), files_(std::move(files)), augment_(augment) {
     for (std::size_t c = 0; c < 3; ++c)
       for (std::size_t v = 0; v < 256; ++v)
         numbers_[c][v] = (static_cast<float>(v) / 255 - kCifar10.mean[c]) / kCifar10.std[c];
     std::uint64_t end = 0;
-    for (const MappedFile& file : files_) ends_.push_back(end += file.bytes().size() / kRecordBytes);
+    for (const auto& file : files_) ends_.push_back(end += file.size() / kRecordBytes);
   }
 
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override { write(index, {}, x, label); }
@@ -53,16 +61,14 @@ class Cifar10 final : public Dataset {
   }
 
  private:
-  const std::uint8_t* record(std::uint64_t index) const {
-    std::size_t file = 0;
-    while (index >= ends_[file]) ++file;
-    const std::uint64_t begin = file == 0 ? 0 : ends_[file - 1];
-    return reinterpret_cast<const std::uint8_t*>(files_[file].bytes().data()) + (index - begin) * kRecordBytes;
-  }
-
   void write(std::uint64_t index, const Change& change, std::span<float> x, std::int32_t& label) const {
     LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
-    const std::uint8_t* const bytes = record(index);
+    std::size_t file = 0;
+    while (index >= ends_[file]) ++file;
+    const std::uint64_t record = index - (file == 0 ? 0 : ends_[file - 1]);
+    const auto* const bytes =
+        reinterpret_cast<const std::uint8_t*>(files_[file].read(record * kRecordBytes, kRecordBytes).data());
+    check_label(bytes[0], files_[file].path(), record);  // it was right when the file was opened
     label = bytes[0];
     float* out = x.data();
     for (int row = 0; row < kSide; ++row)
@@ -77,14 +83,15 @@ class Cifar10 final : public Dataset {
       }
   }
 
-  std::vector<MappedFile> files_;
+  std::vector<RandomAccessFile> files_;
   std::vector<std::uint64_t> ends_;  // samples up to the end of each file
   bool augment_;
   std::array<std::array<float, 256>, 3> numbers_{};
 };
 
-MappedFile checked(const std::string& path) {
-  MappedFile file(path);
+// See Note [Read, not mapped].
+RandomAccessFile checked(const std::string& path) {
+  const MappedFile file(path);
   const auto bytes = file.bytes();
   if (bytes.empty()) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFiles);
   if (bytes.size() % kRecordBytes != 0)
@@ -93,20 +100,17 @@ MappedFile checked(const std::string& path) {
                     bytes.size() / kRecordBytes, (bytes.size() / kRecordBytes + 1) * kRecordBytes),
         "fetch the file again: of CIFAR-10's, each has 30,730,000 bytes");
   for (std::size_t at = 0; at < bytes.size(); at += kRecordBytes)
-    if (const auto label = std::to_integer<int>(bytes[at]); label >= kCifar10Classes)
-      throw IoError(fmt::format("{}: label {} of record {} (byte {}) is not below {}", path, label, at / kRecordBytes,
-                                at, kCifar10Classes),
-                    "fetch the file again, or check that it is CIFAR-10's and not CIFAR-100's");
-  return file;
+    check_label(std::to_integer<int>(bytes[at]), path, at / kRecordBytes);
+  return RandomAccessFile(path);
 }
 
 std::shared_ptr<const Dataset> open_part(const fs::path& directory, const std::vector<std::string>& names,
                                          const char* part, int classes, bool augment) {
-  std::vector<MappedFile> files;
+  std::vector<RandomAccessFile> files;
   std::uint64_t size = 0;
   for (const std::string& name : names) {
     files.push_back(checked((directory / (name + ".bin")).string()));
-    size += files.back().bytes().size() / kRecordBytes;
+    size += files.back().size() / kRecordBytes;
   }
   Dataset::Info info{
       .name = fmt::format("cifar10 {}", part),

@@ -1,11 +1,12 @@
 #include "data/tokens.h"
 
-#include <cstring>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "base/error.h"
-#include "base/mapped_file.h"
+#include "base/random_access_file.h"
 #include "data/token_rows.h"
 
 namespace lockstep::data {
@@ -13,49 +14,58 @@ namespace {
 
 constexpr std::size_t kTokenBytes = 2;
 
+/// See Note [Read, not mapped].
+class TokenFile {
+ public:
+  explicit TokenFile(std::string path) : file_(std::move(path)) {
+    if (file_.size() % kTokenBytes != 0)
+      throw IoError(fmt::format("{}: {} bytes are no whole number of 16-bit tokens", file_.path(), file_.size()),
+                    "the file is cut, or of another type");
+  }
+
+  const std::string& path() const { return file_.path(); }
+  std::uint64_t tokens() const { return file_.size() / kTokenBytes; }
+
+  /// As RandomAccessFile::read() has it.
+  std::span<const std::byte> read(std::uint64_t begin, std::size_t count) const {
+    return file_.read(begin * kTokenBytes, count * kTokenBytes);
+  }
+
+ private:
+  RandomAccessFile file_;
+};
+
 class Tokens final : public Dataset {
  public:
-  Tokens(Info info, std::shared_ptr<const MappedFile> file, TokenRows rows)
+  Tokens(Info info, std::shared_ptr<const TokenFile> file, TokenRows rows)
       : Dataset(std::move(info)), file_(std::move(file)), rows_(rows) {}
 
   void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const override {
     LOCKSTEP_ASSERT(index < size() && tokens.size() == sample_elements() && labels.size() == tokens.size());
     const std::uint64_t begin = rows_.begin_of(index);
+    const auto bytes = file_->read(begin, tokens.size() + 1);
     for (std::size_t i = 0; i <= tokens.size(); ++i) {
-      const std::int32_t token = at(begin + i);
+      const auto token = std::to_integer<std::int32_t>(bytes[kTokenBytes * i]) |
+                         std::to_integer<std::int32_t>(bytes[kTokenBytes * i + 1]) << 8;
+      if (token >= classes())
+        throw IoError(fmt::format("{}: token {} at byte {} is out of range for {} tokens", file_->path(), token,
+                                  (begin + i) * kTokenBytes, classes()),
+                      "repair the file, or give the number of tokens (--classes)");
       if (i < tokens.size()) tokens[i] = token;
       if (i > 0) labels[i - 1] = token;
     }
   }
 
  private:
-  std::int32_t at(std::uint64_t place) const {
-    unsigned char bytes[kTokenBytes];
-    std::memcpy(bytes, file_->bytes().data() + place * kTokenBytes, kTokenBytes);
-    const std::int32_t token = bytes[0] | bytes[1] << 8;
-    if (token >= classes())
-      throw IoError(fmt::format("{}: token {} at byte {} is out of range for {} tokens", file_->path(), token,
-                                place * kTokenBytes, classes()),
-                    "repair the file, or give the number of tokens (--classes)");
-    return token;
-  }
-
-  std::shared_ptr<const MappedFile> file_;
+  std::shared_ptr<const TokenFile> file_;
   TokenRows rows_;
 };
-
-std::uint64_t tokens_in(const MappedFile& file) {
-  if (file.bytes().size() % kTokenBytes != 0)
-    throw IoError(fmt::format("{}: {} bytes are no whole number of 16-bit tokens", file.path(), file.bytes().size()),
-                  "the file is cut, or of another type");
-  return file.bytes().size() / kTokenBytes;
-}
 
 }  // namespace
 
 DataSplits open_tokens(const std::string& path, std::int64_t context, int classes) {
-  const auto open = [](const std::string& name) { return std::make_shared<const MappedFile>(name); };
-  const auto part = [&](const char* name, const std::shared_ptr<const MappedFile>& file, const TokenRows& rows) {
+  const auto open = [](const std::string& name) { return std::make_shared<const TokenFile>(name); };
+  const auto part = [&](const char* name, const std::shared_ptr<const TokenFile>& file, const TokenRows& rows) {
     return std::make_shared<Tokens>(Dataset::Info{.name = fmt::format("tokens {} {}", file->path(), name),
                                                   .size = rows.count(),
                                                   .dims = {context},
@@ -66,12 +76,12 @@ DataSplits open_tokens(const std::string& path, std::int64_t context, int classe
   const auto file = open(path);
   const std::filesystem::path beside = std::filesystem::path(path).replace_filename("val.bin");
   if (std::filesystem::path(path).filename() != "train.bin" || !std::filesystem::exists(beside)) {
-    const TokenParts parts = split_tokens(tokens_in(*file), context, path);
+    const TokenParts parts = split_tokens(file->tokens(), context, path);
     return {part("train", file, parts.train), part("validation", file, parts.validation)};
   }
   const auto other = open(beside.string());
-  return {part("train", file, whole_tokens(tokens_in(*file), context, path)),
-          part("validation", other, whole_tokens(tokens_in(*other), context, beside.string()))};
+  return {part("train", file, whole_tokens(file->tokens(), context, path)),
+          part("validation", other, whole_tokens(other->tokens(), context, beside.string()))};
 }
 
 }  // namespace lockstep::data

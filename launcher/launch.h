@@ -18,8 +18,8 @@ namespace lockstep::launcher {
 /// The programs read nothing from stdin. SIGUSR1 and SIGUSR2 are passed on to all programs. The running binary is
 /// started again as `_rank -- PROGRAM`, which must lead to rank_wrapper(); on other hosts as `_host`, which must lead
 /// to host_helper(), and as `_rsh HOST COMMAND…`, to remote_start(). Call it from the main thread before any
-/// other thread starts. Throws UsageError (no program, wrong numbers, unwritable log directory), MpiError (no mpirun),
-/// DeviceError.
+/// other thread starts. Throws UsageError (no program, wrong numbers), IoError (unwritable log directory), MpiError (no
+/// mpirun), DeviceError.
 int launch(LaunchOptions options);
 
 }  // namespace lockstep::launcher

@@ -35,8 +35,8 @@ bool write_all(int fd, std::string_view bytes) {
 }
 
 [[noreturn]] void fail(const std::string& path, int error) {
-  throw UsageError(fmt::format("--log-dir: cannot write {}: {}", path, errno_text(error)),
-                   error == ENOSPC ? "free some space or choose another directory" : "choose another directory");
+  throw IoError(fmt::format("--log-dir: cannot write {}: {}", path, errno_text(error)),
+                error == ENOSPC ? "free some space or choose another directory" : "choose another directory");
 }
 
 /// Opening a file tells nothing about a full disk: write something.

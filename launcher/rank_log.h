@@ -55,7 +55,7 @@ std::string_view last_state(std::string_view line);
 class RankLogs {
  public:
   /// Makes `directory` and an empty rank-R.log in it for each rank; with an empty `directory` only the last lines are
-  /// kept. Throws UsageError when that is not possible or the disk is full.
+  /// kept. Throws IoError when that is not possible or the disk is full.
   RankLogs(const std::string& directory, int ranks);
 
   /// Adds what the rank wrote on `stream` (1 or 2). Returns an error to tell the user, once, if the disk is full.

@@ -39,8 +39,10 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
   const double decay = weight_decay_of(config);
   if (optimizer_of(config) == Optimizer::kSgd)
-    return nn::make_sgd(parameters, {.momentum = config.momentum, .nesterov = config.nesterov, .weight_decay = decay});
-  return nn::make_adamw(parameters, {.beta1 = config.betas.first, .beta2 = config.betas.second, .weight_decay = decay});
+    return nn::make_sgd(parameters,
+                        {.momentum = momentum_of(config), .nesterov = config.nesterov, .weight_decay = decay});
+  const auto [beta1, beta2] = config.betas.value_or(kDefaultBetas);
+  return nn::make_adamw(parameters, {.beta1 = beta1, .beta2 = beta2, .weight_decay = decay});
 }
 
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
@@ -82,6 +84,19 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
 }
 
 namespace {
+
+// What a model takes, and what the data has. Sizes of images are the model's own matter.
+void check_fit(const std::string& model, const data::Dataset& dataset) {
+  const bool tokens = dataset.has_tokens(), language = model.starts_with("gpt") || model == "lstm";
+  if (tokens && !language)
+    throw UsageError(fmt::format("{} takes numbers, and the samples of {} are tokens", model, dataset.name()),
+                     "use gpt, gpt2 or lstm for these data, or give other data");
+  const auto dims = dataset.sample_dims().size();
+  if (tokens || !language || (model == "lstm" && dims == 3)) return;
+  throw UsageError(fmt::format("{} takes tokens{}, and the samples of {} are {}", model,
+                               model == "lstm" ? " or images" : "", dataset.name(), dims == 3 ? "images" : "vectors"),
+                   "give --data text:FILE, tokens:FILE or random:tokens,LEN, or use another model for these data");
+}
 
 // What the last layer's parameters are called up to their last dot.
 std::string head_of(const TrainConfig& config, const nn::Module& model) {
@@ -156,6 +171,7 @@ void freeze(nn::Module& model, const std::string& patterns) {
 
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                         const RunWeights& weights) {
+  check_fit(config.model.name, dataset);
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
                                  dataset.sample_elements()),
@@ -211,7 +227,7 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.clip_norm = config.clip_norm,
           .activations = activations_of(config),
-          .record = config.graphs && !config.find_unused && config.parallel != Parallel::kDp,
+          .record = config.graphs.value_or(true) && !config.find_unused && config.parallel != Parallel::kDp,
           .dropout = config.model.dropout > 0,
           .seed = config.seed,
           .accumulate = config.accumulate,

@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "nn/io/weights.h"
+#include "nn/models/models.h"
+#include "trainer/applicability.h"
 #include "trainer/device_request.h"
 
 namespace lockstep::trainer {
@@ -31,6 +33,16 @@ std::string text_of(const std::optional<T>& value) {
   return value ? fmt::to_string(*value) : "default";
 }
 
+}  // namespace
+
+void check_log_level(const std::string& level) {
+  const std::vector<std::string> levels = {"debug", "info", "warn", "error"};
+  if (std::ranges::find(levels, level) == levels.end())
+    throw UsageError(fmt::format("unknown log level '{}'", level), "use debug, info, warn or error");
+}
+
+namespace {
+
 void validate_device(const TrainConfig& config) {
   const DeviceRequest request = parse_device(config.device);
   for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
@@ -40,6 +52,7 @@ void validate_device(const TrainConfig& config) {
             config.parallel == Parallel::kDp
                 ? "name each device once"
                 : "name each one once, or add --share-devices: ranks that share a device take turns");
+  check_cpu_numbers(config.device, request);
   if (config.parallel == Parallel::kDp) {
     require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
             "name the GPUs: --device cuda:0,1");
@@ -66,6 +79,8 @@ Optimizer optimizer_of(const TrainConfig& config) {
   return config.optimizer.value_or(is_resnet(config) ? Optimizer::kSgd : Optimizer::kAdamW);
 }
 
+double momentum_of(const TrainConfig& config) { return config.momentum.value_or(kDefaultMomentum); }
+
 double learning_rate_of(const TrainConfig& config, int world_size) {
   if (config.lr) return *config.lr;
   if (!is_resnet(config) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
@@ -84,6 +99,26 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
 
 const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
 
+const char* name_of(Optimizer optimizer) { return optimizer == Optimizer::kSgd ? "sgd" : "adamw"; }
+
+const char* name_of(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kConstant: return "constant";
+    case Schedule::kCosine: return "cosine";
+    case Schedule::kStep: return "step";
+  }
+  return "?";
+}
+
+const char* name_of(sampler::Tail tail) {
+  switch (tail) {
+    case sampler::Tail::kExact: return "exact";
+    case sampler::Tail::kPad: return "pad";
+    case sampler::Tail::kDrop: return "drop";
+  }
+  return "?";
+}
+
 const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
 void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why) {
@@ -97,6 +132,8 @@ void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& w
             "use --precision f32, or --device cuda");
     require(!config.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
             "leave --tf32 out, or use --device cuda");
+    require(config.graphs != true, fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
+            "leave --graphs out, or use --device cuda");
     return;
   }
   require(config.backend == Backend::kAuto || config.backend == Backend::kNccl,
@@ -106,7 +143,8 @@ void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& w
 }
 
 void validate(const TrainConfig& config) {
-  require(!config.model.name.empty(), "no model was named", "name one: linear, mlp or cnn");
+  require(!config.model.name.empty(), "no model was named", "name one of " + join(nn::model_names(), ", "));
+  nn::check_model_name(config.model.name);
   require(!config.data.empty(), "no data was named", "give --data digits, for example");
   require(!(config.batch && config.global_batch), "both --batch and --global-batch were given", "give one of them");
   constexpr std::int64_t kNone = 0, kOne = 1, kMostBatch = std::int64_t{1} << 40;
@@ -129,14 +167,9 @@ void validate(const TrainConfig& config) {
   const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
   require(config.min_lr <= lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, lr),
           "give a smaller --min-lr");
-  require(config.weights.empty() ? !config.non_strict && !config.keep_prefix && !config.reset_head : true,
-          "--non-strict, --keep-prefix and --reset-head say how weights are loaded, and there are none",
-          "add --weights FILE");
-  require(!config.nesterov || (optimizer_of(config) == Optimizer::kSgd && config.momentum > 0),
-          "--nesterov needs --optimizer sgd with a momentum above 0",
-          "add --optimizer sgd --momentum 0.9, or leave --nesterov out");
-  require_range("--momentum", config.momentum, 0.0, 1.0);
-  for (const double beta : {config.betas.first, config.betas.second})
+  require_range("--momentum", momentum_of(config), 0.0, 1.0);
+  const auto betas = config.betas.value_or(kDefaultBetas);
+  for (const double beta : {betas.first, betas.second})
     require(beta >= 0 && beta < 1, fmt::format("a beta of {} is not in [0, 1)", beta), "use --betas 0.9,0.999");
   require_range("--weight-decay", config.weight_decay.value_or(0.0), 0.0);
   require_range("--clip-norm", config.clip_norm, 0.0);
@@ -145,23 +178,21 @@ void validate(const TrainConfig& config) {
   require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
   validate_device(config);
   require_range("--checkpoint-every", config.checkpoint_every.value_or(0), kNone);
-  require_range("--keep", config.keep, kNone);
-  require(!config.checkpoint_dir.empty() || !config.checkpoint_every,
-          "--checkpoint-every says when, and nothing says where", "add --checkpoint-dir DIR");
+  require_range("--keep", config.keep.value_or(kDefaultKeep), kNone);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
           "--resume auto goes on from the newest checkpoint, and nothing says where they are",
           "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   if (!config.save.empty()) nn::check_weights_path(config.save);
-  constexpr const char* kLevels[] = {"debug", "info", "warn", "error"};
-  require(std::find(std::begin(kLevels), std::end(kLevels), config.log_level) != std::end(kLevels),
-          fmt::format("unknown log level '{}'", config.log_level), "use debug, info, warn or error");
+  check_log_level(config.log_level);
+  check_applicability(config);
 }
 
 std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& config) {
   std::vector<std::string> hidden;
   for (const int width : config.model.hidden) hidden.push_back(fmt::to_string(width));
+  const auto betas = config.betas.value_or(kDefaultBetas);
   return {
       {"model", config.model.name},
       {"hidden", join(hidden, ",")},
@@ -177,25 +208,25 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
       {"batch", text_of(config.batch)},
       {"global-batch", text_of(config.global_batch)},
       {"accumulate", fmt::to_string(config.accumulate)},
-      {"tail", fmt::to_string(static_cast<int>(config.tail))},
+      {"tail", name_of(config.tail)},
       {"epochs", fmt::to_string(config.epochs)},
       {"steps", text_of(config.steps)},
       {"eval-every", fmt::to_string(config.eval_every)},
-      {"optimizer", optimizer_of(config) == Optimizer::kSgd ? "sgd" : "adamw"},
+      {"optimizer", name_of(optimizer_of(config))},
       {"lr", config.lr ? fmt::to_string(*config.lr) : "default"},
       {"min-lr", fmt::to_string(config.min_lr)},
-      {"momentum", fmt::to_string(config.momentum)},
+      {"momentum", fmt::to_string(momentum_of(config))},
       {"nesterov", fmt::to_string(config.nesterov)},
-      {"betas", fmt::format("{},{}", config.betas.first, config.betas.second)},
+      {"betas", fmt::format("{},{}", betas.first, betas.second)},
       {"weight-decay", config.weight_decay ? fmt::to_string(*config.weight_decay) : "default"},
-      {"schedule", fmt::to_string(static_cast<int>(config.schedule))},
+      {"schedule", name_of(config.schedule)},
       {"warmup", fmt::to_string(config.warmup)},
       {"clip-norm", fmt::to_string(config.clip_norm)},
       {"seed", fmt::to_string(config.seed)},
       {"parallel", name_of(config.parallel)},
       {"precision", name_of(config.precision)},
       {"tf32", fmt::to_string(config.tf32)},
-      {"graphs", fmt::to_string(config.graphs)},
+      {"graphs", fmt::to_string(config.graphs.value_or(true))},
       {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
       {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
       {"find-unused", fmt::to_string(config.find_unused)},

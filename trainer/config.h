@@ -24,11 +24,14 @@ enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients 
 using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
+inline constexpr double kDefaultMomentum = 0.9;
+inline constexpr std::pair<double, double> kDefaultBetas = {0.9, 0.999};
+inline constexpr std::int64_t kDefaultKeep = 3;    // checkpoints
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 struct ModelConfig {
-  std::string name;            // linear, mlp, cnn
+  std::string name;            // one of nn::model_names()
   std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
   std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
   // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024);
@@ -65,9 +68,9 @@ struct TrainConfig {
   std::optional<Optimizer> optimizer;              // default: optimizer_of()
   std::optional<double> lr;                        // default: learning_rate_of()
   double min_lr = 0.0;                             // where a cosine ends; the floor of step
-  double momentum = 0.9;                           // sgd
+  std::optional<double> momentum;                  // sgd; default: kDefaultMomentum
   bool nesterov = false;                           // sgd
-  std::pair<double, double> betas = {0.9, 0.999};  // adamw
+  std::optional<std::pair<double, double>> betas;  // adamw; default: kDefaultBetas
   std::optional<double> weight_decay;              // default: weight_decay_of()
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  // steps over which the rate rises linearly from 0
@@ -81,7 +84,7 @@ struct TrainConfig {
   Backend backend = Backend::kAuto;
   Precision precision = Precision::kF32;
   bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
-  bool graphs = true;                 // steps that come again are recorded and run again as a whole, where a device can
+  std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
   int threads = 0;                    // compute threads a device; 0: its share of the cores
   double timeout_seconds = 300;       // longest wait for another rank
   double stall_warning_seconds = 10;  // after which a wait is mentioned; 0: never
@@ -98,11 +101,12 @@ struct TrainConfig {
   bool keep_prefix = false;  // names in weight files are taken as they are (nn::LoadOptions)
   bool reset_head = false;   // the last layer starts anew: its weights are not taken from the file
   std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
-  std::string save;          // weights to write at the end (nn::write_weights)
+  std::string save;          // weights to write at the end (nn::write_weights), also onto `weights`
+  std::string config_file;   // where settings come from: nothing may be written there
   // Checkpoints of training (trainer/checkpoint/), to go on from.
   std::string checkpoint_dir;                    // empty: none are written
   std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
-  std::int64_t keep = 3;                         // the newest ones; 0: all
+  std::optional<std::int64_t> keep;              // the newest ones; 0: all; default: kDefaultKeep
   std::string resume;                            // auto, or the path of a checkpoint; empty: start anew
   std::string metrics;                           // JSON lines
   std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
@@ -115,18 +119,29 @@ struct TrainConfig {
 const char* name_of(Precision precision);
 /// "ddp" or "dp".
 const char* name_of(Parallel parallel);
+/// "sgd" or "adamw".
+const char* name_of(Optimizer optimizer);
+/// "constant", "cosine" or "step".
+const char* name_of(Schedule schedule);
+/// "exact", "pad" or "drop".
+const char* name_of(sampler::Tail tail);
 
 /// What holds where the configuration says nothing: AdamW with 1e-3 and a weight decay of 0.01 (0 for SGD); for ResNets
 /// SGD with 0.1 · global batch / 256 (Goyal et al., "Accurate, Large Minibatch SGD", 2017) and 1e-4.
 Optimizer optimizer_of(const TrainConfig& config);
 double learning_rate_of(const TrainConfig& config, int world_size);
 double weight_decay_of(const TrainConfig& config);
+double momentum_of(const TrainConfig& config);
 /// Samples of all ranks together and step.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
-/// Throws UsageError for values that contradict each other or are out of range; data and model names are checked
-/// where they are opened, and check_kind() comes when `auto` has become a device.
+/// Throws UsageError for values that contradict each other or are out of range, for an unknown model, and for settings
+/// that would have no effect (trainer/applicability.h). Data is checked where it is opened, and check_kind() comes when
+/// `auto` has become a device.
 void validate(const TrainConfig& config);
+
+/// Throws UsageError for another level than debug, info, warn and error.
+void check_log_level(const std::string& level);
 
 /// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where
 /// config.device says so.

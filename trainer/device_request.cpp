@@ -1,5 +1,8 @@
 #include "trainer/device_request.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 #include "base/text.h"
 
@@ -52,6 +55,15 @@ DeviceRequest parse_device(const std::string& text) {
   if (!text.starts_with(kCudaPrefix)) throw UsageError(fmt::format("unknown device '{}'", text), suggestion(text));
   request.indices = parse_indices(text, std::string_view(text).substr(kCudaPrefix.size()));
   return request;
+}
+
+/// A CPU device is made by being named: its number says no more than which rank, or which piece of a batch, it is for.
+void check_cpu_numbers(const std::string& device, const DeviceRequest& request) {
+  if (request.kind != DeviceRequest::Kind::kCpu || request.indices.empty()) return;
+  const int most = *std::ranges::max_element(request.indices);
+  if (std::cmp_less(most, request.indices.size())) return;
+  throw UsageError(fmt::format("--device {}: there is no CPU device {} among {}", device, most, request.indices.size()),
+                   "CPU devices are numbered from 0: write cpu, or cpu:0,1 for two of them");
 }
 
 }  // namespace lockstep::trainer

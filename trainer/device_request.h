@@ -22,4 +22,8 @@ struct DeviceRequest {
 /// Reads "auto", "cpu", "cpu:0,1", "cuda", "cuda:0,3" or "cuda:free". Throws UsageError for anything else.
 DeviceRequest parse_device(const std::string& text);
 
+/// Throws UsageError for a CPU device that is not among those that are named: of two they are 0 and 1, in any order.
+/// `device` is what `request` was read from.
+void check_cpu_numbers(const std::string& device, const DeviceRequest& request);
+
 }  // namespace lockstep::trainer

@@ -32,6 +32,15 @@ std::optional<std::int64_t> number_in(const std::string& line, std::string_view 
   return parse_int(line.substr(begin, line.find_first_of(",}", begin) - begin));
 }
 
+// /dev/stdout and /dev/stderr may be pipes: who has started this process reads them anyhow.
+bool is_standard_stream(const struct stat& file) {
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat there = {};
+    if (::fstat(fd, &there) == 0 && there.st_dev == file.st_dev && there.st_ino == file.st_ino) return true;
+  }
+  return false;
+}
+
 // How many bytes of a metrics file tell of the run up to `step`, without what follows once it is done: the evaluation,
 // the end, another resume.
 std::uint64_t length_until(const std::string& path, std::int64_t step) {
@@ -63,10 +72,17 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
 
 Metrics::Metrics(const std::string& path, int flags) : path_(path) {
   if (path.empty()) return;
-  fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0644));
+  // Without O_NONBLOCK a named pipe that nobody reads would block here for ever, and one whose reader is slow later on.
+  fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags, 0644));
+  const int opening = errno;
+  struct stat there = {};
+  if (fd_ ? ::fstat(fd_.get(), &there) == 0 && S_ISFIFO(there.st_mode) && !is_standard_stream(there) : opening == ENXIO)
+    throw UsageError(fmt::format("metrics file {} is a pipe or a socket", path),
+                     "give a file: training would wait for whoever reads a pipe");
   if (!fd_)
-    throw IoError(fmt::format("cannot write metrics file {}: {}", path, errno_text(errno)),
+    throw IoError(fmt::format("cannot write metrics file {}: {}", path, errno_text(opening)),
                   "choose a path in an existing, writable directory");
+  ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) & ~O_NONBLOCK);
 }
 
 void Metrics::write_line(std::string line) {

@@ -49,7 +49,8 @@ struct ResumeReport {
 class Metrics {
  public:
   Metrics() = default;
-  /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file.
+  /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file, UsageError for a named
+  /// pipe.
   explicit Metrics(const std::string& path);
   /// Goes on in the file of a run that is resumed after `step`: what it tells of later steps, of an evaluation after
   /// that step, and a line that is cut, are taken off. Other files than regular ones are written on.

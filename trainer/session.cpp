@@ -14,6 +14,7 @@
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
 #include "trainer/device_view.h"
+#include "trainer/output_files.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -116,6 +117,7 @@ Session open_session(const TrainConfig& config, const std::optional<UsageError>&
     if (refusal) throw *refusal;
     validate(config);
     check_alone(config);
+    if (comm::discover_world(env).rank == 0) check_output_files(config);
   });
 }
 
@@ -136,6 +138,9 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
     session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;
   open_device(config, choice, session);
+  // --device auto was to find out: the same command shall run where there are GPUs and where there are none.
+  if (config.threads > 0 && choice.device.kind == DeviceKind::kCuda && session.group->rank() == 0)
+    log_warn("--threads {} changes nothing: this run computes on GPUs", config.threads);
   log_debug("{}, {}", session.backend->describe(), session.binding.text);
   return session;
 }
@@ -143,7 +148,7 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
 Session open_session(const std::string& device) {
   TrainConfig config;
   config.device = device;
-  return open_session(config, [&] { parse_device(device); });
+  return open_session(config, [&] { check_cpu_numbers(device, parse_device(device)); });
 }
 
 }  // namespace lockstep::trainer

@@ -276,7 +276,7 @@ class Run {
                         .samples = samples_,
                         .train_s = train_seconds_,
                         .comm_wait_s = wait_seconds_});
-    checkpoints_.finish();
+    const bool checkpointed = checkpoints_.finish();
     checkpoints_.tell_failures();
     tell_damaged();
     comm::agree_on(group_, [&] {
@@ -284,6 +284,11 @@ class Run {
     });
     if (trace_) trace_->write(group_);
     comm::agree_on(group_, [&] {
+      // Who runs this until it exits with 0 must not take it for saved.
+      if (!checkpointed)
+        throw IoError(fmt::format("training is complete, but its last checkpoint, of step {}, is not in {}",
+                                  total_steps_, config_.checkpoint_dir),
+                      "the warnings above say why; free some space or choose another --checkpoint-dir");
       if (!metrics_.failure().empty())
         throw IoError(metrics_.failure(),
                       "free some space and train again if the metrics matter; all else is complete");

@@ -93,6 +93,14 @@ const std::vector<std::string>& model_names() {
   return names;
 }
 
+void check_model_name(const std::string& name) {
+  if (std::ranges::find(model_names(), name) != model_names().end()) return;
+  const auto near = nearest(name, model_names());
+  throw UsageError(
+      fmt::format("unknown model '{}'", name),
+      near ? fmt::format("did you mean '{}'?", *near) : fmt::format("use one of: {}", join(model_names(), ", ")));
+}
+
 GptSpec default_gpt(const std::string& name) {
   if (name == "gpt2") return {.layers = 12, .heads = 12, .width = 768, .context = 1024};
   return {};
@@ -105,6 +113,7 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
 namespace {
 
 std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec) {
+  check_model_name(spec.name);
   const auto positive = [](std::int64_t d) { return d >= 1; };
   if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, positive) ||
       !std::ranges::all_of(spec.hidden, positive))
@@ -141,10 +150,7 @@ std::unique_ptr<Module> made_of(Context& context, const ModelSpec& spec) {
     gpt.vocabulary = spec.classes;
     return std::make_unique<Gpt>(context, gpt);
   }
-  const auto near = nearest(spec.name, model_names());
-  throw UsageError(
-      fmt::format("unknown model '{}'", spec.name),
-      near ? fmt::format("did you mean '{}'?", *near) : fmt::format("use one of: {}", join(model_names(), ", ")));
+  LOCKSTEP_ASSERT(false, "model {} has a name and cannot be made", spec.name);
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ GptSpec default_gpt(const std::string& name);
 
 /// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "lstm", "gpt", "gpt2".
 const std::vector<std::string>& model_names();
+/// Throws UsageError for another name, with the nearest right one.
+void check_model_name(const std::string& name);
 
 /// With a recipe. Throws UsageError for an unknown name (with the nearest right one) or a sample shape that the model
 /// cannot take.

@@ -13,7 +13,7 @@
 namespace lockstep::cli {
 
 struct Example {
-  std::string model, data, hosts, save;
+  std::string model, data, hosts, save, exports;
   std::optional<int> batch, global_batch;
   std::int64_t steps = 0;
   int ranks = 0;
@@ -22,6 +22,7 @@ struct Example {
   std::vector<int> hidden;
   std::pair<double, double> betas = {0.9, 0.999};
   bool quiet = false;
+  int seed = 0;
 };
 
 /// `example` must outlive the table.
@@ -48,12 +49,25 @@ inline OptionTable example_table(Example& example, bool takes_program = true) {
              .placeholder = "sgd|adamw",
              .set = choice(example.optimizer, {{"sgd", std::string("sgd")}, {"adamw", std::string("adamw")}})});
   table.add({.name = "lr", .placeholder = "X", .set = number(example.lr, {.low = -10, .high = 10})});
-  table.add({.name = "betas", .placeholder = "A,B", .set = number_pair(example.betas, {.low = 0, .high = 1})});
+  table.add({.name = "betas",
+             .kind = OptionKind::kList,
+             .placeholder = "A,B",
+             .set = number_pair(example.betas, {.low = 0, .high = 1})});
   table.add(
       {.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,N,…", .set = integers(example.hidden, 1, 5000)});
   table.add({.name = "data", .placeholder = "DATA", .set = text(example.data)});
   table.add({.name = "save", .placeholder = "FILE", .set = text(example.save)});
+  table.add({.name = "export", .kind = OptionKind::kRepeatable, .placeholder = "NAME,…", .set = text(example.exports)});
   table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(example.quiet)});
+  table.exclusive({"quiet", "save"});
+  table.add({.name = "seed", .placeholder = "N", .set = integer(example.seed, 0, 100)});
+  table.applicability([&example](const std::string& name, bool typed) -> std::optional<Complaint> {
+    const bool applies = name == "betas"  ? example.optimizer == "adamw"
+                         : name == "seed" ? example.optimizer == "sgd" || !typed
+                                          : true;
+    if (applies) return std::nullopt;
+    return Complaint{"it applies to others", "leave it out"};
+  });
   add_config_option(table);
   return table;
 }

@@ -1,6 +1,7 @@
 #include "cli/option_sources.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <cstdlib>
 
 #include <filesystem>
@@ -114,9 +115,47 @@ TEST_F(OptionSources, NegativeNumbers) {
   EXPECT_EQ(example_.lr, -0.25);
 }
 
-TEST_F(OptionSources, ListsAppendWithinOneSource) {
-  parse({"--hidden", "1,2", "--hidden=3", "--config", config("hidden = [9]")});
-  EXPECT_THAT(example_.hidden, ElementsAre(1, 2, 3));
+TEST_F(OptionSources, OnlyWhatIsRepeatableAppends) {
+  parse({"--export", "A,B", "--export=C", "--config", config("export = ['D']")});
+  EXPECT_EQ(example_.exports, "A,B,C");
+  parse({"--config", config("export = ['D', 'E']")});
+  EXPECT_EQ(example_.exports, "D,E");
+  EXPECT_THAT(complaint({"--hidden", "1,2", "--hidden=3"}),
+              AllOf(HasSubstr("--hidden is given twice on the command line, as 1,2 and 3"), HasSubstr("one list")));
+  parse({"--hidden", "1,2", "--config", config("hidden = [9]")});
+  EXPECT_THAT(example_.hidden, ElementsAre(1, 2));
+}
+
+TEST_F(OptionSources, AListInAFileIsForWhatTakesLists) {
+  for (const char* line : {"lr = [1]", "lr = [1, 2]", "quiet = [true]", "save = ['a', 'b']", "lr = []"})
+    EXPECT_THAT(complaint({"--config", config(line)}),
+                AllOf(HasSubstr("run.toml:1: "), HasSubstr("is a list, and --"), HasSubstr("without brackets")))
+        << line;
+  EXPECT_THAT(complaint({"--config", config("hidden = [[1]]")}), HasSubstr("neither text"));
+}
+
+TEST_F(OptionSources, WhatDoesNotApplyNamesItsSource) {
+  const std::map<std::string, std::string> sgd = {{"LOCKSTEP_OPTIMIZER", "sgd"}};
+  EXPECT_THAT(complaint({"--betas", "0.9,0.9"}, sgd),
+              HasSubstr("--betas 0.9,0.9 on the command line: it applies to others → leave it out"));
+  EXPECT_THAT(complaint({"--opt=sgd"}, {{"LOCKSTEP_BETAS", "0.9,0.9"}}),
+              HasSubstr("LOCKSTEP_BETAS=0.9,0.9 in the environment: it applies"));
+  const std::string file = config("optimizer = 'sgd'\nbetas = [0.9, 0.9]\n");
+  EXPECT_THAT(complaint({"--config", file}), HasSubstr(file + ":2: betas = 0.9,0.9: it applies"));
+  // All values count, whatever their order and source.
+  parse({"--config", file, "--optimizer", "adamw"});
+  EXPECT_EQ(example_.betas, std::pair(0.9, 0.9));
+  // What was not typed may be meant for others.
+  EXPECT_THAT(complaint({"--seed", "3"}), HasSubstr("--seed 3 on the command line: it applies"));
+  EXPECT_NO_THROW(parse({}, {{"LOCKSTEP_SEED", "3"}}));
+}
+
+TEST_F(OptionSources, AFlagThatIsSwitchedOffExcludesNothing) {
+  EXPECT_THAT(complaint({"--quiet", "--save", "a"}), HasSubstr("exclude each other"));
+  parse({"--quiet=false", "--save", "a"});
+  EXPECT_EQ(example_.save, "a");
+  parse({"--quiet=no", "--config", config("save = 'b'")});
+  EXPECT_EQ(example_.save, "b");
 }
 
 TEST_F(OptionSources, AStrongerSourceSilencesWhatItsFlagExcludes) {
@@ -215,7 +254,7 @@ TEST_F(OptionSources, Positionals) {
 
 TEST_F(OptionSources, UnusableFiles) {
   EXPECT_THAT(complaint({"--config", directory_.path("none.toml")}), HasSubstr("No such file"));
-  EXPECT_THAT(complaint({"--config", directory_.path()}), HasSubstr("cannot read config file"));
+  EXPECT_THAT(complaint({"--config", directory_.path()}), HasSubstr("it is a directory"));
   const std::string broken = config("lr = 1\nsteps = = 2\n");
   EXPECT_THAT(complaint({"--config", broken}), HasSubstr(broken + ":2:"));
   EXPECT_THAT(complaint({"--config", config("lr = 2020-01-01")}), HasSubstr(":1: lr is neither"));
@@ -223,6 +262,13 @@ TEST_F(OptionSources, UnusableFiles) {
   EXPECT_THAT(complaint({"--config", config("lr = \xff\xfe")}), HasSubstr("run.toml:1:"));
   EXPECT_THAT(complaint({"--config", config(std::string(2 << 20, ' '))}), HasSubstr("larger than 1 MiB"));
   EXPECT_THAT(complaint({"--config", config("lr = nan")}), HasSubstr("not a finite number"));
+}
+
+TEST_F(OptionSources, APipeIsNoConfigFile) {
+  const std::string pipe = directory_.path("pipe.toml");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(complaint({"--config", pipe}), HasSubstr("cannot read config file " + pipe + ": it is no regular file"));
+  EXPECT_THAT(complaint({"--config", "/dev/null"}), HasSubstr("no regular file"));
 }
 
 TEST_F(OptionSources, EmptyFileSetsNothing) {

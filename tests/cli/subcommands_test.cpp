@@ -58,49 +58,48 @@ TEST(Subcommands, TheOverviewNamesThem) {
     EXPECT_THAT(overview(), HasSubstr(name));
 }
 
-TEST(InferFlags, ReachTheConfiguration) {
+// Each set of flags is one that applies together.
+trainer::InferConfig infer_config(std::vector<std::string> flags) {
   trainer::InferConfig config;
-  parse_options(infer_options(config), words({"gpt",
-                                              "--weights=w.safetensors",
-                                              "--non-strict",
-                                              "--keep-prefix",
-                                              "--hidden=5",
-                                              "--layers=2",
-                                              "--heads=3",
-                                              "--width=6",
-                                              "--context=7",
-                                              "--prompt=to be",
-                                              "--lines",
-                                              "--top=2",
-                                              "--tokens=9",
-                                              "--class-names=c.txt",
-                                              "--image-size=96",
-                                              "--samples=4",
-                                              "--top-k=11",
-                                              "--temperature=0.5",
-                                              "--vocab=v.json",
-                                              "--merges=m.txt",
-                                              "--seed=12",
-                                              "--threads=3",
-                                              "--device=cuda:1",
-                                              "--precision=bf16",
-                                              "--tf32",
-                                              "--json",
-                                              "--warmup=13",
-                                              "--log-level=warn",
-                                              "--quiet"}));
+  parse_options(infer_options(config), words(std::move(flags)));
+  return config;
+}
+
+TEST(InferFlags, ReachTheConfiguration) {
+  auto config = infer_config({"gpt",
+                              "--weights=w.safetensors",
+                              "--non-strict",
+                              "--keep-prefix",
+                              "--layers=2",
+                              "--heads=3",
+                              "--width=6",
+                              "--context=7",
+                              "--input=to",
+                              "--lines",
+                              "--tokens=9",
+                              "--samples=4",
+                              "--top-k=11",
+                              "--temperature=0.5",
+                              "--vocab=v.json",
+                              "--merges=m.txt",
+                              "--seed=12",
+                              "--threads=3",
+                              "--device=cuda:1",
+                              "--precision=bf16",
+                              "--tf32",
+                              "--json",
+                              "--warmup=13",
+                              "--log-level=warn",
+                              "--quiet"});
   EXPECT_EQ(config.model.name, "gpt");
-  EXPECT_THAT(config.model.hidden, ElementsAre(5));
   EXPECT_EQ(config.model.layers, 2);
   EXPECT_EQ(config.model.heads, 3);
   EXPECT_EQ(config.model.width, 6);
   EXPECT_EQ(config.model.context, 7);
   EXPECT_EQ(config.weights, "w.safetensors");
   EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
-  EXPECT_EQ(config.prompt, "to be");
-  EXPECT_EQ(config.top, 2);
-  EXPECT_EQ(config.class_names, "c.txt");
-  EXPECT_EQ(config.image_size, 96);
+  EXPECT_EQ(config.input, "to");
+  EXPECT_FALSE(config.prompt);
   EXPECT_EQ(config.tokens, 9);
   EXPECT_EQ(config.samples, 4);
   EXPECT_EQ(config.top_k, 11);
@@ -113,76 +112,80 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.precision, trainer::Precision::kBF16);
   EXPECT_EQ(config.warmup, 13);
   EXPECT_EQ(config.log_level, "warn");
-  trainer::InferConfig other;
-  parse_options(infer_options(other), words({"cnn", "--input", "a.png,b.png"}));
-  EXPECT_EQ(other.input, "a.png,b.png");
-  EXPECT_FALSE(other.prompt);
+  EXPECT_EQ(infer_config({"gpt", "--prompt=to be"}).prompt, "to be");
+  config = infer_config({"cnn", "--input", "a.png,b.png", "--top=2", "--class-names=c.txt", "--image-size=96"});
+  EXPECT_EQ(config.input, "a.png,b.png");
+  EXPECT_EQ(config.top, 2);
+  EXPECT_EQ(config.class_names, "c.txt");
+  EXPECT_EQ(config.image_size, 96);
+  EXPECT_THAT(infer_config({"mlp", "--hidden=5"}).model.hidden, ElementsAre(5));
+}
+
+trainer::TrainConfig train_config(std::vector<std::string> flags) {
+  trainer::TrainConfig config;
+  parse_options(train_options(config), words(std::move(flags)));
+  return config;
 }
 
 TEST(TrainFlags, ReachTheConfiguration) {
-  trainer::TrainConfig config;
-  parse_options(train_options(config), words({"mlp",
-                                              "--data",
-                                              "random:784,1000",
-                                              "--in=3",
-                                              "--out=4",
-                                              "--hidden",
-                                              "64,32",
-                                              "--classes=9",
-                                              "--augment=no",
-                                              "--image-size=96",
-                                              "--most-damaged=3",
-                                              "--global-batch",
-                                              "64",
-                                              "--tail=pad",
-                                              "--workers=0",
-                                              "--steps",
-                                              "7",
-                                              "--eval-every=2",
-                                              "--opt",
-                                              "sgd",
-                                              "--lr",
-                                              "0.1",
-                                              "--min-lr=0.01",
-                                              "--momentum=0.8",
-                                              "--nesterov",
-                                              "--betas=0.8,0.9",
-                                              "--weight-decay=0",
-                                              "--schedule=cosine",
-                                              "--warmup=5",
-                                              "--clip-norm=1",
-                                              "--seed=42",
-                                              "--device=cuda:0,3",
-                                              "--parallel=dp",
-                                              "--share-devices",
-                                              "--backend=nccl",
-                                              "--precision=bf16",
-                                              "--tf32",
-                                              "--graphs=no",
-                                              "--threads=2",
-                                              "--timeout-seconds=5",
-                                              "--stall-warning-seconds=0.5",
-                                              "--bucket-mb=0.5",
-                                              "--first-bucket-mb=0.25",
-                                              "--accumulate=4",
-                                              "--find-unused",
-                                              "--no-broadcast-buffers",
-                                              "--sync-batchnorm",
-                                              "--check-replicas=1",
-                                              "--weights=w.safetensors",
-                                              "--save=s.safetensors",
-                                              "--checkpoint-dir=c",
-                                              "--checkpoint-every=17",
-                                              "--keep=4",
-                                              "--resume=auto",
-                                              "--metrics=m.jsonl",
-                                              "--log-every=3",
-                                              "--quiet"}));
-  EXPECT_EQ(config.model.name, "mlp");
-  EXPECT_EQ(config.model.in, 3);
-  EXPECT_EQ(config.model.out, 4);
-  EXPECT_THAT(config.model.hidden, ElementsAre(64, 32));
-  EXPECT_EQ(config.data, "random:784,1000");
+  auto config = train_config({"resnet18",
+                              "--data",
+                              "images:x",
+                              "--classes=9",
+                              "--augment=no",
+                              "--image-size=96",
+                              "--most-damaged=3",
+                              "--global-batch",
+                              "64",
+                              "--tail=pad",
+                              "--workers=0",
+                              "--steps",
+                              "7",
+                              "--eval-every=2",
+                              "--opt",
+                              "sgd",
+                              "--lr",
+                              "0.1",
+                              "--min-lr=0.01",
+                              "--momentum=0.8",
+                              "--nesterov",
+                              "--weight-decay=0",
+                              "--schedule=cosine",
+                              "--warmup=5",
+                              "--clip-norm=1",
+                              "--seed=42",
+                              "--device=cuda:0,3",
+                              "--share-devices",
+                              "--backend=nccl",
+                              "--precision=bf16",
+                              "--tf32",
+                              "--graphs=no",
+                              "--timeout-seconds=5",
+                              "--stall-warning-seconds=0.5",
+                              "--bucket-mb=0.5",
+                              "--first-bucket-mb=0.25",
+                              "--accumulate=4",
+                              "--find-unused",
+                              "--no-broadcast-buffers",
+                              "--sync-batchnorm",
+                              "--check-replicas=1",
+                              "--weights=w.safetensors",
+                              "--non-strict",
+                              "--keep-prefix",
+                              "--reset-head",
+                              "--freeze=conv1.*,bn1.*",
+                              "--zero-init-residual",
+                              "--save=s.safetensors",
+                              "--checkpoint-dir=c",
+                              "--checkpoint-every=17",
+                              "--keep=4",
+                              "--resume=auto",
+                              "--metrics=m.jsonl",
+                              "--trace=t.json",
+                              "--log-level=warn",
+                              "--log-every=3"});
+  EXPECT_EQ(config.model.name, "resnet18");
+  EXPECT_EQ(config.data, "images:x");
   EXPECT_EQ(config.classes, 9);
   EXPECT_EQ(config.augment, false);
   EXPECT_EQ(config.image_size, 96);
@@ -198,7 +201,6 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.min_lr, 0.01);
   EXPECT_EQ(config.momentum, 0.8);
   EXPECT_TRUE(config.nesterov);
-  EXPECT_EQ(config.betas, std::pair(0.8, 0.9));
   EXPECT_EQ(config.weight_decay, 0.0);
   EXPECT_EQ(config.schedule, trainer::Schedule::kCosine);
   EXPECT_EQ(config.warmup, 5);
@@ -209,9 +211,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.backend, trainer::Backend::kNccl);
   EXPECT_EQ(config.precision, trainer::Precision::kBF16);
   EXPECT_TRUE(config.tf32);
-  EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
-  EXPECT_FALSE(config.graphs);
-  EXPECT_EQ(config.threads, 2);
+  EXPECT_EQ(config.graphs, false);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.stall_warning_seconds, 0.5);
   EXPECT_EQ(config.bucket_mb, 0.5);
@@ -222,14 +222,35 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
+  EXPECT_TRUE(config.non_strict && config.keep_prefix && config.reset_head && config.model.zero_init_residual);
+  EXPECT_EQ(config.freeze, "conv1.*,bn1.*");
   EXPECT_EQ(config.save, "s.safetensors");
   EXPECT_EQ(config.checkpoint_dir, "c");
   EXPECT_EQ(config.checkpoint_every, 17);
   EXPECT_EQ(config.keep, 4);
   EXPECT_EQ(config.resume, "auto");
   EXPECT_EQ(config.metrics, "m.jsonl");
+  EXPECT_EQ(config.trace, "t.json");
+  EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
+  config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--batch=8",
+                         "--epochs=3", "--betas=0.8,0.9"});
+  EXPECT_EQ(config.model.in, 3);
+  EXPECT_EQ(config.model.out, 4);
+  EXPECT_EQ(config.threads, 2);
+  EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_TRUE(config.quiet);
+  EXPECT_EQ(config.batch, 8);
+  EXPECT_EQ(config.epochs, 3);
+  EXPECT_EQ(config.betas, std::pair(0.8, 0.9));
+  EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
+  EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.hidden, ElementsAre(64, 32));
+  config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
+  EXPECT_EQ(config.model.layers, 2);
+  EXPECT_EQ(config.model.heads, 3);
+  EXPECT_EQ(config.model.width, 6);
+  EXPECT_EQ(config.model.context, 7);
+  EXPECT_EQ(config.model.dropout, 0.5);
 }
 
 TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {

@@ -19,7 +19,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     table.add({.name = "lr", .placeholder = "X", .set = number(lr, {})});
     table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(quiet)});
     table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
-    table.add({.name = "betas", .placeholder = "A,B", .set = number_pair(betas, {})});
+    table.add({.name = "betas", .kind = OptionKind::kList, .placeholder = "A,B", .set = number_pair(betas, {})});
+    table.add(
+        {.name = "export", .kind = OptionKind::kRepeatable, .placeholder = "NAME,…", .set = lockstep::cli::text(word)});
+    table.exclusive({"quiet", "batch"});
+    table.applicability([&](const std::string& name, bool) -> std::optional<Complaint> {
+      if (name == "betas" && lr > 1) return Complaint{"it applies to others", "leave it out"};
+      return std::nullopt;
+    });
     add_config_option(table);
     parse_options(table, {{"--config", path}, [](const std::string&) { return std::nullopt; }, {}},
                   {{"hosts", "launch"}});

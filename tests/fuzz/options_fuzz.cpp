@@ -38,7 +38,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .set = integer(batch, 1, 1000)});
     table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(quiet)});
     table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
+    table.add(
+        {.name = "export", .kind = OptionKind::kRepeatable, .placeholder = "NAME,…", .set = lockstep::cli::text(word)});
     table.exclusive({"batch", "hidden"});
+    table.exclusive({"quiet", "data"});
+    table.applicability([&](const std::string& name, bool typed) -> std::optional<Complaint> {
+      if (typed && name == "hidden" && batch > 1) return Complaint{"it applies to others", "leave it out"};
+      return std::nullopt;
+    });
     parse_options(table, sources, {{"hosts", "launch"}});
   });
 }

@@ -228,11 +228,11 @@ TEST_F(RankLogTest, TwentyReadableLines) {
 }
 
 TEST_F(RankLogTest, ADirectoryThatCannotBeWritten) {
-  EXPECT_THROW(RankLogs("/proc/nothing/here", 1), UsageError);
+  EXPECT_THROW(RankLogs("/proc/nothing/here", 1), IoError);
   std::ofstream(directory_ + "/file") << "x";
-  EXPECT_THROW(RankLogs(directory_ + "/file", 1), UsageError);
+  EXPECT_THROW(RankLogs(directory_ + "/file", 1), IoError);
   std::filesystem::create_symlink("/dev/full", directory_ + "/rank-0.log");
-  EXPECT_THROW(RankLogs(directory_, 1), UsageError);
+  EXPECT_THROW(RankLogs(directory_, 1), IoError);
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ TEST(LaunchTest, LogFilesHoldWhatEachRankWrote) {
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(log), {}), "out 0\n");
   }
   Job job({"-n", "1", "--log-dir", "/proc/no/such", "--", "true"});
-  EXPECT_EQ(job.wait(), 2);
+  EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.err(), HasSubstr("--log-dir"));
 }
 

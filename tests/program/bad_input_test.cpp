@@ -1,7 +1,9 @@
 // What the program says to bad input: one line with cause and remedy, and the documented exit code.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include "tests/program/command.h"
@@ -32,6 +34,13 @@ TEST_P(BadInputTest, IsOneLineWithARemedy) {
   std::ofstream(directory.path() / "cut.safetensors") << "1234";
   std::ofstream(directory.path() / "hosts.txt") << "a slots=2\n# b\nc slotz=2\n";
   std::ofstream(directory.path() / "typo.toml") << "data = \"digits\"\nepocs = 3\n";
+  std::ofstream(directory.path() / "betas.toml") << "optimizer = \"sgd\"\nbetas = [0.9, 0.99]\n";
+  std::ofstream(directory.path() / "list.toml") << "lr = [1]\n";
+  std::ofstream(directory.path() / "text.txt") << std::string(4000, 'a') + std::string(400, 'b');
+  std::ofstream(directory.path() / "tokens.bin") << std::string(4000, '\1');
+  ASSERT_EQ(::mkfifo((directory.path() / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("m.jsonl", directory.path() / "link.jsonl");
+  std::ofstream(directory.path() / "m.jsonl") << "";
   const auto outcome = run(GetParam().line, directory.path());
   EXPECT_EQ(outcome.code, GetParam().code) << outcome.out << outcome.err;
   const auto errors = error_lines(outcome.err + outcome.out);
@@ -87,7 +96,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --parallel dp --device cpu:0,1,0", 2, "names CPU device 0 twice"},
         BadInput{"lockstep train cnn --data digits --parallel dp --device cuda:0,9", 4, "--device cuda:0,9: "},
         BadInput{"lockstep train cnn --data digits --parallel dp --device cuda:free", 2, "takes all GPUs"},
-        BadInput{"lockstep train cnn --data digits --parallel dp --sync-batchnorm", 2, "--sync-batchnorm with"},
+        BadInput{"lockstep train resnet18-cifar --data random:3x32x32,9 --parallel dp --sync-batchnorm", 2,
+                 "--sync-batchnorm with"},
         BadInput{"lockstep train cnn --data digits --parallel pp", 2, "did you mean dp"},
         BadInput{"lockstep bench dp-vs-ddp cnn --device cpu:1", 2, "on 1 device"},
         BadInput{"lockstep bench dp-vs-ddp cnn --device cpu:1,1", 2, "names CPU device 1 twice"},
@@ -116,13 +126,122 @@ INSTANTIATE_TEST_SUITE_P(
                  "rank 0 did not come to 127.0.0.1:1"},
         BadInput{"RANK=2 WORLD_SIZE=2 lockstep train cnn --data digits", 2, "RANK"}));
 
+// A setting that would change nothing: refused with the place where it stands, and what it applies to.
+INSTANTIATE_TEST_SUITE_P(
+    NoEffect, BadInputTest,
+    ::testing::Values(
+        BadInput{"lockstep train cnn --data digits --dropout 0.5", 2,
+                 "--dropout 0.5 on the command line: it applies to gpt, gpt2 and lstm, and the model is cnn"},
+        BadInput{"lockstep train cnn --data digits --layers 2", 2, "--layers 2 on the command line: it applies to gpt"},
+        BadInput{"lockstep train lstm --data digits --heads 2", 2, "it applies to gpt and gpt2, and the model is lstm"},
+        BadInput{"lockstep train mlp --data digits --width 8", 2, "--width 8"},
+        BadInput{"lockstep train cnn --data digits --hidden 5", 2, "it applies to mlp, and the model is cnn"},
+        BadInput{"lockstep train resnet18-cifar --data random:3x32x32,9 --context 8", 2, "--context 8"},
+        BadInput{"lockstep train lstm --data digits --context 8", 2, "over tokens, lstm, and the data is digits"},
+        BadInput{"lockstep train mlp --data digits --in 64", 2, "--in 64"},
+        BadInput{"lockstep train cnn --data digits --out 10", 2, "--out 10"},
+        BadInput{"lockstep train cnn --data digits --zero-init-residual", 2, "it applies to ResNets"},
+        BadInput{"lockstep train resnet18 --data random:3x32x32,9 --zero-init-residual --weights w", 2,
+                 "this one starts from --weights w"},
+        BadInput{"lockstep train cnn --data digits --no-broadcast-buffers", 2, "ResNets, and the model is cnn"},
+        BadInput{"lockstep train gpt --data text:text.txt --sync-batchnorm", 2, "ResNets, and the model is gpt"},
+        BadInput{"lockstep train cnn --data digits --augment yes", 2, "--augment for the data set digits"},
+        BadInput{"lockstep train gpt --data text:text.txt --image-size 8", 2, "--image-size for the data set text"},
+        BadInput{"lockstep train cnn --data digits --most-damaged 8", 2, "--most-damaged"},
+        BadInput{"lockstep train gpt --data text:text.txt --classes 80", 2, "--classes 80"},
+        BadInput{"lockstep train cnn --data digits --momentum 0.9", 2,
+                 "it applies to --optimizer sgd, and the optimizer is adamw"},
+        BadInput{"lockstep train cnn --data digits --nesterov", 2, "--nesterov on the command line: it applies"},
+        BadInput{"lockstep train cnn --data digits --opt sgd --momentum 0 --nesterov", 2, "the momentum is 0"},
+        BadInput{"lockstep train cnn --data digits --optimizer sgd --betas 0.9,0.99", 2, "--betas 0.9,0.99"},
+        BadInput{"lockstep train cnn --data digits --config betas.toml", 2,
+                 "betas.toml:2: betas = 0.9,0.99: it applies"},
+        BadInput{"LOCKSTEP_MOMENTUM=0.5 lockstep train cnn --data digits", 2,
+                 "LOCKSTEP_MOMENTUM=0.5 in the environment: it applies to --optimizer sgd"},
+        BadInput{"lockstep train cnn --data digits --min-lr 1e-5", 2, "it applies to --schedule cosine and step"},
+        BadInput{"lockstep train cnn --data digits --device cpu --graphs yes", 2, "it applies to GPUs"},
+        BadInput{"lockstep train cnn --data digits --graphs yes", 2,
+                 "--graphs yes is for GPUs, and this run is on the CPU ("},
+        BadInput{"lockstep train cnn --data digits --device cuda --find-unused --graphs yes", 2, "--find-unused"},
+        BadInput{"lockstep train cnn --data digits --device cpu --tf32", 2,
+                 "--tf32 on the command line: it applies to GPUs"},
+        BadInput{"lockstep train cnn --data digits --device cuda --threads 2", 2, "it applies to the CPU"},
+        BadInput{"lockstep train cnn --data digits --device cpu --share-devices", 2, "--share-devices"},
+        BadInput{"lockstep train cnn --data digits --device cpu:99", 2, "there is no CPU device 99 among 1"},
+        BadInput{"lockstep train cnn --data digits --parallel dp --device cpu:0,2", 2, "no CPU device 2 among 2"},
+        BadInput{"lockstep train cnn --data digits --keep 2", 2, "add --checkpoint-dir DIR"},
+        BadInput{"lockstep train cnn --data digits --checkpoint-every 2", 2, "add --checkpoint-dir DIR"},
+        BadInput{"lockstep train cnn --data digits --non-strict", 2, "add --weights FILE"},
+        BadInput{"lockstep train cnn --data digits --keep-prefix", 2, "add --weights FILE"},
+        BadInput{"lockstep train cnn --data digits --reset-head", 2, "add --weights FILE"},
+        BadInput{"lockstep train cnn --data digits --quiet --log-every 5", 2, "--log-every and --quiet exclude"},
+        BadInput{"lockstep eval cnn --data digits --weights w --dropout 0.1", 2, "it is a flag of lockstep train"},
+        BadInput{"lockstep eval cnn --data digits --weights w --augment no", 2, "--augment"},
+        BadInput{"lockstep eval cnn --data digits --weights w --graphs no", 2, "--graphs"},
+        BadInput{"lockstep eval cnn --data digits --weights w --hidden 8", 2, "it applies to mlp"},
+        BadInput{"lockstep eval cnn --data digits --weights w --device cpu:7", 2, "no CPU device 7"},
+        BadInput{"lockstep bench step cnn --dropout 0.1", 2, "it applies to gpt, gpt2 and lstm"},
+        BadInput{"lockstep bench step lstm --data digits --context 9", 2, "the data is digits"},
+        BadInput{"lockstep bench step cnn --device cpu --copy-batch yes", 2, "--copy-batch yes is for GPUs"},
+        BadInput{"lockstep bench step cnn --csv --timeline", 2, "--csv and --timeline exclude"},
+        BadInput{"lockstep bench dp-vs-ddp cnn --momentum 0.5", 2, "--momentum 0.5"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --device cpu:3", 2, "no CPU device 3 among 1"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --device cpu:0,1", 2, "computes on one device"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --device cuda:0,1", 2, "computes on one device"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --device cpu --tf32", 2, "it applies to GPUs"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --layers 2", 2, "the model is resnet18"},
+        BadInput{"lockstep infer resnet18 --input random:1x3x32x32 --top 2", 2, "this run has --input random:"},
+        BadInput{"lockstep infer gpt --weights w --prompt a --top 2", 2, "it applies to images that are classified"},
+        BadInput{"lockstep infer gpt --weights w --prompt a --lines", 2, "this run has --prompt"},
+        BadInput{"lockstep infer gpt --weights w --prompt a --temperature 0 --top-k 3", 2, "the temperature is 0"},
+        BadInput{"lockstep infer gpt --weights w --prompt a --temperature 0 --seed 3", 2, "the temperature is 0"},
+        BadInput{"lockstep infer cnn --weights w --input a.png --seed 3", 2, "--seed 3 on the command line"},
+        BadInput{"lockstep infer cnn --weights w --input a.png --tokens 3", 2, "it applies to texts"},
+        BadInput{"lockstep infer mlp --weights w --input a.png --image-size 8", 2, "--image-size 8"},
+        BadInput{"lockstep infer nosuch --input random:1x3", 2, "unknown model 'nosuch'"},
+        BadInput{"lockstep train nosuch", 2, "unknown model 'nosuch'"}, BadInput{"lockstep train ''", 2, "MODEL"}));
+
+// What is written is neither what is read nor written twice, and files are files.
+INSTANTIATE_TEST_SUITE_P(
+    Files, BadInputTest,
+    ::testing::Values(
+        BadInput{"lockstep train cnn --data digits --save x --metrics x", 2, "--save and --metrics are one file: x"},
+        BadInput{"lockstep train cnn --data digits --save x --trace ./y/../x", 2, "--save and --trace are one file"},
+        BadInput{"lockstep train cnn --data digits --metrics m.jsonl --save link.jsonl", 2, "are one file"},
+        BadInput{"lockstep train cnn --data digits --checkpoint-dir x --save x", 2, "--checkpoint-dir are one file"},
+        BadInput{"lockstep train cnn --data digits --weights cut.safetensors --metrics cut.safetensors", 2,
+                 "--metrics would overwrite the file of --weights"},
+        BadInput{"lockstep train gpt --data text:text.txt --save text.txt", 2, "overwrite the file of --data"},
+        BadInput{"lockstep train gpt --data tokens:tokens.bin --trace tokens.bin", 2, "overwrite the file of --data"},
+        BadInput{"lockstep train cnn --data digits --config list.toml --metrics list.toml --lr 1", 2, "list.toml"},
+        BadInput{"LOCKSTEP_CONFIG=m.jsonl lockstep train cnn --data digits --metrics link.jsonl", 2,
+                 "--metrics would overwrite the file of --config"},
+        BadInput{"lockstep eval cnn --data digits --weights cut.safetensors --metrics ./cut.safetensors", 2,
+                 "overwrite the file of --weights"},
+        BadInput{"lockstep train cnn --data digits --metrics out.txt >out.txt", 2, "that standard output goes to"},
+        BadInput{"lockstep train cnn --data digits --metrics -", 2, "--metrics -"},
+        BadInput{"lockstep train cnn --data digits --trace -", 2, "--trace -"},
+        BadInput{"lockstep train cnn --data digits --metrics pipe", 2, "metrics file pipe is a pipe"},
+        BadInput{"lockstep eval cnn --data digits --weights pipe", 3,
+                 "pipe is not a usable safetensors file: it is not a file"},
+        BadInput{"lockstep train cnn --data digits --save pipe", 3, "regular file"},
+        BadInput{"lockstep train cnn --data digits --trace pipe", 3, "regular file"},
+        BadInput{"lockstep train cnn --config pipe", 2, "cannot read config file pipe: it is no regular file"},
+        BadInput{"lockstep train gpt --data text:pipe", 3, "pipe: not a regular file"},
+        BadInput{"lockstep train gpt --data tokens:pipe", 3, "pipe: not a regular file"},
+        BadInput{"lockstep train cnn --config list.toml", 2, "list.toml:1: lr is a list"},
+        BadInput{"lockstep train mlp --data digits --hidden 5 --hidden 6", 2, "--hidden is given twice"},
+        BadInput{"lockstep launch -H a:1 -H b:1 -- true", 2, "--hosts is given twice"},
+        BadInput{"RANK=0 WORLD_SIZE=2147483647 lockstep train cnn --data digits", 2, "WORLD_SIZE=\"2147483647\""},
+        BadInput{"lockstep launch -n 1 --log-dir /proc/none/x -- true", 3, "--log-dir"}));
+
 // On several ranks the same fault is still one line, and the code is the rank's own.
 INSTANTIATE_TEST_SUITE_P(
     OnRanks, BadInputTest,
     ::testing::Values(
         BadInput{"lockstep launch -n 2 --no-prefix -- lockstep train cnn --data digits --parallel dp", 2,
                  "--parallel dp is one process for all devices, and this is one of 2"},
-        BadInput{"lockstep launch -n 2 --no-prefix -- lockstep train cnn --data digits --device cpu:3", 4,
+        BadInput{"lockstep launch -n 2 --no-prefix -- lockstep train cnn --data digits --device cpu:0", 4,
                  "local rank 1"},
         BadInput{"lockstep launch -n 3 -- lockstep train cnn --data digits --bach 3", 2, "--batch"},
         BadInput{"lockstep launch --hostfile hosts.txt -- true", 2, "hosts.txt:3: "},

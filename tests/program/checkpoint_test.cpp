@@ -192,6 +192,10 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   outcome = run("lockstep checkpoint show c", directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
+  // Names, not numbers, with blanks behind the longest of them.
+  for (const char* setting : {"\n  schedule              constant\n", "\n  no-broadcast-buffers  false\n",
+                              "\n  tail                  exact\n"})
+    EXPECT_THAT(outcome.out, HasSubstr(setting));
   // None that is whole, and one that is asked for by name.
   for (const auto& name : names_in(directory.path() / "c"))
     fs::remove(directory.path() / "c" / name / "optimizer.safetensors");
@@ -268,7 +272,8 @@ TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
   const auto outcome =
       run(line + "--checkpoint-every 5 --keep 0" + once_there_are(30, "prlimit --pid $pid --fsize=100000"),
           directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.code, 3) << outcome.err;  // it is done, and whoever runs it until it is saved is not content
+  EXPECT_THAT(outcome.err, HasSubstr("training is complete, but its last checkpoint, of step 400, is not in c"));
   EXPECT_THAT(hash_of(directory.path() / "m.jsonl"), Not(HasSubstr("no end")));
   EXPECT_EQ(lines_that_say("File too large", outcome.err), 2) << outcome.err;  // once, and at the end
   EXPECT_THAT(outcome.err, HasSubstr("training goes on, and the newest checkpoint is of step"));
@@ -287,8 +292,12 @@ TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
   std::string line = kCnn;
   line.erase(line.find("--checkpoint-dir"));
   // Whoever is root may write where others may not, but not there.
-  const auto outcome = run(line + elsewhere + "/sys/lockstep-checkpoints", directory.path());
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto outcome =
+      run(ranks(2) + line + elsewhere + "/sys/lockstep-checkpoints --save s.safetensors", directory.path());
+  ASSERT_EQ(outcome.code, 3) << outcome.err;
+  EXPECT_THAT(outcome.err,
+              HasSubstr("error: training is complete, but its last checkpoint, of step 40, is not in /sys"));
+  EXPECT_TRUE(fs::exists(directory.path() / "s.safetensors"));
   EXPECT_THAT(outcome.err, HasSubstr("cannot create /sys/lockstep-checkpoints"));
   EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
   EXPECT_THAT(outcome.err, HasSubstr("could not be written"));
@@ -306,7 +315,7 @@ TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
       ::geteuid() == 0 ? "setpriv --bounding-set=-dac_override --inh-caps=-dac_override " : "";
   const auto outcome = run(as_others + kCnn + "--checkpoint-every 5 --resume auto", directory.path());
   fs::permissions(folder, fs::perms::owner_all);
-  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  ASSERT_EQ(outcome.code, 3) << outcome.err;
   EXPECT_EQ(lines_that_say("Permission denied", outcome.err), 2) << outcome.err;  // once, and at the end
   EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
   EXPECT_EQ(names_in(folder), std::vector<std::string>{step_name(20)});

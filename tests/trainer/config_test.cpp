@@ -1,11 +1,13 @@
 #include "trainer/config.h"
 
-#include <gtest/gtest.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 
 #include <functional>
 #include <limits>
 
 #include "base/error.h"
+#include "trainer/applicability.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -25,7 +27,7 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.data.clear(); },
       [](auto& c) { c.batch = 8, c.global_batch = 16; },
       [](auto& c) { c.lr = -1; },
-      [](auto& c) { c.min_lr = 1; },
+      [](auto& c) { c.min_lr = 1, c.schedule = Schedule::kCosine; },
       [](auto& c) { c.nesterov = true; },
       [](auto& c) { c.optimizer = Optimizer::kSgd, c.nesterov = true, c.momentum = 0; },
       [](auto& c) {
@@ -46,7 +48,9 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.lr = std::numeric_limits<double>::quiet_NaN(); },
       [](auto& c) { c.clip_norm = std::numeric_limits<double>::quiet_NaN(); },
       [](auto& c) { c.momentum = 1.5; },
-      [](auto& c) { c.betas.second = std::numeric_limits<double>::quiet_NaN(); },
+      [](auto& c) {
+        c.betas = {0.9, std::numeric_limits<double>::quiet_NaN()};
+      },
       [](auto& c) { c.bucket_mb = 1e300; },
       [](auto& c) { c.first_bucket_mb = 0; },
       [](auto& c) { c.device = "tpu"; },
@@ -90,6 +94,100 @@ TEST(TrainConfig, Devices) {
   EXPECT_NO_THROW(validate(config));
   config.backend = Backend::kShm;
   EXPECT_NO_THROW(validate(config));
+}
+
+std::string why_not(const TrainConfig& config) {
+  try {
+    validate(config);
+  } catch (const UsageError& error) {
+    EXPECT_FALSE(error.remedy().empty()) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TrainConfig, ModelsAreKnownBeforeDataAreMissed) {
+  TrainConfig config;
+  config.model.name = "nosuch";
+  EXPECT_EQ(why_not(config), "unknown model 'nosuch'");
+  config.model.name = "cnn";
+  EXPECT_EQ(why_not(config), "no data was named");
+}
+
+// What a program sets and what would have no effect, and the same where it has one.
+TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
+  using Change = std::function<void(TrainConfig&)>;
+  struct Case {
+    const char* setting;
+    Change set, applies;
+  };
+  const auto model = [](const char* name) { return [name](TrainConfig& c) { c.model.name = name; }; };
+  const auto sgd = [](TrainConfig& c) { c.optimizer = Optimizer::kSgd; };
+  const auto weights = [](TrainConfig& c) { c.weights = "w"; };
+  const auto directory = [](TrainConfig& c) { c.checkpoint_dir = "d"; };
+  const auto tokens = [](TrainConfig& c) { c.model.name = "lstm", c.data = "text:t"; };
+  const auto cuda = [](TrainConfig& c) { c.device = "cuda"; };
+  const Case cases[] = {
+      {"in", [](auto& c) { c.model.in = 64; }, model("linear")},
+      {"out", [](auto& c) { c.model.out = 10; }, model("linear")},
+      {"hidden", [](auto& c) { c.model.hidden = {8}; }, model("mlp")},
+      {"layers", [](auto& c) { c.model.layers = 2; }, model("lstm")},
+      {"heads", [](auto& c) { c.model.heads = 2; }, model("gpt")},
+      {"width", [](auto& c) { c.model.width = 8; }, model("gpt2")},
+      {"context", [](auto& c) { c.model.context = 8; }, tokens},
+      {"zero-init-residual", [](auto& c) { c.model.zero_init_residual = true; }, model("resnet50")},
+      {"dropout", [](auto& c) { c.model.dropout = 0.5; }, model("lstm")},
+      {"non-strict", [](auto& c) { c.non_strict = true; }, weights},
+      {"keep-prefix", [](auto& c) { c.keep_prefix = true; }, weights},
+      {"reset-head", [](auto& c) { c.reset_head = true; }, weights},
+      {"momentum", [](auto& c) { c.momentum = 0.9; }, sgd},
+      {"nesterov", [](auto& c) { c.nesterov = true; }, sgd},
+      {"betas",
+       [](auto& c) {
+         c.model.name = "resnet18", c.betas = {0.9, 0.99};
+       },
+       [](auto& c) { c.optimizer = Optimizer::kAdamW; }},
+      {"min-lr", [](auto& c) { c.min_lr = 1e-6; }, [](auto& c) { c.schedule = Schedule::kStep; }},
+      {"share-devices", [](auto& c) { c.device = "cpu", c.share_devices = true; },
+       [](auto& c) { c.device = "cpu:0,0"; }},
+      {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.find_unused = true; },
+       [](auto& c) { c.find_unused = false; }},
+      {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.parallel = Parallel::kDp; },
+       [](auto& c) { c.parallel = Parallel::kDdp; }},
+      {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
+      {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
+      {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
+      {"checkpoint-every", [](auto& c) { c.checkpoint_every = 0; }, directory},
+      {"keep", [](auto& c) { c.keep = kDefaultKeep; }, directory},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.setting);
+    auto config = good();
+    each.set(config);
+    EXPECT_THAT(why_not(config), ::testing::StartsWith(fmt::format("--{}: it applies to ", each.setting)));
+    EXPECT_TRUE(inapplicable(config, each.setting));
+    each.applies(config);
+    EXPECT_EQ(why_not(config), "");
+    EXPECT_FALSE(inapplicable(config, each.setting));
+  }
+  // Unsetting is no setting.
+  auto config = good();
+  config.graphs = false;
+  config.device = "cpu";
+  EXPECT_EQ(why_not(config), "");
+  cuda(config);
+  EXPECT_EQ(why_not(config), "");
+}
+
+TEST(TrainConfig, CpuDevicesAreThoseThatAreNamed) {
+  for (const char* device : {"cpu:1", "cpu:99", "cpu:0,2", "cpu:1,2"}) {
+    auto config = good();
+    config.device = device;
+    EXPECT_THAT(why_not(config), ::testing::HasSubstr("there is no CPU device")) << device;
+  }
+  auto config = good();
+  config.device = "cpu:2,0,1";
+  EXPECT_EQ(why_not(config), "");
 }
 
 std::string refusal(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
@@ -145,7 +243,9 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.min_lr = 1e-9; },
       [](auto& c) { c.momentum = 0.1; },
       [](auto& c) { c.nesterov = true; },
-      [](auto& c) { c.betas.second = 0.5; },
+      [](auto& c) {
+        c.betas = {0.9, 0.5};
+      },
       [](auto& c) { c.weight_decay = 0.5; },
       [](auto& c) { c.schedule = Schedule::kStep; },
       [](auto& c) { c.warmup = 3; },

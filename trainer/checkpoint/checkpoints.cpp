@@ -10,7 +10,10 @@
 namespace lockstep::trainer {
 
 Checkpoints::Checkpoints(const TrainConfig& config, int rank)
-    : directory_(config.checkpoint_dir), every_(config.checkpoint_every), keep_(config.keep), writes_(rank == 0) {}
+    : directory_(config.checkpoint_dir),
+      every_(config.checkpoint_every),
+      keep_(config.keep.value_or(kDefaultKeep)),
+      writes_(rank == 0) {}
 
 void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointCard plan,
                        std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed) {

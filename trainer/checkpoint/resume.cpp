@@ -31,18 +31,9 @@ std::string sizes_of(const nn::ModelSpec& spec) {
   return "its own";
 }
 
-const char* name_of(sampler::Tail tail) {
-  switch (tail) {
-    case sampler::Tail::kExact: return "exact";
-    case sampler::Tail::kPad: return "pad";
-    case sampler::Tail::kDrop: return "drop";
-  }
-  return "?";
-}
-
 std::string optimizer_text(const TrainConfig& config) {
   if (optimizer_of(config) == Optimizer::kAdamW) return "adamw";
-  return config.momentum > 0 ? "sgd with momentum" : "sgd without momentum";
+  return momentum_of(config) > 0 ? "sgd with momentum" : "sgd without momentum";
 }
 
 // What describe() has that is told of otherwise, or concerns nobody who goes on.

@@ -11,6 +11,7 @@ namespace lockstep::trainer {
 
 inline constexpr std::int64_t kDefaultTokens = 256;
 inline constexpr int kDefaultTop = 5;
+inline constexpr std::uint64_t kDefaultSeed = 1;
 
 struct InferConfig {
   ModelConfig model;  // sizes that are not given are those of the weights
@@ -33,7 +34,7 @@ struct InferConfig {
   std::optional<double> temperature;    // 0: always the likeliest token (default 1)
   std::optional<std::int64_t> top_k;    // the likeliest so many are drawn from; 0: all (default)
   bool lines = false;                   // each line of the input is a prompt
-  std::uint64_t seed = 1;               // of drawn tokens, made-up inputs, and parameters without weights
+  std::optional<std::uint64_t> seed;    // of drawn tokens, made-up inputs, and parameters without weights (default 1)
 
   // Streams.
   std::string device = "auto";  // trainer/device_request.h

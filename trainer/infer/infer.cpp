@@ -9,6 +9,9 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/world.h"
+#include "nn/models/models.h"
+#include "trainer/applicability.h"
+#include "trainer/device_request.h"
 #include "trainer/infer/workers.h"
 #include "trainer/session.h"
 
@@ -65,6 +68,7 @@ InferTask open_task(const InferConfig& config, const InferModel& model, const st
     return text_task(config, model);
   }
   refuse_text_flags(config, "a model of images");
+  refuse("seed", config.seed.has_value() && !config.non_strict, "a model of images");
   return image_task(config, model);
 }
 
@@ -90,10 +94,12 @@ void run(const InferConfig& config, Session& session) {
                            .streams = options.streams,
                            .wall_s = result.wall_s,
                            .tally = std::move(result.tally)};
-  if (config.json)
-    std::printf("%s\n", json_of(report).c_str());
-  else if (!config.quiet)
-    log_info("{}", text_of(report));
+  if (!config.quiet) {
+    if (config.json)
+      std::printf("%s\n", json_of(report).c_str());
+    else
+      log_info("{}", text_of(report));
+  }
   if (damaged > 0)
     throw IoError(fmt::format("{} of {} image{} could not be read", damaged, task.jobs, task.jobs == 1 ? "" : "s"),
                   "the warnings above name them; all others are done");
@@ -103,15 +109,18 @@ void run(const InferConfig& config, Session& session) {
 
 void validate(const InferConfig& config) {
   check_usage(!config.model.name.empty(), "no model was named", "name one: lockstep infer resnet18 …");
+  nn::check_model_name(config.model.name);
   check_usage(config.input.empty() != !config.prompt.has_value(), "infer needs one input",
               "give --input FILE, DIR or random:SHAPE, or for text --prompt TEXT, and not both");
   if (config.weights.empty() && !config.input.starts_with(kRandomInput))
     throw UsageError("infer without weights", "give --weights FILE; only made-up inputs (--input random:…) go without");
-  check_usage(!config.weights.empty() || (!config.non_strict && !config.keep_prefix),
-              "--non-strict and --keep-prefix say how weights are loaded, and there are none", "add --weights FILE");
-  const std::vector<std::string> levels = {"debug", "info", "warn", "error"};
-  if (std::ranges::find(levels, config.log_level) == levels.end())
-    throw UsageError(fmt::format("unknown log level '{}'", config.log_level), "use debug, info, warn or error");
+  const DeviceRequest device = parse_device(config.device);
+  check_cpu_numbers(config.device, device);
+  if (device.indices.size() > 1)
+    throw UsageError(fmt::format("--device {}: infer computes on one device", config.device),
+                     "name one of them; --threads T makes T streams on it");
+  check_log_level(config.log_level);
+  check_applicability(config);
 }
 
 int infer(const InferConfig& config) {

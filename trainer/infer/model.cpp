@@ -42,7 +42,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   if (sample_shape) spec.sample_shape = *sample_shape;
   // Values that are loaded next need not be drawn.
   const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
-  nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed);
+  nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
   nn::Context context{backend, generator};
   if (config.weights.empty()) {
     model.module = nn::make_model(context, spec);

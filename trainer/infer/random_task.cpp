@@ -35,7 +35,7 @@ class RandomWorker final : public InferWorker {
     if (bf16_) tape_.set_activations(DType::kBF16);
     if (model.language() == nullptr)
       numbers_ = data::make_random(input.sample, static_cast<std::uint64_t>(input.batch) * input.count,
-                                   data::kRandomClasses, config.seed)
+                                   data::kRandomClasses, config.seed.value_or(kDefaultSeed))
                      .train;
   }
 
@@ -79,7 +79,7 @@ class RandomWorker final : public InferWorker {
   }
 
   nn::Tensor make_tokens(std::uint64_t job, const nn::Shape& shape) {
-    SplitMix64 random(mix64(config_.seed, job));
+    SplitMix64 random(mix64(config_.seed.value_or(kDefaultSeed), job));
     tokens_.resize(static_cast<std::size_t>(shape.count()));
     for (auto& token : tokens_)
       token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(model_.spec.classes)));

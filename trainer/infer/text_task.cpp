@@ -164,8 +164,9 @@ InferTask text_task(const InferConfig& config, const InferModel& model) {
   shared->prompts = open_prompts(config, *shared->vocabulary);
   shared->samples = static_cast<std::uint64_t>(config.samples.value_or(1));
   shared->tokens = config.tokens.value_or(kDefaultTokens);
-  shared->choice = {
-      .temperature = config.temperature.value_or(1.0), .top_k = config.top_k.value_or(0), .seed = config.seed};
+  shared->choice = {.temperature = config.temperature.value_or(1.0),
+                    .top_k = config.top_k.value_or(0),
+                    .seed = config.seed.value_or(kDefaultSeed)};
   return {.kind = InferReport::Kind::kTexts,
           .jobs = shared->prompts.size() * shared->samples,
           .doing = "generating",

@@ -1,0 +1,101 @@
+#include "trainer/output_files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "trainer/checkpoint/folder.h"
+
+namespace lockstep::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct NamedFile {
+  const char* flag;
+  std::string path;
+};
+
+constexpr const char* kRemedy = "give each a file of its own";
+
+std::vector<NamedFile> given(std::vector<NamedFile> files) {
+  std::erase_if(files, [](const NamedFile& file) { return file.path.empty(); });
+  return files;
+}
+
+std::vector<NamedFile> outputs_of(const TrainConfig& config) {
+  return given({{"--save", config.save},
+                {"--metrics", config.metrics},
+                {"--trace", config.trace},
+                {"--checkpoint-dir", config.checkpoint_dir}});
+}
+
+/// Of data that are files; the parts of directories have names that nobody takes by accident.
+std::vector<NamedFile> inputs_of(const TrainConfig& config) {
+  std::vector<NamedFile> files = {{"--weights", config.weights}, {"--config", config.config_file}};
+  if (config.resume != "auto") files.push_back({"--resume", config.resume});
+  const auto colon = config.data.find(':');
+  const std::string kind = config.data.substr(0, colon);
+  if (kind == "text" || kind == "tokens") {
+    const fs::path path = config.data.substr(colon + 1);
+    files.push_back({"--data", path.string()});
+    if (kind == "tokens" && path.filename() == "train.bin")
+      files.push_back({"--data", fs::path(path).replace_filename("val.bin").string()});
+  }
+  return given(std::move(files));
+}
+
+bool is_regular_output_of(int fd, const std::string& path) {
+  struct stat of_fd = {}, of_path = {};
+  return ::fstat(fd, &of_fd) == 0 && ::stat(path.c_str(), &of_path) == 0 && S_ISREG(of_fd.st_mode) &&
+         of_fd.st_dev == of_path.st_dev && of_fd.st_ino == of_path.st_ino;
+}
+
+/// --resume goes on in the directory that it came from.
+bool may_be_one(const NamedFile& output, const NamedFile& input) {
+  const std::string flag = output.flag, other = input.flag;
+  return (flag == "--save" && other == "--weights") || (flag == "--checkpoint-dir" && other == "--resume");
+}
+
+void check_alone(const NamedFile& output) {
+  if (output.path == "-")
+    throw UsageError(fmt::format("{} -: it is written to a file, not to standard output", output.flag),
+                     "name a file; one that is called '-' is ./-");
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    if (is_regular_output_of(fd, output.path))
+      throw UsageError(fmt::format("{} {} is the file that standard {} goes to", output.flag, output.path,
+                                   fd == STDOUT_FILENO ? "output" : "error"),
+                       kRemedy);
+  const fs::path directory = fs::path(output.path).parent_path();
+  const auto is_there = [&](const char* name) {
+    std::error_code ignored;
+    return fs::exists((directory.empty() ? fs::path(".") : directory) / name, ignored);
+  };
+  if (is_there(kCardFile) && is_there(kOptimizerFile))
+    throw UsageError(fmt::format("{} {} lies in a checkpoint", output.flag, output.path),
+                     "give another place: a checkpoint with other files than its own is damaged");
+}
+
+}  // namespace
+
+void check_output_files(const TrainConfig& config) {
+  const auto outputs = outputs_of(config), inputs = inputs_of(config);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    check_alone(outputs[i]);
+    for (std::size_t j = 0; j < i; ++j)
+      if (is_same_file(outputs[i].path, outputs[j].path))
+        throw UsageError(fmt::format("{} and {} are one file: {}", outputs[j].flag, outputs[i].flag, outputs[i].path),
+                         kRemedy);
+    for (const auto& input : inputs)
+      if (!may_be_one(outputs[i], input) && is_same_file(outputs[i].path, input.path))
+        throw UsageError(fmt::format("{} would overwrite the file of {}: {}", outputs[i].flag, input.flag, input.path),
+                         kRemedy);
+  }
+}
+
+}  // namespace lockstep::trainer
