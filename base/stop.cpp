@@ -24,6 +24,7 @@ const char* name_of_stop(int number) {
   switch (number) {
     case SIGINT: return "Ctrl-C";
     case SIGUSR1: return "SIGUSR1";
+    case SIGHUP: return "SIGHUP";
     default: return "SIGTERM";
   }
 }
@@ -51,6 +52,9 @@ void install_stop_handlers() {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);
+  // Under nohup it stays ignored.
+  struct sigaction current = {};
+  if (sigaction(SIGHUP, nullptr, &current) == 0 && current.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 int stop_request() noexcept { return g_signal.load(std::memory_order_relaxed); }

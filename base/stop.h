@@ -1,10 +1,10 @@
-// Stop requests (Ctrl-C, SIGTERM, SIGUSR1) as a flag that loops and waits look at.
+// Stop requests (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) as a flag that loops and waits look at.
 #pragma once
 
 namespace lockstep {
 
-/// SIGINT, SIGTERM and SIGUSR1 (which mpirun passes on and batch systems send ahead of the end) set the flag; another
-/// one more than a second later ends the process at once.
+/// SIGINT, SIGTERM, SIGHUP (unless it is ignored, as under nohup) and SIGUSR1 (which mpirun passes on and batch systems
+/// send ahead of the end) set the flag; another one more than a second later ends the process at once.
 void install_stop_handlers();
 
 /// The first signal that asked this process to stop; 0 while none has, or while stops are deferred.

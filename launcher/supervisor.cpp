@@ -382,7 +382,7 @@ void Supervisor::renew_grace() {
 void Supervisor::end_grace() {
   const std::string what = status_.waited_for(stop_requested());
   if (!what.empty())
-    console_.say(fmt::format("no longer waiting for {}: that is lost{}", what,
+    console_.say(fmt::format("no longer waiting for {}: what is not saved by now is lost{}", what,
                              hurry_ ? ""
                                     : fmt::format(", {:.3g} s after the request to end → --grace-seconds waits longer",
                                                   seconds_between(grace_since_, Clock::now()))));

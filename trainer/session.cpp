@@ -106,6 +106,11 @@ void Session::shutdown() {
   group->shutdown();
 }
 
+void Session::leave() {
+  if (gradient_group != nullptr) gradient_group->shutdown();
+  group->barrier().wait_host();
+}
+
 Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
   Session session = meet(options, check);
   bind(session, {});

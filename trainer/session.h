@@ -33,6 +33,10 @@ struct Session {
 
   /// Collective: the orderly end of both groups.
   void shutdown();
+  /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. That waits for
+  /// mpirun, which may have been asked to end too, and which the launcher has stopped so that it does not kill the
+  /// ranks.
+  void leave();
 };
 
 /// Collective: meets the other ranks, goes on only if `check` passes on all of them (comm::agree_on), and binds this

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -363,7 +364,10 @@ int train(const TrainConfig& config, const std::optional<UsageError>& refusal) {
     if (!config.checkpoint_dir.empty()) deferred.emplace();
     code = run.execute();
   }
-  session.shutdown();
+  if (code == static_cast<int>(ExitCode::kCheckpointed) && env("LOCKSTEP_LAUNCHER"))
+    session.leave();
+  else
+    session.shutdown();
   return code;
 }
 

@@ -182,8 +182,14 @@ class Scripts(unittest.TestCase):
                 self.assertIn("--cpus-per-task=3", words)
                 self.assertEqual(unknown_flags(LOCKSTEP, words), [])
                 self.assertIn("digits", words)
+                # What 75 asks for, to be started again, needs a checkpoint to resume from.
+                saving = ["--checkpoint-dir", "lockstep-41", "--resume", "auto"]
+                self.assertEqual(words[-4:], saving)
                 words = self.run_batch(script, "mlp", "--data", "a b", code=143)
-                self.assertEqual(words[words.index("lockstep"):], ["lockstep", "train", "mlp", "--data", "a b"])
+                self.assertEqual(words[words.index("lockstep"):], ["lockstep", "train", "mlp", "--data", "a b", *saving])
+                for own in (["--checkpoint-dir", "mine"], ["--checkpoint-dir=mine", "--resume=auto"]):
+                    words = self.run_batch(script, "mlp", *own)
+                    self.assertEqual(words[words.index("lockstep"):], ["lockstep", "train", "mlp", *own])
                 self.assertFalse((self.scratch / "scontrol.said").exists())
                 self.run_batch(script, code=75)
                 self.assertEqual((self.scratch / "scontrol.said").read_text(), "requeue 41\n")

@@ -49,7 +49,7 @@ int report(const std::vector<std::string>& words) {
   const std::string& what = words.at(0);
   if (what == "garbage") {
     const int fd = std::stoi(env(kStatusVariable).value_or("-1"));
-    for (const std::string bytes : {std::string("x"), std::string(100, '\0'), std::string(20000, 'x')})
+    for (const auto& bytes : {std::string("x"), std::string(100, '\0'), std::string(20000, 'x')})
       ::send(fd, bytes.data(), bytes.size(), 0);
     return 0;
   }

@@ -13,9 +13,9 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 template <class Function>
 std::string complaint(const Function& function) {

@@ -1,0 +1,95 @@
+// The program under its launcher: what ranks tell it beside what they print.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/program/command.h"
+#include "tests/program/events.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Launched, AUsageErrorIsSaidOnce) {
+  const TemporaryDirectory directory;
+  for (const char* const program :
+       {"lockstep train cnn --data digits --bach 3", "lockstep train cnn --data digits --lr x",
+        "lockstep train cnn --data digits --global-batch 2 --tail pad", "bash -c \"lockstep train nosuch; exit 2\""}) {
+    const auto outcome = run(std::string("lockstep launch -n 3 -- ") + program, directory.path());
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    const auto lines = lines_of(outcome.err);
+    EXPECT_EQ(std::ranges::count_if(lines, [](const auto& line) { return line.find("→") != std::string::npos; }), 1)
+        << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("failed first")));
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
+// Whoever reads another file than the launcher's output finds it there.
+TEST(Launched, AUsageErrorGoesWhereStderrGoes) {
+  const TemporaryDirectory directory;
+  const auto outcome =
+      run("lockstep launch -n 1 -- bash -c \"lockstep train cnn --data digits --bach 3 2>said; cat said; exit 2\"",
+          directory.path());
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.out, HasSubstr("[0] error: "));
+}
+
+TEST(Launched, DataHasNoPrefix) {
+  const TemporaryDirectory directory;
+  const std::string launch = "lockstep launch -n 2 -- lockstep bench ", sizes = " --min 8 --max 64K --iterations 2 ";
+  const auto as_json = run(launch + "allreduce --json" + sizes, directory.path());
+  ASSERT_EQ(as_json.code, 0) << as_json.err;
+  ASSERT_FALSE(as_json.out.empty());
+  for (const auto& line : lines_of(as_json.out)) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+  const auto as_csv = run(launch + "allreduce --csv" + sizes, directory.path());
+  ASSERT_EQ(as_csv.code, 0) << as_csv.err;
+  EXPECT_EQ(as_csv.out.find("bytes,"), 0u) << as_csv.out;
+  const auto step = run(launch + "step mlp --steps 2 --warmup-steps 1 --json", directory.path());
+  ASSERT_EQ(step.code, 0) << step.err;
+  EXPECT_TRUE(nlohmann::json::accept(step.out)) << step.out;
+  const auto table = run(launch + "allreduce" + sizes, directory.path());
+  for (const auto& line : lines_of(table.out)) EXPECT_EQ(line.find("[0] "), 0u) << line;
+}
+
+TEST(Launched, AStoppedRankIsNamedAndNotTheOneThatGivesUp) {
+  for (const char* const backend : {"shm", "mpi"}) {
+    const TemporaryDirectory directory;
+    const auto outcome = run(
+        "lockstep launch -n 3 -- bash -c \"[ \\$OMPI_COMM_WORLD_RANK != 1 ] || { until grep -q step m.jsonl; do sleep "
+        "0.05; done; kill -STOP \\$\\$; } 2>/dev/null & exec lockstep train cnn --data digits --global-batch 60 "
+        "--steps 100000000 --quiet --threads 1 --metrics m.jsonl --timeout-seconds 4 --backend " +
+            std::string(backend) + "\"",
+        directory.path());
+    EXPECT_EQ(outcome.code, 5) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 3"));
+    EXPECT_THAT(outcome.err, HasSubstr("was stopped by SIGSTOP"));
+    EXPECT_THAT(outcome.err, HasSubstr("held up the others"));
+    EXPECT_THAT(outcome.err, Not(HasSubstr("failed first"))) << backend;
+  }
+}
+
+// Steps of a second or more, of which it takes up to two.
+TEST(Launched, AStopWaitsForTheEndOfLongSteps) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(
+      "lockstep launch -n 2 -- lockstep train resnet18-cifar --data random:3x32x32,4000 --batch 64 --threads 1 --steps "
+      "100 --quiet --metrics m.jsonl --checkpoint-dir c --checkpoint-every 0 & pid=$!; "
+      "until grep -q '\"step\"' m.jsonl 2>/dev/null; do sleep 0.05; done; kill -TERM $pid; wait $pid",
+      directory.path(), 150);
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+}
+
+// scripts/try-stop does the same more often.
+TEST(Launched, EveryWayToStopSavesACheckpoint) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-stop 1", directory.path(), 150);
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
