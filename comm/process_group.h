@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/device.h"
+#include "base/lifetime.h"
 #include "comm/arena.h"
 #include "comm/op.h"
 #include "comm/slice.h"
@@ -98,6 +99,9 @@ class ProcessGroup {
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;
 
+  /// Ends with it: for whoever keeps a reference.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
   /// The timeout of waits that name no deadline.
   Clock::duration timeout() const { return timeout_; }
 
@@ -136,6 +140,7 @@ class ProcessGroup {
   std::uint64_t sequence_ = 0;
   std::int64_t step_ = -1;
   std::unique_ptr<Arena> control_;  // for objects; allocated at first use
+  Lifetime lifetime_;
 };
 
 }  // namespace lockstep::comm
