@@ -1,13 +1,159 @@
 #include "base/memory.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include "base/text.h"
 
 namespace lockstep {
+namespace {
+
+constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // or above: version 1 has a large number for "none"
+
+// "a b c" → {"a", "b", "c"}
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+std::optional<std::uint64_t> number_of(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// The number behind `key` in a file of lines "key number …" or "key: number …".
+std::optional<std::uint64_t> entry_of(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto words = words_of(line);
+    if (words.size() >= 2 && (words[0] == key || words[0] == key + ":")) return number_of(words[1]);
+  }
+  return std::nullopt;
+}
+
+/// A file of one number; kNoLimit for "max". Nothing where there is no such file.
+std::optional<std::uint64_t> limit_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  if (!(file >> word)) return std::nullopt;
+  return word == "max" ? kNoLimit : number_of(word);
+}
+
+std::uint64_t less(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
+
+/// Where a hierarchy of control groups is mounted, and which group's directory lies there.
+struct Mount {
+  std::string point, group;
+};
+
+// "36 25 0:31 /group /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+std::optional<Mount> mount_of(const std::string& root, bool unified) {
+  std::ifstream file(root + "/proc/self/mountinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto words = words_of(line);
+    const auto dash = std::find(words.begin(), words.end(), "-");
+    if (words.size() < 5 || words.end() - dash < 4) continue;
+    const auto options = split(dash[3], ',');
+    const bool wanted =
+        unified ? dash[1] == "cgroup2"
+                : dash[1] == "cgroup" && std::find(options.begin(), options.end(), "memory") != options.end();
+    if (wanted) return Mount{.point = words[4], .group = words[3]};
+  }
+  return std::nullopt;
+}
+
+// "0::/path" or "9:memory:/path"
+std::optional<std::string> own_group(const std::string& root, bool unified) {
+  std::ifstream file(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const auto controllers = split(line.substr(first + 1, second - first - 1), ',');
+    const bool wanted = unified ? line.starts_with("0::")
+                                : std::find(controllers.begin(), controllers.end(), "memory") != controllers.end();
+    if (wanted) return line.substr(second + 1);
+  }
+  return std::nullopt;
+}
+
+/// What one group's limit `limit` leaves.
+std::uint64_t room_under(const std::string& directory, std::uint64_t limit, bool unified, std::uint64_t machine_swap) {
+  const std::string stat = directory + "/memory.stat", total = unified ? "" : "total_";
+  const std::uint64_t used = limit_of(directory + (unified ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
+  std::uint64_t cached = 0;
+  for (const char* const key : {"inactive_file", "active_file"}) cached += entry_of(stat, total + key).value_or(0);
+  std::uint64_t swap = machine_swap;
+  if (unified)
+    if (const auto most = limit_of(directory + "/memory.swap.max"); most && *most < kNoLimit)
+      swap = std::min(swap, less(*most, limit_of(directory + "/memory.swap.current").value_or(0)));
+  return less(limit, less(used, cached)) + swap;
+}
+
+/// What this process' view of the groups is called: the same for processes to which a path means the same group.
+std::string view_of_groups(const std::string& root) {
+  std::array<char, 64> name{};
+  const ssize_t length = ::readlink((root + "/proc/self/ns/cgroup").c_str(), name.data(), name.size() - 1);
+  return length > 0 ? std::string(name.data(), static_cast<std::size_t>(length)) : std::string();
+}
+
+void add_groups(const std::string& root, const std::string& machine, bool unified, std::uint64_t machine_swap,
+                std::vector<MemoryBound>& bounds) {
+  const auto mount = mount_of(root, unified);
+  auto group = own_group(root, unified);
+  if (!mount || !group) return;
+  // The mount may show a part of the hierarchy alone, and a namespace may have moved the group out of it.
+  if (mount->group != "/" && group->starts_with(mount->group)) group->erase(0, mount->group.size());
+  if (group->find("..") != std::string::npos) group->clear();
+  const std::vector<const char*> limits = unified ? std::vector<const char*>{"memory.max", "memory.high"}
+                                                  : std::vector<const char*>{"memory.limit_in_bytes"};
+  for (std::string at = *group;; at.erase(at.rfind('/'))) {
+    const std::string directory = root + mount->point + at;
+    for (const char* const name : limits) {
+      const auto limit = limit_of(fmt::format("{}/{}", directory, name));
+      if (!limit || *limit >= kNoLimit) continue;
+      const std::string path = at.empty() ? "/" : at;
+      bounds.push_back(
+          {.id = fmt::format("{} {} {} {}", machine, view_of_groups(root), name, path),
+           .name = fmt::format("the control group {} ({} {})", path, name, human_bytes(static_cast<double>(*limit))),
+           .free_bytes = room_under(directory, *limit, unified, machine_swap)});
+    }
+    while (at.ends_with('/')) at.pop_back();
+    if (at.find('/') == std::string::npos) return;
+  }
+}
+
+}  // namespace
 
 std::int64_t peak_resident_bytes() {
   struct rusage usage = {};
   if (::getrusage(RUSAGE_SELF, &usage) != 0) return 0;
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;  // Linux counts in KiB
+}
+
+std::vector<MemoryBound> memory_bounds(const std::string& root) {
+  constexpr std::uint64_t kKib = 1024;
+  const std::string meminfo = root + "/proc/meminfo";
+  const auto available = entry_of(meminfo, "MemAvailable");
+  if (!available) return {};
+  const std::uint64_t swap = entry_of(meminfo, "SwapFree").value_or(0) * kKib;
+  std::string machine;
+  std::ifstream(root + "/proc/sys/kernel/random/boot_id") >> machine;
+  std::vector<MemoryBound> bounds = {{.id = machine, .name = "the machine", .free_bytes = *available * kKib + swap}};
+  for (const bool unified : {true, false}) add_groups(root, machine, unified, swap, bounds);
+  return bounds;
 }
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/device.h"
+
 namespace lockstep {
 
 /// Memory of the host or of a device, in large pieces. Called rarely; must be thread-safe.
@@ -14,6 +16,8 @@ class MemorySource {
   /// else; each says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+  /// Whose memory it is.
+  virtual Device device() const { return {}; }
 };
 
 /// Host memory; large blocks ask for huge pages.

@@ -20,6 +20,7 @@
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "trainer/build.h"
+#include "trainer/memory_estimate.h"
 #include "trainer/session.h"
 #include "trainer/step.h"
 
@@ -64,10 +65,17 @@ class Benchmark {
         on_gpu_(session.device.kind == DeviceKind::kCuda) {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
+    trainer::MemoryNeeds needs;
     comm::agree_on(group_, [&] {
       check_usage(on_gpu_ || !options_.copy_batch, "--copy-batch yes is for GPUs, and this run is on the CPU",
                   "leave --copy-batch out, or use --device cuda");
       splits_ = trainer::open_splits(config);
+      const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
+      const auto most = static_cast<std::int64_t>(sampler.max_local_count());
+      needs = trainer::estimate_memory(config, backend, *splits_.train, {.samples = most, .batch = most});
+    });
+    trainer::check_memory(group_, backend, needs);
+    comm::agree_on(group_, [&] {
       model_ = trainer::build_model(config, backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});

@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/device.h"
+#include "base/lifetime.h"
 #include "comm/arena.h"
 #include "comm/failure.h"
 #include "comm/op.h"
@@ -114,6 +115,9 @@ class ProcessGroup {
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;
 
+  /// Ends with it: for whoever keeps a reference.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
   /// The timeout of waits that name no deadline.
   Clock::duration timeout() const { return timeout_; }
 
@@ -169,6 +173,7 @@ class ProcessGroup {
   std::uint32_t allocated_ = 0;     // arenas, so far
   std::vector<Arena*> arenas_;      // those that live
   std::unique_ptr<Arena> control_;  // for objects; allocated at first use
+  Lifetime lifetime_;
 };
 
 }  // namespace lockstep::comm

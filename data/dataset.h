@@ -48,7 +48,8 @@ class Dataset {
   const std::shared_ptr<const ImageForm>& image() const { return info_.image; }
   std::size_t labels_per_sample() const { return info_.tokens ? elements_ : 1; }
 
-  /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read.
+  /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read. A data
+  /// set that has neither this nor read_changed() throws UsageError; one of tokens has read_tokens() instead.
   virtual void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const;
   /// The same sample changed at random (cropped, mirrored, …): a pure function of (index, draw), of which any two draws
   /// are independent. What training reads; data sets that change nothing are read as they are.
@@ -60,9 +61,8 @@ class Dataset {
   virtual std::uint64_t damaged() const { return 0; }
 
  protected:
-  explicit Dataset(Info info) : info_(std::move(info)) {
-    for (const auto dim : info_.dims) elements_ *= static_cast<std::size_t>(dim);
-  }
+  /// Throws UsageError for extents below 0, or of more numbers than memory has.
+  explicit Dataset(Info info);
 
  private:
   Info info_;

@@ -79,17 +79,48 @@ struct Loader::Slot {
   bool ready = false;
 };
 
+namespace {
+
+// Before threads read.
+const Dataset& there(const std::shared_ptr<const Dataset>& dataset) {
+  check_usage(dataset != nullptr, "a loader without a data set", "give it one");
+  return *dataset;
+}
+
+const sampler::DistributedSampler& checked(const sampler::DistributedSampler& sampler, const Dataset& dataset) {
+  if (sampler.config().length != dataset.size())
+    throw UsageError(fmt::format("a sampler of {} samples for {}, which has {}", sampler.config().length,
+                                 dataset.name(), dataset.size()),
+                     "make the sampler with .length = dataset->size()");
+  return sampler;
+}
+
+sampler::Slice checked(sampler::Slice range, const Dataset& dataset) {
+  if (range.count > dataset.size() || range.begin > dataset.size() - range.count)
+    throw UsageError(fmt::format("samples from {} up to {} of {}, which has {}", range.begin, range.end(),
+                                 dataset.name(), dataset.size()),
+                     "give a range of the data set's own samples: {0, dataset->size()} is all of them");
+  return range;
+}
+
+}  // namespace
+
+void Loader::Epoch::Iterator::refuse_gone() {
+  throw UsageError("an epoch goes on whose loader is gone",
+                   "keep the loader until the loop over its batches has ended");
+}
+
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler,
                LoaderOptions options)
-    : Loader(dataset, std::make_unique<SampledSteps>(sampler), options) {
-  LOCKSTEP_ASSERT(sampler.config().length == dataset->size(), "a sampler of {} for {} samples", sampler.config().length,
-                  dataset->size());
+    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), options) {}
+
+std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
+  constexpr std::uint64_t kNumber = 4;
+  return slot_count(options) * most * (dataset.sample_elements() + dataset.labels_per_sample()) * kNumber;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
-    : Loader(dataset, std::make_unique<RangeSteps>(range, batch), options) {
-  LOCKSTEP_ASSERT(range.end() <= dataset->size(), "samples up to {} of {}", range.end(), dataset->size());
-}
+    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), options) {}
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options)
     : dataset_(std::move(dataset)),
@@ -132,7 +163,7 @@ void Loader::stop_workers() {
 
 Loader::Slot& Loader::slot_of(std::uint64_t step) { return slots_[step % slots_.size()]; }
 
-const Batch& Loader::next() {
+const Batch& Loader::next() & {
   std::unique_lock lock(mutex_);
   if (released_ != taken_) {
     released_ = taken_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/lifetime.h"
 #include "base/memory_source.h"
 #include "data/dataset.h"
 #include "data/steps.h"
@@ -45,9 +46,10 @@ struct LoaderOptions {
 /// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
 /// caller's) is filled again and again: within an epoch nothing is allocated.
 ///
-/// One thread uses it. Workers block all signals, so that handlers run on the program's own threads. What a worker's
-/// read throws comes out of the next() whose batch it spoils, and out of each later one. The destructor waits for at
-/// most one sample a worker.
+/// One thread uses it. It must outlive its batches and its epochs' iterators: what can be told of that is an error, at
+/// compile time for a loader that is a temporary. Workers block all signals, so that handlers run on the program's own
+/// threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each later one. The
+/// destructor waits for at most one sample a worker.
 class Loader {
  public:
   /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
@@ -60,12 +62,17 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  const Batch& next();
+  /// What its buffers take, for batches of at most `most` samples.
+  static std::uint64_t bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options);
+
+  const Batch& next() &;
+  const Batch& next() && = delete;  // of a temporary, the batch would be gone at once
 
   /// What is left of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. Who breaks out of
   /// it goes on there with the next one. An evaluation has one epoch; those that follow have no batch.
   class Epoch;
-  Epoch epoch();
+  Epoch epoch() &;
+  Epoch epoch() && = delete;
 
  private:
   struct Slot;
@@ -92,6 +99,7 @@ class Loader {
 
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> workers_;
+  Lifetime lifetime_;
 };
 
 class Loader::Epoch {
@@ -99,9 +107,12 @@ class Loader::Epoch {
   struct End {};
   class Iterator {
    public:
-    explicit Iterator(Loader& loader) : loader_(loader) { take(); }
+    explicit Iterator(Loader& loader) : loader_(loader), lifetime_(loader.lifetime_.ref()) { take(); }
     const Batch& operator*() const { return *batch_; }
+    /// Throws UsageError where the loader is gone.
     Iterator& operator++() {
+      if (!lifetime_.alive()) [[unlikely]]
+        refuse_gone();
       if (batch_->plan.last_of_epoch)
         batch_ = nullptr;
       else
@@ -116,7 +127,10 @@ class Loader::Epoch {
       if (batch_->plan.global_count == 0) batch_ = nullptr;  // behind an evaluation
     }
 
+    [[noreturn]] static void refuse_gone();
+
     Loader& loader_;
+    Lifetime::Ref lifetime_;
     const Batch* batch_ = nullptr;
   };
 
@@ -128,6 +142,6 @@ class Loader::Epoch {
   Loader& loader_;
 };
 
-inline Loader::Epoch Loader::epoch() { return Epoch(*this); }
+inline Loader::Epoch Loader::epoch() & { return Epoch(*this); }
 
 }  // namespace lockstep::data

@@ -19,6 +19,7 @@ static_assert(kTailBytes % comm::kArenaAlignment == 0);
 
 Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options)
     : group_(group),
+      group_lifetime_(group.lifetime()),
       slots_(std::move(slots)),
       limits_(limits),
       options_(options),
@@ -72,6 +73,8 @@ comm::Region Reducer::region_of(std::size_t bucket) const {
 }
 
 void Reducer::begin_step(std::int64_t step) {
+  check_usage(group_lifetime_.alive(), "a step whose ranks' group is gone",
+              "keep the group as long as what sums over it");
   LOCKSTEP_ASSERT(started_ == finished_, "a step begins while {} buckets are under way", started_ - finished_);
   step_ = step;
   group_.set_step(step);

@@ -29,7 +29,8 @@ namespace lockstep::ddp {
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
 /// a rank without samples contributes zeros.
 ///
-/// One thread uses it; the group must outlive it. Its destructor issues nothing. A step that an exception cuts short,
+/// One thread uses it; the group must outlive its last step (begin_step() of one that is gone is a UsageError), and may
+/// have several. Its destructor issues nothing. A step that an exception cuts short,
 /// a producer's or a callback's, leaves collectives under way, and the other ranks in them: end the process then.
 class Reducer {
  public:
@@ -117,6 +118,7 @@ class Reducer {
   comm::Region bytes_at(std::size_t offset, std::size_t count) const;
 
   comm::ProcessGroup& group_;
+  Lifetime::Ref group_lifetime_;
   std::vector<SlotSpec> slots_;
   BucketLimits limits_;
   Options options_;

@@ -96,7 +96,12 @@ void DataParallel::check_place() const {
   for (const auto& buffer : buffers_) check(buffer.name, *buffer.backend);
 }
 
-nn::Var DataParallel::forward(nn::Tape& tape, nn::Var x) { return run(tape, x.value(), tape.backend(), &x); }
+nn::Var DataParallel::forward(nn::Tape& tape, nn::Var x) {
+  const nn::Tensor value = x.value();
+  check_usage(tape.has(x), "DataParallel on a tape was given a value of another tape",
+              "compute on the tape that the value is on, or give its tensor to Tape::input() as a constant");
+  return run(tape, value, tape.backend(), &x);
+}
 
 nn::Var DataParallel::forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where) {
   return run(tape, x, where, nullptr);
@@ -133,11 +138,15 @@ nn::Var DataParallel::run(nn::Tape& tape, const nn::Tensor& x, nn::Backend& wher
     pass->parts[i].x = nn::Tensor();
   }
   nn::Tensor value = gather(*pass);
-  bool needs_grad = false;
-  for (std::size_t i = 0; i < pass->count; ++i) needs_grad = needs_grad || pass->parts[i].output.needs_grad();
+  bool needs_grad = false, are_losses = true;
+  for (std::size_t i = 0; i < pass->count; ++i) {
+    needs_grad = needs_grad || pass->parts[i].output.needs_grad();
+    are_losses = are_losses && pass->parts[i].output.is_loss();
+  }
   if (needs_grad && pass->count > 1) add_up_later(tape, *pass);
   const nn::Tape::OpScope scope(tape, "gather");
-  const nn::Var result = tape.make_var(std::move(value), needs_grad);
+  const nn::Var result =
+      are_losses ? tape.make_loss(std::move(value), needs_grad) : tape.make_var(std::move(value), needs_grad);
   tape.record<Gather>(result, *this, std::move(pass), differentiable ? std::optional(*var) : std::nullopt);
   return result;
 }

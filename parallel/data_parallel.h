@@ -53,7 +53,8 @@ struct DeviceUse {
 /// A tape's backward may be walked once, so each forward has tapes of its own on the devices, which the outer tape
 /// gives back when it forgets the pass: several passes may be on one outer tape, of any size.
 ///
-/// One thread uses it, with tapes on output_backend(); it must outlive what they have recorded, and `devices` it.
+/// One thread uses it, with tapes on output_backend(); it must outlive what they have recorded (else their backward is
+/// a UsageError), and `devices` it.
 class DataParallel final : public nn::Module {
  public:
   /// The module's parameters and buffers are on device_ids[0]. Absent are: device_ids (all), output_device

@@ -52,10 +52,10 @@ struct DataParallel::Pass {
   }
 };
 
-/// A pass that somebody uses. Goes back to its owner.
+/// A pass that somebody uses. Goes back to its owner, if that is still there.
 class DataParallel::Lease {
  public:
-  explicit Lease(DataParallel& owner) : owner_(&owner) {
+  explicit Lease(DataParallel& owner) : owner_(&owner), lifetime_(owner.lifetime()) {
     if (!owner.idle_.empty()) {
       pass_ = std::move(owner.idle_.back());
       owner.idle_.pop_back();
@@ -70,13 +70,18 @@ class DataParallel::Lease {
   ~Lease() {
     if (pass_ == nullptr) return;
     pass_->forget();
-    owner_->idle_.push_back(std::move(pass_));
+    if (lifetime_.alive()) owner_->idle_.push_back(std::move(pass_));
   }
   Pass& operator*() const { return *pass_; }
   Pass* operator->() const { return pass_.get(); }
+  void check_owner() const {
+    check_usage(lifetime_.alive(), "backward comes to a DataParallel that is gone",
+                "keep it until backward is through");
+  }
 
  private:
   DataParallel* owner_;
+  Lifetime::Ref lifetime_;
   std::unique_ptr<Pass> pass_;
 };
 
@@ -86,6 +91,7 @@ class DataParallel::Gather final : public nn::Node {
   Gather(nn::Var output, DataParallel& owner, Lease pass, std::optional<nn::Var> x)
       : Node(output), owner_(owner), pass_(std::move(pass)), x_(x) {}
   void backward(nn::Tape& tape) override {
+    pass_.check_owner();
     owner_.run_backward(tape, *pass_, output(), x_ ? &*x_ : nullptr);
     for (const nn::Var mark : pass_->marks) tape.contribute(mark, owner_.mark_);
   }
@@ -105,17 +111,18 @@ class DataParallel::AddUp final : public nn::Node {
     std::size_t count = 0;
   };
   AddUp(nn::Var output, DataParallel& owner, const Group& group, std::size_t copies)
-      : Node(output, group.parameters), owner_(owner), group_(group), copies_(copies) {}
+      : Node(output, group.parameters), owner_(owner), lifetime_(owner.lifetime()), group_(group), copies_(copies) {}
   void backward(nn::Tape& /*tape*/) override {
     for (std::size_t i = 0; i < group_.count; ++i) owner_.add_up(group_.numbers[i], copies_);
     walked_ = true;
   }
   ~AddUp() override {
-    if (!walked_) owner_.forget_gradients();
+    if (!walked_ && lifetime_.alive()) owner_.forget_gradients();
   }
 
  private:
   DataParallel& owner_;
+  Lifetime::Ref lifetime_;
   Group group_;
   std::size_t copies_;
   bool walked_ = false;

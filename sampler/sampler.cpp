@@ -53,8 +53,11 @@ SamplerState normalized(const SamplerConfig& config, const SamplerState& state, 
 }
 
 StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size) {
+  check(config, rank, world_size);
   const std::uint64_t end = epoch_end(config, world_size);
-  LOCKSTEP_ASSERT(has_step(config, end, state.cursor), "cursor {} of {}", state.cursor, end);
+  if (!has_step(config, end, state.cursor))
+    throw UsageError(fmt::format("no step begins at position {} of an epoch of {}", state.cursor, end),
+                     "plan from what normalized() returns");
   StepPlan plan;
   plan.epoch = state.epoch;
   plan.step_in_epoch = state.cursor / config.global_batch;
@@ -87,7 +90,9 @@ std::uint64_t DistributedSampler::max_local_count() const {
 StepPlan DistributedSampler::plan() const { return plan_step(config_, state_, rank_, world_size_); }
 
 void DistributedSampler::indices(const StepPlan& plan, std::span<std::uint64_t> out) const {
-  LOCKSTEP_ASSERT(out.size() == plan.local_count, "{} places for {} samples", out.size(), plan.local_count);
+  if (out.size() != plan.local_count)
+    throw UsageError(fmt::format("{} places for the {} samples of a step", out.size(), plan.local_count),
+                     "give as many places as StepPlan::local_count says");
   // Positions past the length exist with Tail::kPad alone and wrap round, several times if the world is larger.
   auto position = [&](std::size_t i) { return (plan.local_begin + i) % config_.length; };
   if (!config_.shuffle) {

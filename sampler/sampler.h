@@ -53,7 +53,7 @@ struct StepPlan {
 /// global batch above the length.
 void check(const SamplerConfig& config, int rank, int world_size);
 
-// The pure functions below require arguments that passed check().
+// The pure functions below require arguments that passed check(); plan_step looks again.
 
 /// The end of an epoch's positions: the length, with Tail::kPad rounded up to a multiple of the world size.
 std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
@@ -62,8 +62,8 @@ std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
 /// itself, also where a run resumes with another tail, batch or world size at a cursor beyond the new end.
 SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
 
-/// The step that starts at `state`, which must be normalized: positions [cursor, cursor + global_batch), cut at
-/// epoch_end; of these, `rank` takes slice_of(count, rank, world_size).
+/// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +
+/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size).
 StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size);
 
 /// Walks one rank through the steps. A small value: copy it to look ahead. Const members may run concurrently.
@@ -83,7 +83,8 @@ class DistributedSampler {
 
   /// The step that comes next.
   StepPlan plan() const;
-  /// Writes the step's samples for this rank, each below config().length. out.size() must be plan.local_count.
+  /// Writes the step's samples for this rank, each below config().length. out.size() must be plan.local_count,
+  /// else UsageError.
   void indices(const StepPlan& plan, std::span<std::uint64_t> out) const;
   /// Goes to the following step, in the next epoch after the last one.
   void advance();

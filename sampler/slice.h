@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/error.h"
+
 namespace lockstep::sampler {
 
 /// The half-open range [begin, begin + count).
@@ -26,8 +28,12 @@ constexpr Slice slice_of(std::uint64_t count, std::uint64_t part, std::uint64_t 
   return {begin, end - begin};
 }
 
-/// The samples of an evaluation set that `rank` looks at. Over all ranks: each sample exactly once, no padding.
+/// The samples of an evaluation set that `rank` looks at. Over all ranks: each sample exactly once, no padding. Throws
+/// UsageError for a rank outside the world.
 constexpr Slice eval_slice(std::uint64_t length, int rank, int world_size) {
+  if (world_size < 1 || rank < 0 || rank >= world_size)
+    throw UsageError(fmt::format("rank {} of a world of {}", rank, world_size),
+                     "ranks count from 0 to the world size less one");
   return slice_of(length, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(world_size));
 }
 

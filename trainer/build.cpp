@@ -169,8 +169,9 @@ void freeze(nn::Module& model, const std::string& patterns) {
 
 }  // namespace
 
-std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
-                                        const RunWeights& weights) {
+namespace {
+
+void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
   check_fit(config.model.name, dataset);
   if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
     throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
@@ -180,6 +181,22 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     throw UsageError(
         fmt::format("--out {} where {} has {} classes", *config.model.out, dataset.name(), dataset.classes()),
         "leave --out out: it follows the data and --classes");
+}
+
+}  // namespace
+
+std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend& meta, const data::Dataset& dataset) {
+  check_sizes(config, dataset);
+  nn::Generator generator = nn::Generator::none();
+  nn::Context context{meta, generator};
+  auto model = nn::make_model(context, model_spec(config.model, dataset));
+  if (!config.freeze.empty()) freeze(*model, config.freeze);
+  return model;
+}
+
+std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
+                                        const RunWeights& weights) {
+  check_sizes(config, dataset);
   nn::Generator generator(config.seed);
   nn::Context context{backend, generator};
   const nn::ModelSpec spec = model_spec(config.model, dataset);

@@ -30,6 +30,9 @@ nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset)
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                         const RunWeights& weights = {});
 
+/// The same model on a backend of shapes (nn::make_meta_backend): frozen like it, without values.
+std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend& meta, const data::Dataset& dataset);
+
 /// `parameters` must outlive it.
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters);

@@ -29,7 +29,12 @@ nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup&
                                  to_string(backend.device())),
                      "build the whole module with one backend: that of this rank's device");
   };
-  for (const auto& [name, parameter] : parameters) check_place(name, parameter->backend());
+  for (const auto& [name, parameter] : parameters) {
+    check_place(name, parameter->backend());
+    if (parameter->on_ready)
+      throw UsageError(fmt::format("{} belongs to another DistributedDataParallel already", name),
+                       "wrap a module once; end the other one before, if this is to take its place");
+  }
   for (const auto& buffer : module.named_buffers()) check_place(buffer.name, *buffer.backend);
   if (backend.device() != group.device())
     throw UsageError(fmt::format("the module is on {}, and this rank's device is {}", to_string(backend.device()),
@@ -67,18 +72,23 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
                    Replica::Options{.broadcast_buffers = options.broadcast_buffers,
                                     .find_unused = options.find_unused_parameters,
                                     .wait_for_absent = true});
+  replica_->refuse_strays(true);
   register_borrowed("module", module);
 }
 
 // Collective: on a rank that runs no pass too.
 void DistributedDataParallel::begin_pass() {
+  replica_->check_intact();
   if (std::exchange(buffers_due_, false)) replica_->sync_buffers();
 }
 
 nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
+  if (tape.recording() && tape.listener() != nullptr && tape.listener() != this)
+    throw UsageError("two DistributedDataParallel modules in the passes of one tape, of which backward would sum one",
+                     "wrap a module that has both, or give each a tape of its own");
   begin_pass();
   if (tape.recording()) {
-    pass_syncs_ = buffers_due_ = sync_;
+    pass_syncs_ = buffers_due_ = no_syncs_ == 0;
     tape.set_listener(this);
   }
   return module_.forward(tape, x);
@@ -99,6 +109,8 @@ void DistributedDataParallel::begin_gradients() {
 }
 
 void DistributedDataParallel::backward_begins() {
+  replica_->check_intact();
+  replica_->refuse_strays(false);
   begin_gradients();
   if (!pass_syncs_) return;
   replica_->begin_reduction(++step_);
@@ -110,7 +122,8 @@ void DistributedDataParallel::node_walked() {
 }
 
 void DistributedDataParallel::backward_ended() {
-  if (replica_->reducing()) finish();
+  replica_->refuse_strays(true);
+  replica_->reducing() ? finish() : replica_->mark_partial();
 }
 
 void DistributedDataParallel::finish() {

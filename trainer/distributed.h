@@ -29,8 +29,10 @@ namespace lockstep::trainer {
 ///
 /// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
 /// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
-/// the ranks alone, call module(). Module, group and the backend must outlive it, and it the tape's next reset or
-/// backward. One thread uses it.
+/// the ranks alone, call module(). A pass through the module itself that is recorded and walked backwards is a
+/// UsageError: its gradients would be summed by nobody. Module, group and the backend must outlive its last pass, and
+/// it the tape's next reset or backward; where they do not, that is a UsageError. Several may share a group, but
+/// neither a module nor the tape of a pass. One thread uses it.
 class DistributedDataParallel final : public nn::Module, private nn::BackwardListener {
  public:
   struct Options {
@@ -51,8 +53,9 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   };
 
   /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
-  /// become everyone's. Throws UsageError for a module without parameters to train or that is not as a whole on one
-  /// device, the group's; OutOfStepError where ranks differ, naming what and which; PeerError on the others.
+  /// become everyone's. Throws UsageError for a module without parameters to train, or that another one wraps, or that
+  /// is not as a whole on one device, the group's; OutOfStepError where ranks differ, naming what and which; PeerError
+  /// on the others.
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options);
   DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group)
       : DistributedDataParallel(module, group, Options()) {}
@@ -65,22 +68,26 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   nn::Var forward(nn::Tape& tape, nn::Var x) override;
   nn::Var operator()(nn::Tape& tape, nn::Var x) { return forward(tape, x); }
   std::string type_name() const override { return "DistributedDataParallel"; }
+  using nn::Module::lifetime;
 
   /// In place of a step's forward and backward, on a rank that has no samples in it, or none for its last part.
   void contribute_nothing();
 
   /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
-  /// all but the last.
+  /// all but the last. Several may live at once, and end in any order. An optimizer refuses such gradients until a pass
+  /// has summed them.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), before_(std::exchange(ddp.sync_, false)) {}
-    ~NoSync() { ddp_.sync_ = before_; }
+    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), lifetime_(ddp.lifetime()) { ++ddp.no_syncs_; }
+    ~NoSync() {
+      if (lifetime_.alive()) --ddp_.no_syncs_;
+    }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     DistributedDataParallel& ddp_;
-    bool before_;
+    Lifetime::Ref lifetime_;
   };
   NoSync no_sync() { return NoSync(*this); }
 
@@ -97,7 +104,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
 
   nn::Module& module_;
   std::optional<Replica> replica_;
-  bool sync_ = true;        // as no_sync() has it
+  int no_syncs_ = 0;        // that live
   bool pass_syncs_ = true;  // of the pass that forward() has begun
   bool buffers_due_ = true;
   bool sums_held_ = false;  // gradients may still be those that finish() has summed

@@ -1,12 +1,15 @@
 #include "trainer/evaluation.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "base/stop.h"
 #include "comm/agree.h"
+#include "sampler/slice.h"
 #include "trainer/build.h"
 #include "trainer/evaluate.h"
+#include "trainer/memory_estimate.h"
 #include "trainer/metrics.h"
 #include "trainer/session.h"
 
@@ -26,16 +29,25 @@ void run(TrainConfig config, Session& session) {
   data::DataSplits splits;
   std::unique_ptr<nn::Module> model;
   Metrics metrics;
+  RunWeights weights;
+  MemoryNeeds needs;
+  const std::int64_t batch = config.batch.value_or(kDefaultBatch);
   comm::agree_on(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
-    const RunWeights weights = adopt_weights(config);
+    weights = adopt_weights(config);
     splits = open_splits(config, weights.card);
+    const auto mine = sampler::eval_slice(splits.test->size(), group.rank(), group.size());
+    const auto most = static_cast<std::int64_t>(std::min(static_cast<std::uint64_t>(batch), mine.count));
+    needs = estimate_memory(config, *session.backend, *splits.test,
+                            {.train = false, .samples = most, .workers = config.workers, .batch = most});
+  });
+  check_memory(group, *session.backend, needs);
+  comm::agree_on(group, [&] {
     model = build_model(config, *session.backend, *splits.test, weights);
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
   comm::compare_manifests(group, manifest_of(config, *model, *splits.test));
-  Evaluator evaluator(group, *session.backend, splits.test, config.batch.value_or(kDefaultBatch), config.workers,
-                      activations_of(config));
+  Evaluator evaluator(group, *session.backend, splits.test, batch, config.workers, activations_of(config));
   if (splits.test->classes() > 5) evaluator.count_top5();
   const EvalReport report = evaluator.run(*model, 0);
   metrics.write(report);

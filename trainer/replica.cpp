@@ -21,6 +21,12 @@ std::vector<nn::NamedParameter> trained(const nn::Module& module) {
   return all;
 }
 
+std::vector<nn::NamedParameter> frozen(const nn::Module& module) {
+  auto all = module.named_parameters();
+  std::erase_if(all, [](const auto& named) { return named.parameter->requires_grad(); });
+  return all;
+}
+
 std::vector<ddp::SlotSpec> slots_of(const std::vector<nn::NamedParameter>& parameters) {
   std::vector<ddp::SlotSpec> slots;
   for (const auto& [name, parameter] : parameters)
@@ -73,6 +79,9 @@ Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& mo
       module_(module),
       options_(options),
       parameters_(compared(group, module, limits, options)),
+      frozen_(frozen(module)),
+      module_lifetime_(module.lifetime()),
+      group_lifetime_(group.lifetime()),
       reducer_(group, slots_of(parameters_), limits,
                {.find_unused = options.find_unused,
                 .start_late = options.find_unused && synchronised_norms(module) > 0,
@@ -80,10 +89,15 @@ Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& mo
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();
-  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
+    lifetimes_.push_back(parameters_[slot].parameter->lifetime());
     parameters_[slot].parameter->on_ready = [this, slot] {
-      if (summing_) reducer_.mark_ready(slot);
+      if (summing_)
+        reducer_.mark_ready(slot);
+      else if (refuse_strays_)
+        refuse_stray(slot);
     };
+  }
   bind_gradients();
   if (options_.broadcast_buffers) share_buffers();
 }
@@ -103,7 +117,35 @@ void Replica::share_buffers() {
 }
 
 Replica::~Replica() {
-  for (const auto& [name, parameter] : parameters_) parameter->on_ready = nullptr;
+  for (std::size_t slot = 0; slot < lifetimes_.size(); ++slot)
+    if (lifetimes_[slot].alive()) parameters_[slot].parameter->on_ready = nullptr;
+}
+
+void Replica::refuse_stray(std::size_t slot) const {
+  throw UsageError(
+      fmt::format("{} got a gradient in a pass that DistributedDataParallel knows nothing of: it would not "
+                  "be summed over the ranks",
+                  parameters_[slot].name),
+      "call the DistributedDataParallel and not the module in it (ddp(tape, x), not net(tape, x)); for "
+      "gradients of this rank alone, do so while no_sync() is there");
+}
+
+void Replica::mark_partial() {
+  for (const auto& [name, parameter] : parameters_)
+    if (parameter->has_gradient()) parameter->mark_partial();
+}
+
+void Replica::check_intact() const {
+  check_usage(module_lifetime_.alive(), "DistributedDataParallel of a module that is gone",
+              "keep the module as long as what wraps it");
+  check_usage(group_lifetime_.alive(), "DistributedDataParallel over a group that is gone",
+              "keep the group (the session) as long as what sums over it");
+  for (const auto& [name, parameter] : frozen_)
+    if (parameter->requires_grad())
+      throw UsageError(fmt::format("{} is trained now, and was not when DistributedDataParallel was made: its gradient "
+                                   "would not be summed",
+                                   name),
+                       "call set_requires_grad(true) before, or make the DistributedDataParallel anew");
 }
 
 void Replica::bind_gradients() {

@@ -16,7 +16,7 @@
 namespace lockstep::trainer {
 
 /// One rank's copy of a module. Binds each parameter's gradient to the reducer's arena and marks it ready from the
-/// tape's hook, so that collectives run while backward does. Group, module and backend must outlive it.
+/// tape's hook, so that collectives run while backward does. Group, module and backend must outlive its last step.
 class Replica {
  public:
   struct Options {
@@ -112,6 +112,13 @@ class Replica {
   bool reducing() const { return reducing_; }
   /// Before gradients that finish() has summed are added to: only rank 0 keeps them, for the next sum.
   void keep_sums_once();
+  /// While true, a gradient that becomes ready outside of a reduction is a UsageError out of Tape::backward(), before
+  /// others follow: nobody would sum it.
+  void refuse_strays(bool wanted) { refuse_strays_ = wanted; }
+  /// Gradients that parameters hold are this rank's alone: Parameter::mark_partial(), until finish().
+  void mark_partial();
+  /// Throws UsageError where module or group are gone, or a parameter is trained that was frozen in the beginning.
+  void check_intact() const;
   comm::ProcessGroup& group() const { return group_; }
 
   /// kTotalsBytes on the device: its first element is the summed loss.
@@ -123,6 +130,7 @@ class Replica {
   void check() const;
 
  private:
+  [[noreturn]] void refuse_stray(std::size_t slot) const;
   std::vector<ddp::NamedBytes> parameter_bytes() const;
   std::vector<ddp::NamedBytes> buffer_bytes() const;
   void bind_gradients();
@@ -133,11 +141,15 @@ class Replica {
   nn::Module& module_;
   Options options_;
   std::vector<nn::NamedParameter> parameters_;  // those that are trained; the reducer's slots
+  std::vector<Lifetime::Ref> lifetimes_;        // theirs
+  std::vector<nn::NamedParameter> frozen_;      // the module's others
+  Lifetime::Ref module_lifetime_, group_lifetime_;
   ddp::Reducer reducer_;
   nn::Tensor stop_;           // () f32 on the device; undefined: nobody counts
   bool order_known_ = false;  // a step has shown in which order gradients become ready
   bool order_adopted_ = false;
   bool reducing_ = false;
+  bool refuse_strays_ = false;
   bool summing_ = false;          // the backward pass that runs is the last one of the step
   std::int64_t contributed_ = 0;  // local samples of this step
 

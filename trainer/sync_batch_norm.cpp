@@ -15,10 +15,12 @@ class GroupExchange final : public nn::StatisticsExchange {
   /// Collective. For tensors of at most `most` f32.
   GroupExchange(comm::ProcessGroup& group, nn::Backend& backend, std::int64_t most)
       : group_(group),
+        group_lifetime_(group.lifetime()),
         backend_(backend),
         arena_(group.allocate(static_cast<std::size_t>(group.size()) * slot_bytes(most))) {}
 
   nn::Tensor gather(const nn::Tensor& mine) override {
+    check_group();
     // Slices of whole cache lines: rank r's begins where its row does (comm::slice_of).
     const std::size_t bytes = slot_bytes(mine.count());
     const auto ranks = static_cast<std::size_t>(group_.size());
@@ -28,6 +30,7 @@ class GroupExchange final : public nn::StatisticsExchange {
   }
 
   nn::Tensor sum(const nn::Tensor& mine) override {
+    check_group();
     const nn::Tensor all = floats(0, {mine.count()});
     backend_.pointwise().copy(mine, all);
     group_.all_reduce(region(mine.bytes()), comm::ReduceOp::kSum).wait(backend_.stream());
@@ -35,6 +38,10 @@ class GroupExchange final : public nn::StatisticsExchange {
   }
 
  private:
+  void check_group() const {
+    check_usage(group_lifetime_.alive(), "a synchronised batch normalisation over a group that is gone",
+                "keep the group (the session) as long as the module");
+  }
   static std::size_t slot_bytes(std::int64_t count) {
     return comm::align_up(static_cast<std::size_t>(count) * sizeof(float));
   }
@@ -46,6 +53,7 @@ class GroupExchange final : public nn::StatisticsExchange {
   }
 
   comm::ProcessGroup& group_;
+  Lifetime::Ref group_lifetime_;
   nn::Backend& backend_;
   std::unique_ptr<comm::Arena> arena_;
 };

@@ -20,6 +20,7 @@
 #include "trainer/checkpoint/resume.h"
 #include "trainer/data_parallel.h"
 #include "trainer/evaluate.h"
+#include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
 #include "trainer/replica.h"
 #include "trainer/schedule.h"
@@ -39,13 +40,25 @@ class Run {
         group_(*session.group),
         backend_(*session.backend),
         checkpoints_(config, session.group->rank()) {
+    RunWeights weights;
+    MemoryNeeds needs;
     comm::agree_on(group_, [&] {
-      const RunWeights weights = adopt_weights(config_);
+      weights = adopt_weights(config_);
       splits_ = open_splits(config_, weights.card);
+      sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
+      const bool several = config_.parallel == Parallel::kDp;
+      needs = estimate_memory(config_, backend_, *splits_.train,
+                              {.samples = samples_at_once(),
+                               .devices = several ? device_ids_of(config_, session.device).size() : 1,
+                               .workers = config_.workers,
+                               .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+                               .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
+    });
+    check_memory(group_, backend_, needs);
+    comm::agree_on(group_, [&] {
       model_ = build_model(config_, backend_, *splits_.train, weights);
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
-      sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
       if (config_.steps)
         total_steps_ = *config_.steps;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -105,8 +106,10 @@ Shape convolved_shape(Var x, const Parameter& w, const Window& window) {
   if (x.shape().size() != 4 || x.shape()[3] != w.value().size(3))
     throw UsageError(fmt::format("Conv2d with {} input channels was given {}", w.value().size(3), to_string(x.shape())),
                      "images are (N, H, W, C); match the layer's in_channels to them");
-  LOCKSTEP_ASSERT(w.value().size(1) == window.kernel[0] && w.value().size(2) == window.kernel[1],
-                  "weight {}, window {}x{}", to_string(w.value().shape()), window.kernel[0], window.kernel[1]);
+  if (w.value().size(1) != window.kernel[0] || w.value().size(2) != window.kernel[1])
+    throw UsageError(fmt::format("a convolution's weight is {}, and its window {}x{}", to_string(w.value().shape()),
+                                 window.kernel[0], window.kernel[1]),
+                     "give the weight (O, Kh, Kw, C) the window's height and width");
   return {x.shape()[0], window.output_extent(0, x.shape()[1]), window.output_extent(1, x.shape()[2]),
           w.value().size(0)};
 }
@@ -115,10 +118,17 @@ bool needs_grad(Var x, const Parameter& w, const Parameter* b) {
   return x.needs_grad() || wants_grad(&w) || wants_grad(b);
 }
 
+void check(const Tape& tape, Var x, const Parameter& w, Epilogue epilogue) {
+  check_operand(tape, x, "Conv2d");
+  check_parameter(tape, w, "Conv2d");
+  check_usage(epilogue != Epilogue::kGelu, "a GELU inside of a convolution, which has none",
+              "apply nn::gelu() to what it returns");
+}
+
 }  // namespace
 
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue) {
-  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu, "GELU behind a convolution");
+  check(tape, x, w, epilogue);
   const Tape::OpScope scope(tape, "conv2d", &w);
   const DType dtype = x.value().dtype();
   Tensor y = tape.backend().empty(convolved_shape(x, w, window), dtype);
@@ -131,7 +141,7 @@ Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, 
 
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
                     const Window& pool) {
-  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu, "GELU behind a convolution");
+  check(tape, x, w, epilogue);
   const Tape::OpScope scope(tape, "conv2d+max_pool2d", &w);
   Backend& backend = tape.backend();
   Shape piece = convolved_shape(x, w, window);

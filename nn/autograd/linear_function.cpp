@@ -1,4 +1,5 @@
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -53,6 +54,8 @@ class LinearNode final : public Node {
 }  // namespace
 
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
+  check_operand(tape, x, "Linear");
+  check_parameter(tape, w, "Linear");
   const int last = x.shape().size() - 1;
   if (last < 1 || x.shape()[last] != w.value().size(1))
     throw UsageError(fmt::format("Linear with {} inputs was given {}", w.value().size(1), to_string(x.shape())),

@@ -1,4 +1,7 @@
+#include <cmath>
+
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -18,8 +21,16 @@ Tensor gradient_for(Tape& tape, Var x) {
   return tape.recording() && x.needs_grad() ? tape.backend().empty(x.shape(), x.value().dtype()) : Tensor();
 }
 
+void check_scale(float scale) {
+  if (!std::isfinite(scale))
+    throw UsageError(
+        fmt::format("a loss scaled by {}", scale),
+        "scale it by 1 / samples of all ranks, of which there is at least one; a rank without samples calls "
+        "DistributedDataParallel::contribute_nothing()");
+}
+
 Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
-  const Var out = tape.make_var(std::move(totals), x.needs_grad());
+  const Var out = tape.make_loss(std::move(totals), x.needs_grad());
   tape.record<LossNode>(out, x, std::move(dx));
   return {out};
 }
@@ -27,6 +38,9 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 }  // namespace
 
 Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
+  check_operand(tape, logits, "cross entropy");
+  check_tensor(tape, labels, DType::kI32, "cross entropy was given labels");
+  check_scale(scale);
   const Tape::OpScope scope(tape, "cross_entropy");
   const Shape& shape = logits.shape();
   const int axes = shape.size() - 1;
@@ -34,6 +48,7 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
     throw UsageError(
         fmt::format("cross entropy of logits {} with labels {}", to_string(shape), to_string(labels.shape())),
         "logits have the labels' axes and behind them one of the classes");
+  check_usage(shape[axes] > 0, "cross entropy over no classes", "give the model's last layer an output for each class");
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, logits);
   const Shape rows = {labels.count(), shape[axes]};
@@ -43,6 +58,9 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
 }
 
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {
+  check_operand(tape, x, "squared error");
+  check_tensor(tape, target, x.value().dtype(), "squared error was given a target");
+  check_scale(scale);
   const Tape::OpScope scope(tape, "squared_error");
   if (x.shape() != target.shape())
     throw UsageError(fmt::format("squared error of {} against {}", to_string(x.shape()), to_string(target.shape())),

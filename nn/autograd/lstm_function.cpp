@@ -1,4 +1,5 @@
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -77,6 +78,8 @@ class TakeRowsNode final : public Node {
 }  // namespace
 
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) {
+  check_operand(tape, x, "LSTM");
+  check_parameter(tape, parameters.w_ih, "LSTM");
   const Tape::OpScope scope(tape, "lstm", &parameters.w_ih);
   const std::int64_t inputs = parameters.w_ih.value().size(1), width = parameters.w_hh.value().size(1);
   const bool fits = x.shape().size() >= 3 && x.shape()[1] >= 1 &&
@@ -112,6 +115,8 @@ Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) 
 }
 
 Var take_rows(Tape& tape, Var x, const Tensor& numbers) {
+  check_operand(tape, x, "take_rows");
+  check_tensor(tape, numbers, DType::kI32, "take_rows was given numbers");
   const Tape::OpScope scope(tape, "take_rows");
   const int last = x.shape().size() - 1;
   if (last < 1 || x.shape()[last] < 1 || numbers.dtype() != DType::kI32)

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -148,9 +149,13 @@ Var finished(Tape& tape, Var y, Epilogue epilogue, std::optional<Var> residual) 
 Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
                Epilogue epilogue, std::optional<Var> residual) {
   const Tape::OpScope scope(tape, "batch_norm", &gamma);
-  LOCKSTEP_ASSERT(epilogue != Epilogue::kGelu && (!residual || epilogue == Epilogue::kRelu));
+  check_operand(tape, x, "BatchNorm");
+  if (residual) check_operand(tape, *residual, "BatchNorm");
+  check_parameter(tape, gamma, "BatchNorm");
+  check_usage(epilogue != Epilogue::kGelu && (!residual || epilogue == Epilogue::kRelu),
+              "a batch normalisation with another activation than ReLU inside", "apply it to what it returns");
   const std::int64_t channels = gamma.value().count();
-  if (x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
+  if (channels < 1 || x.shape().size() < 2 || x.shape()[x.shape().size() - 1] != channels)
     throw UsageError(fmt::format("BatchNorm over {} channels was given {}", channels, to_string(x.shape())),
                      "match num_features to the last axis of the input");
   if (residual && (residual->shape() != x.shape() || residual->value().dtype() != x.value().dtype()))

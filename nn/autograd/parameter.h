@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "base/lifetime.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::nn {
@@ -15,7 +16,8 @@ enum class FileLayout : std::uint8_t {
   kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
 };
 
-/// Belongs to one module and never moves: tapes and optimizers keep pointers to it. One thread uses it at a time.
+/// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
+/// them. One thread uses it at a time.
 ///
 /// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
 /// contribution after `forget_gradient` overwrites it and later ones are added, so it is never zeroed. When the last
@@ -57,9 +59,16 @@ class Parameter {
   /// Valid if has_gradient().
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
-  void forget_gradient() { has_gradient_ = false; }
+  void forget_gradient() { has_gradient_ = is_partial_ = false; }
   /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
-  void gradient_written() { has_gradient_ = true; }
+  void gradient_written() {
+    has_gradient_ = true;
+    is_partial_ = false;
+  }
+  /// The gradient is this rank's part of a sum over ranks that is still due (DistributedDataParallel::no_sync()): an
+  /// optimizer refuses it. Until gradient_written() or forget_gradient().
+  bool is_partial() const { return is_partial_; }
+  void mark_partial() { is_partial_ = true; }
   /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
   bool awaits_backward() const { return pending_uses_ > 0; }
 
@@ -69,6 +78,9 @@ class Parameter {
     bool accumulate;
   };
   Target contribute();
+
+  /// Ends with it: for whoever keeps a pointer.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
 
   /// Called by the tape on the thread that runs backward, once in each pass that contributes.
   std::function<void()> on_ready;
@@ -88,7 +100,9 @@ class Parameter {
   int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
   bool requires_grad_ = true;
   bool has_gradient_ = false;
+  bool is_partial_ = false;
   bool touched_ = false;  // has contributed in the backward pass under way
+  Lifetime lifetime_;
 };
 
 }  // namespace lockstep::nn

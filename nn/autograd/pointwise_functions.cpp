@@ -1,4 +1,5 @@
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -86,6 +87,7 @@ class SwapFirstAxesNode final : public Node {
 }  // namespace
 
 Var swap_first_axes(Tape& tape, Var x) {
+  check_operand(tape, x, "swap_first_axes");
   const Tape::OpScope scope(tape, "swap_first_axes");
   if (x.shape().size() < 3)
     throw UsageError(fmt::format("the first axes of {} are to be swapped", to_string(x.shape())),
@@ -96,6 +98,7 @@ Var swap_first_axes(Tape& tape, Var x) {
 }
 
 Var relu(Tape& tape, Var x) {
+  check_operand(tape, x, "ReLU");
   const Tape::OpScope scope(tape, "relu");
   Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().relu(x.value(), y);
@@ -106,7 +109,9 @@ Var relu(Tape& tape, Var x) {
 
 namespace {
 
-void check_addends(Var x, Var y) {
+void check_addends(const Tape& tape, Var x, Var y) {
+  check_operand(tape, x, "add");
+  check_operand(tape, y, "add");
   if (x.shape() != y.shape() || x.value().dtype() != y.value().dtype())
     throw UsageError(fmt::format("add of {} and {}", to_string(x.shape()), to_string(y.shape())),
                      "operands have one shape; nothing is broadcast");
@@ -116,7 +121,7 @@ void check_addends(Var x, Var y) {
 
 Var add_relu(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add_relu");
-  check_addends(x, y);
+  check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add_relu(x.value(), y.value(), z);
   const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
@@ -126,15 +131,19 @@ Var add_relu(Tape& tape, Var x, Var y) {
 
 Var add(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add");
-  check_addends(x, y);
+  check_addends(tape, x, y);
   Tensor z = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().add(x.value(), y.value(), z);
-  const Var out = tape.make_var(std::move(z), x.needs_grad() || y.needs_grad());
+  const bool needs_grad = x.needs_grad() || y.needs_grad();
+  // The sum of two losses is one.
+  const Var out =
+      x.is_loss() && y.is_loss() ? tape.make_loss(std::move(z), needs_grad) : tape.make_var(std::move(z), needs_grad);
   tape.record<AddNode>(out, x, y);
   return out;
 }
 
 Var flatten(Tape& tape, Var x) {
+  check_operand(tape, x, "Flatten");
   const Tape::OpScope scope(tape, "flatten");
   const Shape& s = x.shape();
   if (s.size() == 2) return x;

@@ -1,4 +1,5 @@
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -50,6 +51,7 @@ Shape pooled_shape(const Shape& x, const Window& window) {
 }
 
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
+  check_operand(tape, x, kind == PoolKind::kMax ? "MaxPool2d" : "AvgPool2d");
   const Tape::OpScope scope(tape, kind == PoolKind::kMax ? "max_pool2d" : "avg_pool2d");
   Backend& backend = tape.backend();
   Tensor y = backend.empty(pooled_shape(x.shape(), window), x.value().dtype());

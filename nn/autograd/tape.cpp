@@ -15,6 +15,20 @@ struct NodeOwner {
 
 }  // namespace
 
+void Var::refuse_expired() const {
+  if (state_ == nullptr)
+    throw UsageError("a Var that is no value of any tape",
+                     "make it with Tape::input(), or from what an operator or a module returns");
+  throw UsageError(
+      "a Var of a pass that its tape has forgotten",
+      "use it before Tape::reset() and before the tape ends, or copy its value(), which is a handle, before");
+}
+
+void Var::refuse_released() {
+  throw UsageError("the value of a Var after backward, which gives the memory of what it has walked back",
+                   "copy value() before Tape::backward(): the tensor is a handle and keeps the memory");
+}
+
 Tape::Tape(Backend& backend) : backend_(backend) { hold_memory(kFirstMemoryBytes); }
 
 Tape::~Tape() { reset(); }
@@ -36,7 +50,24 @@ Var Tape::make_var(Tensor value, bool needs_grad) {
   state->value = std::move(value);
   state->needs_grad = needs_grad && recording_;
   vars_.push_back(state);
-  return Var(state);
+  return {state, lifetime_.ref()};
+}
+
+Var Tape::make_loss(Tensor value, bool needs_grad) {
+  const Var made = make_var(std::move(value), needs_grad);
+  made.state_->is_loss = true;
+  return made;
+}
+
+Tensor Tape::checked(Tensor value) const {
+  check_usage(value.defined() || value.count() == 0, "a tape was given a tensor that holds nothing",
+              "give it one of Backend::from_host(), nn::tensor_of() or Backend::empty()");
+  const auto place = value.device();
+  if (place && *place != backend_.device())
+    throw UsageError(
+        fmt::format("a tensor on {} was given to a tape on {}", to_string(*place), to_string(backend_.device())),
+        "move it with nn::to_device(), or make it with the tape's backend");
+  return value;
 }
 
 void Tape::push(Node* node) {
@@ -89,8 +120,10 @@ void Tape::add_to_grad(Tensor& sum, Tensor grad) {
 
 void Tape::forget_uses(const Node& node) {
   if (node.parameters_done_) return;
-  for (Parameter* parameter : node.parameters())
-    if (parameter != nullptr && --parameter->pending_uses_ == 0) parameter->touched_ = false;
+  for (std::size_t i = 0; i < node.parameters().size(); ++i) {
+    Parameter* const parameter = node.parameters()[i];
+    if (node.is_there(i) && --parameter->pending_uses_ == 0) parameter->touched_ = false;
+  }
 }
 
 // All counts go down before the first call: on_ready may throw.
@@ -99,7 +132,7 @@ void Tape::finish_uses(Node& node) {
   Node::Parameters ready = {};
   for (std::size_t i = 0; i < ready.size(); ++i) {
     Parameter* const parameter = node.parameters()[i];
-    if (parameter == nullptr || --parameter->pending_uses_ > 0) continue;
+    if (!node.is_there(i) || --parameter->pending_uses_ > 0) continue;
     if (std::exchange(parameter->touched_, false)) ready[i] = parameter;
   }
   for (Parameter* parameter : ready)
@@ -114,29 +147,53 @@ void Tape::parameters_done(Node& node) {
 }
 
 void Tape::walk(Node& node) {
+  for (std::size_t i = 0; i < node.parameters().size(); ++i)
+    if (node.parameters()[i] != nullptr && !node.is_there(i)) [[unlikely]]
+      throw UsageError(fmt::format("backward comes to {}, whose parameters are no longer there", node.label_.op),
+                       "keep the module until backward is through");
   if (observer_ == nullptr) return node.backward(*this);
   observer_->op_begins();
   node.backward(*this);
   observer_->op_ended(node.label_, true);
 }
 
-void Tape::backward(Var root) {
+void Tape::check_root(Var root) const {
+  check_usage(!walking_, "backward on a tape whose last backward ended with an error",
+              "call Tape::reset(), and record another forward pass");
+  check_usage(has(root) || root.state_ == nullptr || !root.pass_.alive(), "backward from a value of another tape",
+              "call it on the tape that the forward pass was given");
+  check_usage(!root.walked(), "backward from a value that it has walked already",
+              "record another forward pass; for two losses of one pass, walk the sum of both");
   check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
               "compute it from the model's output while the tape is recording");
-  check_usage(!nodes_.empty(), "backward on a tape that has been walked already", "record another forward pass");
+}
+
+void Tape::backward(Var root) {
+  check_root(root);
+  if (!root.is_loss())
+    throw UsageError(fmt::format("backward from {}, which is no loss", to_string(root.shape())),
+                     "end the pass with nn::cross_entropy() or nn::squared_error(), or give backward the gradient too");
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
   walk_all(root);
 }
 
 void Tape::backward(Var root, Tensor grad) {
-  check_usage(root.needs_grad(), "backward from a value that depends on no parameter",
-              "compute it while the tape is recording");
-  contribute(root, std::move(grad));
+  check_root(root);
+  if (!grad.defined() || grad.shape() != root.shape() || grad.dtype() != root.value().dtype())
+    throw UsageError(fmt::format("backward from {} {} with a gradient of {} {}", name_of(root.value().dtype()),
+                                 to_string(root.shape()), grad.defined() ? name_of(grad.dtype()) : "nothing,",
+                                 to_string(grad.shape())),
+                     "give it one of the value's shape and type");
+  contribute(root, checked(std::move(grad)));
   walk_all(root);
 }
 
 void Tape::walk_all(Var root) {
+  check_usage(listener_ == nullptr || listener_lifetime_.alive(),
+              "backward of a pass whose DistributedDataParallel is no longer there",
+              "keep it until backward is through");
   BackwardListener* const listener = std::exchange(listener_, nullptr);
+  walking_ = true;
   if (listener != nullptr) listener->backward_begins();
   while (!nodes_.empty()) {
     Node& node = *nodes_.back();
@@ -148,16 +205,20 @@ void Tape::walk_all(Var root) {
     output.grad = Tensor();
     output.grad_through = Tensor();
     output.aside = Tensor();
+    output.walked = true;
     if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);
     if (node_hook_) node_hook_();
     if (listener != nullptr) listener->node_walked();
   }
   if (listener != nullptr) listener->backward_ended();
+  walking_ = false;
 }
 
 void Tape::reset() {
   listener_ = nullptr;
+  walking_ = false;
+  lifetime_.renew();
   for (Node* node : nodes_) {
     forget_uses(*node);
     node->~Node();

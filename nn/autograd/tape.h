@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,18 +18,28 @@ namespace lockstep::nn {
 
 class Tape;
 
-/// A tensor on a tape. Copying is free; valid until the tape's next reset. Backward takes the values of what operators
-/// computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle) before.
+/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
+/// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
+/// before. Using one that is no longer valid, or a value that is gone, is a UsageError.
 class Var {
  public:
   Var() = default;
-  const Tensor& value() const { return state_->value; }
-  const Shape& shape() const { return state_->value.shape(); }
-  bool needs_grad() const { return state_->needs_grad; }
+  const Tensor& value() const {
+    const State& known = state();
+    if (known.walked && !known.value.defined()) [[unlikely]]
+      refuse_released();
+    return known.value;
+  }
+  const Shape& shape() const { return value().shape(); }
+  bool needs_grad() const { return state().needs_grad; }
+  /// Whether backward has walked the operator that computed it: nothing more can flow through it.
+  bool walked() const { return state().walked; }
+  /// Whether Tape::backward() may start from it without a gradient: Tape::make_loss().
+  bool is_loss() const { return state().is_loss; }
   /// For operators: the activation that this is the result of, where the device has put something aside of it
   /// (LinearKernels::aside_of), and that; kNone and undefined for most.
-  Epilogue activation() const { return state_->activation; }
-  const Tensor& aside() const { return state_->aside; }
+  Epilogue activation() const { return state().activation; }
+  const Tensor& aside() const { return state().aside; }
 
  private:
   friend class Tape;
@@ -36,12 +47,23 @@ class Var {
     Tensor value;
     Tensor grad;  // undefined until the first consumer's backward has run
     bool needs_grad = false;
+    bool walked = false;
+    bool is_loss = false;
     Epilogue activation = Epilogue::kNone;
     Tensor aside;
     Tensor grad_through;  // what consumers have contributed that have differentiated the activation themselves
   };
-  explicit Var(State* state) : state_(state) {}
+  Var(State* state, Lifetime::Ref pass) : state_(state), pass_(pass) {}
+  State& state() const {
+    if (!pass_.alive()) [[unlikely]]
+      refuse_expired();
+    return *state_;
+  }
+  [[noreturn]] void refuse_expired() const;
+  [[noreturn]] static void refuse_released();
+
   State* state_ = nullptr;
+  Lifetime::Ref pass_;  // of the tape, until it forgets
 };
 
 /// What an operator is called in reports, and the parameter that tells in which layer it stands (nullptr: it has none).
@@ -66,6 +88,12 @@ class BackwardListener {
   virtual void node_walked() = 0;
   /// All gradients of this pass have landed. Not called where it ends with an exception.
   virtual void backward_ended() = 0;
+
+  /// Ends with it: for the tape that it listens to.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
+ private:
+  Lifetime lifetime_;
 };
 
 /// One recorded operation: holds what its backward needs. Lives in the tape's memory.
@@ -73,7 +101,10 @@ class Node {
  public:
   /// Those that it contributes to; nullptr: none.
   using Parameters = std::array<Parameter*, 4>;
-  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {}
+  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i] != nullptr) lifetimes_[i] = parameters_[i]->lifetime();
+  }
   virtual ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -87,14 +118,18 @@ class Node {
 
  private:
   friend class Tape;
+  bool is_there(std::size_t parameter) const { return lifetimes_[parameter].alive(); }
+
   Var output_;
   Parameters parameters_;
+  std::array<Lifetime::Ref, std::tuple_size_v<Parameters>> lifetimes_;  // a module may end before the tape
   bool parameters_done_ = false;
   OpLabel label_;  // of the operator that recorded it
 };
 
 /// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
-/// One thread uses it. The backend and all parameters used must outlive it or its next reset.
+/// One thread uses it. The backend must outlive it or its next reset. So must the parameters used, or backward is a
+/// UsageError.
 class Tape {
  public:
   explicit Tape(Backend& backend);
@@ -118,13 +153,18 @@ class Tape {
   const Tensor& dropout_state() const { return dropout_state_; }
   void set_dropout_state(Tensor state) { dropout_state_ = std::move(state); }
 
-  /// A constant: no gradient flows into it.
-  Var input(Tensor value) { return make_var(std::move(value), false); }
+  /// A constant: no gradient flows into it. Throws UsageError for a tensor that holds nothing, or another device's.
+  Var input(Tensor value) { return make_var(checked(std::move(value)), false); }
   /// An input whose gradient is wanted (read it with grad() after backward).
-  Var differentiable_input(Tensor value) { return make_var(std::move(value), true); }
+  Var differentiable_input(Tensor value) { return make_var(checked(std::move(value)), true); }
 
   /// For operators: a result. It needs a gradient if wanted and the tape is recording.
   Var make_var(Tensor value, bool needs_grad);
+  /// The same for an operator that backward may start from: its node asks for no gradient of its own.
+  Var make_loss(Tensor value, bool needs_grad);
+
+  /// Whether it is of this tape, and since its last reset.
+  bool has(Var v) const { return v.pass_ == lifetime_.ref(); }
 
   /// For operators: records a node if its output needs a gradient. NodeType's constructor takes (output, args…).
   template <class NodeType, class... Args>
@@ -146,11 +186,11 @@ class Tape {
     v.state_->aside = std::move(aside);
   }
   /// v's gradient; undefined if nothing has flowed into it.
-  const Tensor& grad(Var v) const { return v.state_->grad; }
+  const Tensor& grad(Var v) const { return v.state().grad; }
 
   /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
   /// nobody else holds it.
-  Tensor take_grad(Var v) { return std::exchange(v.state_->grad, Tensor()); }
+  Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }
 
   /// The same of what `v` is the result of `activation` of. GELU needs what was put aside of it.
   Tensor take_grad_through(Var v, Epilogue activation);
@@ -159,9 +199,10 @@ class Tape {
   /// their collective travel while it goes on. They keep their values until backward() returns.
   void parameters_done(Node& node);
 
-  /// Walks the tape from `root`, which must be the result of a loss (its gradient is taken as one: losses carry their
-  /// own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are released as soon
-  /// as nothing needs them. Once for each forward pass.
+  /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
+  /// losses carry their own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are
+  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for all else, for a value
+  /// that depends on no parameter, and where a parameter or the listener is gone; after an error, reset() comes next.
   void backward(Var root);
   /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
   void backward(Var root, Tensor grad);
@@ -190,13 +231,21 @@ class Tape {
   /// Called after each node of backward: where collectives without a thread of their own go on.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
-  /// Of the next backward(), or until the next reset(), or another listener: it must live until then. nullptr: none.
-  void set_listener(BackwardListener* listener) { listener_ = listener; }
+  /// Of the next backward(), or until the next reset(), or another listener: it must live until then, or that backward
+  /// is a UsageError. nullptr: none.
+  void set_listener(BackwardListener* listener) {
+    listener_ = listener;
+    listener_lifetime_ = listener != nullptr ? listener->lifetime() : Lifetime::Ref();
+  }
+  /// Whom the next backward() tells; nullptr where nobody is, or is any more.
+  const BackwardListener* listener() const { return listener_lifetime_.alive() ? listener_ : nullptr; }
 
   /// Forgets everything recorded, also after an exception half way through backward.
   void reset();
 
  private:
+  Tensor checked(Tensor value) const;
+  void check_root(Var root) const;
   void push(Node* node);
   void walk(Node& node);
   void walk_all(Var root);
@@ -219,6 +268,9 @@ class Tape {
   OpLabel label_;  // of the operator that computes
   TapeObserver* observer_ = nullptr;
   BackwardListener* listener_ = nullptr;
+  Lifetime::Ref listener_lifetime_;
+  bool walking_ = false;  // or left in the middle by an error
+  Lifetime lifetime_;     // of the pass
 };
 
 }  // namespace lockstep::nn

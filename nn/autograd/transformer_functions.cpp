@@ -1,4 +1,5 @@
 #include "nn/autograd/functions.h"
+#include "nn/autograd/operands.h"
 
 namespace lockstep::nn {
 namespace {
@@ -121,10 +122,12 @@ class CausalAttentionNode final : public Node {
 }  // namespace
 
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps) {
+  check_operand(tape, x, "LayerNorm");
+  check_parameter(tape, gamma, "LayerNorm");
   const Tape::OpScope scope(tape, "layer_norm", &gamma);
   const std::int64_t width = gamma.value().count();
   const int last = x.shape().size() - 1;
-  if (last < 0 || x.shape()[last] != width)
+  if (width < 1 || last < 0 || x.shape()[last] != width)
     throw UsageError(fmt::format("LayerNorm over {} features was given {}", width, to_string(x.shape())),
                      "match normalized_shape to the last axis of the input");
   Backend& backend = tape.backend();
@@ -140,6 +143,7 @@ Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps)
 }
 
 Var gelu(Tape& tape, Var x, GeluKind kind) {
+  check_operand(tape, x, "GELU");
   const Tape::OpScope scope(tape, "gelu");
   Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().gelu(x.value(), kind, y);
@@ -149,6 +153,7 @@ Var gelu(Tape& tape, Var x, GeluKind kind) {
 }
 
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer) {
+  check_operand(tape, x, "Dropout");
   const Tape::OpScope scope(tape, "dropout");
   check_usage(p >= 0.0 && p < 1.0, "dropout with a probability that is not in [0, 1)", "give one of 0 up to below 1");
   if (p == 0.0) return x;
@@ -167,6 +172,8 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
   if (axes < 1 || axes >= Shape::kMaxDims || tokens.dtype() != DType::kI32)
     throw UsageError(fmt::format("an embedding was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
                      "it takes numbers, i32");
+  check_tensor(tape, tokens, DType::kI32, "an embedding was given numbers");
+  check_parameter(tape, table, "Embedding");
   std::array<std::int64_t, Shape::kMaxDims> dims = {};
   for (int axis = 0; axis < axes; ++axis) dims[static_cast<std::size_t>(axis)] = tokens.size(axis);
   dims[static_cast<std::size_t>(axes)] = table.value().size(1);
@@ -179,6 +186,8 @@ Var embedding(Tape& tape, const Tensor& tokens, Parameter& table) {
 }
 
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
+  check_operand(tape, x, "add_positions");
+  check_parameter(tape, table, "add_positions");
   const Tape::OpScope scope(tape, "add_positions", &table);
   const Shape& s = x.shape();
   if (s.size() != 3 || s[2] != table.value().size(1) || first < 0 || first + s[1] > table.value().size(0))
@@ -193,6 +202,7 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
 }
 
 Var causal_attention(Tape& tape, Var qkv, std::int64_t heads) {
+  check_operand(tape, qkv, "attention");
   const Tape::OpScope scope(tape, "causal_attention");
   const Shape& s = qkv.shape();
   if (heads < 1 || s.size() != 3 || s[2] % (3 * heads) != 0)

@@ -18,6 +18,14 @@ class Generator {
     return made;
   }
 
+  /// Makes nothing: layers leave their first values alone. For modules on a backend of shapes (make_meta_backend).
+  static Generator none() {
+    Generator made = zeros();
+    made.makes_values_ = false;
+    return made;
+  }
+  bool makes_values() const { return makes_values_; }
+
   /// Fills `values` with uniform numbers in [low, high), rounded to f32.
   void uniform(std::span<float> values, double low, double high);
   /// Fills `values` with normal numbers of this mean and standard deviation (Box and Muller, 1958), rounded to f32.
@@ -29,6 +37,7 @@ class Generator {
   std::uint64_t seed_;
   std::uint64_t next_ = 0;
   bool draws_ = true;
+  bool makes_values_ = true;
 };
 
 }  // namespace lockstep::nn

@@ -11,6 +11,7 @@ namespace {
 std::unique_ptr<Parameter> uniform_parameter(Context& context, const Shape& shape, double bound,
                                              FileLayout layout = FileLayout::kSame) {
   auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
+  if (!context.generator.makes_values()) return parameter;
   std::vector<float> values(static_cast<std::size_t>(shape.count()));
   context.generator.uniform(values, -bound, bound);
   context.backend.upload(std::as_bytes(std::span(values)), parameter->value());
@@ -26,6 +27,7 @@ std::unique_ptr<Parameter> constant_parameter(Context& context, const Shape& sha
 std::unique_ptr<Parameter> normal_parameter(Context& context, const Shape& shape, double deviation,
                                             FileLayout layout = FileLayout::kSame) {
   auto parameter = std::make_unique<Parameter>(context.backend, shape, layout);
+  if (!context.generator.makes_values()) return parameter;
   std::vector<float> values(static_cast<std::size_t>(shape.count()));
   context.generator.normal(values, 0.0, deviation);
   context.backend.upload(std::as_bytes(std::span(values)), parameter->value());
@@ -113,6 +115,9 @@ std::string Flatten::details() const { return "start_dim=1, end_dim=-1"; }
 Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers, double dropout,
            std::int64_t drop_layer, bool batch_first)
     : dropout_(dropout), drop_layer_(drop_layer), batch_first_(batch_first) {
+  if (num_layers < 1 || hidden_size < 1)
+    throw UsageError(fmt::format("an LSTM of {} layers with {} features", num_layers, hidden_size),
+                     "give at least one of each");
   const auto make = [&](const char* name, std::int64_t layer, const Shape& shape) -> Parameter& {
     return register_parameter(fmt::format("{}_l{}", name, layer),
                               uniform_parameter(context, shape, bound_for(hidden_size)));
@@ -128,8 +133,9 @@ Lstm::Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, 
 }
 
 Var Lstm::forward(Tape& tape, Var x, std::span<LstmState> states) {
-  LOCKSTEP_ASSERT(states.empty() || states.size() == layers_.size(), "{} states for {} layers", states.size(),
-                  layers_.size());
+  if (!states.empty() && states.size() != layers_.size())
+    throw UsageError(fmt::format("{} states for an LSTM of {} layers", states.size(), layers_.size()),
+                     "give one for each layer, or none");
   if (!batch_first_) x = swap_first_axes(tape, x);
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (layer > 0 && training()) x = nn::dropout(tape, x, dropout_, drop_layer_ + static_cast<std::int64_t>(layer) - 1);
@@ -209,8 +215,11 @@ void set_values(Parameter& parameter, const std::vector<float>& values) {
 void Conv2d::absorb(BatchNorm& norm) {
   Backend& backend = weight_.backend();
   const auto channels = static_cast<std::size_t>(weight_.value().size(0));
-  LOCKSTEP_ASSERT(!norm.absorbed_ && norm.weight_.value().count() == weight_.value().size(0), "{} channels",
-                  norm.weight_.value().count());
+  if (norm.absorbed_ || norm.weight_.value().count() != weight_.value().size(0))
+    throw UsageError(fmt::format("a convolution with {} output channels absorbs a batch normalisation over {}{}",
+                                 weight_.value().size(0), norm.weight_.value().count(),
+                                 norm.absorbed_ ? ", which another one has absorbed" : ""),
+                     "fuse each normalisation with the one convolution that it follows");
   auto weights = values_of(backend, weight_.value());
   auto bias = bias_ != nullptr ? values_of(backend, bias_->value()) : std::vector<float>(channels);
   const auto gamma = values_of(backend, norm.weight_.value()), beta = values_of(backend, norm.bias_.value());

@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <typeinfo>
 
@@ -81,13 +82,38 @@ std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe) {
   return made;
 }
 
+// Saved files, checkpoints and ranks know parameters by their names.
+void Module::check_name(const std::string& name, const char* what) const {
+  if (name.empty() || name.find('.') != std::string::npos)
+    throw UsageError(fmt::format("a {} of {} is registered as '{}'", what, type_name(), name),
+                     "give it a name without a dot: dots join the names of modules");
+  const auto has = [&](const auto& named) { return named.first == name; };
+  if (std::ranges::any_of(parameters_, has) || std::ranges::any_of(children_, has) ||
+      std::ranges::any_of(buffers_, [&](const Buffer& buffer) { return buffer.name == name; }))
+    throw UsageError(
+        fmt::format("a {} of {} is registered as '{}', which is the name of another one", what, type_name(), name),
+        "give each parameter, buffer and child of a module a name of its own");
+}
+
+void Module::check_child(const std::string& name, const Module* child) const {
+  check_name(name, "child");
+  if (child == nullptr || child == this)
+    throw UsageError(fmt::format("the child '{}' of {} is {}", name, type_name(),
+                                 child == nullptr ? "nothing" : "the module itself"),
+                     "register a module that is another one");
+}
+
 Parameter& Module::register_parameter(std::string name, std::unique_ptr<Parameter> parameter) {
+  check_name(name, "parameter");
+  if (parameter == nullptr)
+    throw UsageError(fmt::format("the parameter '{}' of {} is nothing", name, type_name()), "make it before");
   Parameter& reference = *parameter;
   parameters_.emplace_back(std::move(name), std::move(parameter));
   return reference;
 }
 
 Tensor& Module::register_buffer(std::string name, Backend& backend, Tensor tensor) {
+  check_name(name, "buffer");
   buffers_.push_back({std::move(name), &backend, std::make_unique<Tensor>(std::move(tensor))});
   return *buffers_.back().tensor;
 }

@@ -31,7 +31,8 @@ struct NamedBuffer {
 };
 
 /// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
-/// registration, their names are joined by dots, as in PyTorch. Not copyable; one thread uses it at a time.
+/// registration, their names are joined by dots, as in PyTorch. Registering throws UsageError for a name that is empty,
+/// has a dot or is another one's of the same module, and for nothing. Not copyable; one thread uses it at a time.
 /// The backend it was built with must outlive it.
 class Module {
  public:
@@ -75,6 +76,9 @@ class Module {
   /// more.
   void fuse();
 
+  /// Ends with it: for whoever keeps a reference.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
  protected:
   Module() = default;
 
@@ -85,12 +89,14 @@ class Module {
   Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
   template <class M>
   M& register_module(std::string name, std::unique_ptr<M> child) {
+    check_child(name, child.get());
     M& reference = *child;
     children_.emplace_back(std::move(name), std::move(child));
     return reference;
   }
   /// The same with a child that somebody else owns and keeps alive.
   void register_borrowed(std::string name, Module& child) {
+    check_child(name, &child);
     children_.emplace_back(std::move(name), std::shared_ptr<Module>(&child, [](Module*) {}));
   }
 
@@ -99,6 +105,8 @@ class Module {
 
   template <class Visit>
   void walk(const std::string& prefix, const Visit& visit) const;
+  void check_name(const std::string& name, const char* what) const;
+  void check_child(const std::string& name, const Module* child) const;
 
   bool training_ = true;
   bool fused_ = false;
@@ -111,6 +119,7 @@ class Module {
   std::vector<Buffer> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   Recipe recipe_;
+  Lifetime lifetime_;
 };
 
 /// std::make_unique<M>(context, args…), with a recipe that does the same again: so `args` are copied, and what they

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -93,6 +94,9 @@ class Backend {
   static constexpr std::size_t kMostWritten = 64;
   /// For results of at most `bytes`.
   virtual std::unique_ptr<Readback> make_readback(std::size_t bytes) = 0;
+
+  /// How much memory of its own the device has left; nothing where it has the host's, or does not say.
+  virtual std::optional<std::size_t> free_bytes() { return std::nullopt; }
 
   /// Whether record() may succeed.
   virtual bool records() const { return false; }

@@ -5,7 +5,8 @@
 namespace lockstep::nn {
 
 Tensor to_device(Backend& target, const Tensor& tensor, Backend& source) {
-  LOCKSTEP_ASSERT(tensor.defined(), "no tensor to move");
+  check_usage(tensor.defined() || tensor.count() == 0, "a tensor that holds nothing is to be moved",
+              "give it one that does: Tensor::defined()");
   if (&target == &source) return tensor;
   Tensor made = target.empty(tensor.shape(), tensor.dtype());
   copy_to(target, made, tensor, source);
@@ -13,7 +14,10 @@ Tensor to_device(Backend& target, const Tensor& tensor, Backend& source) {
 }
 
 void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& source) {
-  LOCKSTEP_ASSERT(from.bytes() == to.bytes(), "{} bytes into {}", from.bytes(), to.bytes());
+  if (from.bytes() != to.bytes())
+    throw UsageError(fmt::format("{} {} is to be copied into {} {}", name_of(from.dtype()), to_string(from.shape()),
+                                 name_of(to.dtype()), to_string(to.shape())),
+                     "give a place of the same shape and type");
   if (from.bytes() == 0) return;
   const auto host_bytes = [](const Tensor& on_cpu) {
     return std::span(static_cast<std::byte*>(on_cpu.raw()), on_cpu.bytes());
@@ -31,13 +35,18 @@ void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& sou
 Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values) {
   Tensor made = target.empty(shape);
   if (values.size() != static_cast<std::size_t>(made.count()))
-    throw UsageError(fmt::format("{} values for a tensor of {}", values.size(), to_string(shape)));
+    throw UsageError(fmt::format("{} values for a tensor of {}", values.size(), to_string(shape)),
+                     "give as many values as the shape has elements");
   target.upload(std::as_bytes(values), made);
   return made;
 }
 
 std::vector<float> values_of(Backend& source, const Tensor& tensor) {
-  LOCKSTEP_ASSERT(tensor.dtype() == DType::kF32, "values of {}", name_of(tensor.dtype()));
+  if (tensor.dtype() != DType::kF32)
+    throw UsageError(fmt::format("values of a tensor of {} as f32", name_of(tensor.dtype())),
+                     "read other types with Backend::download()");
+  check_usage(tensor.defined() || tensor.count() == 0, "values of a tensor that holds nothing",
+              "ask Tensor::defined() before; gradients are there after backward, and only where some has flowed");
   std::vector<float> values(static_cast<std::size_t>(tensor.count()));
   source.download(tensor, std::as_writable_bytes(std::span(values)));
   return values;

@@ -5,7 +5,8 @@ namespace lockstep::nn {
 std::int64_t Window::output_extent(int axis, std::int64_t in) const {
   const auto a = static_cast<std::size_t>(axis);
   check_usage(kernel[a] >= 1 && stride[a] >= 1 && padding[a] >= 0,
-              "a window with a kernel or stride below 1, or a negative padding");
+              "a window with a kernel or stride below 1, or a negative padding",
+              "give kernels and strides of at least 1, and paddings of at least 0");
   const std::int64_t room = in + 2 * padding[a] - kernel[a];
   if (room < 0)
     throw UsageError(fmt::format("a window of {}x{} does not fit an input of {} with padding {}", kernel[0], kernel[1],

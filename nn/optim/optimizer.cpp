@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 namespace lockstep::nn {
 namespace {
@@ -12,6 +13,26 @@ std::vector<Tensor> zeros_like(const std::vector<NamedParameter>& parameters) {
   for (const auto& [name, parameter] : parameters)
     made.push_back(parameter->backend().zeros(parameter->value().shape()));
   return made;
+}
+
+// Before memory is taken for what is remembered of them.
+std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
+  std::set<const Parameter*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter == nullptr)
+      throw UsageError(fmt::format("an optimizer was given '{}', which is no parameter", name),
+                       "give it what named_parameters() returns");
+    if (!seen.insert(parameter).second)
+      throw UsageError(fmt::format("an optimizer was given {} twice: it would move twice in a step", name),
+                       "give it each parameter once");
+    const Backend& first = parameters.front().parameter->backend();
+    if (&parameter->backend() != &first)
+      throw UsageError(fmt::format("an optimizer was given {} on {} and {} on {}{}", parameters.front().name,
+                                   to_string(first.device()), name, to_string(parameter->backend().device()),
+                                   parameter->backend().device() == first.device() ? ", of two backends" : ""),
+                       "make an optimizer for the parameters of each backend");
+  }
+  return parameters;
 }
 
 class Sgd final : public Optimizer {
@@ -90,26 +111,39 @@ class AdamW final : public Optimizer {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(std::move(parameters)) {
+Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(checked(std::move(parameters))) {
   if (parameters_.empty()) return;
   backend_ = &parameters_.front().parameter->backend();
   control_ = backend_->empty({StepControl::kSize});
+  for (const auto& [name, parameter] : parameters_) lifetimes_.push_back(parameter->lifetime());
   arrays_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
 }
 
+void Optimizer::check_there(std::size_t index) const {
+  if (!lifetimes_[index].alive()) [[unlikely]]
+    throw UsageError(fmt::format("an optimizer's parameter {} is no longer there", parameters_[index].name),
+                     "keep the module as long as its optimizer");
+}
+
 void Optimizer::zero_grad() {
-  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    check_there(i);
+    parameters_[i].parameter->forget_gradient();
+  }
 }
 
 void Optimizer::step(double lr) {
-  begin_step(lr);
   with_gradient_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    check_there(i);
+    if (parameters_[i].parameter->has_gradient()) with_gradient_.push_back(i);
+  }
+  check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
+              "run Tape::backward() of a loss that they have part in before, and zero_grad() before that");
+  begin_step(lr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].parameter->has_gradient())
-      with_gradient_.push_back(i);
-    else
-      ++missed_[i];
+    if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
   std::ranges::stable_sort(with_gradient_, {}, [this](std::size_t i) { return missed_[i]; });
   for (auto from = with_gradient_.begin(); from != with_gradient_.end();) {
     const std::int64_t missed = missed_[*from];
@@ -140,10 +174,18 @@ void Optimizer::write_control(double lr, std::int64_t step) {
 }
 
 Parameter& Optimizer::parameter(std::size_t index) const {
-  LOCKSTEP_ASSERT(index < parameters_.size(), "update of parameter {} of {}", index, parameters_.size());
+  if (index >= parameters_.size()) [[unlikely]]
+    throw UsageError(fmt::format("update of parameter {} of {}", index, parameters_.size()),
+                     "give places in the list that the optimizer was made with");
+  check_there(index);
   const auto& [name, parameter] = parameters_[index];
-  LOCKSTEP_ASSERT(step_ > 0, "update of {} before begin_step", name);
-  LOCKSTEP_ASSERT(parameter->gradient().defined(), "update of {}, which has no gradient", name);
+  if (step_ == 0) [[unlikely]]
+    throw UsageError(fmt::format("update of {} before the first step", name), "call begin_step() before");
+  if (!parameter->gradient().defined()) [[unlikely]]
+    throw UsageError(fmt::format("update of {}, which has no gradient", name), "run Tape::backward() before");
+  if (parameter->is_partial()) [[unlikely]]
+    throw UsageError(fmt::format("a step with the gradient of {} that is this rank's alone", name),
+                     "end no_sync() before the last forward and backward of a step, which then sums over the ranks");
   return *parameter;
 }
 

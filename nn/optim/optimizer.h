@@ -32,7 +32,7 @@ struct NamedMoment {
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
 /// travel. Between the two, decide() may hold the step back or scale its gradients.
-/// The parameters, which are on one device, must outlive it.
+/// The parameters must outlive it: to use one that is gone is a UsageError.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -42,7 +42,9 @@ class Optimizer {
   /// The parameters' gradients are forgotten: the next backward pass writes them anew.
   void zero_grad();
   /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included,
-  /// and the step does not count for them: AdamW's corrections go by a parameter's own steps.
+  /// and the step does not count for them: AdamW's corrections go by a parameter's own steps. Throws UsageError where
+  /// none has one (backward has not run, or zero_grad() behind it), and for a gradient that is this rank's part of a
+  /// sum over ranks (Parameter::is_partial()).
   void step(double lr);
 
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
@@ -61,6 +63,7 @@ class Optimizer {
   void update(std::span<const std::size_t> indices);
 
  protected:
+  /// Throws UsageError for a parameter that is none or comes twice, and for parameters on several devices.
   explicit Optimizer(std::vector<NamedParameter> parameters);
 
   /// What OptimKernels know as rates, for step `step` (from 1).
@@ -78,9 +81,11 @@ class Optimizer {
   void write_control(double lr, std::int64_t step);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
   Parameter& parameter(std::size_t index) const;
+  void check_there(std::size_t index) const;
 
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
+  std::vector<Lifetime::Ref> lifetimes_;    // by parameter
   std::vector<UpdateArrays> arrays_;        // of one call
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient

@@ -58,6 +58,9 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   block->references.store(1, std::memory_order_relaxed);
   stats_.bytes_in_use += block->bytes;
   stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
+  block->asked = bytes;
+  stats_.bytes_asked += bytes;
+  stats_.peak_bytes_asked = std::max(stats_.peak_bytes_asked, stats_.bytes_asked);
   return block;
 }
 
@@ -104,6 +107,7 @@ void CachingAllocator::recycle(Block* block) noexcept {
   block->next_free = list;
   list = block;
   stats_.bytes_in_use -= block->bytes;
+  stats_.bytes_asked -= block->asked;
 }
 
 CachingAllocator::Stats CachingAllocator::stats() const {

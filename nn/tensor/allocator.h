@@ -27,6 +27,7 @@ class MemoryLimitReached : public std::runtime_error {
 struct Block {
   std::byte* data = nullptr;
   std::size_t bytes = 0;  // capacity
+  std::size_t asked = 0;  // of them, by acquire()
   std::atomic<int> references{0};
   int size_class = 0;
   int pool = 0;
@@ -56,6 +57,9 @@ class CachingAllocator {
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
 
+  /// Whose memory it gives.
+  Device device() const { return source_->device(); }
+
   /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
   void limit(std::optional<std::size_t> bytes);
 
@@ -65,8 +69,9 @@ class CachingAllocator {
   struct Stats {
     std::size_t bytes_in_use = 0;
     std::size_t peak_bytes_in_use = 0;
-    std::size_t bytes_held = 0;            // in use or cached
-    std::uint64_t system_allocations = 0;  // requests that the cache could not serve
+    std::size_t bytes_asked = 0, peak_bytes_asked = 0;  // of those in use, without what sizes are rounded up by
+    std::size_t bytes_held = 0;                         // in use or cached
+    std::uint64_t system_allocations = 0;               // requests that the cache could not serve
   };
   Stats stats() const;
 

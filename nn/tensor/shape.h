@@ -19,7 +19,8 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> dims) : Shape(std::span(dims.begin(), dims.size())) {}
   explicit Shape(std::span<const std::int64_t> dims) : size_(static_cast<int>(dims.size())) {
-    LOCKSTEP_ASSERT(dims.size() <= kMaxDims, "{} dimensions", dims.size());
+    if (dims.size() > kMaxDims) [[unlikely]]
+      throw UsageError(fmt::format("a shape of {} axes", dims.size()), fmt::format("give at most {}", kMaxDims));
     for (std::size_t i = 0; i < dims.size(); ++i) dims_[i] = dims[i];
   }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -42,6 +43,8 @@ constexpr DType dtype_of<std::uint8_t>() {
 
 /// A handle: copies share the memory. Either it holds a reference to an allocator's block, or it is a view of memory
 /// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic; the content is not guarded.
+/// Reading one that holds nothing, or as another type than it has, and parts and shapes that it has not, are
+/// UsageErrors.
 class Tensor {
  public:
   Tensor() = default;
@@ -88,6 +91,10 @@ class Tensor {
   }
 
   bool defined() const { return data_ != nullptr; }
+  /// Whose memory it is; nothing for a view, which knows an address alone.
+  std::optional<Device> device() const {
+    return block_ != nullptr ? std::optional(block_->owner->device()) : std::nullopt;
+  }
   const Shape& shape() const { return shape_; }
   std::int64_t size(int dim) const { return shape_[dim]; }
   std::int64_t count() const { return shape_.count(); }
@@ -99,7 +106,10 @@ class Tensor {
   void* raw() const { return data_; }
   template <class T>
   T* data() const {
-    LOCKSTEP_ASSERT(dtype_of<T>() == dtype_, "a tensor of {} read as {}", name_of(dtype_), name_of(dtype_of<T>()));
+    if (dtype_of<T>() != dtype_) [[unlikely]]
+      refuse_type(dtype_of<T>());
+    if (data_ == nullptr && count() > 0) [[unlikely]]
+      refuse_nothing();
     return reinterpret_cast<T*>(data_);
   }
   float* f32() const { return data<float>(); }
@@ -110,8 +120,8 @@ class Tensor {
 
   /// The same memory under another shape of the same number of elements.
   Tensor reshaped(const Shape& shape) const {
-    LOCKSTEP_ASSERT(shape.count() == count(), "{} does not hold the elements of {}", to_string(shape),
-                    to_string(shape_));
+    if (shape.count() != count()) [[unlikely]]
+      refuse_shape(shape);
     Tensor other(*this);
     other.shape_ = shape;
     return other;
@@ -119,8 +129,8 @@ class Tensor {
 
   /// Rows [begin, end) of the outermost axis: the same memory.
   Tensor slice(std::int64_t begin, std::int64_t end) const {
-    LOCKSTEP_ASSERT(shape_.size() > 0 && 0 <= begin && begin <= end && end <= shape_[0], "rows {} to {} of {}", begin,
-                    end, to_string(shape_));
+    if (shape_.size() == 0 || begin < 0 || end < begin || end > shape_[0]) [[unlikely]]
+      refuse_rows(begin, end);
     Tensor other(*this);
     other.shape_[0] = end - begin;
     if (shape_[0] > 0) other.data_ += bytes() / static_cast<std::size_t>(shape_[0]) * static_cast<std::size_t>(begin);
@@ -128,6 +138,11 @@ class Tensor {
   }
 
  private:
+  [[noreturn]] void refuse_type(DType wanted) const;
+  [[noreturn]] static void refuse_nothing();
+  [[noreturn]] void refuse_shape(const Shape& wanted) const;
+  [[noreturn]] void refuse_rows(std::int64_t begin, std::int64_t end) const;
+
   Block* block_ = nullptr;  // nullptr: a view
   std::byte* data_ = nullptr;
   Shape shape_;

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <functional>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -21,6 +23,8 @@ using sampler::DistributedSampler;
 using sampler::SamplerConfig;
 using sampler::SamplerState;
 using sampler::Slice;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // x = {index, -index}, label = index; counts what is read, and can fail or dawdle.
 class Probe : public Dataset {
@@ -267,10 +271,83 @@ TEST(Loader, SaysWhatCannotBe) {
   EXPECT_THROW(loader({.workers = 100000}), UsageError);
   EXPECT_THROW(loader({.workers = 1, .depth = -1}), UsageError);
   EXPECT_THROW(Loader(dataset, Slice{0, 10}, 0, {}), UsageError);
-  EXPECT_THROW(Loader(dataset, Slice{5, 6}, 2, {}), InternalError);
-  EXPECT_THROW(Loader(dataset, sampler_of(11, 2), {}), InternalError);
+  EXPECT_THROW(Loader(dataset, Slice{5, 6}, 2, {}), UsageError);
+  EXPECT_THROW(Loader(dataset, sampler_of(11, 2), {}), UsageError);
   const auto huge = open_data("random:3x10000x10000,9223372036854775807").train;
   EXPECT_THROW(Loader(huge, sampler_of(huge->size(), huge->size()), {.workers = 0}), UsageError);
+}
+
+// What a program that uses a loader wrongly is told.
+class Unread : public Dataset {
+ public:
+  explicit Unread(bool tokens = false)
+      : Dataset({.name = "points", .size = 4, .dims = {2}, .classes = 2, .tokens = tokens}) {}
+};
+
+std::string refusal_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const UsageError& error) {
+    EXPECT_FALSE(error.remedy().empty()) << error.what();
+    return error.line();
+  }
+  return "";
+}
+
+TEST(Loader, ADataSetThatDoesNotSayHowItIsRead) {
+  for (const int workers : {0, 1}) {
+    Loader numbers(std::make_shared<Unread>(), sampler_of(4, 2), {.workers = workers});
+    EXPECT_THAT(refusal_of([&] { numbers.next(); }),
+                AllOf(HasSubstr("'points' does not say how its samples are read"), HasSubstr("override read(")));
+    Loader tokens(std::make_shared<Unread>(true), sampler_of(4, 2), {.workers = workers});
+    EXPECT_THAT(refusal_of([&] { tokens.next(); }), HasSubstr("override read_tokens("));
+    Loader in_order(std::make_shared<Unread>(), Slice{0, 4}, 2, {.workers = workers});
+    EXPECT_THAT(refusal_of([&] { in_order.next(); }), HasSubstr("override read("));
+  }
+  float x[2];
+  std::int32_t label = 0, tokens[2], labels[2];
+  EXPECT_THAT(refusal_of([&] { Unread(true).read(0, x, label); }), HasSubstr("has tokens, and is read as numbers"));
+  EXPECT_THAT(refusal_of([&] { Probe(4).read_tokens(0, tokens, labels); }), HasSubstr("has numbers, and is read as"));
+}
+
+TEST(Loader, WhatItIsMadeOf) {
+  const auto dataset = std::make_shared<Probe>(10);
+  EXPECT_THAT(refusal_of([&] { Loader(nullptr, sampler_of(10, 2), {}); }), HasSubstr("without a data set"));
+  EXPECT_THAT(refusal_of([&] { Loader(nullptr, Slice{0, 1}, 1, {}); }), HasSubstr("without a data set"));
+  EXPECT_THAT(refusal_of([&] { Loader(dataset, sampler_of(11, 2), {}); }), HasSubstr("make the sampler with .length"));
+  for (const Slice slice : {Slice{5, 6}, Slice{11, 0}, Slice{~std::uint64_t{0}, 2}})
+    EXPECT_THAT(refusal_of([&] { Loader(dataset, slice, 2, {}); }), HasSubstr("the data set's own samples"));
+  struct Sized : Dataset {
+    explicit Sized(std::vector<std::int64_t> dims) : Dataset({.name = "sized", .size = 1, .dims = std::move(dims)}) {}
+  };
+  EXPECT_THAT(refusal_of([&] { Sized({2, -3}); }), HasSubstr("an extent of -3"));
+  EXPECT_THAT(refusal_of([&] { Sized({1 << 30, 1 << 30, 1 << 30}); }), HasSubstr("fits into memory"));
+}
+
+template <class L>
+concept GivesBatches = requires(L&& loader) {
+  std::forward<L>(loader).next();
+}
+|| requires(L&& loader) { std::forward<L>(loader).epoch(); };
+
+TEST(Loader, OneThatEndsInTheMiddleOfItsEpoch) {
+  // A temporary cannot be looped over: the batches of `for (… : Loader(…).epoch())` would be gone at once.
+  static_assert(GivesBatches<Loader&> && !GivesBatches<Loader>);
+  for (const int workers : {0, 2}) {
+    std::optional<Loader> loader;
+    loader.emplace(std::make_shared<Probe>(10), sampler_of(10, 2), LoaderOptions{.workers = workers});
+    EXPECT_THAT(refusal_of([&] {
+                  for ([[maybe_unused]] const Batch& batch : loader->epoch()) loader.reset();
+                }),
+                HasSubstr("an epoch goes on whose loader is gone"));
+  }
+}
+
+TEST(Loader, SaysWhatItsBuffersTake) {
+  const Probe dataset(10);
+  EXPECT_EQ(Loader::bytes_of(dataset, 5, {.workers = 0}), 5u * (2 + 1) * 4);
+  EXPECT_EQ(Loader::bytes_of(dataset, 5, {.workers = 2}), 5u * 5 * (2 + 1) * 4);
+  EXPECT_EQ(Loader::bytes_of(dataset, 5, {.workers = 2, .depth = 1}), 2u * 5 * (2 + 1) * 4);
 }
 
 TEST(Loader, ReadsDigits) {

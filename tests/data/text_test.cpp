@@ -73,7 +73,7 @@ TEST_F(Text, RowsFollowOneAnother) {
   EXPECT_THAT(tokens, ElementsAre(90 % 26, 91 % 26, 92 % 26, 93 % 26));
   float x = 0;
   std::int32_t label = 0;
-  EXPECT_THROW(splits.train->read(0, std::span(&x, 1), label), InternalError);
+  EXPECT_THROW(splits.train->read(0, std::span(&x, 1), label), UsageError);
 }
 
 TEST_F(Text, WhatIsTooShortOrMissingIsSaid) {

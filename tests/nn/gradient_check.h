@@ -28,7 +28,7 @@ class ProjectionNode final : public Node {
 
 /// Ends a tape with sum(r · y), which is not computed.
 inline Var project(Tape& tape, Var y, const Tensor& r) {
-  const Var end = tape.make_var(tape.backend().empty({}), y.needs_grad());
+  const Var end = tape.make_loss(tape.backend().empty({}), y.needs_grad());
   tape.record<ProjectionNode>(end, y, r);
   return end;
 }

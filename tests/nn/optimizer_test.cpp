@@ -154,15 +154,15 @@ TEST(Optimizer, RefusesWhatPyTorchRefuses) {
   EXPECT_NO_THROW(optimizer->begin_step(0.0));
 }
 
-TEST(Optimizer, MisuseIsABug) {
+TEST(Optimizer, MisuseIsTheCallers) {
   const auto backend = make_cpu_backend(1);
   Parameter p(*backend, {2});
   const auto optimizer = make_sgd({{"p", &p}}, {});
   const std::array<std::size_t, 1> first = {0}, unknown = {1};
-  EXPECT_THROW(optimizer->update(first), InternalError);  // no step has begun
+  EXPECT_THROW(optimizer->update(first), UsageError);  // no step has begun
   optimizer->begin_step(0.1);
-  EXPECT_THROW(optimizer->update(first), InternalError);  // no gradient
-  EXPECT_THROW(optimizer->update(unknown), InternalError);
+  EXPECT_THROW(optimizer->update(first), UsageError);  // no gradient
+  EXPECT_THROW(optimizer->update(unknown), UsageError);
 }
 
 TEST(Optimizer, ALossThatIsNotFiniteMovesNothing) {

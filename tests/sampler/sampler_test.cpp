@@ -230,7 +230,18 @@ TEST(Sampler, IndicesOfAnotherEpochsPlan) {
   EXPECT_EQ(again, before);
   EXPECT_NE(indices_of(sampler), before);
   Values wrong(plan.local_count + 1);
-  EXPECT_THROW(sampler.indices(plan, wrong), InternalError);
+  EXPECT_THROW(sampler.indices(plan, wrong), UsageError);
+}
+
+TEST(Sampler, WorldsThatCannotBe) {
+  const SamplerConfig config = config_of(10, 4);
+  for (const auto& [rank, world] : {std::pair(0, 0), std::pair(0, -1), std::pair(2, 2), std::pair(-1, 2)}) {
+    EXPECT_THROW(DistributedSampler(config, rank, world), UsageError);
+    EXPECT_THROW(plan_step(config, {}, rank, world), UsageError);
+    EXPECT_THROW(eval_slice(10, rank, world), UsageError);
+  }
+  EXPECT_THROW(plan_step(config_of(10, 0), {}, 0, 1), UsageError);
+  EXPECT_THROW(plan_step(config, {0, 10}, 0, 1), UsageError);  // behind the epoch's last step
 }
 
 TEST(Sampler, RanksWithoutSamplesStillStep) {

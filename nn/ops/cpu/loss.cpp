@@ -86,8 +86,9 @@ class CpuLoss final : public LossKernels {
   void squared_error(const Tensor& x, const Tensor& target, float scale, const Tensor& totals,
                      const Tensor& dx) override {
     double loss = 0.0;
+    const float *const value = x.f32(), *const wanted = target.f32();
     for (std::int64_t i = 0; i < x.count(); ++i) {
-      const double d = static_cast<double>(x.f32()[i]) - static_cast<double>(target.f32()[i]);
+      const double d = static_cast<double>(value[i]) - static_cast<double>(wanted[i]);
       loss += d * d;
     }
     totals.f32()[0] = static_cast<float>(loss);

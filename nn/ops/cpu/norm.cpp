@@ -143,9 +143,11 @@ class CpuNorm final : public NormKernels {
                            const Tensor& running_mean, const Tensor& running_variance) {
     const auto m = static_cast<float>(momentum), keep = static_cast<float>(1.0 - momentum);
     const float unbias = rows > 1 ? static_cast<float>(rows / (rows - 1.0)) : 1.0f;
+    const float *const of_mean = mean.f32(), *const of_variance = variance.f32();
+    float *const to_mean = running_mean.f32(), *const to_variance = running_variance.f32();
     for (std::int64_t c = 0; c < mean.count(); ++c) {
-      running_mean.f32()[c] = keep * running_mean.f32()[c] + m * mean.f32()[c];
-      running_variance.f32()[c] = keep * running_variance.f32()[c] + m * unbias * variance.f32()[c];
+      to_mean[c] = keep * to_mean[c] + m * of_mean[c];
+      to_variance[c] = keep * to_variance[c] + m * unbias * of_variance[c];
     }
   }
 

@@ -93,6 +93,13 @@ std::unique_ptr<Readback> CudaBackend::make_readback(std::size_t bytes) {
   return std::make_unique<CudaReadback>(context_.stream, bytes);
 }
 
+std::optional<std::size_t> CudaBackend::free_bytes() {
+  make_current(context_.device);
+  std::size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+  return free;
+}
+
 std::unique_ptr<Recording> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
   make_current(context_.device);
   return record_graph(context_.stream, work, why_not);

@@ -52,6 +52,7 @@ class CudaBackend final : public Backend {
   void write(std::span<const std::byte> from, const Tensor& to) override;
   std::unique_ptr<Readback> make_readback(std::size_t bytes) override;
 
+  std::optional<std::size_t> free_bytes() override;
   bool records() const override { return true; }
   std::unique_ptr<Recording> record(FunctionRef<void()> work, std::string& why_not) override;
 

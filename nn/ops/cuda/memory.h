@@ -33,6 +33,7 @@ class DeviceMemory final : public MemorySource {
   /// recorded.
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
+  Device device() const override { return {.kind = DeviceKind::kCuda, .index = device_}; }
 
   /// Lets GPU `other`, which has a context in this process, copy from here without the host, where the two can.
   void share_with(int other);

@@ -44,6 +44,31 @@ TEST(Transfer, ToItselfIsTheSameTensor) {
   EXPECT_EQ(to_device(*gpu, x, *gpu).raw(), x.raw());
 }
 
+// What a program that forgets where its tensors are is told.
+TEST(Transfer, OperandsOfAnotherDeviceAreRefused) {
+  const auto cpu = make_cpu_backend(1);
+  const auto gpu = make_cuda_backend({});
+  EXPECT_TRUE(gpu->free_bytes().value_or(0) > 0);
+  EXPECT_FALSE(cpu->free_bytes());
+  Generator generator(1);
+  Context on_gpu{*gpu, generator}, on_cpu{*cpu, generator};
+  Linear there(on_gpu, 4, 3), here(on_cpu, 4, 3);
+  Embedding table(on_cpu, 5, 4);
+  Tape tape(*cpu), gpu_tape(*gpu);
+  const Tensor x = upload(*cpu, counted(8)).reshaped({2, 4}), gpu_x = upload(*gpu, counted(8)).reshaped({2, 4});
+  EXPECT_THROW(tape.input(gpu_x), UsageError);
+  EXPECT_THROW(gpu_tape.input(x), UsageError);
+  EXPECT_THROW(there.forward(tape, tape.input(x)), UsageError);
+  EXPECT_THROW(here.forward(gpu_tape, gpu_tape.input(gpu_x)), UsageError);
+  tape.set_recording(false);
+  EXPECT_THROW(there.forward(tape, tape.input(x)), UsageError);
+  const Var y = here.forward(tape, tape.input(x));
+  EXPECT_THROW(cross_entropy(tape, y, gpu->empty({2}, DType::kI32), 1.0f), UsageError);
+  EXPECT_THROW(squared_error(tape, y, gpu->empty({2, 3}), 1.0f), UsageError);
+  EXPECT_THROW(embedding(tape, gpu->empty({2}, DType::kI32), table.weight()), UsageError);
+  EXPECT_THROW(tape.backward(y, gpu->empty({2, 3})), UsageError);
+}
+
 TEST(Transfer, ToAGpuAndBackKeepsValuesShapeAndType) {
   const auto cpu = make_cpu_backend(1);
   const auto gpu = make_cuda_backend({});

@@ -1,0 +1,37 @@
+#include "base/lifetime.h"
+
+#include <mutex>
+
+namespace lockstep {
+
+// Counters that nobody owns. As many exist as there were owners at once, and they stay: references outlive owners.
+struct Lifetime::Pool {
+  std::mutex mutex;
+  Counter* first = nullptr;
+
+  static Pool& get() {
+    static Pool* const pool = new Pool;  // not destroyed at exit, when owners may still be
+    return *pool;
+  }
+};
+
+Lifetime::Lifetime() {
+  Pool& pool = Pool::get();
+  {
+    const std::lock_guard lock(pool.mutex);
+    counter_ = pool.first;
+    if (counter_ != nullptr) pool.first = counter_->next;
+  }
+  if (counter_ == nullptr) counter_ = new Counter;
+  expected_ = counter_->value.load(std::memory_order_relaxed);
+}
+
+Lifetime::~Lifetime() {
+  renew();
+  Pool& pool = Pool::get();
+  const std::lock_guard lock(pool.mutex);
+  counter_->next = pool.first;
+  pool.first = counter_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+// Handles that can tell whether what they refer to is still there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace lockstep {
+
+/// A member of what others refer to. Its references expire when it is destroyed, or renewed; asking one costs a load
+/// and a compare. The counters behind them lie in memory that is never given back, so a reference may be asked for as
+/// long as the process lives. A reference is a plain value: copying it is free.
+///
+/// It finds mistakes, and is no lock: what is alive when it is asked may end on another thread a moment later.
+class Lifetime {
+ public:
+  class Ref {
+   public:
+    /// To nothing: expired.
+    Ref() = default;
+    bool alive() const { return value_ != nullptr && value_->load(std::memory_order_relaxed) == expected_; }
+    /// Whether both were taken from the same object, between the same renewals.
+    friend bool operator==(const Ref&, const Ref&) = default;
+
+   private:
+    friend class Lifetime;
+    Ref(const std::atomic<std::uint64_t>* value, std::uint64_t expected) : value_(value), expected_(expected) {}
+
+    const std::atomic<std::uint64_t>* value_ = nullptr;
+    std::uint64_t expected_ = 0;
+  };
+
+  Lifetime();
+  ~Lifetime();
+  Lifetime(const Lifetime&) = delete;
+  Lifetime& operator=(const Lifetime&) = delete;
+
+  Ref ref() const { return {&counter_->value, expected_}; }
+  /// All references that have been taken so far expire.
+  void renew() { counter_->value.store(++expected_, std::memory_order_relaxed); }
+
+ private:
+  struct Counter {
+    std::atomic<std::uint64_t> value{0};  // never goes back: a counter that is used again expires no reference anew
+    Counter* next = nullptr;
+  };
+  struct Pool;
+
+  Counter* counter_;
+  std::uint64_t expected_;
+};
+
+}  // namespace lockstep

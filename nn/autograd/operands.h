@@ -1,0 +1,38 @@
+// What operators ask of their operands before they compute. Compares alone: no element is looked at.
+#pragma once
+
+#include "nn/autograd/tape.h"
+
+namespace lockstep::nn {
+
+[[noreturn]] void refuse_operand(const Tape& tape, Var x, const char* op);
+[[noreturn]] void refuse_parameter(const Tape& tape, const Parameter& parameter, const char* op);
+[[noreturn]] void refuse_tensor(const Tape& tape, const Tensor& tensor, DType wanted, const char* what);
+
+/// Throws UsageError unless `x` is of this tape's pass, not walked by backward yet, and f32, or bf16 where the device
+/// computes in it.
+inline void check_operand(const Tape& tape, Var x, const char* op) {
+  if (!tape.has(x) || (tape.recording() && x.walked() && x.needs_grad())) [[unlikely]]
+    refuse_operand(tape, x, op);
+  const DType dtype = x.value().dtype();
+  if (dtype != DType::kF32 && (dtype != DType::kBF16 || !tape.backend().computes_in_bf16())) [[unlikely]]
+    refuse_operand(tape, x, op);
+}
+
+/// Throws UsageError unless the parameter is where the tape is: on its backend where it is trained, on its device where
+/// it is read alone (Backend::sibling).
+inline void check_parameter(const Tape& tape, const Parameter& parameter, const char* op) {
+  if (&parameter.backend() == &tape.backend()) return;
+  if (tape.recording() || parameter.backend().device() != tape.backend().device())
+    refuse_parameter(tape, parameter, op);
+}
+
+/// Of labels, targets and numbers: throws UsageError unless it has this type, and is not another device's.
+inline void check_tensor(const Tape& tape, const Tensor& tensor, DType wanted, const char* what) {
+  const auto place = tensor.device();
+  if (tensor.dtype() != wanted || (!tensor.defined() && tensor.count() > 0) ||
+      (place && *place != tape.backend().device())) [[unlikely]]
+    refuse_tensor(tape, tensor, wanted, what);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,203 @@
+#include "nn/ops/meta_backend.h"
+
+#include <utility>
+
+namespace lockstep::nn {
+namespace {
+
+// Of all that it is asked for: an address that is never read or written.
+class MetaMemory final : public MemorySource {
+ public:
+  explicit MetaMemory(Device device) : device_(device) {}
+  std::byte* allocate(std::size_t) override {
+    constexpr std::uintptr_t kNowhere = 4096;
+    return reinterpret_cast<std::byte*>(kNowhere);
+  }
+  void free(std::byte*, std::size_t) noexcept override {}
+  Device device() const override { return device_; }
+
+ private:
+  Device device_;
+};
+
+using T = const Tensor&;
+
+class MetaLinear final : public LinearKernels {
+ public:
+  explicit MetaLinear(Backend& like) : like_(like) {}
+  void forward(T, T, T, Epilogue, T) override {}
+  void backward_input(T, T, T) override {}
+  void backward_weight(T, T, bool, T) override {}
+  void backward_bias(T, bool, T) override {}
+  Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const override {
+    return like_.linear().aside_of(epilogue, samples, out, dtype);
+  }
+  void forward_aside(T, T, T, Epilogue, T, T) override {}
+  void backward_input_through(T, T, Epilogue, T, T) override {}
+
+ private:
+  Backend& like_;
+};
+
+class MetaConv final : public ConvKernels {
+ public:
+  void forward(T, T, std::uint64_t, T, const Window&, Epilogue, T) override {}
+  void backward_input(T, T, std::uint64_t, const Window&, T) override {}
+  void backward_weight(T, T, const Window&, bool, T, bool, T) override {}
+};
+
+class MetaPool final : public PoolKernels {
+ public:
+  void max_forward(T, const Window&, Epilogue, T, T) override {}
+  void max_backward(T, T, const Window&, T) override {}
+  void average_forward(T, const Window&, T) override {}
+  void average_backward(T, const Window&, T) override {}
+};
+
+class MetaNorm final : public NormKernels {
+ public:
+  void forward_train(T, T, T, double, T, T, T) override {}
+  void forward_train_relu(T, T, T, double, T, T, T, T) override {}
+  void forward_infer(T, T, T, T, T, double, T) override {}
+  void backward(T, T, T, T, T, bool, double, T, T, T) override {}
+  void backward_relu(T, T, T, T, T, T, double, T, T, T) override {}
+  void update_running(T, T, std::int64_t, double, T, T) override {}
+  void moments(T, T) override {}
+  void join_moments(T, double, T, T, T, T, T) override {}
+  void backward_sums(T, T, T, T, double, T) override {}
+  void backward_input(T, T, T, T, T, T, T, double, T) override {}
+};
+
+class MetaLayerNorm final : public LayerNormKernels {
+ public:
+  void forward(T, T, T, double, T, T, T) override {}
+  void backward_input(T, T, T, T, T, T) override {}
+  void backward_parameters(T, T, T, T, bool, T, bool, T) override {}
+};
+
+class MetaEmbedding final : public EmbeddingKernels {
+ public:
+  void forward(T, T, T) override {}
+  void backward(T, T, bool, T) override {}
+  void add_rows(T, T, std::int64_t, T) override {}
+  void add_rows_backward(T, std::int64_t, bool, T) override {}
+};
+
+class MetaAttention final : public AttentionKernels {
+ public:
+  void forward(T, std::int64_t, T, T) override {}
+  void backward(T, std::int64_t, T, T, T, T) override {}
+  void extend(T, std::int64_t, std::int64_t, T, T) override {}
+};
+
+class MetaLstm final : public LstmKernels {
+ public:
+  explicit MetaLstm(CachingAllocator& allocator) : allocator_(allocator) {}
+  // The gates of all steps, which every implementation keeps.
+  Tensor forward(T x, const LstmWeights& weights, const LstmState&, T, const LstmState&, bool keep) override {
+    Tensor gates = Tensor::empty(allocator_, {x.size(0), x.size(1), weights.w_hh.size(0)}, x.dtype());
+    return keep ? gates : Tensor();
+  }
+  void backward(T, const LstmWeights&, const LstmState&, T, T, T, const LstmGradients&, T,
+                FunctionRef<void()> gradients_done) override {
+    gradients_done();
+  }
+
+ private:
+  CachingAllocator& allocator_;
+};
+
+class MetaPointwise final : public PointwiseKernels {
+ public:
+  void fill(T, float) override {}
+  void copy(T, T) override {}
+  void cast(T, T) override {}
+  void increment(T) override {}
+  void add_to(T, float, T) override {}
+  void add(T, T, T) override {}
+  void relu(T, T) override {}
+  void relu_backward(T, T, T) override {}
+  void gelu(T, GeluKind, T) override {}
+  void gelu_backward(T, GeluKind, T, T) override {}
+  void dropout(T, double, T, std::int64_t, T) override {}
+  void swap_last_axes(T, T) override {}
+};
+
+class MetaLoss final : public LossKernels {
+ public:
+  void cross_entropy(T, T, float, T, T) override {}
+  void count_in_top(T, T, std::int64_t, T) override {}
+  void squared_error(T, T, float, T, T) override {}
+};
+
+class MetaOptim final : public OptimKernels {
+ public:
+  void sgd(const SgdConstants&, T, std::span<const UpdateArrays>) override {}
+  void adamw(const AdamWConstants&, T, std::span<const UpdateArrays>) override {}
+  void add_squares(std::span<const UpdateArrays>, T) override {}
+  void decide(T, T, double, T) override {}
+};
+
+class MetaReadback final : public Readback {
+ public:
+  void begin(T) override {}
+  bool ready() override { return true; }
+  std::span<const std::byte> bytes() const override { return {}; }
+};
+
+class MetaBackend final : public Backend {
+ public:
+  explicit MetaBackend(Backend& like)
+      : like_(like), allocator_(std::make_unique<MetaMemory>(like.device())), linear_(like) {}
+
+  Device device() const override { return like_.device(); }
+  std::string describe() const override { return "shapes of " + like_.describe(); }
+  CachingAllocator& allocator() override { return allocator_; }
+  std::size_t piece_bytes() const override { return like_.piece_bytes(); }
+  LinearKernels& linear() override { return linear_; }
+  ConvKernels& conv() override { return conv_; }
+  PoolKernels& pool() override { return pool_; }
+  NormKernels& norm() override { return norm_; }
+  LayerNormKernels& layer_norm() override { return layer_norm_; }
+  EmbeddingKernels& embedding() override { return embedding_; }
+  AttentionKernels& attention() override { return attention_; }
+  LstmKernels& lstm() override { return lstm_; }
+  PointwiseKernels& pointwise() override { return pointwise_; }
+  LossKernels& loss() override { return loss_; }
+  OptimKernels& optim() override { return optim_; }
+  std::unique_ptr<Backend> sibling(int) override { return std::make_unique<MetaBackend>(like_); }
+  std::uint64_t primitives_created() const override { return 0; }
+  StreamView stream() override { return {}; }
+  int steps_ahead() const override { return 0; }
+  bool computes_in_bf16() const override { return like_.computes_in_bf16(); }
+  Tensor from_host(void* data, const Shape& shape, DType dtype) override {
+    return device().kind == DeviceKind::kCpu ? Tensor::view_of(data, shape, dtype) : empty(shape, dtype);
+  }
+  void finish_inputs() override {}
+  std::shared_ptr<MemorySource> staging_memory() override { return std::make_shared<MetaMemory>(Device{}); }
+  void upload(std::span<const std::byte>, T) override {}
+  void download(T, std::span<std::byte>) override {}
+  void write(std::span<const std::byte>, T) override {}
+  std::unique_ptr<Readback> make_readback(std::size_t) override { return std::make_unique<MetaReadback>(); }
+
+ private:
+  Backend& like_;
+  CachingAllocator allocator_;
+  MetaLinear linear_;
+  MetaConv conv_;
+  MetaPool pool_;
+  MetaNorm norm_;
+  MetaLayerNorm layer_norm_;
+  MetaEmbedding embedding_;
+  MetaAttention attention_;
+  MetaLstm lstm_{allocator_};
+  MetaPointwise pointwise_;
+  MetaLoss loss_;
+  MetaOptim optim_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_meta_backend(Backend& like) { return std::make_unique<MetaBackend>(like); }
+
+}  // namespace lockstep::nn

@@ -1,0 +1,25 @@
+#include "nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+void Tensor::refuse_type(DType wanted) const {
+  throw UsageError(fmt::format("a tensor of {} {} read as {}", name_of(dtype_), to_string(shape_), name_of(wanted)),
+                   "read it as the type that it has (Tensor::dtype()), or give one of the type that is wanted");
+}
+
+void Tensor::refuse_nothing() {
+  throw UsageError("a tensor that holds nothing is read",
+                   "ask Tensor::defined() before; gradients are there after backward, and only where some has flowed");
+}
+
+void Tensor::refuse_shape(const Shape& wanted) const {
+  throw UsageError(fmt::format("{} does not hold the elements of {}", to_string(wanted), to_string(shape_)),
+                   "give a shape of as many elements");
+}
+
+void Tensor::refuse_rows(std::int64_t begin, std::int64_t end) const {
+  throw UsageError(fmt::format("rows {} to {} of {}", begin, end, to_string(shape_)),
+                   "give a range within the first axis");
+}
+
+}  // namespace lockstep::nn

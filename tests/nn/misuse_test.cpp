@@ -1,0 +1,367 @@
+// What a program that uses the library wrongly is told: never a signal, an internal error or silence.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "nn/layers/layers.h"
+#include "nn/ops/transfer.h"
+#include "nn/optim/optimizer.h"
+#include "tests/nn/values.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What `work` is refused with: a UsageError that says what and what to do; another error's text, marked; or nothing.
+template <class Work>
+std::string refusal_of(const Work& work) {
+  try {
+    work();
+  } catch (const UsageError& error) {
+    EXPECT_FALSE(error.remedy().empty()) << error.what();
+    return error.line();
+  } catch (const std::exception& error) {
+    return fmt::format("no UsageError: {}", error.what());
+  }
+  return "";
+}
+
+class Misuse : public ::testing::Test {
+ protected:
+  Loss loss_of(Var y) { return squared_error(tape, y, y.value(), 1.0f); }
+  std::unique_ptr<Linear> linear_layer() { return std::make_unique<Linear>(context, 4, 3); }
+  Tensor of_type(const Shape& shape, DType dtype) { return backend->empty(shape, dtype); }
+
+  std::unique_ptr<Backend> backend = make_cpu_backend(1);
+  Generator generator{1};
+  Context context{*backend, generator};
+  std::unique_ptr<Linear> layer = linear_layer();
+  Tensor x = random_tensor(*backend, {5, 4}, 1);
+  Tape tape{*backend};
+};
+
+// Vars.
+
+TEST_F(Misuse, AVarReadAfterBackward) {
+  const Var hidden = layer->forward(tape, tape.input(x));
+  const Tensor kept = hidden.value();
+  const Loss loss = loss_of(hidden);
+  tape.backward(loss.value);
+  EXPECT_THAT(refusal_of([&] { hidden.value().f32(); }), HasSubstr("copy value() before Tape::backward()"));
+  EXPECT_THAT(refusal_of([&] { hidden.shape(); }), HasSubstr("after backward"));
+  EXPECT_EQ(loss.totals().count(), 2);     // the root's is there
+  EXPECT_EQ(values_of(kept).size(), 15u);  // and what was copied
+}
+
+TEST_F(Misuse, AVarReadAfterResetOrTheTapesEnd) {
+  const Var before = tape.input(x);
+  tape.reset();
+  EXPECT_THAT(refusal_of([&] { before.value(); }), HasSubstr("its tape has forgotten"));
+  const Var again = tape.input(x);
+  EXPECT_EQ(again.value().f32(), x.f32());
+  EXPECT_THAT(refusal_of([&] { before.value(); }), HasSubstr("its tape has forgotten"));  // though its place is in use
+  Var orphan;
+  {
+    Tape short_lived(*backend);
+    orphan = short_lived.input(x);
+  }
+  EXPECT_THAT(refusal_of([&] { orphan.needs_grad(); }), HasSubstr("before the tape ends"));
+  EXPECT_THAT(refusal_of([&] { Var().value(); }), HasSubstr("no value of any tape"));
+  EXPECT_THAT(refusal_of([&] { layer->forward(tape, Var()); }), HasSubstr("no value of any tape"));
+  EXPECT_THAT(refusal_of([&] { layer->forward(tape, before); }), HasSubstr("its tape has forgotten"));
+}
+
+TEST_F(Misuse, AVarOfAnotherTape) {
+  Tape other(*backend);
+  const Var elsewhere = other.input(x);
+  EXPECT_THAT(refusal_of([&] { layer->forward(tape, elsewhere); }), HasSubstr("of another tape"));
+  EXPECT_THAT(refusal_of([&] { add(tape, tape.input(x), elsewhere); }), HasSubstr("of another tape"));
+  const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
+  EXPECT_THAT(refusal_of([&] { other.backward(loss.value); }), HasSubstr("of another tape"));
+}
+
+TEST_F(Misuse, GradientsThatAreNotThere) {
+  const Var in = tape.differentiable_input(x);
+  EXPECT_THAT(refusal_of([&] { tape.grad(in).f32(); }), HasSubstr("holds nothing"));
+  EXPECT_THAT(refusal_of([&] { values_of(*backend, tape.grad(in)); }), HasSubstr("holds nothing"));
+  const auto parameters = layer->named_parameters();
+  EXPECT_THAT(refusal_of([&] { parameters[0].parameter->gradient().f32(); }), HasSubstr("holds nothing"));
+  EXPECT_THAT(refusal_of([&] { tape.input(Tensor()); }), HasSubstr("holds nothing"));
+}
+
+// Backward.
+
+TEST_F(Misuse, BackwardTwice) {
+  const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
+  tape.backward(loss.value);
+  EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("walked already"));
+  // Nor is what has been walked part of another loss.
+  EXPECT_THAT(refusal_of([&] { add(tape, loss.value, loss.value); }), HasSubstr("walked already"));
+  // A pass recorded behind it has its own root.
+  const Loss next = loss_of(layer->forward(tape, tape.input(x)));
+  EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("walked already"));
+  tape.backward(next.value);
+}
+
+TEST_F(Misuse, BackwardTwiceFromAnyValue) {
+  const Var y = layer->forward(tape, tape.input(x));
+  const auto walk = [&] { tape.backward(y, random_tensor(*backend, {5, 3}, 2)); };
+  walk();
+  EXPECT_THAT(refusal_of(walk), HasSubstr("walked already"));
+}
+
+TEST_F(Misuse, BackwardFromWhatIsNoLoss) {
+  const Var y = layer->forward(tape, tape.input(x));
+  EXPECT_THAT(refusal_of([&] { tape.backward(y); }),
+              AllOf(HasSubstr("backward from [5, 3], which is no loss"), HasSubstr("cross_entropy")));
+  EXPECT_THAT(refusal_of([&] { tape.backward(y, Tensor()); }), HasSubstr("with a gradient of nothing"));
+  EXPECT_THAT(refusal_of([&] { tape.backward(y, random_tensor(*backend, {3, 5}, 2)); }), HasSubstr("[3, 5]"));
+  tape.backward(y, random_tensor(*backend, {5, 3}, 2));
+}
+
+TEST_F(Misuse, TheSumOfTwoLossesIsOne) {
+  const Var y = layer->forward(tape, tape.input(x));
+  tape.backward(add(tape, loss_of(y).value, loss_of(y).value));
+  EXPECT_TRUE(layer->named_parameters()[0].parameter->has_gradient());
+}
+
+TEST_F(Misuse, BackwardAfterAnErrorInBackward) {
+  const auto pass = [&] { return loss_of(layer->forward(tape, tape.input(x))).value; };
+  layer->named_parameters()[0].parameter->on_ready = [] { throw std::runtime_error("a hook"); };
+  const Var root = pass();
+  EXPECT_THROW(tape.backward(root), std::runtime_error);
+  EXPECT_THAT(refusal_of([&] { tape.backward(root); }), HasSubstr("ended with an error"));
+  layer->named_parameters()[0].parameter->on_ready = nullptr;
+  tape.reset();
+  tape.backward(pass());
+}
+
+TEST_F(Misuse, ForwardWithoutRecordingThenBackward) {
+  tape.set_recording(false);
+  const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
+  EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("while the tape is recording"));
+  // Evaluation mode alone is another thing: dropout and normalisation differ, gradients flow.
+  tape.set_recording(true);
+  layer->train(false);
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+}
+
+// Ends that come too early.
+
+TEST_F(Misuse, AModuleThatEndsBeforeBackward) {
+  const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
+  layer.reset();
+  layer = linear_layer();  // in the same memory, perhaps
+  EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }),
+              HasSubstr("linear, whose parameters are no longer there"));
+  tape.reset();
+}
+
+TEST_F(Misuse, AModuleThatEndsBeforeItsTape) {
+  {
+    const auto short_lived = linear_layer();
+    short_lived->forward(tape, tape.input(x));
+  }
+  tape.reset();
+  {
+    const auto short_lived = linear_layer();
+    short_lived->forward(tape, tape.input(x));
+  }  // and the fixture's tape ends with that
+}
+
+TEST_F(Misuse, AModuleThatEndsBeforeItsOptimizer) {
+  const auto optimizer = make_sgd(layer->named_parameters(), {});
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  layer.reset();
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("weight is no longer there"));
+  EXPECT_THAT(refusal_of([&] { optimizer->zero_grad(); }), HasSubstr("weight is no longer there"));
+}
+
+struct Listener final : BackwardListener {
+  void backward_begins() override {}
+  void node_walked() override {}
+  void backward_ended() override {}
+};
+
+TEST_F(Misuse, AListenerThatEndsBeforeBackward) {
+  std::optional<Listener> listener(std::in_place);
+  const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
+  tape.set_listener(&*listener);
+  EXPECT_EQ(tape.listener(), &*listener);
+  listener.reset();
+  EXPECT_EQ(tape.listener(), nullptr);
+  EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("no longer there"));
+}
+
+// Modules.
+
+class Registrar final : public Module {
+ public:
+  Var forward(Tape&, Var x) override { return x; }
+  using Module::register_borrowed;
+  using Module::register_buffer;
+  using Module::register_module;
+  using Module::register_parameter;
+};
+
+TEST_F(Misuse, NamesOfAModule) {
+  Registrar module;
+  const auto parameter = [&] { return std::make_unique<Parameter>(*backend, Shape{2}); };
+  module.register_module("fc", linear_layer());
+  module.register_parameter("scale", parameter());
+  module.register_buffer("mean", *backend, x);
+  const auto taken = HasSubstr("which is the name of another one");
+  for (const std::string name : {"fc", "scale", "mean"}) {
+    EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), taken);
+    EXPECT_THAT(refusal_of([&] { module.register_borrowed(name, *layer); }), taken);
+    EXPECT_THAT(refusal_of([&] { module.register_parameter(name, parameter()); }), taken);
+    EXPECT_THAT(refusal_of([&] { module.register_buffer(name, *backend, x); }), taken);
+  }
+  for (const std::string name : {"", "a.b"})
+    EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), HasSubstr("without a dot"));
+  EXPECT_THAT(refusal_of([&] { module.register_module("no", std::unique_ptr<Linear>()); }), HasSubstr("is nothing"));
+  EXPECT_THAT(refusal_of([&] { module.register_parameter("no", nullptr); }), HasSubstr("is nothing"));
+  EXPECT_THAT(refusal_of([&] { module.register_borrowed("no", module); }), HasSubstr("the module itself"));
+  Sequential steps;
+  EXPECT_THAT(refusal_of([&] { steps.then(std::unique_ptr<Linear>()); }), HasSubstr("is nothing"));
+  EXPECT_EQ(module.named_parameters().size(), 3u);  // what was refused has left nothing
+}
+
+TEST_F(Misuse, LayersOfNoSize) {
+  EXPECT_THAT(refusal_of([&] { Lstm(context, 3, 4, 0); }), HasSubstr("an LSTM of 0 layers"));
+  LayerNorm norm(context, 0);
+  EXPECT_THAT(refusal_of([&] { norm.forward(tape, tape.input(backend->empty({2, 0}))); }), HasSubstr("LayerNorm"));
+  BatchNorm batch(context, 0);
+  EXPECT_THAT(refusal_of([&] { batch.forward(tape, tape.input(backend->empty({2, 0}))); }), HasSubstr("BatchNorm"));
+  Conv2d still(context, 2, 3, Window{.kernel = {3, 3}, .stride = {0, 1}});
+  EXPECT_THAT(refusal_of([&] { still.forward(tape, tape.input(backend->zeros({1, 4, 4, 2}))); }), HasSubstr("stride"));
+}
+
+// Operands. Each layer of a type, shape or device that it does not take.
+
+TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
+  Conv2d conv(context, 2, 3, Window{.kernel = {3, 3}});
+  BatchNorm batch_norm(context, 2);
+  LayerNorm layer_norm(context, 2);
+  Embedding table(context, 10, 4);
+  Lstm rnn(context, 2, 3);
+  ReLU relu_layer;
+  GELU gelu_layer;
+  Flatten flatten_layer;
+  MaxPool2d max_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
+  AvgPool2d average_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
+  Dropout drop(0.5, 0);
+  const std::vector<Module*> all = {layer.get(), &conv,          &batch_norm, &layer_norm,   &rnn, &relu_layer,
+                                    &gelu_layer, &flatten_layer, &max_pool,   &average_pool, &drop};
+  tape.set_dropout_state(backend->empty({3}, DType::kI64));
+  for (const DType dtype : {DType::kI32, DType::kF64, DType::kU8, DType::kBF16})
+    for (Module* module : all)
+      EXPECT_THAT(refusal_of([&] {
+                    module->forward(tape, tape.input(of_type({2, 4, 4, 2}, dtype)));
+                  }),
+                  AllOf(HasSubstr(name_of(dtype)), Not(HasSubstr("no UsageError"))))
+          << module->type_name() << " of " << name_of(dtype);
+  EXPECT_THAT(refusal_of([&] { table.forward(tape, tape.input(x)); }), HasSubstr("it takes numbers, i32"));
+  const Tensor vector = backend->zeros({7});
+  for (Module* module : std::vector<Module*>{layer.get(), &conv, &batch_norm, &layer_norm, &rnn, &flatten_layer,
+                                             &max_pool, &average_pool})
+    EXPECT_THAT(refusal_of([&] { module->forward(tape, tape.input(vector)); }), HasSubstr("[7]"))
+        << module->type_name();
+  EXPECT_THAT(refusal_of([&] { add(tape, tape.input(x), tape.input(vector)); }), HasSubstr("nothing is broadcast"));
+  EXPECT_THAT(refusal_of([&] {
+                conv.forward(tape, tape.input(backend->zeros({1, 4, 4, 2})), Epilogue::kGelu);
+              }),
+              HasSubstr("GELU"));
+  std::vector<LstmState> states(2);
+  EXPECT_THAT(refusal_of([&] {
+                rnn.forward(tape, tape.input(backend->zeros({2, 4, 2})), states);
+              }),
+              HasSubstr("2 states for an LSTM of 1 layers"));
+}
+
+TEST_F(Misuse, WhatLossesAreGiven) {
+  const auto logits = [&] { return layer->forward(tape, tape.input(x)); };
+  const Tensor labels = of_type({5}, DType::kI32);
+  std::ranges::fill(labels.span<std::int32_t>(), 0);
+  EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), x, 1.0f); }), HasSubstr("where i32 is wanted"));
+  EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), Tensor(), 1.0f); }), HasSubstr("holds nothing"));
+  EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), of_type({5}, DType::kI64), 1.0f); }), HasSubstr("i64"));
+  EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), of_type({4}, DType::kI32), 1.0f); }), HasSubstr("[4]"));
+  for (const float scale : {1.0f / 0.0f, -1.0f / 0.0f, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), labels, scale); }), HasSubstr("a loss scaled by"));
+  EXPECT_THAT(refusal_of([&] {
+                cross_entropy(tape, tape.input(backend->empty({5, 0})), labels, 1.0f);
+              }),
+              HasSubstr("over no classes"));
+  for (const std::int32_t label : {-1, 3, std::numeric_limits<std::int32_t>::max()}) {
+    labels.span<std::int32_t>()[4] = label;
+    EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), labels, 1.0f); }),
+                HasSubstr(fmt::format("label {} of sample 4", label)));
+  }
+  EXPECT_THAT(refusal_of([&] { squared_error(tape, logits(), labels, 1.0f); }), HasSubstr("where f32 is wanted"));
+  EXPECT_THAT(refusal_of([&] { squared_error(tape, logits(), x, 1.0f); }), HasSubstr("both have one shape"));
+}
+
+TEST_F(Misuse, PartsAndTypesThatATensorHasNot) {
+  EXPECT_THAT(refusal_of([&] { x.data<std::int32_t>(); }), HasSubstr("f32 [5, 4] read as i32"));
+  EXPECT_THAT(refusal_of([&] { x.reshaped({3, 7}); }), HasSubstr("[3, 7]"));
+  EXPECT_THAT(refusal_of([&] { x.slice(2, 6); }), HasSubstr("rows 2 to 6 of [5, 4]"));
+  EXPECT_THAT(refusal_of([&] { Tensor().f32(); }), HasSubstr("holds nothing"));
+  EXPECT_THAT(refusal_of([&] { Shape{1, 1, 1, 1, 1, 1, 1}; }), HasSubstr("7 axes"));
+  EXPECT_THAT(refusal_of([&] { values_of(*backend, of_type({2}, DType::kI32)); }), HasSubstr("i32 as f32"));
+  const std::vector<float> two = {1, 2};
+  EXPECT_THAT(refusal_of([&] { nn::tensor_of(*backend, {3}, two); }), HasSubstr("2 values"));
+  EXPECT_THAT(refusal_of([&] { copy_to(*backend, x, backend->zeros({2}), *backend); }), HasSubstr("[2]"));
+}
+
+// Backends.
+
+TEST_F(Misuse, ATapeOnAnotherBackend) {
+  const auto other = make_cpu_backend(1);
+  Tape elsewhere(*other);
+  EXPECT_THAT(refusal_of([&] { layer->forward(elsewhere, elsewhere.input(x)); }), HasSubstr("another one"));
+  elsewhere.set_recording(false);  // on the same device, to read them is right: that is what siblings do
+  EXPECT_NO_THROW(layer->forward(elsewhere, elsewhere.input(x)));
+}
+
+// Optimizers.
+
+TEST_F(Misuse, AStepWithoutBackward) {
+  const auto optimizer = make_adamw(layer->named_parameters(), {});
+  const auto step = [&] { optimizer->step(0.1); };
+  const auto refused = HasSubstr("none of its parameters has a gradient");
+  EXPECT_THAT(refusal_of(step), refused);
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  optimizer->zero_grad();  // in the wrong place
+  EXPECT_THAT(refusal_of(step), refused);
+  EXPECT_EQ(optimizer->steps(), 0);  // it has not counted
+}
+
+TEST_F(Misuse, ParametersOfAnotherModel) {
+  const auto other = linear_layer();
+  const auto optimizer = make_sgd(other->named_parameters(), {});
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  EXPECT_THAT(refusal_of([&] { optimizer->step(0.1); }), HasSubstr("a loss that they have part in"));
+}
+
+TEST_F(Misuse, ParametersThatCannotGoTogether) {
+  auto twice = layer->named_parameters();
+  twice.push_back(twice.front());
+  EXPECT_THAT(refusal_of([&] { make_sgd(twice, {}); }), HasSubstr("weight twice"));
+  EXPECT_THAT(refusal_of([&] { make_adamw({{"w", nullptr}}, {}); }), HasSubstr("no parameter"));
+  const auto other = make_cpu_backend(1);
+  Context there{*other, generator};
+  const Linear foreign(there, 4, 3);
+  auto both = layer->named_parameters();
+  both.push_back(foreign.named_parameters().front());
+  EXPECT_THAT(refusal_of([&] { make_sgd(both, {}); }), HasSubstr("of two backends"));
+}
+
+}  // namespace
+}  // namespace lockstep::nn

@@ -1,0 +1,183 @@
+// What a run is said to take, against what it takes.
+#include "trainer/memory_estimate.h"
+
+#include <gmock/gmock.h>
+
+#include "base/memory.h"
+#include "tests/support/ranks.h"
+#include "trainer/build.h"
+#include "trainer/forward.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using lockstep::testing::group;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Case {
+  std::string model, data;
+  std::int64_t batch;
+};
+void PrintTo(const Case& c, std::ostream* to) { *to << c.model << " at " << c.batch; }
+
+class Estimate : public ::testing::TestWithParam<Case> {
+ protected:
+  Estimate() {
+    config.model.name = GetParam().model;
+    config.data = GetParam().data;
+    if (config.model.name == "gpt2") config.model.layers = 1;
+    if (config.data.starts_with("random:tokens")) config.model.context = 16;
+    dataset = open_splits(config).train;
+  }
+  std::uint64_t peak() const { return backend->allocator().stats().peak_bytes_asked; }
+  std::uint64_t now() const { return backend->allocator().stats().bytes_asked; }
+
+  TrainConfig config;
+  std::shared_ptr<const data::Dataset> dataset;
+  std::unique_ptr<nn::Backend> backend = nn::make_cpu_backend(1);
+};
+
+TEST_P(Estimate, IsWhatAStepTakesAtLeast) {
+  const std::int64_t batch = GetParam().batch;
+  const MemoryNeeds needs = estimate_memory(config, *backend, *dataset, {.samples = batch, .batch = batch});
+  EXPECT_EQ(now(), 0u);  // it has taken nothing
+  EXPECT_EQ(needs.device.total(), 0u);
+  const MemoryNeed& said = needs.host;
+
+  const auto model = build_model(config, *backend, *dataset);
+  std::uint64_t state = 0, gradients = 0;
+  for (const auto& [name, parameter] : model->named_parameters()) gradients += parameter->value().bytes();
+  state = gradients;
+  for (const auto& buffer : model->named_buffers()) state += buffer.tensor->bytes();
+  EXPECT_EQ(said.parameters, state);
+  EXPECT_EQ(said.gradients, gradients);
+  const std::uint64_t built = now();
+  const auto optimizer = make_optimizer(config, model->named_parameters());
+  EXPECT_EQ(said.moments, now() - built);
+
+  // A step whose gradients lie in memory of their own, as the reducer's arena is.
+  std::vector<std::vector<float>> arena;
+  for (const auto& [name, parameter] : model->named_parameters()) {
+    arena.emplace_back(static_cast<std::size_t>(parameter->value().count()));
+    parameter->bind_gradient(nn::Tensor::view_of(arena.back().data(), parameter->value().shape()));
+  }
+  data::Loader loader(dataset, {0, static_cast<std::uint64_t>(batch)}, static_cast<std::uint64_t>(batch),
+                      {.workers = 0});
+  const std::uint64_t before = now();
+  nn::Tape tape(*backend);
+  const nn::Loss loss = forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), 1.0f);
+  tape.backward(loss.value);
+  const std::uint64_t took = peak() - before;
+  RecordProperty("said", std::to_string(said.activations));
+  RecordProperty("took", std::to_string(took));
+  EXPECT_LE(said.activations, took);
+  // The rest are the kernels' own: packed weights and scratch, none of which grows with the batch beyond activations.
+  EXPECT_LE(took, 3 * said.activations + 2 * gradients + (1u << 20)) << "the estimate has become idle";
+}
+
+TEST_P(Estimate, IsWhatAnEvaluationTakesAtLeast) {
+  const std::int64_t batch = GetParam().batch;
+  const MemoryNeeds needs =
+      estimate_memory(config, *backend, *dataset, {.train = false, .samples = batch, .batch = batch});
+  EXPECT_EQ(needs.host.gradients + needs.host.moments + needs.host.checkpoint, 0u);
+  const auto model = build_model(config, *backend, *dataset);
+  model->train(false);
+  data::Loader loader(dataset, {0, static_cast<std::uint64_t>(batch)}, static_cast<std::uint64_t>(batch),
+                      {.workers = 0});
+  const std::uint64_t before = now();
+  nn::Tape tape(*backend);
+  tape.set_recording(false);
+  forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), 1.0f);
+  EXPECT_LE(needs.host.activations, peak() - before);
+  EXPECT_GT(needs.host.activations, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, Estimate,
+    ::testing::Values(Case{"linear", "random:5,100", 32}, Case{"mlp", "digits", 1}, Case{"mlp", "digits", 256},
+                      Case{"cnn", "digits", 1}, Case{"cnn", "digits", 200}, Case{"lstm", "digits", 64},
+                      Case{"lstm", "random:tokens,64", 8}, Case{"resnet18-cifar", "random:3x32x32,64", 2},
+                      Case{"resnet18-cifar", "random:3x32x32,64", 8}, Case{"resnet18", "random:3x64x64,64", 4},
+                      Case{"resnet50", "random:3x64x64,64", 4}, Case{"gpt", "random:tokens,64", 1},
+                      Case{"gpt", "random:tokens,64", 16}, Case{"gpt2", "random:tokens,64", 2}));
+
+class EstimateOf : public ::testing::Test {
+ protected:
+  MemoryNeed need(const MemoryPlan& plan) const {
+    return estimate_memory(config, *backend, *open_splits(config).train, plan).host;
+  }
+  TrainConfig config = [] {
+    TrainConfig made;
+    made.model.name = "mlp";
+    made.model.hidden = {64, 32};
+    made.data = "digits";
+    return made;
+  }();
+  static constexpr std::uint64_t kFirst = (64 + 1) * 64 * 4, kSecond = (64 + 1) * 32 * 4, kLast = (32 + 1) * 10 * 4;
+  std::unique_ptr<nn::Backend> backend = nn::make_cpu_backend(1);
+};
+
+TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
+  constexpr std::uint64_t kAll = kFirst + kSecond + kLast;
+  MemoryNeed found = need({.samples = 4, .workers = 1, .batch = 4});
+  EXPECT_EQ(found.parameters, kAll);
+  EXPECT_EQ(found.gradients, kAll);
+  EXPECT_GE(found.moments, 2 * kAll);  // AdamW's two, and a few numbers of the step
+  EXPECT_LT(found.moments, 2 * kAll + 256);
+  EXPECT_EQ(found.batches, 3u * 4 * (64 + 1) * 4);
+  EXPECT_EQ(found.checkpoint, 0u);
+  EXPECT_GE(need({.samples = 4, .checkpoints = true}).checkpoint, 3 * kAll);
+  config.optimizer = Optimizer::kSgd;
+  EXPECT_LT(need({.samples = 4}).moments, kAll + 256);
+  config.momentum = 0;
+  EXPECT_LT(need({.samples = 4}).moments, 256u);
+  config.freeze = "fc1.*";
+  found = need({.samples = 4});
+  EXPECT_EQ(found.parameters, kAll);
+  EXPECT_EQ(found.gradients, kSecond + kLast);
+  config.freeze.clear();
+  // Several devices of one process have copies of parameters and gradients, and parts of the batch.
+  const MemoryNeed one = need({.samples = 4}), two = need({.samples = 4, .devices = 2});
+  EXPECT_EQ(two.parameters, 2 * one.parameters);
+  EXPECT_EQ(two.gradients, 2 * one.gradients);
+  EXPECT_EQ(two.moments, one.moments);
+  EXPECT_LT(two.activations, 2 * one.activations);
+}
+
+TEST_F(EstimateOf, SizesThatNoMachineHasTakeNoTime) {
+  config.model.hidden = {3000000, 3000000};
+  EXPECT_GT(need({.samples = 1 << 20}).total(), std::uint64_t{100} << 40);
+}
+
+TEST_F(EstimateOf, RanksOfAMachineAreCountedTogether) {
+  const auto bounds = memory_bounds();
+  ASSERT_FALSE(bounds.empty());
+  std::uint64_t least = bounds.front().free_bytes;
+  for (const auto& bound : bounds) least = std::min(least, bound.free_bytes);
+  least = static_cast<std::uint64_t>(group().all_gather_numbers(static_cast<std::int64_t>(least)).front());
+  // Each of them has enough, and all of them have not.
+  MemoryNeeds mine{.host = {.parameters = least / 100 * 80}, .device = {}};
+  const auto check = [&]() -> std::string {
+    try {
+      check_memory(group(), *backend, mine);
+    } catch (const OutOfMemoryError& error) {
+      return error.line();
+    } catch (const PeerError& error) {
+      return fmt::format("a peer's {}", error.code());
+    }
+    return "";
+  };
+  if (group().size() == 1)
+    EXPECT_EQ(check(), "");
+  else if (group().rank() == 0)
+    EXPECT_THAT(check(), AllOf(HasSubstr(fmt::format("for {} ranks: parameters", group().size())),
+                               HasSubstr("a rank; "), HasSubstr("fewer ranks here")));
+  else
+    EXPECT_EQ(check(), "a peer's 4");
+  mine.host.parameters = 1;
+  EXPECT_EQ(check(), "");
+}
+
+}  // namespace
+}  // namespace lockstep::trainer
