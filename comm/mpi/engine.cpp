@@ -1,5 +1,7 @@
 #include "comm/mpi/engine.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace lockstep::comm {
@@ -24,6 +26,11 @@ Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration pat
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
   waiting_.reserve(256);
+}
+
+Engine::~Engine() {
+  if (idle()) return;
+  for (auto& slot : slots_) keep_for_mpi(std::move(slot));
 }
 
 void Engine::submit(const Op& op) {
