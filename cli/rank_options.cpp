@@ -375,7 +375,8 @@ void add_ddp_options(OptionTable& table, TrainConfig& config) {
 void add_check_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "check-replicas",
              .placeholder = "STEPS",
-             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: never",
+             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: only at checkpoints "
+                     "and the end",
              .default_text = fmt::to_string(config.check_replicas),
              .set = integer(config.check_replicas, 0, kMost)});
 }

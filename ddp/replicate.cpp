@@ -1,9 +1,11 @@
 #include "ddp/replicate.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
-#include "base/sha256.h"
+#include "base/hash64.h"
+#include "comm/agree.h"
 
 namespace lockstep::ddp {
 
@@ -48,32 +50,81 @@ void broadcast_state(comm::ProcessGroup& group, std::span<const NamedBytes> piec
   }
 }
 
+namespace {
+
+std::uint64_t hash_of(comm::ProcessGroup& group, const NamedBytes& piece, std::vector<std::byte>& copied) {
+  Hash64 hash;
+  if (group.device().kind == DeviceKind::kCpu) {
+    hash.update(piece.bytes);
+    return hash.finish();
+  }
+  constexpr std::size_t kMostBytes = std::size_t{4} << 20;
+  for (std::size_t at = 0; at < piece.bytes.size(); at += kMostBytes) {
+    copied.resize(std::min(kMostBytes, piece.bytes.size() - at));
+    group.copy(copied.data(), piece.bytes.data() + at, copied.size());
+    hash.update(copied);
+  }
+  return hash.finish();
+}
+
+/// Every rank's numbers, by rank.
+std::vector<std::vector<std::uint64_t>> gather(comm::ProcessGroup& group, std::span<const std::uint64_t> mine) {
+  std::vector<std::vector<std::uint64_t>> all;
+  for (const auto& bytes : group.all_gather_objects(std::as_bytes(mine))) {
+    auto& numbers = all.emplace_back(bytes.size() / sizeof(std::uint64_t));
+    if (!bytes.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  }
+  return all;
+}
+
+/// Throws, if `all`, each rank's hashes of `pieces`, differ.
+void compare(std::span<const NamedBytes> pieces, const std::vector<std::vector<std::uint64_t>>& all) {
+  constexpr const char* kRemedy =
+      "the replicas are no longer in lockstep, and nothing of them is saved: memory or a network has failed, or this "
+      "is "
+      "a bug; --resume auto goes on from the last checkpoint";
+  comm::Division first;
+  std::size_t first_piece = 0, count = 0;
+  for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
+    std::vector<std::uint64_t> hashes;
+    for (const auto& theirs : all) hashes.push_back(theirs[piece]);
+    const comm::Division division = comm::divide(hashes);
+    if (division.others.empty() || count++ > 0) continue;
+    first = division;
+    first_piece = piece;
+  }
+  if (count == 0) return;
+  const std::string what =
+      count == 1 ? pieces[first_piece].name : fmt::format("{} (and {} more)", pieces[first_piece].name, count - 1);
+  if (first.has_majority() && first.most.size() > 1)
+    throw OutOfStepError(fmt::format("{} on {} differs from that of the other {} ranks", what,
+                                     comm::ranks_text(first.others), first.most.size()),
+                         kRemedy);
+  throw OutOfStepError(
+      fmt::format("{} differs between {} and {}", what, comm::ranks_text(first.most), comm::ranks_text(first.others)),
+      kRemedy);
+}
+
+}  // namespace
+
 void check_replicas(comm::ProcessGroup& group, std::span<const NamedBytes> pieces) {
   if (group.size() == 1) return;
-  constexpr std::size_t kDigits = 64;
-  // What a core's cache holds, so that the copy costs little next to the hash.
-  constexpr std::size_t kMostBytes = std::size_t{256} << 10;
+  group.check_in_step();
   std::vector<std::byte> copied;
-  std::string mine;
-  for (const auto& piece : pieces) {
-    Sha256 hash;
-    for (std::size_t at = 0; at < piece.bytes.size(); at += kMostBytes) {
-      copied.resize(std::min(kMostBytes, piece.bytes.size() - at));
-      group.copy(copied.data(), piece.bytes.data() + at, copied.size());
-      hash.update(copied);
-    }
-    mine += hash.finish();
-  }
-  const auto all = group.all_gather_text(mine);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    for (std::size_t i = 0; i < pieces.size(); ++i)
-      if (all[rank].compare(i * kDigits, kDigits, all[0], i * kDigits, kDigits) != 0)
-        throw OutOfStepError(fmt::format("{} differs between rank 0 and rank {}", pieces[i].name, rank),
-                             "the replicas are no longer in lockstep: this is a hardware fault or a bug; report it");
-    throw OutOfStepError(fmt::format("rank {} has other parameters than rank 0", rank),
-                         "start every rank with the same model");
-  }
+  std::vector<std::uint64_t> mine;
+  for (const auto& piece : pieces) mine.push_back(hash_of(group, piece, copied));
+  // One number says whether they all are equal, and in the usual case that is all that is said.
+  Hash64 total;
+  total.update(std::as_bytes(std::span(mine)));
+  const std::uint64_t one = total.finish();
+  const auto totals = gather(group, std::span(&one, 1));
+  if (std::ranges::all_of(totals, [&](const auto& theirs) { return theirs == totals.front(); })) return;
+  const auto all = gather(group, mine);
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank].size() != all[0].size())
+      throw OutOfStepError(fmt::format("rank {} has other parameters than rank 0", rank),
+                           "start every rank with the same model");
+  compare(pieces, all);
 }
 
 }  // namespace lockstep::ddp

@@ -20,8 +20,9 @@ struct NamedBytes {
 /// 4 MiB of arena at a time.
 void broadcast_state(comm::ProcessGroup& group, std::span<const NamedBytes> pieces, int root);
 
-/// Collective: throws OutOfStepError on every rank, naming a piece and a rank, unless all pieces are bitwise equal to
-/// rank 0's (compared by SHA-256 of copies, piece by piece).
+/// Collective: throws OutOfStepError on every rank unless all ranks have issued the same operations and hold the same
+/// bytes, by a hash of 64 bits: naming the first piece that differs, and the ranks that differ from the majority if
+/// there is one. Costs about a reading of the pieces, and two collectives of a few bytes.
 void check_replicas(comm::ProcessGroup& group, std::span<const NamedBytes> pieces);
 
 }  // namespace lockstep::ddp

@@ -50,6 +50,7 @@ void train() {
   for (int step = 0; step < 300; ++step) {
     const data::Batch& batch = loader.next();
     const auto samples = static_cast<std::int64_t>(batch.plan.local_count);
+    ddp.set_step(step);  // ranks compare it: one whose loop left out a step would be named
     optimizer->zero_grad();
     if (batch.empty()) {
       ddp.contribute_nothing();  // fewer samples than ranks

@@ -93,7 +93,8 @@ struct TrainConfig {
   bool find_unused = false;           // parameters may have no gradient in a step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own
   bool sync_batchnorm = false;        // batch statistics are those of all ranks' samples
-  std::int64_t check_replicas = 0;    // every so many steps, stop unless all ranks' parameters are bitwise equal
+  std::int64_t check_replicas =
+      0;  // every so many steps, beside checkpoints and the end, compare all ranks' parameters
 
   // Files and reports.
   std::string weights;       // to start from: safetensors, or what torch.save() has written

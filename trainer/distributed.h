@@ -91,8 +91,14 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal.
+  /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal: now and then, and before they
+  /// are saved.
   void check() const { replica_->check(); }
+
+  /// The loop's own number of the step that comes next, the same on all ranks: messages name it, and ranks compare it,
+  /// so that one that leaves out a step is found, instead of its gradients going into the sums of other steps. Without
+  /// it steps are counted here, which tells the ranks' loops apart at their end alone.
+  void set_step(std::int64_t step) { step_ = step - 1; }
 
  private:
   void begin_pass();

@@ -317,4 +317,10 @@ void Replica::broadcast_buffers() { ddp::broadcast_state(group_, buffer_bytes(),
 
 void Replica::check() const { ddp::check_replicas(group_, parameter_bytes()); }
 
+void Replica::check_with_buffers() const {
+  auto pieces = parameter_bytes();
+  for (auto& buffer : buffer_bytes()) pieces.push_back(std::move(buffer));
+  ddp::check_replicas(group_, pieces);
+}
+
 }  // namespace lockstep::trainer

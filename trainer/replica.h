@@ -126,8 +126,10 @@ class Replica {
 
   /// Collective: rank 0's buffers (running statistics) become everyone's; before they are used or saved.
   void broadcast_buffers();
-  /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal.
+  /// Collective: ddp::check_replicas() of all parameters.
   void check() const;
+  /// Of the buffers too, for where broadcast_buffers() has made them equal.
+  void check_with_buffers() const;
 
  private:
   [[noreturn]] void refuse_stray(std::size_t slot) const;

@@ -147,7 +147,7 @@ class Run {
       position_ = batch.state_after;
       const bool pause = check || last || epoch_due || checkpoint;
       while (step_->outcome_due() || ((pause || stop_wanted_) && step_->outcomes_waiting() > 0)) report_step(progress);
-      if (check) replica_->check();
+      if (check) check_replicas(step);
       if (checkpoint) take_checkpoint(step);
       if (stop_wanted_) return leave(step);
       if ((last || epoch_due) && !evaluate(evaluator, step, static_cast<std::uint64_t>(epoch), progress, evaluation))
@@ -164,7 +164,13 @@ class Run {
     return config_.eval_every > 0 && epoch % static_cast<std::uint64_t>(config_.eval_every) == 0;
   }
 
+  // What one rank saves is to be what all of them have.
+  void check_replicas(std::int64_t step) {
+    if (std::exchange(checked_, step) != step) replica_->check();
+  }
+
   void take_checkpoint(std::int64_t step) {
+    if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
     checkpoints_.take(step, position_, step_->optimizer().steps(), replica_->order());
   }
@@ -275,6 +281,7 @@ class Run {
 
   // The numbers are told first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
+    replica_->check_with_buffers();  // which the evaluation has made equal
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,
                              .world_size = group_.size(),
@@ -350,6 +357,7 @@ class Run {
   std::optional<TrainingStep> step_;
   Checkpoints checkpoints_;         // its thread only has what it was given
   sampler::SamplerState position_;  // after the last step that has begun
+  std::int64_t checked_ = 0;        // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<LearningRate> rate_;
 

@@ -29,6 +29,11 @@ Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration pat
   waiting_.reserve(256);
 }
 
+Engine::~Engine() {
+  if (idle()) return;
+  for (auto& slot : slots_) keep_for_mpi(std::move(slot));
+}
+
 void Engine::submit(const Op& op) {
   history_ = digest(signature_of(op), history_);
   Op& taken = waiting_.emplace_back(op);

@@ -32,6 +32,9 @@ constexpr Clock::duration patience_for(Clock::duration timeout) {
 class Engine {
  public:
   Engine(const Session& session, const Tuning& tuning, Clock::duration patience);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   /// Takes the next operation, which gets the next place; starts it as soon as there is room.
   void submit(const Op& op);

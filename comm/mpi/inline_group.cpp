@@ -12,6 +12,10 @@ InlineGroup::InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeou
       engine_(store_->session(), tuning, patience_for(timeout)),
       texts_(rank(), size()) {}
 
+InlineGroup::~InlineGroup() {
+  if (!engine_.idle()) keep_for_mpi(texts_.memory());
+}
+
 std::unique_ptr<Arena> InlineGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
 
 std::vector<std::string> InlineGroup::exchange(const std::string& mine) {

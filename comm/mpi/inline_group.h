@@ -18,6 +18,7 @@ class InlineGroup final : public ProcessGroup {
  public:
   /// Takes `store`, which owns MPI; shutdown() ends it.
   InlineGroup(std::unique_ptr<MpiStore> store, Clock::duration timeout, const Tuning& tuning);
+  ~InlineGroup() override;
 
   std::string name() const override { return "mpi"; }
   void poll() override;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "comm/mpi/backoff.h"
+#include "comm/mpi/transfers.h"
 
 namespace lockstep::comm {
 namespace {
@@ -33,6 +34,11 @@ std::pair<std::string, std::string> decode(const std::string& message) {
 
 MpiStore::MpiStore(const World& world, Deadline deadline)
     : Store(world.rank, world.size), session_(world, deadline), comm_(session_.duplicate()) {}
+
+MpiStore::~MpiStore() {
+  if (!sending_.empty()) keep_for_mpi(std::make_shared<std::list<Outgoing>>(std::move(sending_)));
+  if (receiving_) keep_for_mpi(std::move(receiving_));
+}
 
 void MpiStore::do_set(const std::string& key, std::string_view value) {
   failure_.guard([&] {
@@ -88,7 +94,7 @@ bool MpiStore::receive() {
       if (found == 0) return moved;
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);
-      Incoming& incoming = receiving_.emplace();
+      Incoming& incoming = *(receiving_ = std::make_unique<Incoming>());
       incoming.message.resize(static_cast<std::size_t>(bytes));
       check_mpi(MPI_Imrecv(incoming.message.data(), bytes, MPI_BYTE, &message, &incoming.request), kDoing);
     }

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -23,6 +24,8 @@ class MpiStore final : public Store {
  public:
   /// Starts MPI; throws what Session does.
   MpiStore(const World& world, Deadline deadline);
+
+  ~MpiStore() override;
 
   const Session& session() const { return session_; }
 
@@ -54,7 +57,7 @@ class MpiStore final : public Store {
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::unordered_map<std::string, std::string> values_;
   std::list<Outgoing> sending_;
-  std::optional<Incoming> receiving_;  // one at a time: so that a rank's sets arrive in their order
+  std::unique_ptr<Incoming> receiving_;  // one at a time: so that a rank's sets arrive in their order
   Failure failure_;
 };
 

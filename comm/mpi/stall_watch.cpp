@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/status_report.h"
+#include "comm/mpi/transfers.h"
 #include "comm/stall_notice.h"
 
 namespace lockstep::comm {
@@ -26,6 +27,11 @@ StallWatch::StallWatch(const Session& session, const TagLayout& tags, Clock::dur
   static_assert(std::is_trivially_copyable_v<Notice>);
 }
 
+StallWatch::~StallWatch() {
+  if (std::ranges::any_of(sending_, [](MPI_Request request) { return request != MPI_REQUEST_NULL; }))
+    keep_for_mpi(mine_);
+}
+
 void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<int>& missing) {
   tell(op, completed);
   listen();
@@ -34,16 +40,16 @@ void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<
 }
 
 void StallWatch::tell(const Op& op, std::uint64_t completed) {
-  if (mine_.place == op.place) return;
+  if (mine_->place == op.place) return;
   // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
             "telling the other ranks of a stall");
   if (done == 0) return;
-  mine_ = {op.place, completed, op.history, signature_of(op)};
+  *mine_ = {op.place, completed, op.history, signature_of(op)};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
-      check_mpi(MPI_Isend(&mine_, sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
+      check_mpi(MPI_Isend(mine_.get(), sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
                           &sending_[static_cast<std::size_t>(peer)]),
                 "telling the other ranks of a stall");
 }

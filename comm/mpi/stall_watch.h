@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ class StallWatch {
   /// `patience`: how long a rank whose message is another operation's has to say which, as it finds out later than this
   /// one.
   StallWatch(const Session& session, const TagLayout& tags, Clock::duration patience);
+  ~StallWatch();
+  StallWatch(const StallWatch&) = delete;
+  StallWatch& operator=(const StallWatch&) = delete;
 
   /// `op` is the first operation that is not complete, `missing` the ranks whose messages it waits for, `completed`
   /// how many operations are. Throws OutOfStepError if another rank can never complete it together with this one.
@@ -63,7 +67,7 @@ class StallWatch {
   const Session& session_;
   const TagLayout& tags_;
   const Clock::duration patience_;
-  Notice mine_;
+  std::shared_ptr<Notice> mine_ = std::make_shared<Notice>();
   std::vector<MPI_Request> sending_;  // of mine_
   std::vector<Notice> heard_;         // the latest of each rank
   // A message of something else under the number of an operation, since when: its sender's notice says more.

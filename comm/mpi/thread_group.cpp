@@ -22,7 +22,10 @@ ThreadGroup::ThreadGroup(const World& world, Clock::duration timeout, const Tuni
   }
 }
 
-ThreadGroup::~ThreadGroup() { end_thread(Ending::kAbandon); }
+ThreadGroup::~ThreadGroup() {
+  end_thread(Ending::kAbandon);
+  if (completed_.load(std::memory_order_acquire) < handed_) keep_for_mpi(texts_.memory());
+}
 
 // ---- The caller's side ----
 

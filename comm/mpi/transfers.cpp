@@ -2,11 +2,20 @@
 
 #include <algorithm>
 #include <climits>
+#include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/mpi/schedule.h"
 
 namespace lockstep::comm {
+
+void keep_for_mpi(std::shared_ptr<void> memory) {
+  static auto& kept = *new std::vector<std::shared_ptr<void>>();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(memory));
+}
 
 Transfers::Transfers(const Session& session, std::size_t most_under_way)
     : session_(session), tags_(session.tag_upper_bound()) {

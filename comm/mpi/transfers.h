@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/mpi/session.h"
@@ -14,6 +15,10 @@
 namespace lockstep::comm {
 
 class Schedule;
+
+/// For memory of messages that are not complete when their group ends, as it does after an error: MPI, which may run on
+/// (Note [Whose MPI]), still reads and writes there. It stays until this process ends.
+void keep_for_mpi(std::shared_ptr<void> memory);
 
 /// One message of one operation.
 struct Transfer {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <sstream>
 
 #include "base/deadline.h"
@@ -16,6 +17,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash64.h"
 #include "base/host.h"
 #include "base/mapped_file.h"
 #include "base/memory.h"
@@ -137,6 +139,42 @@ TEST(Deadline, ExpiresAndCountsDown) {
   EXPECT_GT(hour.remaining(), std::chrono::minutes(59));
   EXPECT_FALSE(Deadline::never().expired());
   EXPECT_LE(Deadline::never().remaining(), std::chrono::hours(24));
+}
+
+std::uint64_t hash64(std::span<const std::byte> bytes, std::size_t piece) {
+  Hash64 hash;
+  for (std::size_t at = 0; at < bytes.size(); at += piece)
+    hash.update(bytes.subspan(at, std::min(piece, bytes.size() - at)));
+  return hash.finish();
+}
+
+TEST(Hash64, IsTheSameHoweverTheBytesCome) {
+  std::vector<std::byte> bytes(1000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37 + i / 256);
+  for (const std::size_t size : {0ul, 1ul, 63ul, 64ul, 65ul, 128ul, 1000ul}) {
+    const auto part = std::span(bytes).first(size);
+    const std::uint64_t whole = hash64(part, 2000);
+    for (const std::size_t piece : {1ul, 7ul, 64ul, 100ul})
+      EXPECT_EQ(hash64(part, piece), whole) << size << " " << piece;
+  }
+}
+
+TEST(Hash64, EveryBitOfEveryByteAndTheLengthMatter) {
+  std::vector<std::byte> bytes(200);
+  std::set<std::uint64_t> seen = {hash64(bytes, 200)};
+  for (auto& byte : bytes)
+    for (int bit = 0; bit < 8; ++bit) {
+      byte ^= static_cast<std::byte>(1 << bit);
+      EXPECT_TRUE(seen.insert(hash64(bytes, 200)).second);
+      byte ^= static_cast<std::byte>(1 << bit);
+    }
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_TRUE(seen.insert(hash64(std::span(bytes).first(size), 200)).second) << size;
+  // Two words that have changed places.
+  bytes[0] = std::byte{1};
+  const std::uint64_t first = hash64(bytes, 200);
+  std::swap(bytes[0], bytes[64]);
+  EXPECT_NE(hash64(bytes, 200), first);
 }
 
 TEST(Sha256, KnownDigests) {

@@ -209,7 +209,8 @@ TEST(Shm, ArenasMustBeTheSame) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto a = group.allocate(100'000), b = group.allocate(100'000);
     const Region region{group.rank() == 0 ? a.get() : b.get(), 0, 25'000, DType::kF32};
-    return throws<OutOfStepError>([&] { group.all_reduce(region, ReduceOp::kSum).wait_host(); }, {"in another arena"});
+    return throws<OutOfStepError>([&] { group.all_reduce(region, ReduceOp::kSum).wait_host(); },
+                                  {"arena 1 of 100000 bytes", "arena 2 of 100000 bytes"});
   });
 }
 

@@ -17,8 +17,10 @@
 namespace lockstep::trainer {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using testing::group;
+using ::testing::HasSubstr;
 
 constexpr auto kPatience = std::chrono::seconds(60);
 
@@ -57,20 +59,28 @@ class Training {
   ~Training() {
     step_.reset();
     replica_.reset();
-    if (gpus_ != nullptr) gpus_->shutdown();
+    if (gpus_ != nullptr && !broken_) gpus_->shutdown();
   }
 
   std::vector<TrainingStep::Outcome> run(int steps) {
     std::vector<TrainingStep::Outcome> outcomes;
-    for (int i = 0; i < steps; ++i) {
-      backend_->finish_inputs();
-      step_->run(++steps_, loader_.next(), 1e-3);
-      while (step_->outcome_due()) outcomes.push_back(step_->take_outcome());
+    try {
+      for (int i = 0; i < steps; ++i) {
+        backend_->finish_inputs();
+        step_->run(++steps_, loader_.next(), 1e-3);
+        while (step_->outcome_due()) outcomes.push_back(step_->take_outcome());
+      }
+      while (step_->outcomes_waiting() > 0) outcomes.push_back(step_->take_outcome());
+      replica_->check();
+    } catch (const Error&) {
+      broken_ = true;
+      throw;
     }
-    while (step_->outcomes_waiting() > 0) outcomes.push_back(step_->take_outcome());
-    replica_->check();
     return outcomes;
   }
+  std::int64_t steps() const { return steps_; }
+
+  void leave_out_a_step() { ++steps_; }
 
   std::string hash() const { return nn::parameters_sha256(*module_); }
   const RecordedSteps& recorded() const { return step_->recorded(); }
@@ -86,6 +96,7 @@ class Training {
   std::optional<Replica> replica_;
   std::optional<TrainingStep> step_;
   std::int64_t steps_ = 0;
+  bool broken_ = false;
 };
 
 class NcclStep : public ::testing::TestWithParam<soft_cuda::Streams> {
@@ -97,10 +108,11 @@ class NcclStep : public ::testing::TestWithParam<soft_cuda::Streams> {
     comm::fake_nccl::script().looks_in_progress = 1;
   }
   void TearDown() override {
-    EXPECT_EQ(comm::fake_nccl::counts().aborts, 0);
+    EXPECT_EQ(comm::fake_nccl::counts().aborts, aborts_);
     EXPECT_EQ(comm::fake_nccl::counts().calls_in_progress, 0);
     soft_cuda::set_streams(soft_cuda::Streams::kEager);
   }
+  int aborts_ = 0;
 };
 
 TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
@@ -148,6 +160,22 @@ TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
     ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
   }
   EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+}
+
+// The device repeats what it has recorded, whatever step that is on the other ranks.
+TEST_P(NcclStep, AStepLeftOutIsFoundAmongRecordedOnes) {
+  aborts_ = 1;
+  Training training({});
+  training.run(20);
+  EXPECT_GT(training.recorded().replayed(), 10);
+  if (group().rank() == 1) training.leave_out_a_step();
+  try {
+    training.run(200);
+    FAIL() << "nobody has seen it";
+  } catch (const OutOfStepError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("out of step: rank 1 came to allreduce #"), HasSubstr(", step ")));
+  }
+  EXPECT_LE(training.steps(), 20 + 100 + 1) << "within a hundred steps";
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, NcclStep, ::testing::Values(soft_cuda::Streams::kEager, soft_cuda::Streams::kThreads),
