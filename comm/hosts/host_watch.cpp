@@ -25,7 +25,7 @@ constexpr Clock::duration kPatience = std::chrono::seconds(1);
 constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
 constexpr auto kLongestProbe = std::chrono::seconds(120);
 // What this rank's last words may take.
-constexpr auto kFarewell = std::chrono::milliseconds(200);
+constexpr auto kFarewell = std::chrono::milliseconds(500);
 
 }  // namespace
 

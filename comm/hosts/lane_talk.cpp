@@ -50,27 +50,26 @@ void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   header.kind = MessageKind::kVerdict;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
-  for (std::size_t i = 0; i < peers_.size(); ++i) told[i] = peers_[i].knows;
   for (;;) {
     bool unsaid = false;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       Link& link = peers_[i].link;
-      if (link.is_down()) continue;
+      if (peers_[i].knows || link.is_down()) continue;
+      link.discard_incoming();
       if (link.sending()) link.send_some();
       if (!link.sending() && !told[i]) {
         told[i] = true;
         link.begin(header, reinterpret_cast<const std::byte*>(words.data()));
         link.send_some();
       }
-      unsaid = unsaid || link.sending() || !told[i];
+      unsaid = unsaid || (!link.is_down() && (link.sending() || !told[i] || !link.is_delivered()));
     }
     if (!unsaid || deadline.expired()) return;
     std::vector<pollfd> entries;
     for (const Peer& peer : peers_)
-      entries.push_back({peer.link.is_down() || !peer.link.sending() ? -1 : peer.link.fd(), POLLOUT, 0});
-    if (::poll(entries.data(), entries.size(), 10) < 0) continue;
-    for (std::size_t i = 0; i < peers_.size(); ++i)
-      if ((entries[i].revents & (POLLERR | POLLHUP)) != 0) peers_[i].link.take_down();
+      entries.push_back({peer.knows || peer.link.is_down() ? -1 : peer.link.fd(),
+                         static_cast<short>(POLLIN | (peer.link.sending() ? POLLOUT : 0)), 0});
+    ::poll(entries.data(), entries.size(), 10);
   }
 }
 

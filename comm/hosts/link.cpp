@@ -1,5 +1,7 @@
 #include "comm/hosts/link.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -101,6 +103,20 @@ void Link::end_message(Sink& sink) {
     sink.altered(*this, Part::kPayload, in_);
   }
   sink.arrived(*this, in_);
+}
+
+void Link::discard_incoming() {
+  std::array<std::byte, 1 << 14> dropped;
+  for (int turn = 0; turn < 64 && !down_; ++turn) {
+    const ssize_t got = ::recv(socket_.get(), dropped.data(), dropped.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) take_down();
+  }
+}
+
+bool Link::is_delivered() const {
+  int bytes = 0;
+  return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
 void Link::take_down() {

@@ -51,6 +51,12 @@ class Link {
   /// A message has arrived for which there is no room yet: nothing behind it can be read.
   bool is_held() const { return held_; }
 
+  /// Drops what has arrived, of a group that has ended: the peer can go on sending until it reads why, and closing a
+  /// socket with unread bytes would throw away what is still to be delivered.
+  void discard_incoming();
+  /// Whether the peer's kernel has all that was sent.
+  bool is_delivered() const;
+
   /// Whether nothing will come any more: the peer has ended, or the connection is lost.
   bool is_down() const { return down_; }
   /// poll(2) says so of a link that is held.

@@ -1,59 +1,37 @@
 // A network that is cut between two of three hosts, in network namespaces. Skipped where this process may make none.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <unistd.h>
 
-#include <cstdlib>
+#include <cstdio>
 #include <string>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
 #include "comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
+#include "tests/comm/namespaces.h"
 
 namespace lockstep::comm {
 namespace {
 
 using testing::on_processes;
-using testing::Setting;
+using testing::run_quietly;
 
-bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
-
-/// Three hosts, and a fourth namespace with the switch that they hang on.
 class Partition : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (::geteuid() != 0 || !run("command -v ip") || !run("ip netns add " + name(kSwitch)))
-      GTEST_SKIP() << "this process may not make network namespaces";
-    bool well =
-        run(fmt::format("ip -n {0} link add switch type bridge && ip -n {0} link set switch up", name(kSwitch)));
-    for (int host = 0; well && host < kHosts; ++host)
-      well =
-          run(fmt::format("ip netns add {0} && ip link add eth0 netns {0} type veth peer name v{1} netns {2} && "
-                          "ip -n {2} link set v{1} master switch up && ip -n {0} addr add {3}/24 dev eth0 && "
-                          "ip -n {0} link set lo up && ip -n {0} link set eth0 up",
-                          name(host), host, name(kSwitch), address(host)));
-    if (!well) GTEST_SKIP() << "network namespaces cannot be joined here";
-  }
-  void TearDown() override {
-    for (int host = 0; host <= kSwitch; ++host) run("ip netns del " + name(host));
-  }
-
-  static constexpr int kHosts = 3, kSwitch = kHosts;
-  static std::string address(int host) { return fmt::format("10.80.7.{}", host + 1); }
-  std::string name(int host) const { return fmt::format("lspart{}{}", parent_, "abcs"[host]); }
-  void enter(int host) const {
-    const UniqueFd name_space(::open(("/run/netns/" + name(host)).c_str(), O_RDONLY | O_CLOEXEC));
-    LOCKSTEP_ASSERT(::setns(name_space.get(), CLONE_NEWNET) == 0);
+    if (!network_.why_not().empty()) GTEST_SKIP() << network_.why_not();
+    std::string plug =
+        fmt::format("ip -n {0} link add switch type bridge && ip -n {0} link set switch up", network_.switch_name());
+    for (int host = 0; host < 3; ++host)
+      plug += fmt::format(" && ip -n {} link set v{} master switch", network_.switch_name(), host);
+    if (!run_quietly(plug)) GTEST_SKIP() << "there is no switch to be had";
   }
 
   /// A rank on each host; the last two lose each other at some step. Whether each ends because of that within
   /// `seconds`, where rank 1 waits for `its_timeout` and the others for long.
   void expect_all_to_end_within(double seconds, double its_timeout) {
     on_processes({.hosts = "abc", .alarm_seconds = 60}, [&](World world) {
-      enter(world.rank);
-      world.meeting.host = address(0);
+      network_.enter(network_.name(world.rank));
+      world.meeting.host = network_.address(0);
       GroupOptions options;
       options.timeout_seconds = world.rank == 1 ? its_timeout : 300;
       options.progress = GroupOptions::Progress::kInline;
@@ -65,7 +43,8 @@ class Partition : public ::testing::Test {
         for (int step = 0; seconds_between(begin, Clock::now()) < 55; ++step) {
           if (step == 20) {
             // Nothing can be sent that way: TCP has nothing on its way that could remain unacknowledged.
-            if (world.rank > 0 && !run("ip route add blackhole " + address(3 - world.rank))) return false;
+            if (world.rank > 0 && !run_quietly("ip route add blackhole " + network_.address(3 - world.rank)))
+              return false;
           }
           group->all_reduce(region, ReduceOp::kSum).wait_host();
         }
@@ -83,7 +62,7 @@ class Partition : public ::testing::Test {
   }
 
  private:
-  const int parent_ = ::getpid();
+  const testing::Namespaces network_{3};
 };
 
 // Rank 1 gives up first; rank 2 learns of it from rank 0.
