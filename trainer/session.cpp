@@ -1,6 +1,7 @@
 #include "trainer/session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/cuda/probe.h"
 #include "base/env.h"
@@ -99,6 +100,16 @@ void open_device(const TrainConfig& config, const DeviceChoice& choice, Session&
       group.size() > 1 ? comm::make_nccl_group(group, options) : comm::make_device_self_group(options);
 }
 
+/// What has no effect because of the machine and the number of ranks: the same command shall run on others.
+void warn_of_unused(const TrainConfig& config, const Session& session) {
+  if (config.threads > 0 && session.device.kind == DeviceKind::kCuda)
+    log_warn("--threads {} changes nothing: this run computes on GPUs", config.threads);
+  const std::size_t listed = parse_device(config.device).indices.size();
+  if (config.parallel == Parallel::kDdp && std::cmp_greater(listed, session.world.local_size))
+    log_warn("--device {} names {} devices, and this host has {} rank{}: the others stay unused → start {} ranks there",
+             config.device, listed, session.world.local_size, session.world.local_size == 1 ? "" : "s", listed);
+}
+
 }  // namespace
 
 void Session::shutdown() {
@@ -118,12 +129,14 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
 }
 
 Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
-  return open_session(config, [&] {
+  Session session = open_session(config, [&] {
     if (refusal) throw *refusal;
     validate(config);
     check_alone(config);
     if (comm::discover_world(env).rank == 0) check_output_files(config);
   });
+  if (session.group->rank() == 0) warn_of_unused(config, session);
+  return session;
 }
 
 Session open_session(const TrainConfig& config, const std::function<void()>& check) {
@@ -143,9 +156,6 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
     session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;
   open_device(config, choice, session);
-  // --device auto was to find out: the same command shall run where there are GPUs and where there are none.
-  if (config.threads > 0 && choice.device.kind == DeviceKind::kCuda && session.group->rank() == 0)
-    log_warn("--threads {} changes nothing: this run computes on GPUs", config.threads);
   log_debug("{}, {}", session.backend->describe(), session.binding.text);
   return session;
 }

@@ -250,6 +250,21 @@ TEST_F(AtomicFileTest, OnlyFilesAreMapped) {
     EXPECT_THROW(MappedFile{path}, IoError) << path;
 }
 
+TEST_F(AtomicFileTest, FilesAreTheSameUnderAllTheirNames) {
+  namespace fs = std::filesystem;
+  const std::string here = directory_, there = temporary_.write("there", "1"), other = temporary_.write("other", "1");
+  fs::create_symlink("there", here + "/link");
+  fs::create_hard_link(there, here + "/hard");
+  fs::create_directory_symlink(".", here + "/around");
+  for (const char* name : {"there", "./there", "around/./around/there", "link", "hard"})
+    EXPECT_TRUE(is_same_file(there, here + "/" + name)) << name;
+  EXPECT_FALSE(is_same_file(there, other));
+  EXPECT_FALSE(is_same_file(there, here + "/none"));
+  EXPECT_TRUE(is_same_file(here + "/none", here + "/around/./none"));
+  EXPECT_TRUE(is_same_file("none", fs::current_path().string() + "/none"));
+  EXPECT_FALSE(is_same_file(here + "/none", here + "/nothing"));
+}
+
 TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
   EXPECT_THROW(AtomicFile("/dev/null"), IoError);
   EXPECT_THROW(AtomicFile{directory_}, IoError);

@@ -62,7 +62,7 @@ inline OptionTable example_table(Example& example, bool takes_program = true) {
   table.exclusive({"quiet", "save"});
   table.add({.name = "seed", .placeholder = "N", .set = integer(example.seed, 0, 100)});
   table.applicability([&example](const std::string& name, bool typed) -> std::optional<Complaint> {
-    const bool applies = name == "betas"  ? example.optimizer == "adamw"
+    const bool applies = name == "np"     ? example.optimizer == "adamw"
                          : name == "seed" ? example.optimizer == "sgd" || !typed
                                           : true;
     if (applies) return std::nullopt;

@@ -135,16 +135,15 @@ TEST_F(OptionSources, AListInAFileIsForWhatTakesLists) {
 }
 
 TEST_F(OptionSources, WhatDoesNotApplyNamesItsSource) {
-  const std::map<std::string, std::string> sgd = {{"LOCKSTEP_OPTIMIZER", "sgd"}};
-  EXPECT_THAT(complaint({"--betas", "0.9,0.9"}, sgd),
-              HasSubstr("--betas 0.9,0.9 on the command line: it applies to others → leave it out"));
-  EXPECT_THAT(complaint({"--opt=sgd"}, {{"LOCKSTEP_BETAS", "0.9,0.9"}}),
-              HasSubstr("LOCKSTEP_BETAS=0.9,0.9 in the environment: it applies"));
-  const std::string file = config("optimizer = 'sgd'\nbetas = [0.9, 0.9]\n");
-  EXPECT_THAT(complaint({"--config", file}), HasSubstr(file + ":2: betas = 0.9,0.9: it applies"));
+  EXPECT_THAT(complaint({"-n", "3"}, {{"LOCKSTEP_OPTIMIZER", "sgd"}}),
+              HasSubstr("--np 3 on the command line: it applies to others → leave it out"));
+  EXPECT_THAT(complaint({"--opt=sgd"}, {{"LOCKSTEP_NP", "3"}}),
+              HasSubstr("LOCKSTEP_NP=3 in the environment: it applies"));
+  const std::string file = config("optimizer = 'sgd'\nnp = 3\n");
+  EXPECT_THAT(complaint({"--config", file}), HasSubstr(file + ":2: np = 3: it applies"));
   // All values count, whatever their order and source.
   parse({"--config", file, "--optimizer", "adamw"});
-  EXPECT_EQ(example_.betas, std::pair(0.9, 0.9));
+  EXPECT_EQ(example_.ranks, 3);
   // What was not typed may be meant for others.
   EXPECT_THAT(complaint({"--seed", "3"}), HasSubstr("--seed 3 on the command line: it applies"));
   EXPECT_NO_THROW(parse({}, {{"LOCKSTEP_SEED", "3"}}));

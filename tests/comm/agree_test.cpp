@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
+
 #include "base/error.h"
 #include "tests/support/ranks.h"
 
@@ -94,6 +96,23 @@ TEST(Agree, OtherExceptionsCountToo) {
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.code(), 1);
+  }
+}
+
+// The code of a device or a host that has not as much memory, whoever notices.
+TEST(Agree, NoMemoryIsNoBug) {
+  const auto work = [] {
+    if (group().rank() == last()) throw std::bad_alloc();
+  };
+  if (group().rank() == last()) {
+    EXPECT_THROW(agree_on(group(), work), std::bad_alloc);
+    return;
+  }
+  try {
+    agree_on(group(), work);
+    FAIL();
+  } catch (const PeerError& error) {
+    EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));
   }
 }
 

@@ -12,6 +12,7 @@
 namespace lockstep::comm {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
@@ -197,6 +198,13 @@ TEST(World, GarbageIsNamed) {
   EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=\"0\""));
   EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "zero"}}),
               HasSubstr("LOCAL_RANK=\"zero\""));
+}
+
+// Memory is taken for each rank: this is not the number of them.
+TEST(World, SizesThatNoJobHasAreNoMemoryProblem) {
+  for (const char* size : {"2147483647", "65537"})
+    EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", size}}),
+                AllOf(HasSubstr(fmt::format("WORLD_SIZE=\"{}\"", size)), HasSubstr("from 1 to 65536")));
 }
 
 TEST(World, Contradictions) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <set>
 
 #include "base/error.h"
@@ -122,6 +123,27 @@ TEST_F(Cifar10Test, CutAndLyingFilesAreNamedWithTheByte) {
   std::filesystem::create_directory(directory_.path("data_batch_3.bin"));
   EXPECT_THAT(error(), HasSubstr("directory"));
   EXPECT_THROW(open_data("cifar10:" + directory_.path("test_batch.bin")), IoError);
+}
+
+// With a mapping this is the end of the process, by SIGBUS.
+TEST_F(Cifar10Test, FilesThatChangeWhileTheyAreInUseAreNamed) {
+  const DataSplits splits = open();
+  std::vector<float> x(splits.train->sample_elements());
+  std::int32_t label = 0;
+  const auto error_of = [&](std::uint64_t sample) -> std::string {
+    try {
+      splits.train->read(sample, x, label);
+    } catch (const IoError& thrown) {
+      EXPECT_FALSE(thrown.remedy().empty());
+      return thrown.what();
+    }
+    return "";
+  };
+  std::filesystem::resize_file(directory_.path("data_batch_2.bin"), kRecord + 7);
+  EXPECT_EQ(error_of(2), "");
+  EXPECT_THAT(error_of(3), AllOf(HasSubstr("data_batch_2.bin: it had 6146 bytes"), HasSubstr("at byte 3080")));
+  write("data_batch_3.bin", record(200, 3) + record(1, 1));
+  EXPECT_THAT(error_of(4), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("label 200 of record 0")));
 }
 
 TEST_F(Cifar10Test, TheArchivesOwnFolderIsFound) {

@@ -19,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -119,6 +120,21 @@ TEST_F(Text, TrainAndValBesideEachOther) {
   splits.test->read_tokens(0, tokens, labels);
   EXPECT_THAT(tokens, ElementsAre(9, 8));
   EXPECT_THAT(labels, ElementsAre(8, 7));
+}
+
+// With a mapping this is the end of the process, by SIGBUS.
+TEST_F(Text, AFileThatIsCutWhileItIsInUseIsNamed) {
+  const std::string path = directory_.write("cut.bin", little_endian(std::vector<int>(40'000, 3)));
+  const auto splits = open_tokens(path, 16, 10);
+  std::vector<std::int32_t> tokens(16), labels(16);
+  splits.train->read_tokens(2000, tokens, labels);
+  std::filesystem::resize_file(path, 101);
+  EXPECT_THAT(message_of([&] { splits.train->read_tokens(2000, tokens, labels); }),
+              AllOf(HasSubstr("cut.bin: it had 80000 bytes when it was opened, and now ends at byte 64000 or before")));
+  EXPECT_THAT(message_of([&] { splits.train->read_tokens(3, tokens, labels); }), HasSubstr("now ends at byte 101"));
+  splits.train->read_tokens(1, tokens, labels);
+  EXPECT_THAT(labels, Each(3));
+  EXPECT_THAT(message_of([&] { splits.test->read_tokens(0, tokens, labels); }), HasSubstr("cut.bin"));
 }
 
 TEST_F(Text, TokensThatCannotBe) {

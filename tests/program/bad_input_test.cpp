@@ -287,6 +287,19 @@ TEST(DeviceTest, WhyThereIsNone) {
   })) << outcome.err;
 }
 
+// How many ranks there are is not the command's to know: it runs, and says what stays unused.
+TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
+  const TemporaryDirectory directory;
+  const std::string line = "lockstep train linear --data digits --steps 1 --quiet --device cpu:0,1";
+  const auto alone = run(line, directory.path());
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_NE(alone.err.find("--device cpu:0,1 names 2 devices, and this host has 1 rank"), std::string::npos)
+      << alone.err;
+  const auto both = run("lockstep launch -n 2 -- " + line, directory.path());
+  EXPECT_EQ(both.code, 0) << both.err;
+  EXPECT_EQ(both.err.find("names 2 devices"), std::string::npos) << both.err;
+}
+
 TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
   const TemporaryDirectory directory;
   const auto outcome = run("lockstep launch -n 1 -- echo hello >/dev/full", directory.path());

@@ -100,8 +100,9 @@ TEST_F(DataOfModels, TrainOrSayWhyNot) {
     for (const Kind& kind : kinds()) {
       const bool context =
           kTokens.contains(kind.name) && !kNumbers.contains(kind.name) && model.trains.contains(kind.name);
-      expect(fmt::format("lockstep train {} --data {} {} {} --batch 2 --steps 1 --lr 1e-6 --device cpu --quiet",
-                         model.line, kind.data, kind.flags, context ? "--context 8" : ""),
+      expect(fmt::format(
+                 "lockstep train {} --data {} {} {} --batch 2 --steps 1 --lr 1e-6 --device cpu --threads 1 --quiet",
+                 model.line, kind.data, kind.flags, context ? "--context 8" : ""),
              model.trains.contains(kind.name));
     }
 }
@@ -110,8 +111,9 @@ TEST_F(DataOfModels, MeasureOrSayWhyNot) {
   for (const Model& model : models())
     for (const Kind& kind : kinds())
       if (kind.data.starts_with("random:"))
-        expect(fmt::format("lockstep bench step {} --data {} --batch 2 --steps 1 --warmup-steps 1 --device cpu",
-                           model.line, kind.data),
+        expect(fmt::format(
+                   "lockstep bench step {} --data {} --batch 2 --steps 1 --warmup-steps 1 --device cpu --threads 1",
+                   model.line, kind.data),
                model.trains.contains(kind.name));
 }
 

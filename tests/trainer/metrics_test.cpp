@@ -1,6 +1,8 @@
 #include "trainer/metrics.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -10,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/unique_fd.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::trainer {
@@ -120,6 +123,16 @@ TEST_F(MetricsTest, AMissingDirectoryIsNamed) {
   } catch (const IoError& error) {
     EXPECT_NE(error.line().find("none/m.jsonl"), std::string::npos) << error.line();
   }
+}
+
+// Opening a pipe waits for who reads it, and writing to it for how fast.
+TEST_F(MetricsTest, APipeIsNoFile) {
+  const std::string pipe = directory_.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(Metrics{pipe}, UsageError);
+  const UniqueFd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  EXPECT_THROW(Metrics{pipe}, UsageError);
+  EXPECT_NO_THROW(Metrics{"/dev/null"});
 }
 
 TEST(Metrics, WithoutAPathWritesNothing) {
