@@ -32,6 +32,13 @@ constexpr std::size_t kMostProveBytes = 1 + 4 + Handshake::kMostIdentityBytes + 
 constexpr std::size_t kMostAnswerFrame =
     std::max(1 + 4 + Handshake::kMostAnswerBytes + 4 + kProofBytes, 1 + 4 + kMostWhyBytes);
 
+std::string nonce_of(Unpacker& body) {
+  std::string nonce = body.text(kNonceBytes);
+  body.end();
+  if (nonce.size() != kNonceBytes) throw Malformed("a nonce of another size");
+  return nonce;
+}
+
 std::string printable(std::string text) {
   std::ranges::replace_if(
       text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
@@ -115,9 +122,7 @@ void Handshake::take_frame() {
         failure_ = Failure::kVersion;
         return;
       }
-      other_nonce_ = body.text(kNonceBytes);
-      body.end();
-      if (other_nonce_.size() != kNonceBytes) throw Malformed("a nonce of another size");
+      other_nonce_ = nonce_of(body);
       return send_frame(kChallenge, Packer().text(own_nonce_).bytes());
     }
     if (!calls_ && !other_nonce_.empty() && kind == kProve) {
@@ -134,9 +139,7 @@ void Handshake::take_frame() {
       return;
     }
     if (calls_ && other_nonce_.empty() && kind == kChallenge) {
-      other_nonce_ = body.text(kNonceBytes);
-      body.end();
-      if (other_nonce_.size() != kNonceBytes) throw Malformed("a nonce of another size");
+      other_nonce_ = nonce_of(body);
       return send_frame(kProve, Packer().text(identity_).text(proof(true)).bytes());
     }
     if (calls_ && !other_nonce_.empty() && kind == kWelcome) {

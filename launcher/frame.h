@@ -44,10 +44,14 @@ class Reader {
   template <class T>
   T take() {
     need(sizeof(T));
-    T value;
-    std::memcpy(&value, bytes_.data(), sizeof value);
-    bytes_.remove_prefix(sizeof value);
-    return value;
+    if constexpr (std::is_same_v<T, bool>) {
+      return take<std::uint8_t>() != 0;  // a bool of any other byte is nothing
+    } else {
+      T value;
+      std::memcpy(&value, bytes_.data(), sizeof value);
+      bytes_.remove_prefix(sizeof value);
+      return value;
+    }
   }
   std::string take_sized() {
     const std::size_t size = take<std::uint32_t>();

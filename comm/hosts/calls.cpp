@@ -239,9 +239,13 @@ void Calls::hang_up(Contact& contact, const std::string& why) {
 // ---- Being called ----
 
 void Calls::accept(const UniqueFd& listener) {
-  for (;;) {
+  for (std::size_t i = 0; i < kMostStrangers; ++i) {
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
+      if ((errno == EMFILE || errno == ENFILE) && !visitors_.empty()) {  // strangers have them, most likely
+        make_room();
+        continue;
+      }
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
         throw DeviceError(fmt::format("cannot accept a connection of another host: {}", errno_text(errno)),
                           "raise ulimit -n");

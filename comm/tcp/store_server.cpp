@@ -246,9 +246,9 @@ void StoreServer::greet(Client& client) {
 }
 
 void StoreServer::refuse(Client& client, const std::string& why) {
-  warn_of_stranger(client, why);
   client.wire.handshake().refuse(why);
   client.wire.flush();
+  warn_of_stranger(client, client.wire.handshake().why());  // what it has said of itself reaches no terminal as it is
   close_after_sending(client);
 }
 

@@ -171,6 +171,8 @@ class Store(Jobs):
                 second = self.rank(1, size=3, secret=secret)
                 liar = self.connect()
                 liar.join((secret or "").encode(), wire.STORE, wire.identity_for_store(3, 2))
+                for rank in range(2):  # both are here, and wait for the third
+                    liar.get(f"meeting the other ranks/{rank}")
                 liar.say(wire.store_frame(wire.GIVE_UP, wire.number(code) + wire.text("all is well")))
                 for process in first, second:
                     _, err = process.communicate(timeout=60)
