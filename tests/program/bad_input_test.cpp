@@ -320,6 +320,14 @@ TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
   EXPECT_EQ(both.err.find("names 2 devices"), std::string::npos) << both.err;
 }
 
+TEST(LaunchTest, ExportedValuesAreSetOnThisHostToo) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(
+      "MINE=0 lockstep launch -n 1 --no-prefix --export MINE=1,YOURS=2 -- sh -c 'echo $MINE $YOURS'", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "1 2\n");
+}
+
 TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
   const TemporaryDirectory directory;
   const auto outcome = run("lockstep launch -n 1 -- echo hello >/dev/full", directory.path());
