@@ -287,6 +287,26 @@ TEST(DeviceTest, WhyThereIsNone) {
   })) << outcome.err;
 }
 
+// Not SIGBUS, of which nobody could tell what it was.
+TEST(DataTest, ATokenFileThatIsCutInUseIsOneLine) {
+  for (const std::string launch : {"", "lockstep launch -n 2 -- "}) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.path() / "tokens.bin") << std::string(400'000, '\1');
+    const auto outcome =
+        run(launch +
+                "lockstep train gpt --layers 1 --heads 1 --width 8 --context 8 --data tokens:tokens.bin "
+                "--classes 300 --epochs 100000 --quiet --threads 1 --device cpu --metrics m.jsonl & "
+                "pid=$!; for i in $(seq 3000); do [[ $(cat m.jsonl 2>/dev/null | wc -l) -ge 20 ]] && "
+                "break; sleep 0.01; done; truncate -s 100 tokens.bin; wait $pid",
+            directory.path());
+    EXPECT_EQ(outcome.code, 3) << outcome.out << outcome.err;
+    const auto errors = error_lines(outcome.err + outcome.out);
+    ASSERT_GE(errors.size(), 1u) << outcome.out << outcome.err;
+    for (const auto& error : errors)
+      EXPECT_NE(error.find("tokens.bin: it had 400000 bytes when it was opened"), std::string::npos) << error;
+  }
+}
+
 // How many ranks there are is not the command's to know: it runs, and says what stays unused.
 TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
   const TemporaryDirectory directory;
@@ -298,6 +318,14 @@ TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
   const auto both = run("lockstep launch -n 2 -- " + line, directory.path());
   EXPECT_EQ(both.code, 0) << both.err;
   EXPECT_EQ(both.err.find("names 2 devices"), std::string::npos) << both.err;
+}
+
+TEST(LaunchTest, ExportedValuesAreSetOnThisHostToo) {
+  const TemporaryDirectory directory;
+  const auto outcome = run(
+      "MINE=0 lockstep launch -n 1 --no-prefix --export MINE=1,YOURS=2 -- sh -c 'echo $MINE $YOURS'", directory.path());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "1 2\n");
 }
 
 TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
