@@ -51,8 +51,9 @@ Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 /// x (N, T, C) + rows [first, first + T) of table (P, C).
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
-/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels).
-Var causal_attention(Tape& tape, Var qkv, std::int64_t heads);
+/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels). Each weight is dropped with
+/// probability `drop`, as dropout() has it.
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop = 0.0, std::int64_t layer = 0);
 /// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
 struct LstmParameters {
   Parameter& w_ih;

@@ -103,19 +103,20 @@ class AddPositionsNode final : public Node {
 
 class CausalAttentionNode final : public Node {
  public:
-  CausalAttentionNode(Var output, Var qkv, std::int64_t heads, Tensor log_sums)
-      : Node(output), qkv_(qkv), heads_(heads), log_sums_(std::move(log_sums)) {}
+  CausalAttentionNode(Var output, Var qkv, std::int64_t heads, AttentionDropout drop, Tensor log_sums)
+      : Node(output), qkv_(qkv), heads_(heads), drop_(std::move(drop)), log_sums_(std::move(log_sums)) {}
 
   void backward(Tape& tape) override {
     const Tensor& dy = tape.grad(output());
     Tensor dqkv = tape.backend().empty(qkv_.shape(), dy.dtype());
-    tape.backend().attention().backward(qkv_.value(), heads_, output().value(), log_sums_, dy, dqkv);
+    tape.backend().attention().backward(qkv_.value(), heads_, drop_, output().value(), log_sums_, dy, dqkv);
     tape.contribute(qkv_, std::move(dqkv));
   }
 
  private:
   Var qkv_;
   std::int64_t heads_;
+  AttentionDropout drop_;
   Tensor log_sums_;
 };
 
@@ -152,13 +153,24 @@ Var gelu(Tape& tape, Var x, GeluKind kind) {
   return out;
 }
 
+namespace {
+
+void check_probability(double p) {
+  check_usage(p >= 0.0 && p < 1.0, "dropout with a probability that is not in [0, 1)", "give one of 0 up to below 1");
+}
+void check_state(const Tape& tape) {
+  check_usage(tape.dropout_state().defined(), "dropout on a tape that knows no seed and step",
+              "give it one: Tape::set_dropout_state");
+}
+
+}  // namespace
+
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer) {
   check_operand(tape, x, "Dropout");
   const Tape::OpScope scope(tape, "dropout");
-  check_usage(p >= 0.0 && p < 1.0, "dropout with a probability that is not in [0, 1)", "give one of 0 up to below 1");
+  check_probability(p);
   if (p == 0.0) return x;
-  check_usage(tape.dropout_state().defined(), "dropout on a tape that knows no seed and step",
-              "give it one: Tape::set_dropout_state");
+  check_state(tape);
   Tensor y = tape.backend().empty(x.shape(), x.value().dtype());
   tape.backend().pointwise().dropout(x.value(), p, tape.dropout_state(), layer, y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
@@ -201,7 +213,7 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
   return out;
 }
 
-Var causal_attention(Tape& tape, Var qkv, std::int64_t heads) {
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop, std::int64_t layer) {
   check_operand(tape, qkv, "attention");
   const Tape::OpScope scope(tape, "causal_attention");
   const Shape& s = qkv.shape();
@@ -210,9 +222,15 @@ Var causal_attention(Tape& tape, Var qkv, std::int64_t heads) {
                      "it takes (N, T, 3 · C) with C a multiple of the heads");
   Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
   Tensor log_sums = tape.backend().empty({s[0], heads, s[1]});
-  tape.backend().attention().forward(qkv.value(), heads, y, log_sums);
+  AttentionDropout dropout{.p = drop, .state = {}, .layer = layer};
+  if (drop != 0.0) {
+    check_probability(drop);
+    check_state(tape);
+    dropout.state = tape.dropout_state();
+  }
+  tape.backend().attention().forward(qkv.value(), heads, dropout, y, log_sums);
   const Var out = tape.make_var(std::move(y), qkv.needs_grad());
-  tape.record<CausalAttentionNode>(out, qkv, heads, std::move(log_sums));
+  tape.record<CausalAttentionNode>(out, qkv, heads, std::move(dropout), std::move(log_sums));
   return out;
 }
 

@@ -269,10 +269,15 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
   std::map<std::string, Held> held;
   for (const auto& [key, count] : state.uses()) held[key].uses_left = count;
   std::string last_key;
+  std::size_t left = file_bytes;  // entries that lie within each other would be more together
   return state.tensors([&](const PickledStorage& storage) -> std::span<const std::byte> {
     if (const auto last = held.find(last_key); last != held.end() && last->second.uses_left == 0) held.erase(last);
     Held& here = held.at(storage.key);
-    if (here.bytes.empty()) here.bytes = archive.read("data/" + storage.key);
+    if (here.bytes.empty()) {
+      here.bytes = archive.read("data/" + storage.key);
+      if (here.bytes.size() > left) refuse(path, "its entries overlap");
+      left -= here.bytes.size();
+    }
     --here.uses_left;
     last_key = storage.key;
     return here.bytes;

@@ -21,7 +21,8 @@ constexpr const char* kCard = "lockstep";  // what a run says of its model (trai
 
 // ".pt", in lower case.
 std::string ending_of(const std::string& path) {
-  std::string ending = fs::path(path).extension().string();
+  const std::string name = fs::path(path).filename().string();
+  std::string ending = name.substr(std::min(name.rfind('.'), name.size()));
   for (char& c : ending)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return ending;

@@ -26,14 +26,17 @@ Linear::Gpt2 residual(const GptSpec& spec) {
 
 class Attention final : public Module {
  public:
-  Attention(Context& context, const GptSpec& spec)
+  Attention(Context& context, const GptSpec& spec, std::int64_t index)
       : heads_(spec.heads),
+        dropout_(spec.dropout),
+        drop_layer_(kFirstOfAttention + index),
         c_attn_(register_module(
             "c_attn", std::make_unique<Linear>(context, spec.width, 3 * spec.width, Linear::Gpt2{kDeviation}))),
         c_proj_(register_module("c_proj", std::make_unique<Linear>(context, spec.width, spec.width, residual(spec)))) {}
 
   Var forward(Tape& tape, Var x) override {
-    return c_proj_.forward(tape, causal_attention(tape, c_attn_.forward(tape, x), heads_));
+    return c_proj_.forward(
+        tape, causal_attention(tape, c_attn_.forward(tape, x), heads_, training() ? dropout_ : 0.0, drop_layer_));
   }
 
   Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
@@ -43,7 +46,12 @@ class Attention final : public Module {
   std::string type_name() const override { return "Attention"; }
 
  private:
+  // Beside the numbers of the other dropouts, of which a block has two (dropout_bits has 2¹⁶).
+  static constexpr std::int64_t kFirstOfAttention = 1 << 15;
+
   std::int64_t heads_;
+  double dropout_;
+  std::int64_t drop_layer_;
   Linear& c_attn_;
   Linear& c_proj_;
 };
@@ -71,7 +79,7 @@ class Gpt::Block final : public Module {
  public:
   Block(Context& context, const GptSpec& spec, std::int64_t index)
       : ln_1_(register_module("ln_1", std::make_unique<LayerNorm>(context, spec.width))),
-        attn_(register_module("attn", std::make_unique<Attention>(context, spec))),
+        attn_(register_module("attn", std::make_unique<Attention>(context, spec, index))),
         attn_drop_(register_module("attn_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 1))),
         ln_2_(register_module("ln_2", std::make_unique<LayerNorm>(context, spec.width))),
         mlp_(register_module("mlp", std::make_unique<FeedForward>(context, spec))),

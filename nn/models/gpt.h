@@ -15,7 +15,7 @@ struct GptSpec {
   std::int64_t context = 256;  // the most tokens
   std::int64_t vocabulary = 50257;
   bool tied = true;      // the last layer is the table of tokens again; otherwise lm_head, a table of its own
-  double dropout = 0.0;  // of embeddings and of what a block adds; attention's weights are never dropped
+  double dropout = 0.0;  // of embeddings, of attention's weights, and of what a block adds (GPT-2's three, in one)
 };
 
 /// Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), with the names and layouts of Hugging

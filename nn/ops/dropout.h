@@ -39,6 +39,13 @@ constexpr RandomBits dropout_bits(const DropoutState& state, std::int64_t layer,
                 high(state.seed));
 }
 
+/// Four neighbouring keys' numbers of bits in a row of attention's weights: of query `query` of `tokens`, in head
+/// `head`. The bits are attention_bits(…).word[key % 4].
+constexpr RandomBits attention_bits(const DropoutState& state, std::int64_t layer, std::int64_t sample,
+                                    std::int64_t head, std::int64_t tokens, std::int64_t query, std::int64_t key) {
+  return dropout_bits(state, layer, sample, (head * tokens + query) * ((tokens + 3) / 4) + key / 4);
+}
+
 /// An element is kept where its bits are at least this: with probability 1 − p, to within 2⁻³².
 constexpr std::uint32_t dropout_threshold(double p) {
   return static_cast<std::uint32_t>(p * 4294967296.0);  // p < 1

@@ -264,23 +264,47 @@ TEST_F(HandMade, SharingMakesNoSmallFileHuge) {
   EXPECT_THAT(outcome(legacy(dictionary(keyed))), HasSubstr("a storage with a key of 65 bytes"));
 }
 
-// An archive of stored entries, without checksums.
-std::string archive_of(const std::vector<std::pair<std::string, std::string>>& entries) {
-  const auto number = [](std::uint64_t value, int bytes) {
-    std::string text;
-    for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
-    return text;
-  };
+std::string number(std::uint64_t value, int bytes) {
+  std::string text;
+  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
+  return text;
+}
+
+// An archive of stored entries, without checksums. With `within`, each lies within the one before it.
+std::string archive_of(const std::vector<std::pair<std::string, std::string>>& entries, bool within = false) {
   std::string file, directory;
+  std::size_t behind = 0;  // bytes of the entries that come after
+  if (within)
+    for (const auto& [name, content] : entries) behind += 30 + name.size() + content.size();
   for (const auto& [name, content] : entries) {
+    if (within) behind -= 30 + name.size() + content.size();
+    const std::size_t size = content.size() + behind;
     const std::string common = number(10, 2) + number(0, 2) + number(0, 2) + number(0, 4) + number(0, 4) +
-                               number(content.size(), 4) + number(content.size(), 4) + number(name.size(), 2) +
-                               number(0, 2);
+                               number(size, 4) + number(size, 4) + number(name.size(), 2) + number(0, 2);
     directory += "PK\1\2" + number(10, 2) + common + number(0, 10) + number(file.size(), 4) + name;
     file += "PK\3\4" + common + name + content;
   }
   return file + directory + "PK\5\6" + number(0, 4) + number(entries.size(), 2) + number(entries.size(), 2) +
          number(directory.size(), 4) + number(file.size(), 4) + number(0, 2);
+}
+
+// Storages are held while they are used: together they are no more than the file.
+TEST_F(HandMade, EntriesWithinEachOtherAreRefused) {
+  constexpr int kEntries = 40, kElements = 16;
+  Pickle root;
+  root.op("}(");
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (int i = 0; i < kEntries; ++i) {
+    root.text(std::to_string(i)).op("ctorch._utils\n_rebuild_tensor_v2\n((").text("storage");
+    root.op("ctorch\nFloatStorage\n").text(std::to_string(i)).text("cpu").number(kElements).op("tQ");
+    root.op(std::string("K\0K\x10\x85K\1\x85\x89NtR", 12));
+    entries.emplace_back("x/data/" + std::to_string(i), std::string(4 * kElements, '\0'));
+  }
+  root.op("u.");
+  entries.emplace_back("x/data.pkl", root.bytes);
+  write_file(directory_.path("x.pt"), archive_of(entries));
+  EXPECT_EQ(refusal(directory_.path("x.pt")), "nothing was thrown");
+  EXPECT_THAT(outcome(archive_of(entries, true)), HasSubstr("its entries overlap"));
 }
 
 // Parameters that are views of one storage (torch.nn.utils.vector_to_parameters), buffers between them: each storage is

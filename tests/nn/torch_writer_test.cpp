@@ -108,7 +108,7 @@ TEST_F(TorchWriter, ManyTensorsAreReadBack) {
 
 TEST_F(TorchWriter, EndingsChooseTheFormat) {
   const std::map<std::string, std::string> card = {{"format", "pt"}, {"lockstep", "{}"}};
-  for (const char* name : {"a.pt", "a.pth", "a.bin", "a.PT"}) {
+  for (const char* name : {"a.pt", "a.pth", "a.bin", "a.PT", ".pt"}) {
     write_weights(path(name), tensors(), card);
     EXPECT_EQ(read_file(path(name)).substr(0, 2), "PK") << name;
     expect_same(read_weights(path(name)), tensors());

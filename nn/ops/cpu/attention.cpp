@@ -58,6 +58,31 @@ void weigh_again(float* row, float log_sum, std::int64_t seen, std::int64_t widt
   for (std::int64_t i = seen; i < width; ++i) row[i] = 0.0f;
 }
 
+// What dropout keeps of one head's rows.
+struct Mask {
+  DropoutState state;
+  std::int64_t layer = 0, sample = 0, head = 0, tokens = 0;
+  std::uint32_t threshold = 0;
+  float scale = 1.0f;
+};
+
+// to[i] = from[i] as dropout leaves it, for the first `seen` keys of a query; behind them it is 0.
+LOCKSTEP_SIMD_CLONES
+void drop_row(const Mask& mask, std::int64_t query, std::int64_t seen, std::int64_t width, const float* from,
+              float* to) {
+  std::int64_t key = 0;
+  for (; key + 4 <= seen; key += 4) {
+    const RandomBits bits = attention_bits(mask.state, mask.layer, mask.sample, mask.head, mask.tokens, query, key);
+    for (int i = 0; i < 4; ++i) to[key + i] = bits.word[i] >= mask.threshold ? from[key + i] * mask.scale : 0.0f;
+  }
+  if (key < seen) {
+    const RandomBits bits = attention_bits(mask.state, mask.layer, mask.sample, mask.head, mask.tokens, query, key);
+    for (int i = 0; key + i < seen; ++i)
+      to[key + i] = bits.word[i] >= mask.threshold ? from[key + i] * mask.scale : 0.0f;
+  }
+  for (std::int64_t i = seen; i < width; ++i) to[i] = 0.0f;
+}
+
 LOCKSTEP_SIMD_CLONES
 void scale_row(float* row, float factor, std::int64_t width) {
   for (std::int64_t i = 0; i < width; ++i) row[i] *= factor;
@@ -104,28 +129,35 @@ class CpuAttention final : public AttentionKernels {
  public:
   explicit CpuAttention(CachingAllocator& allocator) : allocator_(allocator) {}
 
-  void forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) override {
+  void forward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+               const Tensor& log_sums) override {
     const Layout at(qkv, heads);
+    const Mask all = mask_of(drop, at);
     each_head(at, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
       const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
       const Rows out = at.result(y, b, h);
       float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
+      const Mask mask = of_head(all, b, h);
       for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
         const std::int64_t end = std::min(at.tokens, begin + kBlock), rows = end - begin;
         const Rows weights = {scratch, end};
-        attend(at, q.from(begin), rows, begin, k, v, weights, out.from(begin), log_sum + begin);
+        attend(at, q.from(begin), rows, begin, k, v, drop.p > 0 ? &mask : nullptr, weights, out.from(begin),
+               log_sum + begin);
       }
     });
   }
 
-  void backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums, const Tensor& dy,
-                const Tensor& dqkv) override {
+  void backward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+                const Tensor& log_sums, const Tensor& dy, const Tensor& dqkv) override {
     const Layout at(qkv, heads);
-    each_head(at, 2, [&](std::int64_t b, std::int64_t h, float* scratch) {
+    const Mask all = mask_of(drop, at);
+    const bool drops = drop.p > 0;
+    each_head(at, drops ? 3 : 2, [&](std::int64_t b, std::int64_t h, float* scratch) {
       const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
       const Rows dq = at.part(dqkv, b, h, 0), dk = at.part(dqkv, b, h, 1), dv = at.part(dqkv, b, h, 2);
       const Rows out = at.result(y, b, h), dout = at.result(dy, b, h);
       const float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
+      const Mask mask = of_head(all, b, h);
       // From the last block, which sees all keys and so overwrites all gradients, to the first.
       const std::int64_t blocks = (at.tokens + kBlock - 1) / kBlock;
       for (std::int64_t block = blocks - 1; block >= 0; --block) {
@@ -136,7 +168,13 @@ class CpuAttention final : public AttentionKernels {
         product(Transposed::kNo, Transposed::kYes, rows, end, at.width, at.scale, q_block, k, 0.0f, p);
         product(Transposed::kNo, Transposed::kYes, rows, end, at.width, 1.0f, dout_block, v, 0.0f, dp);
         for (std::int64_t i = 0; i < rows; ++i) weigh_again(p.row(i), log_sum[begin + i], begin + i + 1, end);
-        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, 1.0f, p, dout_block, beta, dv);
+        // With dropout, values have their gradients from the weights that are left, and weights only where they are.
+        const Rows left = drops ? Rows{scratch + 2 * kBlock * at.tokens, end} : p;
+        for (std::int64_t i = 0; drops && i < rows; ++i) {
+          drop_row(mask, begin + i, begin + i + 1, end, p.row(i), left.row(i));
+          drop_row(mask, begin + i, begin + i + 1, end, dp.row(i), dp.row(i));
+        }
+        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, 1.0f, left, dout_block, beta, dv);
         for (std::int64_t i = 0; i < rows; ++i)
           score_gradients(p.row(i), dp.row(i), dot(dout_block.row(i), out.row(begin + i), at.width), end);
         product(Transposed::kNo, Transposed::kNo, rows, at.width, end, at.scale, dp, k, 0.0f, dq.from(begin));
@@ -167,7 +205,8 @@ class CpuAttention final : public AttentionKernels {
       float log_sum[kBlock];
       for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
         const std::int64_t end = std::min(at.tokens, begin + kBlock);
-        attend(at, q.from(begin), end - begin, past + begin, k, v, {scratch, past + end}, out.from(begin), log_sum);
+        attend(at, q.from(begin), end - begin, past + begin, k, v, nullptr, {scratch, past + end}, out.from(begin),
+               log_sum);
       }
     });
   }
@@ -195,9 +234,25 @@ class CpuAttention final : public AttentionKernels {
     float scale;
   };
 
-  // `rows` queries, of which the first follows `before` tokens: their results, and the logarithmic sums.
-  static void attend(const Layout& at, Rows q, std::int64_t rows, std::int64_t before, Rows k, Rows v, Rows weights,
-                     Rows out, float* log_sum) {
+  static Mask mask_of(const AttentionDropout& drop, const Layout& at) {
+    if (drop.p == 0) return {};
+    const auto* const numbers = drop.state.data<std::int64_t>();
+    return {.state = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]},
+            .layer = drop.layer,
+            .tokens = at.tokens,
+            .threshold = dropout_threshold(drop.p),
+            .scale = static_cast<float>(1.0 / (1.0 - drop.p))};
+  }
+  static Mask of_head(Mask all, std::int64_t b, std::int64_t h) {
+    all.sample = all.state.first_sample + b;
+    all.head = h;
+    return all;
+  }
+
+  // `rows` queries, of which the first follows `before` tokens: their results, and the logarithmic sums. `mask`: of
+  // weights that are dropped; nullptr: none.
+  static void attend(const Layout& at, Rows q, std::int64_t rows, std::int64_t before, Rows k, Rows v, const Mask* mask,
+                     Rows weights, Rows out, float* log_sum) {
     const std::int64_t seen = before + rows;
     product(Transposed::kNo, Transposed::kYes, rows, seen, at.width, at.scale, q, k, 0.0f, weights);
     float inverse[kBlock];
@@ -205,6 +260,7 @@ class CpuAttention final : public AttentionKernels {
       const RowWeights row = weigh(weights.row(i), before + i + 1, seen);
       inverse[i] = 1.0f / row.sum;
       log_sum[i] = row.largest + std::log(row.sum);
+      if (mask != nullptr) drop_row(*mask, before + i, before + i + 1, seen, weights.row(i), weights.row(i));
     }
     product(Transposed::kNo, Transposed::kNo, rows, at.width, seen, 1.0f, weights, v, 0.0f, out);
     for (std::int64_t i = 0; i < rows; ++i) scale_row(out.row(i), inverse[i], at.width);

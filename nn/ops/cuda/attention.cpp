@@ -15,18 +15,20 @@ class CudaAttention final : public AttentionKernels {
  public:
   explicit CudaAttention(Context& context) : context_(context), fused_(context) {}
 
-  void forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) override {
+  // What cuDNN drops is not a function of the sample: with dropout the kernels are ours.
+  void forward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+               const Tensor& log_sums) override {
     check(qkv, heads, {&y});
-    if (qkv.count() == 0 || fused_.forward(qkv, heads, y, log_sums)) return;
+    if (qkv.count() == 0 || (drop.p == 0 && fused_.forward(qkv, heads, y, log_sums))) return;
     const AttentionSizes sizes = sizes_of(qkv, heads);
     attend_tiled(context_, sizes, qkv.dtype(), part(qkv, 3, 0), part(qkv, 3, 1), part(qkv, 3, 2), part(y, 1, 0),
-                 log_sums.f32());
+                 log_sums.f32(), mask_of(drop));
   }
 
-  void backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums, const Tensor& dy,
-                const Tensor& dqkv) override {
+  void backward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+                const Tensor& log_sums, const Tensor& dy, const Tensor& dqkv) override {
     check(qkv, heads, {&y, &dy, &dqkv});
-    if (qkv.count() == 0 || fused_.backward(qkv, heads, y, log_sums, dy, dqkv)) return;
+    if (qkv.count() == 0 || (drop.p == 0 && fused_.backward(qkv, heads, y, log_sums, dy, dqkv))) return;
     const Tensor means = Tensor::empty(context_.allocator, log_sums.shape());
     differentiate_tiled(context_, sizes_of(qkv, heads), qkv.dtype(),
                         {.q = part(qkv, 3, 0),
@@ -38,7 +40,8 @@ class CudaAttention final : public AttentionKernels {
                          .means = means.f32(),
                          .dq = part(dqkv, 3, 0),
                          .dk = part(dqkv, 3, 1),
-                         .dv = part(dqkv, 3, 2)});
+                         .dv = part(dqkv, 3, 2)},
+                        mask_of(drop));
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
@@ -56,10 +59,18 @@ class CudaAttention final : public AttentionKernels {
     if (sizes.queries <= kMostDecodeQueries && sizes.width <= kMostDecodeWidth)
       attend_decoding(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0));
     else
-      attend_tiled(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0), nullptr);
+      attend_tiled(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0), nullptr, {});
   }
 
  private:
+  static AttentionMask mask_of(const AttentionDropout& drop) {
+    if (drop.p == 0) return {};
+    return {.numbers = drop.state.data<std::int64_t>(),
+            .layer = drop.layer,
+            .threshold = dropout_threshold(drop.p),
+            .scale = static_cast<float>(1.0 / (1.0 - drop.p))};
+  }
+
   static void check(const Tensor& qkv, std::int64_t heads, std::initializer_list<const Tensor*> others) {
     LOCKSTEP_ASSERT(heads > 0 && qkv.size(2) % (3 * heads) == 0, "{} heads of {}", heads, to_string(qkv.shape()));
     for (const Tensor* const other : others)

@@ -7,6 +7,8 @@ namespace {
 // With p_ts = exp(q_t · k_s · scale − log_sum_t), the weights, and mean_t = dy_t · y_t = Σ_s p_ts (dy_t · v_s):
 //   dv_s = Σ_t p_ts dy_t        ds_ts = p_ts (dy_t · v_s − mean_t)
 //   dq_t = scale · Σ_s ds_ts k_s    dk_s = scale · Σ_t ds_ts q_t
+// Dropout multiplies weights by m_ts: then dv_s = Σ_t m_ts p_ts dy_t, ds_ts = p_ts (m_ts dy_t · v_s − mean_t), and
+// mean_t = Σ_s m_ts p_ts (dy_t · v_s) is dy_t · y_t still.
 // Two kernels, one with blocks of keys for dk and dv, and one with blocks of queries for dq: scores are computed twice,
 // but every sum is one block's, in one order, and nothing is added in memory.
 
@@ -41,6 +43,19 @@ __device__ void weigh(const AttentionSizes& sizes, float scale, const float* log
     }
 }
 
+// What dropout leaves of a tile of weights, or of their gradients.
+template <bool kKeys>
+__device__ void drop_tile(const AttentionMask& mask, const AttentionSizes& sizes, std::int64_t head, std::int64_t own,
+                          std::int64_t other, const float (&from)[4][4], float (&to)[4][4]) {
+  const TilePlace place = tile_place();
+  const Dropped dropped(mask, sizes, head);
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const std::int64_t row = own + place.down * 4 + i, column = other + place.across + j * kAcross;
+      to[i][j] = dropped.of(from[i][j], kKeys ? column : row, kKeys ? row : column);
+    }
+}
+
 // Gradients of scores, from the weights and the weights' gradients.
 template <bool kKeys>
 __device__ void through_softmax(const AttentionSizes& sizes, const float* means, std::int64_t own, std::int64_t other,
@@ -53,9 +68,9 @@ __device__ void through_softmax(const AttentionSizes& sizes, const float* means,
     }
 }
 
-template <int kOut, int kLoad, class T>
-__global__ void __launch_bounds__(kBlock)
-    differentiate_keys(TileGrid grid, AttentionSizes sizes, float scale, AttentionGradients arrays) {
+template <int kOut, int kLoad, bool kDrops, class T>
+__global__ void __launch_bounds__(kBlock) differentiate_keys(TileGrid grid, AttentionSizes sizes, float scale,
+                                                             AttentionGradients arrays, AttentionMask mask) {
   __shared__ TileMemory memory;
   const std::int64_t head = grid.head(), column = grid.part() * kOut, count = sizes.queries;
   const std::int64_t begin = grid.tile() * kTile;  // the first keys are seen by the most queries
@@ -71,9 +86,16 @@ __global__ void __launch_bounds__(kBlock)
     float weights[4][4] = {}, gradients[4][4] = {};
     score<kLoad>(k, q.from(first), memory, weights);
     weigh<true>(sizes, scale, log_sums, begin, first, weights);
-    leave_weights(memory, weights);
+    if constexpr (kDrops) {
+      float left[4][4];
+      drop_tile<true>(mask, sizes, head, begin, first, weights, left);
+      leave_weights(memory, left);
+    } else {
+      leave_weights(memory, weights);
+    }
     add_weighted<kOut, kLoad>(dy.from(first), column, memory, dv);
     score<kLoad>(v, dy.from(first), memory, gradients);
+    if constexpr (kDrops) drop_tile<true>(mask, sizes, head, begin, first, gradients, gradients);
     through_softmax<true>(sizes, means, begin, first, weights, gradients);
     leave_weights(memory, gradients);
     add_weighted<kOut, kLoad>(q.from(first), column, memory, dk);
@@ -83,9 +105,9 @@ __global__ void __launch_bounds__(kBlock)
   store_results<kOut, kLoad>(dv, ones, column, rows_of_head<T>(arrays.dv, sizes, head, count).from(begin));
 }
 
-template <int kOut, int kLoad, class T>
-__global__ void __launch_bounds__(kBlock)
-    differentiate_queries(TileGrid grid, AttentionSizes sizes, float scale, AttentionGradients arrays) {
+template <int kOut, int kLoad, bool kDrops, class T>
+__global__ void __launch_bounds__(kBlock) differentiate_queries(TileGrid grid, AttentionSizes sizes, float scale,
+                                                                AttentionGradients arrays, AttentionMask mask) {
   __shared__ TileMemory memory;
   const std::int64_t head = grid.head(), column = grid.part() * kOut, count = sizes.queries;
   const std::int64_t begin = (grid.tiles - 1 - grid.tile()) * kTile;  // the last queries see the most keys
@@ -102,6 +124,7 @@ __global__ void __launch_bounds__(kBlock)
     score<kLoad>(q, k.from(first), memory, weights);
     weigh<false>(sizes, scale, log_sums, begin, first, weights);
     score<kLoad>(dy, v.from(first), memory, gradients);
+    if constexpr (kDrops) drop_tile<false>(mask, sizes, head, begin, first, gradients, gradients);
     through_softmax<false>(sizes, means, begin, first, weights, gradients);
     leave_weights(memory, gradients);
     add_weighted<kOut, kLoad>(k.from(first), column, memory, dq);
@@ -112,7 +135,8 @@ __global__ void __launch_bounds__(kBlock)
 
 }  // namespace
 
-void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const AttentionGradients& arrays) {
+void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const AttentionGradients& arrays,
+                         const AttentionMask& mask) {
   LOCKSTEP_ASSERT(sizes.past == 0, "gradients of attention with a past");
   const std::int64_t rows = sizes.samples * sizes.heads * sizes.queries;
   const std::int64_t blocks = ceil_div(rows, kBlock / kWarp);
@@ -126,10 +150,13 @@ void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dt
     with_tile_widths(sizes.width, wide, [&](auto out, auto load) {
       constexpr int kOut = decltype(out)::value, kLoad = decltype(load)::value;
       const TileGrid grid = tile_grid(sizes, kOut);
-      launch("attention's backward", differentiate_keys<kOut, kLoad, T>, blocks_of(grid), dim3(kBlock), context.stream,
-             grid, sizes, scale, arrays);
-      launch("attention's backward", differentiate_queries<kOut, kLoad, T>, blocks_of(grid), dim3(kBlock),
-             context.stream, grid, sizes, scale, arrays);
+      with_mask(mask, [&](auto drops) {
+        constexpr bool kDrops = decltype(drops)::value;
+        launch("attention's backward", differentiate_keys<kOut, kLoad, kDrops, T>, blocks_of(grid), dim3(kBlock),
+               context.stream, grid, sizes, scale, arrays, mask);
+        launch("attention's backward", differentiate_queries<kOut, kLoad, kDrops, T>, blocks_of(grid), dim3(kBlock),
+               context.stream, grid, sizes, scale, arrays, mask);
+      });
     });
   });
 }

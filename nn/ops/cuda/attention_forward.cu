@@ -13,9 +13,10 @@ constexpr int kCopyBlocks = 4096, kCopyRows = 4;
 
 // Softmax as keys come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018): the largest score
 // so far, and sums that are made smaller whenever it grows.
-template <int kOut, int kLoad, class T>
-__global__ void __launch_bounds__(kBlock) attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q,
-                                                 HeadRows k, HeadRows v, HeadRows y, float* log_sums) {
+template <int kOut, int kLoad, bool kDrops, class T>
+__global__ void __launch_bounds__(kBlock)
+    attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q, HeadRows k, HeadRows v, HeadRows y,
+           float* log_sums, AttentionMask mask) {
   __shared__ TileMemory memory;
   const TilePlace place = tile_place();
   const std::int64_t head = grid.head(), column = grid.part() * kOut;
@@ -49,6 +50,12 @@ __global__ void __launch_bounds__(kBlock) attend(TileGrid grid, AttentionSizes s
       }
       sums[i] = sums[i] * factor + sum;
       for (float& result : results[i]) result *= factor;
+    }
+    if constexpr (kDrops) {
+      const Dropped dropped(mask, sizes, head);
+      for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j)
+          weights[i][j] = dropped.of(weights[i][j], begin + place.down * 4 + i, first + place.across + j * kAcross);
     }
     leave_weights(memory, weights);
     add_weighted<kOut, kLoad>(values.from(first), column, memory, results);
@@ -145,13 +152,16 @@ __global__ void __launch_bounds__(kBlock)
 }  // namespace
 
 void attend_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const HeadRows& q, const HeadRows& k,
-                  const HeadRows& v, const HeadRows& y, float* log_sums) {
+                  const HeadRows& v, const HeadRows& y, float* log_sums, const AttentionMask& mask) {
+  LOCKSTEP_ASSERT(mask.numbers == nullptr || sizes.past == 0, "attention with dropout and a past");
   with_float_type(dtype, [&]<class T>(T) {
     with_tile_widths(sizes.width, rows_fit_packs<T>(sizes, {&q, &k, &v, &y}), [&](auto out, auto load) {
-      constexpr int kOut = decltype(out)::value;
-      const TileGrid grid = tile_grid(sizes, kOut);
-      launch("attention", attend<kOut, decltype(load)::value, T>, blocks_of(grid), dim3(kBlock), context.stream, grid,
-             sizes, scale_of(sizes), q, k, v, y, log_sums);
+      with_mask(mask, [&](auto drops) {
+        constexpr int kOut = decltype(out)::value;
+        const TileGrid grid = tile_grid(sizes, kOut);
+        launch("attention", attend<kOut, decltype(load)::value, decltype(drops)::value, T>, blocks_of(grid),
+               dim3(kBlock), context.stream, grid, sizes, scale_of(sizes), q, k, v, y, log_sums, mask);
+      });
     });
   });
 }

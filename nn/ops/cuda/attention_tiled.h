@@ -22,9 +22,17 @@ struct AttentionSizes {
   std::int64_t keys() const { return past + queries; }
 };
 
-/// As AttentionKernels::forward; `log_sums` (samples, heads, queries) may be nullptr.
+/// Which weights are dropped (AttentionDropout). `numbers`: the state's, on the device; nullptr: none are.
+struct AttentionMask {
+  const std::int64_t* numbers = nullptr;
+  std::int64_t layer = 0;
+  std::uint32_t threshold = 0;
+  float scale = 1.0f;
+};
+
+/// As AttentionKernels::forward; `log_sums` (samples, heads, queries) may be nullptr. What is dropped has no past.
 void attend_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const HeadRows& q, const HeadRows& k,
-                  const HeadRows& v, const HeadRows& y, float* log_sums);
+                  const HeadRows& v, const HeadRows& y, float* log_sums, const AttentionMask& mask);
 
 /// The same for few queries and kMostDecodeWidth: a block for each of them.
 constexpr std::int64_t kMostDecodeQueries = 16, kMostDecodeWidth = 256;
@@ -38,7 +46,8 @@ struct AttentionGradients {
   float* means = nullptr;
   HeadRows dq, dk, dv;
 };
-void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const AttentionGradients& arrays);
+void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const AttentionGradients& arrays,
+                         const AttentionMask& mask);
 
 /// rows (samples, tokens, count) from one array into another, `count` elements of each.
 void copy_rows(Context& context, DType dtype, std::int64_t samples, std::int64_t tokens, std::int64_t count,

@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <type_traits>
 
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/dropout.h"
 
 namespace lockstep::nn::cuda {
 
@@ -153,6 +155,37 @@ __device__ void store_results(const float (&results)[4][kOut / kAcross], const f
         store_pack(to.first + row * to.stride + at, made);
       }
   }
+}
+
+/// What dropout leaves of the weights of one head, one at a time: four neighbouring keys' bits are made for each.
+class Dropped {
+ public:
+  __device__ Dropped(const AttentionMask& mask, const AttentionSizes& sizes, std::int64_t index)
+      : mask_(mask),
+        state_{.seed = mask.numbers[0], .step = mask.numbers[1], .first_sample = mask.numbers[2]},
+        sample_(state_.first_sample + index / sizes.heads),
+        head_(index % sizes.heads),
+        tokens_(sizes.queries) {}
+
+  /// `value` times what dropout makes of the weight of `query` and `key`.
+  __device__ float of(float value, std::int64_t query, std::int64_t key) const {
+    const RandomBits bits = attention_bits(state_, mask_.layer, sample_, head_, tokens_, query, key);
+    return bits.word[key % 4] >= mask_.threshold ? value * mask_.scale : 0.0f;
+  }
+
+ private:
+  AttentionMask mask_;
+  DropoutState state_;
+  std::int64_t sample_, head_, tokens_;
+};
+
+/// Calls run(drops) with whether there is a mask: kernels without one have no trace of it.
+template <class F>
+void with_mask(const AttentionMask& mask, F&& run) {
+  if (mask.numbers != nullptr)
+    run(std::true_type());
+  else
+    run(std::false_type());
 }
 
 // Of the threads that share a row: the same in all of them.

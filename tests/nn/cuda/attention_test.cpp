@@ -1,4 +1,6 @@
 // CUDA's attention against the CPU's.
+#include <array>
+
 #include "nn/ops/cuda/fused_attention.h"
 #include "tests/nn/cuda/device_values.h"
 
@@ -36,9 +38,9 @@ TEST_P(CudaAttention, Forward) {
     SCOPED_TRACE(s.text());
     const Tensor qkv_host = random(s.qkv(), 1), qkv = activation(qkv_host);
     const Tensor expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
-    cpu->attention().forward(qkv_host, s.heads, expected, log_sums);
+    cpu->attention().forward(qkv_host, s.heads, {}, expected, log_sums);
     const auto got = results({activation_like(s.y()), {s.log_sums()}},
-                             [&](const auto& out) { attention->forward(qkv, s.heads, out[0], out[1]); });
+                             [&](const auto& out) { attention->forward(qkv, s.heads, {}, out[0], out[1]); });
     expect_close(expected, got[0], tolerance(s.tokens));
     expect_close(log_sums, got[1], {DType::kF32, 32.0, 8.0});
   }
@@ -49,14 +51,41 @@ TEST_P(CudaAttention, Backward) {
     SCOPED_TRACE(s.text());
     const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
     const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
-    cpu->attention().forward(qkv_host, s.heads, y_host, log_sums_host);
+    cpu->attention().forward(qkv_host, s.heads, {}, y_host, log_sums_host);
     rounded(y_host);
-    cpu->attention().backward(qkv_host, s.heads, y_host, log_sums_host, dy_host, expected);
+    cpu->attention().backward(qkv_host, s.heads, {}, y_host, log_sums_host, dy_host, expected);
     const Tensor qkv = activation(qkv_host), y = activation(y_host), dy = activation(dy_host);
     const Tensor log_sums = plain(log_sums_host);
     const auto got = results({activation_like(s.qkv())},
-                             [&](const auto& out) { attention->backward(qkv, s.heads, y, log_sums, dy, out[0]); });
+                             [&](const auto& out) { attention->backward(qkv, s.heads, {}, y, log_sums, dy, out[0]); });
     expect_close(expected, got[0], tolerance(s.tokens, 4.0));
+  }
+}
+
+// The same weights are dropped as on the CPU, in both directions.
+TEST_P(CudaAttention, Dropout) {
+  const std::array<std::int64_t, 3> numbers = {9, 4, 17};
+  const Tensor state_host = cpu->empty({3}, DType::kI64);
+  cpu->upload(std::as_bytes(std::span(numbers)), state_host);
+  const AttentionDropout on_cpu{.p = 0.3, .state = state_host, .layer = 5};
+  const AttentionDropout drop{.p = 0.3, .state = plain(state_host), .layer = 5};
+  for (const Sizes& s : kSizes) {
+    SCOPED_TRACE(s.text());
+    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
+    const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
+    cpu->attention().forward(qkv_host, s.heads, on_cpu, y_host, log_sums_host);
+    const Tensor qkv = activation(qkv_host);
+    const auto made = results({activation_like(s.y()), {s.log_sums()}},
+                              [&](const auto& out) { attention->forward(qkv, s.heads, drop, out[0], out[1]); });
+    expect_close(y_host, made[0], tolerance(s.tokens, 2.0));
+    expect_close(log_sums_host, made[1], {DType::kF32, 32.0, 8.0});
+    rounded(y_host);
+    cpu->attention().backward(qkv_host, s.heads, on_cpu, y_host, log_sums_host, dy_host, expected);
+    const Tensor y = activation(y_host), dy = activation(dy_host), log_sums = plain(log_sums_host);
+    const auto got = results({activation_like(s.qkv())}, [&](const auto& out) {
+      attention->backward(qkv, s.heads, drop, y, log_sums, dy, out[0]);
+    });
+    expect_close(expected, got[0], tolerance(s.tokens, 8.0));
   }
 }
 
@@ -66,7 +95,7 @@ TEST_P(CudaAttention, Extend) {
     SCOPED_TRACE(s.text());
     const std::int64_t most = s.tokens + 3;
     const Tensor qkv_host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
-    cpu->attention().forward(qkv_host, s.heads, expected, log_sums);
+    cpu->attention().forward(qkv_host, s.heads, {}, expected, log_sums);
     const Tensor zeros = cpu->zeros({s.batch, most, 2 * s.heads * s.width});
     for (const std::vector<std::int64_t>& steps :
          {std::vector<std::int64_t>{s.tokens}, {s.tokens - 2, 1, 1}, {1, 2, s.tokens - 3}}) {
@@ -111,9 +140,9 @@ TEST_P(CudaAttention, ScoresMayBeLargeAndNaNIsSeenByThoseBehindIt) {
   const auto forward = [&] {
     const Tensor qkv = activation(host);
     return results({activation_like(s.y()), {s.log_sums()}},
-                   [&](const auto& out) { attention->forward(qkv, s.heads, out[0], out[1]); });
+                   [&](const auto& out) { attention->forward(qkv, s.heads, {}, out[0], out[1]); });
   };
-  cpu->attention().forward(host, s.heads, expected, log_sums);
+  cpu->attention().forward(host, s.heads, {}, expected, log_sums);
   const auto large = forward();
   expect_close(log_sums, large[1], {DType::kF32, 32.0, 512.0});
   expect_close(expected, large[0], tolerance(s.tokens, type() == DType::kBF16 ? 16.0 : 512.0));
