@@ -338,7 +338,8 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
   status_.add(rank, report);
   auto& known = reports_[static_cast<std::size_t>(rank)];
   known.missing = status_.missing(rank);
-  known.stopped_by = status_.stopped_by(rank);
+  // A stop request lets all of them run again.
+  if (last_signal_ == 0) known.stopped_by = status_.stopped_by(rank);
   known.had_usage_error = status_.had_usage_error(rank);
   if (report.kind == StatusReport::Kind::kDataOnStdout) console_.set_plain(rank);
   if (report.kind == StatusReport::Kind::kUsageError) {
