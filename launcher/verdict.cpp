@@ -219,7 +219,9 @@ Verdict judge(const JobReport& job) {
   if (explained && blames_a_peer(*first)) {
     const RankReport* witness = nullptr;
     const RankReport* const cause = root_cause(first, job.ranks, witness);
-    if (witness != nullptr && (!cause->failed() || cause->told || (blames_a_peer(*cause) && cause != first))) {
+    // One for which the others gave up waiting, and which then found them gone, has not failed by itself.
+    const bool came_late = first->ending->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
+    if (witness != nullptr && cause != first && (!cause->failed() || cause->told || came_late)) {
       verdict.exit_code = first->ending->exit_code();
       verdict.rank = cause->rank;
       verdict.line = describe_missing(*cause, *witness, *first, job);
