@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -34,6 +35,8 @@ constexpr auto kLastOutput = std::chrono::seconds(1);
 // mpirun's own end after all programs have ended well.
 constexpr auto kMpirunEnds = std::chrono::seconds(10);
 constexpr std::size_t kConsoleBacklogBytes = 4 << 20;
+// While a job ends nothing holds its ranks back, and one that writes on and on must not fill the memory.
+constexpr std::size_t kEndingBacklogBytes = 64 << 20;
 
 template <class... Handlers>
 struct Overloaded : Handlers... {
@@ -122,6 +125,8 @@ void Supervisor::wait_and_serve() {
   index = first_connection;
   for (auto& connection : connections_)
     if (entries[index++].revents != 0) serve(connection);
+  if (phase_ != Phase::kRunning && console_.backlog_bytes() > kEndingBacklogBytes)
+    unread_bytes_ += console_.queues().front().drop();
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
@@ -328,7 +333,8 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
   status_.add(rank, report);
   auto& known = reports_[static_cast<std::size_t>(rank)];
   known.missing = status_.missing(rank);
-  known.stopped_by = status_.stopped_by(rank);
+  // A stop request lets all of them run again.
+  if (last_signal_ == 0) known.stopped_by = status_.stopped_by(rank);
   known.had_usage_error = status_.had_usage_error(rank);
   if (report.kind == StatusReport::Kind::kDataOnStdout) console_.set_plain(rank);
   if (report.kind == StatusReport::Kind::kUsageError) {
@@ -488,13 +494,18 @@ void Supervisor::kill_mpirun() {
 /// tried, or both are the same.
 bool Supervisor::drop_stdout() {
   if (console_.queues().size() < 2 || console_.queues().front().size() == 0) return false;
-  console_.say(fmt::format("{} of output were not read", human_bytes(console_.queues().front().drop())));
+  say_unread(console_.queues().front().drop());
   return true;
+}
+
+void Supervisor::say_unread(std::size_t bytes) {
+  if (bytes > 0) console_.say(fmt::format("{} of output were not read", human_bytes(static_cast<double>(bytes))));
 }
 
 void Supervisor::flush_console() {
   phase_ = Phase::kMpirunKilled;
   flushing_ = true;
+  say_unread(std::exchange(unread_bytes_, 0));
   const auto give_up_at = Clock::now() + kLastOutput;
   while (console_.backlog_bytes() > 0) {
     const bool stopped = interrupted_by_ != 0 || hurry_;

@@ -100,6 +100,7 @@ class Supervisor {
   void kill_mpirun();
   bool all_programs_ended() const;
   bool drop_stdout();
+  void say_unread(std::size_t bytes);
 
   AuthenticatedListener listener_;
   pid_t mpirun_;
@@ -127,6 +128,7 @@ class Supervisor {
   bool hurry_ = false;     // the user asked again
   bool flushing_ = false;  // nothing is left that a signal could end but the wait for the console
   bool reader_gone_ = false;
+  std::size_t unread_bytes_ = 0;  // of output, dropped while the job ends
   std::optional<Ending> mpirun_ending_;
   bool mpirun_ends_job_ = false;
   bool mpirun_killed_ = false;

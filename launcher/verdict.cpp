@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "launcher/rank_status.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -155,16 +156,9 @@ Verdict never_started(const JobReport& job, const std::vector<std::string>& unse
   return verdict;
 }
 
-/// "2", "2 and 3", "2 to 5"
-std::string numbers(const std::vector<int>& ranks) {
-  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
-  if (ranks.size() == 2) return fmt::format("ranks {} and {}", ranks[0], ranks[1]);
-  return fmt::format("ranks {} to {}", ranks.front(), ranks.back());
-}
-
 Verdict host_lost(const LostHost& host, const JobReport& job) {
   const std::string who = host.ranks.empty() ? fmt::format("host {}", host.name)
-                                             : fmt::format("host {} ({})", host.name, numbers(host.ranks));
+                                             : fmt::format("host {} ({})", host.name, ranks_text(host.ranks));
   Verdict verdict;
   verdict.exit_code = static_cast<int>(ExitCode::kDevice);
   const double at = seconds_between(job.started_at, host.last_heard);
@@ -225,7 +219,9 @@ Verdict judge(const JobReport& job) {
   if (explained && blames_a_peer(*first)) {
     const RankReport* witness = nullptr;
     const RankReport* const cause = root_cause(first, job.ranks, witness);
-    if (witness != nullptr && (!cause->failed() || cause->told || (blames_a_peer(*cause) && cause != first))) {
+    // One for which the others gave up waiting, and which then found them gone, has not failed by itself.
+    const bool came_late = first->ending->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
+    if (witness != nullptr && cause != first && (!cause->failed() || cause->told || came_late)) {
       verdict.exit_code = first->ending->exit_code();
       verdict.rank = cause->rank;
       verdict.line = describe_missing(*cause, *witness, *first, job);

@@ -23,6 +23,7 @@
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/splitmix.h"
+#include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -272,6 +273,40 @@ TEST_F(AtomicFileTest, OnlyFilesAreReplaced) {
   std::filesystem::create_symlink("/dev/full", directory_ / "f");
   EXPECT_THROW(AtomicFile(directory_ / "f"), IoError);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_), {}), 1);
+}
+
+TEST(Stop, AHangupIsOneUnlessItIsIgnored) {
+  std::signal(SIGHUP, SIG_IGN);  // nohup
+  install_stop_handlers();
+  struct sigaction current = {};
+  ASSERT_EQ(::sigaction(SIGHUP, nullptr, &current), 0);
+  EXPECT_EQ(current.sa_handler, SIG_IGN);
+  std::signal(SIGHUP, SIG_DFL);
+  install_stop_handlers();
+  ASSERT_EQ(::sigaction(SIGHUP, nullptr, &current), 0);
+  EXPECT_NE(current.sa_handler, SIG_DFL);
+}
+
+TEST(StatusReport, SurvivesTheWayAndIsBounded) {
+  using Kind = StatusReport::Kind;
+  const StatusReport full{.kind = Kind::kMissingRanks, .number = -3, .seconds = 1.5, .ranks = {4, -1}, .text = "é"};
+  EXPECT_EQ(decode_status(encode_status(full)), full);
+  StatusReport large{.kind = Kind::kUsageError, .text = std::string(StatusReport::kMaxTextBytes - 1, 'x') + "é"};
+  large.ranks.assign(1000, 7);
+  const auto cut = decode_status(encode_status(large));
+  ASSERT_TRUE(cut);
+  EXPECT_EQ(cut->ranks.size(), StatusReport::kMaxRanks);
+  EXPECT_EQ(cut->text, std::string(StatusReport::kMaxTextBytes - 1, 'x'));
+  const std::string bytes = encode_status(full);
+  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(decode_status(bytes.substr(0, size))) << size;
+  EXPECT_FALSE(decode_status(bytes + "x"));
+  EXPECT_FALSE(decode_status('\x7f' + bytes.substr(1)));
+  EXPECT_FALSE(decode_status(encode_status({.kind = Kind::kDefersStops, .seconds = std::nan("")})));
+}
+
+TEST(StatusReport, GoesNowhereWithoutALauncher) {
+  EXPECT_FALSE(report_status({.kind = StatusReport::Kind::kSaved}));
+  EXPECT_FALSE(report_usage_error("not said"));
 }
 
 TEST(Stop, TheFirstSignalIsRemembered) {

@@ -115,6 +115,17 @@ TEST(VerdictTest, TheRankThatTheOthersNameIsTheCause) {
   }
 }
 
+// A connection is closed before the process ends: who sees that may be the first to have ended.
+TEST(VerdictTest, ARankThatOthersSawEndFailedFirst) {
+  for (const int code : {3, 4}) {
+    const auto verdict =
+        judge_ranks({that_waited(rank_that(0, {How::kExited, 4}, 300), {1}), rank_that(1, {How::kExited, code}, 350)});
+    EXPECT_EQ(verdict.rank, 1);
+    EXPECT_EQ(verdict.exit_code, code);
+    EXPECT_THAT(verdict.line, HasSubstr("rank 1 of 2 (host a, pid 101) failed first"));
+  }
+}
+
 TEST(VerdictTest, ChainsOfWaitingRanksEndAtTheOneThatWaitsForNobody) {
   const Ending timed_out = {How::kExited, 5}, killed = {How::kSignalled, SIGKILL};
   const auto chain = judge_ranks({that_waited(rank_that(0, timed_out, 300), {1, 2}),
