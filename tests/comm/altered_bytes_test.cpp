@@ -99,7 +99,7 @@ void with_tampering(const std::string& hosts, std::size_t at, bool threaded,
     const auto deadline = Deadline::after(20s);
     auto store = make_tcp_store(world, deadline);
     Peers peers(*store, deadline);
-    HostMeeting met = meet_hosts(*store, peers, "127.0.0.1", 20s);
+    HostMeeting met = meet_hosts(*store, peers, world.meeting, 20s);
     std::optional<Tamperer> tamperer;
     if (world.rank == 0) tamperer.emplace(met.links.back(), at);
     std::unique_ptr<ProcessGroup> group;

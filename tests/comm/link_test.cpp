@@ -62,9 +62,8 @@ std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t key) {
 MessageHeader header_of(std::size_t bytes) {
   MessageHeader header;
   header.place = 3;
-  header.sequence = 2;
   header.history = 0x123456789abcdef;
-  header.count = 1000;
+  header.op.count = 1000;
   header.bytes = static_cast<std::uint32_t>(bytes);
   return header;
 }
