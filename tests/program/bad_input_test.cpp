@@ -322,10 +322,10 @@ TEST(DeviceTest, MoreOfThemThanRanksAreWarnedOf) {
 
 TEST(LaunchTest, ExportedValuesAreSetOnThisHostToo) {
   const TemporaryDirectory directory;
-  const auto outcome = run(
-      "MINE=0 lockstep launch -n 1 --no-prefix --export MINE=1,YOURS=2 -- sh -c 'echo $MINE $YOURS'", directory.path());
+  const auto outcome =
+      run("MINE=0 lockstep launch -n 1 --no-prefix --export MINE=1,YOURS=2 -- printenv MINE YOURS", directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(outcome.out, "1 2\n");
+  EXPECT_EQ(outcome.out, "1\n2\n");
 }
 
 TEST(OutputTest, OfALaunchThatIsLostIsNoSuccess) {
