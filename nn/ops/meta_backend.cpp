@@ -85,8 +85,8 @@ class MetaEmbedding final : public EmbeddingKernels {
 
 class MetaAttention final : public AttentionKernels {
  public:
-  void forward(T, std::int64_t, T, T) override {}
-  void backward(T, std::int64_t, T, T, T, T) override {}
+  void forward(T, std::int64_t, const AttentionDropout&, T, T) override {}
+  void backward(T, std::int64_t, const AttentionDropout&, T, T, T, T) override {}
   void extend(T, std::int64_t, std::int64_t, T, T) override {}
 };
 
