@@ -301,9 +301,16 @@ TEST(DataTest, ATokenFileThatIsCutInUseIsOneLine) {
             directory.path());
     EXPECT_EQ(outcome.code, 3) << outcome.out << outcome.err;
     const auto errors = error_lines(outcome.err + outcome.out);
-    ASSERT_GE(errors.size(), 1u) << outcome.out << outcome.err;
-    for (const auto& error : errors)
-      EXPECT_NE(error.find("tokens.bin: it had 400000 bytes when it was opened"), std::string::npos) << error;
+    // A second rank may only see that the first one has ended.
+    EXPECT_TRUE(std::ranges::any_of(errors,
+                                    [](const std::string& error) {
+                                      return error.find("tokens.bin: it had 400000 bytes when it was opened") !=
+                                             std::string::npos;
+                                    }))
+        << outcome.out << outcome.err;
+    if (launch.empty()) {
+      EXPECT_EQ(errors.size(), 1u) << outcome.err;
+    }
   }
 }
 
