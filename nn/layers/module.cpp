@@ -89,9 +89,9 @@ void Module::check_name(const std::string& name, const char* what) const {
                      "give it a name; dots come between names");
   const auto check = [&](const std::string& other) {
     if (name != other && !name.starts_with(other + ".") && !other.starts_with(name + ".")) return;
-    throw UsageError(fmt::format("a {} of {} is registered as '{}', where there is '{}' already", what, type_name(),
-                                 name, other),
-                     "give each parameter, buffer and child of a module a name of its own");
+    throw UsageError(
+        fmt::format("a {} of {} is registered as '{}', where there is '{}' already", what, type_name(), name, other),
+        "give each parameter, buffer and child of a module a name of its own");
   };
   for (const auto& parameter : parameters_) check(parameter.first);
   for (const auto& child : children_) check(child.first);

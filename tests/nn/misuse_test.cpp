@@ -9,28 +9,16 @@
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "tests/nn/values.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::refusal_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// What `work` is refused with: a UsageError that says what and what to do; another error's text, marked; or nothing.
-template <class Work>
-std::string refusal_of(const Work& work) {
-  try {
-    work();
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.line();
-  } catch (const std::exception& error) {
-    return fmt::format("no UsageError: {}", error.what());
-  }
-  return "";
-}
 
 class Misuse : public ::testing::Test {
  protected:
