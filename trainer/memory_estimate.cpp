@@ -141,7 +141,8 @@ struct Shared {
 std::string remedy_of(const MemoryNeed& need, std::size_t ranks) {
   std::vector<std::string> ways = {"use a smaller model"};
   if (need.activations + need.batches > need.parameters) ways.emplace_back("a smaller batch");
-  if (need.moments > 0) ways.emplace_back("an optimizer that remembers less (--optimizer sgd --momentum 0)");
+  if (need.moments > need.gradients / 2)
+    ways.emplace_back("an optimizer that remembers less (--optimizer sgd --momentum 0)");
   if (ranks > 1) ways.emplace_back("fewer ranks here");
   return join(ways, ", ") + ", or more memory";
 }

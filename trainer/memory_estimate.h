@@ -12,9 +12,9 @@
 namespace lockstep::trainer {
 
 /// Bytes of one rank, all of which are there at one time. Parameters, gradients and moments are what they will be;
-/// activations are what the allocator will be asked for in the largest step, without what kernels keep for themselves
-/// and what blocks are rounded up by. So a run takes at least this much, and what it takes more is small beside it
-/// where it is large.
+/// activations are what the allocator will be asked for in the largest step. What kernels keep for themselves (packed
+/// weights: with convolutions up to four times the parameters) and what blocks are rounded up by is not in it: a run
+/// takes at least this much. docs/models.md has both numbers for all models.
 struct MemoryNeed {
   std::uint64_t parameters = 0;  // and buffers, and their bf16 copies
   std::uint64_t gradients = 0;

@@ -2,7 +2,6 @@
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <typeinfo>
 
@@ -82,17 +81,21 @@ std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe) {
   return made;
 }
 
-// Saved files, checkpoints and ranks know parameters by their names.
+// Saved files, checkpoints and ranks know parameters by their names, joined by dots. A name may have dots of its own
+// ("h.0"), so one that begins with another's name and a dot may come to the same.
 void Module::check_name(const std::string& name, const char* what) const {
-  if (name.empty() || name.find('.') != std::string::npos)
+  if (name.empty() || name.starts_with('.') || name.ends_with('.'))
     throw UsageError(fmt::format("a {} of {} is registered as '{}'", what, type_name(), name),
-                     "give it a name without a dot: dots join the names of modules");
-  const auto has = [&](const auto& named) { return named.first == name; };
-  if (std::ranges::any_of(parameters_, has) || std::ranges::any_of(children_, has) ||
-      std::ranges::any_of(buffers_, [&](const Buffer& buffer) { return buffer.name == name; }))
+                     "give it a name; dots come between names");
+  const auto check = [&](const std::string& other) {
+    if (name != other && !name.starts_with(other + ".") && !other.starts_with(name + ".")) return;
     throw UsageError(
-        fmt::format("a {} of {} is registered as '{}', which is the name of another one", what, type_name(), name),
+        fmt::format("a {} of {} is registered as '{}', where there is '{}' already", what, type_name(), name, other),
         "give each parameter, buffer and child of a module a name of its own");
+  };
+  for (const auto& parameter : parameters_) check(parameter.first);
+  for (const auto& child : children_) check(child.first);
+  for (const auto& buffer : buffers_) check(buffer.name);
 }
 
 void Module::check_child(const std::string& name, const Module* child) const {

@@ -15,10 +15,12 @@
 
 #include "base/error.h"
 #include "data/open.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::data {
 namespace {
 
+using lockstep::testing::refusal_of;
 using sampler::DistributedSampler;
 using sampler::SamplerConfig;
 using sampler::SamplerState;
@@ -72,7 +74,7 @@ void expect_batch_of(const Batch& batch, const DistributedSampler& sampler) {
   }
 }
 
-class LoaderTest : public testing::TestWithParam<LoaderOptions> {};
+class LoaderTest : public ::testing::TestWithParam<LoaderOptions> {};
 
 TEST_P(LoaderTest, HandsOutTheSamplersSteps) {
   const auto dataset = std::make_shared<Probe>(101);
@@ -226,8 +228,8 @@ TEST_P(LoaderTest, DoesNotFinishABatchThatNobodyWants) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, LoaderTest,
-                         testing::Values(LoaderOptions{0, 0}, LoaderOptions{1, 0}, LoaderOptions{1, 1},
-                                         LoaderOptions{3, 0}, LoaderOptions{3, 1}, LoaderOptions{2, 9}),
+                         ::testing::Values(LoaderOptions{0, 0}, LoaderOptions{1, 0}, LoaderOptions{1, 1},
+                                           LoaderOptions{3, 0}, LoaderOptions{3, 1}, LoaderOptions{2, 9}),
                          [](const auto& param_info) {
                            return "workers" + std::to_string(param_info.param.workers) + "depth" +
                                   std::to_string(param_info.param.depth);
@@ -283,16 +285,6 @@ class Unread : public Dataset {
   explicit Unread(bool tokens = false)
       : Dataset({.name = "points", .size = 4, .dims = {2}, .classes = 2, .tokens = tokens}) {}
 };
-
-std::string refusal_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.line();
-  }
-  return "";
-}
 
 TEST(Loader, ADataSetThatDoesNotSayHowItIsRead) {
   for (const int workers : {0, 1}) {

@@ -9,28 +9,16 @@
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "tests/nn/values.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::nn {
 namespace {
 
 using namespace lockstep::nn::testing;
+using lockstep::testing::refusal_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// What `work` is refused with: a UsageError that says what and what to do; another error's text, marked; or nothing.
-template <class Work>
-std::string refusal_of(const Work& work) {
-  try {
-    work();
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.line();
-  } catch (const std::exception& error) {
-    return fmt::format("no UsageError: {}", error.what());
-  }
-  return "";
-}
 
 class Misuse : public ::testing::Test {
  protected:
@@ -216,21 +204,26 @@ TEST_F(Misuse, NamesOfAModule) {
   module.register_module("fc", linear_layer());
   module.register_parameter("scale", parameter());
   module.register_buffer("mean", *backend, x);
-  const auto taken = HasSubstr("which is the name of another one");
+  const auto taken = HasSubstr("already");
   for (const std::string name : {"fc", "scale", "mean"}) {
     EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), taken);
     EXPECT_THAT(refusal_of([&] { module.register_borrowed(name, *layer); }), taken);
     EXPECT_THAT(refusal_of([&] { module.register_parameter(name, parameter()); }), taken);
     EXPECT_THAT(refusal_of([&] { module.register_buffer(name, *backend, x); }), taken);
   }
-  for (const std::string name : {"", "a.b"})
-    EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), HasSubstr("without a dot"));
+  for (const std::string name : {"fc.0", "fc.weight", "scale.x"})
+    EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), taken);
+  for (const std::string name : {"", ".", "a.", ".a"})
+    EXPECT_THAT(refusal_of([&] { module.register_module(name, linear_layer()); }), HasSubstr("give it a name"));
+  EXPECT_NO_THROW(module.register_module("h.0", linear_layer()));  // as GPT-2's blocks are called
+  EXPECT_NO_THROW(module.register_module("h.1", linear_layer()));
+  EXPECT_THAT(refusal_of([&] { module.register_module("h", linear_layer()); }), taken);
   EXPECT_THAT(refusal_of([&] { module.register_module("no", std::unique_ptr<Linear>()); }), HasSubstr("is nothing"));
   EXPECT_THAT(refusal_of([&] { module.register_parameter("no", nullptr); }), HasSubstr("is nothing"));
   EXPECT_THAT(refusal_of([&] { module.register_borrowed("no", module); }), HasSubstr("the module itself"));
   Sequential steps;
   EXPECT_THAT(refusal_of([&] { steps.then(std::unique_ptr<Linear>()); }), HasSubstr("is nothing"));
-  EXPECT_EQ(module.named_parameters().size(), 3u);  // what was refused has left nothing
+  EXPECT_EQ(module.named_parameters().size(), 7u);  // what was refused has left nothing
 }
 
 TEST_F(Misuse, LayersOfNoSize) {

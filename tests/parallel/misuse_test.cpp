@@ -7,23 +7,13 @@
 #include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/data_parallel.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::parallel {
 namespace {
 
+using lockstep::testing::refusal_of;
 using ::testing::HasSubstr;
-
-std::string refusal_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.line();
-  } catch (const std::exception& error) {
-    return fmt::format("no UsageError: {}", error.what());
-  }
-  return "";
-}
 
 class DataParallelMisuse : public ::testing::Test {
  protected:

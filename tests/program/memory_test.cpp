@@ -13,11 +13,13 @@ using ::testing::HasSubstr;
 class Memory : public ::testing::Test {
  protected:
   // One line, before anything is taken: a shell's limit on memory would end it otherwise, with another line.
-  void expect_refused(const std::string& line, const std::string& what) {
+  void expect_refused(const std::string& line, const std::string& what, bool one_line = true) {
     const Outcome outcome = run("ulimit -v 16000000; " + line, directory_.path());
     EXPECT_EQ(outcome.code, 4) << line << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("this run needs at least"), HasSubstr(what), HasSubstr(" free"))) << line;
-    EXPECT_EQ(lines_of(outcome.err).size(), 1u) << line << "\n" << outcome.err;
+    if (one_line) {
+      EXPECT_EQ(lines_of(outcome.err).size(), 1u) << line << "\n" << outcome.err;
+    }
   }
 
  private:
@@ -50,7 +52,7 @@ TEST_F(Memory, Infer) {
 
 TEST_F(Memory, EveryRankEnds) {
   expect_refused(std::string("lockstep launch -n 2 --no-prefix -- lockstep train mlp") + kHuge,
-                 "for 2 ranks: parameters 4.0 TB");
+                 "for 2 ranks: parameters 4.0 TB", /*one_line=*/false);  // the launcher has its own
 }
 
 }  // namespace

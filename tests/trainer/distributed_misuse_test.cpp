@@ -8,27 +8,16 @@
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 #include "trainer/distributed.h"
 
 namespace lockstep::trainer {
 namespace {
 
 using lockstep::testing::group;
+using lockstep::testing::refusal_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-template <class Work>
-std::string refusal_of(const Work& work) {
-  try {
-    work();
-  } catch (const UsageError& error) {
-    EXPECT_FALSE(error.remedy().empty()) << error.what();
-    return error.line();
-  } catch (const std::exception& error) {
-    return fmt::format("no UsageError: {}", error.what());
-  }
-  return "";
-}
 
 class DistributedMisuse : public ::testing::Test {
  protected:

@@ -1,0 +1,28 @@
+// What the library tells a program that uses it wrongly.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+
+#include "base/error.h"
+
+namespace lockstep::testing {
+
+/// What `work` is refused with: a UsageError that says what and what to do; another error's text, marked; or nothing.
+template <class Work>
+std::string refusal_of(const Work& work) {
+  try {
+    work();
+  } catch (const UsageError& error) {
+    EXPECT_FALSE(error.remedy().empty()) << error.what();
+    return error.line();
+  } catch (const std::exception& error) {
+    return fmt::format("no UsageError: {}", error.what());
+  }
+  return "";
+}
+
+}  // namespace lockstep::testing
