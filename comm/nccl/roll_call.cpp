@@ -21,8 +21,9 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
+// At least twice what the control group takes to find that the ranks wait in different operations (patience_for).
 Clock::duration patience_of(Clock::duration timeout) {
-  return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(1), std::chrono::seconds(10));
+  return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(2), std::chrono::seconds(10));
 }
 
 RollCall::RollCall(ProcessGroup& control)

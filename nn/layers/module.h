@@ -32,8 +32,8 @@ struct NamedBuffer {
 
 /// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
 /// registration, their names are joined by dots, as in PyTorch. Registering throws UsageError for a name that is empty,
-/// is another one's of the same module, or begins with that and a dot, and for nothing. Not copyable; one thread uses it at a time.
-/// The backend it was built with must outlive it.
+/// is another one's of the same module, or begins with that and a dot, and for nothing. Not copyable; one thread uses
+/// it at a time. The backend it was built with must outlive it.
 class Module {
  public:
   virtual ~Module() = default;

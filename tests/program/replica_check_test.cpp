@@ -129,7 +129,9 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
       [&] { return std::filesystem::exists(folder) && !std::filesystem::is_empty(folder); });
   expect_end(said, " on rank 0 differs from that of the other 2 ranks");
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
-    if (entry.is_regular_file()) EXPECT_THAT(content_of(entry.path()), Not(HasSubstr(after_))) << entry.path();
+    if (entry.is_regular_file()) {
+      EXPECT_THAT(content_of(entry.path()), Not(HasSubstr(after_))) << entry.path();
+    }
   EXPECT_FALSE(std::filesystem::exists(directory_.path() / "after.safetensors"));
 }
 
