@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// A member of what others refer to. Its references expire when it is destroyed, or renewed; asking one costs a load
-/// and a compare. The counters behind them lie in memory that is never given back, so a reference may be asked for as
+/// and a compare. Their counters lie in memory that is never given back, so a reference may be asked for as
 /// long as the process lives. A reference is a plain value: copying it is free.
 ///
 /// It finds mistakes, and is no lock: what is alive when it is asked may end on another thread a moment later.

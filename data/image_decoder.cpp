@@ -73,7 +73,7 @@ void cmyk_to_rgb(std::uint8_t* pixels, std::size_t count) {
 
 // Numbers of 16 bits, of this machine's byte order, to R = G = B: Pillow's convert("RGB") takes 255 for all above.
 void clip_grey(std::uint8_t* pixels, std::size_t count) {
-  for (std::size_t i = count; i-- > 0;) {  // from the end: the four bytes of a pixel lie at or behind its two
+  for (std::size_t i = count; i-- > 0;) {  // from the end: the four bytes of a pixel lie at or after its two
     std::uint16_t value = 0;
     std::memcpy(&value, pixels + 2 * i, sizeof value);
     std::memset(pixels + 4 * i, std::min<int>(value, 255), 4);

@@ -9,7 +9,7 @@
 namespace lockstep::data {
 namespace {
 
-// Pillow's: weights have so many bits behind the point, and each pass rounds to bytes.
+// Pillow's: weights have so many bits after the point, and each pass rounds to bytes.
 constexpr int kFraction = 32 - 8 - 2;
 constexpr std::int32_t kHalf = 1 << (kFraction - 1);
 

@@ -48,7 +48,7 @@ class Resampler {
   struct Taps {
     std::vector<int> first;             // of the source
     std::vector<int> count;             // at least 1
-    std::vector<std::int32_t> weights;  // `most` a pixel, in parts of 2^22; those behind its count are 0
+    std::vector<std::int32_t> weights;  // `most` a pixel, in parts of 2^22; those after its count are 0
     int most = 0;
     std::vector<double> exact;  // one pixel's, while they are computed
 

@@ -159,7 +159,7 @@ void check_host(comm::ProcessGroup& group, const MemoryNeed& mine) {
     const std::uint64_t needed = std::stoull(lines.front());
     for (const std::string& line : std::span(lines).subspan(1)) {
       const auto fields = split(line, '\t');
-      if (fields.size() != 3) continue;  // behind the last line's end
+      if (fields.size() != 3) continue;  // after the last line's end
       const std::uint64_t free_bytes = std::stoull(fields[1]);
       Shared& shared =
           all.try_emplace(fields[0], Shared{.name = fields[2], .free_bytes = free_bytes, .ranks = {}}).first->second;

@@ -19,7 +19,7 @@ constexpr std::int64_t kCnnChannels =
 bool is_resnet(const std::string& name) { return name.starts_with("resnet"); }
 bool is_gpt(const std::string& name) { return name.starts_with("gpt"); }
 
-/// Tensors of a state dict by name, without what stands in front of all names.
+/// Tensors of a state dict by name, without what stands before all names.
 class Tensors {
  public:
   explicit Tensors(const std::vector<nn::HostTensor>& tensors) {

@@ -37,7 +37,7 @@ struct MessageHeader {
   std::uint64_t history = 0;
   OpSignature op;
   std::uint32_t payload_crc = 0;
-  std::uint32_t header_crc = 0;  // of all that is in front of it
+  std::uint32_t header_crc = 0;  // of all that is before it
 
   static constexpr std::uint32_t kMagic = 0x324d534c;  // "LSM2"
 

@@ -16,7 +16,7 @@ constexpr std::size_t kLengthBytes = 4;
 constexpr std::size_t kHeaderBytes = 8;
 constexpr std::size_t kMostNameBytes = 256;  // of hosts and jobs
 
-/// Of a frame without its checksum: `length` in front of what `rest` has.
+/// Of a frame without its checksum: `length` before what `rest` has.
 std::uint32_t checksum_of(std::string_view length, std::string_view rest) {
   return crc32c(std::as_bytes(std::span(rest)), crc32c(std::as_bytes(std::span(length))));
 }

@@ -14,7 +14,7 @@ namespace lockstep::nn {
 /// module within a wrapper do, they are without it.
 std::vector<HostTensor> state_of(const Module& module);
 
-/// The names of `tensors` without what wrappers put in front of all of them: "module." (PyTorch's DataParallel and
+/// The names of `tensors` without what wrappers put before all of them: "module." (PyTorch's DataParallel and
 /// DistributedDataParallel) and "_orig_mod." (torch.compile), each once and in either order, and the "transformer." of
 /// a file of GPT-2 with its head. In the order of `tensors`.
 std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);

@@ -61,7 +61,7 @@ struct PickledValue {
 
 struct Unpickled {
   std::deque<PickledValue> values;
-  std::deque<PickledStorage> storages;  // all that are named, in that order; a key may come again
+  std::deque<PickledStorage> storages;  // all that are named, in that order; a key may repeat
   Pickled root = nullptr;
 };
 

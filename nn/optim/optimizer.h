@@ -43,7 +43,7 @@ class Optimizer {
   void zero_grad();
   /// begin_step() and update() of all parameters that have a gradient. The others stay as they are, moments included,
   /// and the step does not count for them: AdamW's corrections go by a parameter's own steps. Throws UsageError where
-  /// none has one (backward has not run, or zero_grad() behind it), and for a gradient that is this rank's part of a
+  /// none has one (backward has not run, or zero_grad() after it), and for a gradient that is this rank's part of a
   /// sum over ranks (Parameter::is_partial()).
   void step(double lr);
 

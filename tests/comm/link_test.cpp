@@ -99,7 +99,7 @@ void receive(const std::vector<std::byte>& bytes, std::size_t piece, Keeper& kee
       while (link.receive_some(keeper) || link.is_held()) {
       }
     } catch (const Altered&) {
-      // Nothing behind it is believed.
+      // Nothing after it is believed.
       EXPECT_FALSE(link.receive_some(keeper));
       throw;
     }

@@ -91,7 +91,7 @@ TEST_F(Misuse, BackwardTwice) {
   EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("walked already"));
   // Nor is what has been walked part of another loss.
   EXPECT_THAT(refusal_of([&] { add(tape, loss.value, loss.value); }), HasSubstr("walked already"));
-  // A pass recorded behind it has its own root.
+  // A pass recorded after it has its own root.
   const Loss next = loss_of(layer->forward(tape, tape.input(x)));
   EXPECT_THAT(refusal_of([&] { tape.backward(loss.value); }), HasSubstr("walked already"));
   tape.backward(next.value);

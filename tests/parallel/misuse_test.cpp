@@ -55,7 +55,7 @@ TEST_F(DataParallelMisuse, ItEndsBeforeItsTape) {
   model.reset();
   tape.reset();
   model.emplace(layer(), devices);
-  (*model)(tape, tape.input(rows(6)));  // the model ends behind the tape here
+  (*model)(tape, tape.input(rows(6)));  // the model ends after the tape here
 }
 
 TEST_F(DataParallelMisuse, AValueOfAnotherTape) {

@@ -192,7 +192,7 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   outcome = run("lockstep checkpoint show c", directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
-  // Names, not numbers, with blanks behind the longest of them.
+  // Names, not numbers, with blanks after the longest of them.
   for (const char* setting : {"\n  schedule              constant\n", "\n  no-broadcast-buffers  false\n",
                               "\n  tail                  exact\n"})
     EXPECT_THAT(outcome.out, HasSubstr(setting));

@@ -37,7 +37,7 @@ std::string content_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-/// The first bytes of the first tensor of a file of weights: behind 8 bytes of length and the header.
+/// The first bytes of the first tensor of a file of weights: after 8 bytes of length and the header.
 std::string first_bytes_of(const std::filesystem::path& weights) {
   const std::string file = content_of(weights);
   std::uint64_t header = 0;

@@ -241,7 +241,7 @@ TEST(Sampler, WorldsThatCannotBe) {
     EXPECT_THROW(eval_slice(10, rank, world), UsageError);
   }
   EXPECT_THROW(plan_step(config_of(10, 0), {}, 0, 1), UsageError);
-  EXPECT_THROW(plan_step(config, {0, 10}, 0, 1), UsageError);  // behind the epoch's last step
+  EXPECT_THROW(plan_step(config, {0, 10}, 0, 1), UsageError);  // after the epoch's last step
 }
 
 TEST(Sampler, RanksWithoutSamplesStillStep) {

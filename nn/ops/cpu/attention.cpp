@@ -66,7 +66,7 @@ struct Mask {
   float scale = 1.0f;
 };
 
-// to[i] = from[i] as dropout leaves it, for the first `seen` keys of a query; behind them it is 0.
+// to[i] = from[i] as dropout leaves it, for the first `seen` keys of a query; after them it is 0.
 LOCKSTEP_SIMD_CLONES
 void drop_row(const Mask& mask, std::int64_t query, std::int64_t seen, std::int64_t width, const float* from,
               float* to) {
