@@ -102,6 +102,8 @@ TEST(MeetingStalls, AFirstRankThatIsStopped) {
       if (world.rank == 0) {
         const std::string wake = fmt::format("(sleep 5; kill -CONT {}) >/dev/null 2>&1 &", ::getpid());
         if (std::system(wake.c_str()) == 0) std::raise(SIGSTOP);
+      } else {
+        std::this_thread::sleep_for(1s);  // it is stopped by then: one whose word it has heard would speak, too
       }
       store->barrier("again", Deadline::after(20s));
       store->leave(Deadline::after(20s));
