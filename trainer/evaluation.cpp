@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "base/stop.h"
 #include "comm/agree.h"
@@ -43,7 +44,8 @@ void run(TrainConfig config, Session& session) {
   });
   check_memory(group, *session.backend, needs);
   comm::agree_on(group, [&] {
-    model = build_model(config, *session.backend, *splits.test, weights);
+    // The file's tensors go with this statement.
+    model = build_model(config, *session.backend, *splits.test, std::exchange(weights, {}));
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
   comm::compare_manifests(group, manifest_of(config, *model, *splits.test));

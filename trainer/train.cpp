@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/env.h"
 #include "base/file.h"
@@ -56,7 +57,8 @@ class Run {
     });
     check_memory(group_, backend_, needs);
     comm::agree_on(group_, [&] {
-      model_ = build_model(config_, backend_, *splits_.train, weights);
+      // The file's tensors go with this statement.
+      model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}));
       if (config_.parallel == Parallel::kDp)
         data_parallel_ = std::make_unique<DataParallelModel>(config_, session, *model_);
       steps_per_epoch_ = static_cast<std::int64_t>(sampler_->steps_per_epoch());
