@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/status_report.h"
+#include "base/time_sharing.h"
 #include "cli/subcommands.h"
 
 namespace {
@@ -87,6 +88,7 @@ int main(int argc, char** argv) {
   // A file that grows beyond its limit is an error of the write, not the end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
   occupy_standard_descriptors();
+  if (argc > 1 && lockstep::cli::computes(argv[1])) lockstep::share_processors_well(argv);
   const int code = run_and_report({argv + std::min(argc, 1), argv + argc});
   if (code == static_cast<int>(ExitCode::kOk)) return code;
   // Other ranks may be gone: nothing that runs at exit, MPI's handlers least of all, may wait for them.

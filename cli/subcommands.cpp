@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -27,6 +28,7 @@ struct Subcommand {
   const char* summary;
   int (*run)(const Sources& sources, const ForeignFlags& foreign);
   std::vector<std::string> (*flags)();
+  bool computes = false;  // with OpenMP's threads, for long
 };
 
 // The tables' setters point into configurations that end with these functions: only names leave them.
@@ -58,11 +60,11 @@ std::vector<std::string> version_flags() { return version_options().names(); }
 
 constexpr std::array kSubcommands = {
     Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, launch_flags},
-    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags},
-    Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags},
-    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags},
+    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags, true},
+    Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags, true},
+    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags, true},
     Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
-    Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags},
+    Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags, true},
     Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, checkpoint_flags},
     Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
 };
@@ -89,6 +91,11 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
 }
 
 }  // namespace
+
+bool computes(std::string_view subcommand) {
+  return std::ranges::any_of(kSubcommands,
+                             [&](const Subcommand& each) { return each.name == subcommand && each.computes; });
+}
 
 std::string overview() {
   std::string text =

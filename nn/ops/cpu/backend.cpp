@@ -6,6 +6,7 @@
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
+#include "nn/ops/cpu/spread_threads.h"
 
 namespace lockstep::nn {
 namespace {
@@ -30,7 +31,7 @@ class CpuReadback final : public Readback {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads, std::shared_ptr<cpu::PackedWeights> shared = nullptr)
-      : threads_(threads), shared_(std::move(shared)), allocator_(make_host_memory()) {
+      : threads_(threads), spreader_(threads), shared_(std::move(shared)), allocator_(make_host_memory()) {
     check_usage(threads >= 1, "a CPU backend needs at least one thread");
     omp_set_num_threads(threads);
   }
@@ -45,7 +46,7 @@ class CpuBackend final : public Backend {
   int steps_ahead() const override { return 0; }
   bool computes_in_bf16() const override { return false; }
   Tensor from_host(void* data, const Shape& shape, DType dtype) override { return Tensor::view_of(data, shape, dtype); }
-  void finish_inputs() override {}
+  void finish_inputs() override { spreader_.spread(); }
   std::shared_ptr<MemorySource> staging_memory() override { return make_host_memory(); }
   void upload(std::span<const std::byte> from, const Tensor& to) override {
     LOCKSTEP_ASSERT(from.size() <= to.bytes(), "{} bytes into {}", from.size(), to.bytes());
@@ -81,6 +82,7 @@ class CpuBackend final : public Backend {
 
  private:
   int threads_;
+  cpu::ThreadSpreader spreader_;
   std::shared_ptr<cpu::PackedWeights> for_siblings_ = std::make_shared<cpu::PackedWeights>();
   std::shared_ptr<cpu::PackedWeights> shared_;  // with the siblings; nullptr: this one packs for itself
   CachingAllocator allocator_;

@@ -1,0 +1,32 @@
+// Keeps compute threads on processors of their own.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <vector>
+
+namespace lockstep::nn::cpu {
+
+/// For each thread the processor that it should move to, or -1: it stays. `on[i]` is where thread i runs, and
+/// `allowed[i]` are the processors that it may use, ascending. Of threads on one processor the first one stays, and the
+/// others move to such as no thread of these runs on, as long as there are any.
+std::vector<int> moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed);
+
+/// Note [Two compute threads on one processor]
+/// Where other programs keep all processors busy, Linux may put a thread next to the one that woke it up, and leaves
+/// both there: that makes two runnable threads on each processor, which is balanced. But each of the two then waits for
+/// the other while that one waits for the processor. So they are moved apart, once, and may run anywhere again at once:
+/// threads that are started from these inherit no binding, and other jobs on the machine keep their room.
+class ThreadSpreader {
+ public:
+  explicit ThreadSpreader(int threads) : threads_(threads) {}
+
+  /// To be called once per step, by the thread that starts the others. Costs a parallel region every few milliseconds.
+  void spread();
+
+ private:
+  int threads_;
+  std::chrono::steady_clock::time_point next_{};
+};
+
+}  // namespace lockstep::nn::cpu
