@@ -156,7 +156,8 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
     session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;
   open_device(config, choice, session);
-  log_debug("{}, {}", session.backend->describe(), session.binding.text);
+  log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding.text,
+            env("GOMP_SPINCOUNT").value_or("not set"));
   return session;
 }
 

@@ -1,10 +1,13 @@
 // The same training at any number of processes, and what a run leaves behind.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
@@ -150,6 +153,42 @@ TEST(SameTraining, FlagsFromFileEnvironmentAndCommandLine) {
       run("LOCKSTEP_BATCH=16 lockstep train cnn --config c.toml --steps 3 --metrics m.jsonl", directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(read_metrics(directory.path() / "m.jsonl").losses.size(), 3u);
+}
+
+// Note [Waiting beside busy neighbours]: how threads wait changes no bit.
+TEST(SameTraining, WaitsOfThreadsAreShortAndTheirBitsTheSame) {
+  const TemporaryDirectory directory;
+  std::set<std::string> parameters;
+  const auto train = [&](const std::string& environment) {
+    const auto outcome = run(environment +
+                                 " lockstep train cnn --data digits --steps 20 --threads 2 --log-level debug "
+                                 "--metrics m.jsonl",
+                             directory.path());
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    parameters.insert(read_metrics(directory.path() / "m.jsonl").final["params_sha256"]);
+    std::filesystem::remove(directory.path() / "m.jsonl");
+    return outcome.err;
+  };
+  const std::string by_default = train("");
+  EXPECT_NE(train("GOMP_SPINCOUNT=77").find("GOMP_SPINCOUNT 77"), std::string::npos);
+  EXPECT_NE(train("OMP_WAIT_POLICY=passive").find("GOMP_SPINCOUNT not set"), std::string::npos);
+  EXPECT_NE(train("taskset -c $(taskset -cp $$ | grep -oE \"[0-9]+$\")").find("GOMP_SPINCOUNT not set"),
+            std::string::npos);
+  EXPECT_EQ(parameters.size(), 1u);
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor";
+  EXPECT_EQ(by_default.find("GOMP_SPINCOUNT not set"), std::string::npos) << by_default;
+}
+
+// It has started itself again by then.
+TEST(SameTraining, IsStillCalledLockstep) {
+  const TemporaryDirectory directory;
+  auto outcome =
+      run("lockstep train cnn --data digits --epochs 100000 --quiet & sleep 0.5; "
+          "cat /proc/$!/comm /proc/$!/cmdline; kill $!; wait $!",
+          directory.path());
+  std::ranges::replace(outcome.out, '\0', ' ');
+  EXPECT_TRUE(outcome.out.starts_with("lockstep\n")) << outcome.out;
+  EXPECT_NE(outcome.out.find("train cnn --data digits"), std::string::npos) << outcome.out;
 }
 
 TEST(SameTraining, CtrlCEndsAllRanksWithOneLine) {

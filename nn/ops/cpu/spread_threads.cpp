@@ -52,10 +52,10 @@ std::vector<int> moves_apart(std::span<const int> on, std::span<const std::vecto
   return moves;
 }
 
-void ThreadSpreader::spread() {
-  if (threads_ < 2) return;
+int ThreadSpreader::spread() {
+  if (threads_ < 2) return 0;
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_) return;
+  if (now < next_) return 0;
   next_ = now + kInterval;
 
   const auto count = static_cast<std::size_t>(threads_);
@@ -64,15 +64,17 @@ void ThreadSpreader::spread() {
   on[static_cast<std::size_t>(omp_get_thread_num())] = ::sched_getcpu();
   const std::set<int> distinct(on.begin(), on.end());
   // A thread that the region did not get, or a system without that call, says -1.
-  if (distinct.size() == count || distinct.contains(-1)) return;
+  if (distinct.size() == count || distinct.contains(-1)) return 0;
 
   std::vector<std::vector<int>> allowed(count);
 #pragma omp parallel num_threads(threads_)
   allowed[static_cast<std::size_t>(omp_get_thread_num())] = processors_of(affinity());
   const std::vector<int> moves = moves_apart(on, allowed);
-  if (std::ranges::all_of(moves, [](int cpu) { return cpu < 0; })) return;
+  const auto moved = static_cast<int>(std::ranges::count_if(moves, [](int cpu) { return cpu >= 0; }));
+  if (moved == 0) return 0;
 #pragma omp parallel num_threads(threads_)
   if (const int cpu = moves[static_cast<std::size_t>(omp_get_thread_num())]; cpu >= 0) move_to(cpu);
+  return moved;
 }
 
 }  // namespace lockstep::nn::cpu

@@ -22,7 +22,8 @@ class ThreadSpreader {
   explicit ThreadSpreader(int threads) : threads_(threads) {}
 
   /// To be called once per step, by the thread that starts the others. Costs a parallel region every few milliseconds.
-  void spread();
+  /// Returns how many threads it has moved.
+  int spread();
 
  private:
   int threads_;
