@@ -22,6 +22,8 @@ class Memory : public ::testing::Test {
     }
   }
 
+  const std::filesystem::path& path() const { return directory_.path(); }
+
  private:
   TemporaryDirectory directory_;
 };
@@ -48,6 +50,12 @@ TEST_F(Memory, BenchStep) {
 
 TEST_F(Memory, Infer) {
   expect_refused("lockstep infer mlp --hidden 1000000,1000000 --input random:1x784 --device cpu", "parameters 4.0 TB");
+}
+
+TEST_F(Memory, InferWithWeights) {
+  ASSERT_EQ(run("lockstep train mlp --data digits --steps 1 --hidden 8 --quiet --save w.safetensors", path()).code, 0);
+  expect_refused("lockstep infer mlp --weights w.safetensors --input random:16000000x64 --threads 200 --device cpu",
+                 "activations");
 }
 
 TEST_F(Memory, EveryRankEnds) {

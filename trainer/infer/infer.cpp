@@ -82,15 +82,15 @@ int streams_of(const InferConfig& config, const Session& session, std::uint64_t 
 void run(const InferConfig& config, Session& session) {
   std::optional<RandomInput> random;
   if (config.input.starts_with(kRandomInput)) random = parse_random_input(config.input);
-  if (config.weights.empty() && random) {
-    // What flags ask for; what a file holds has been read by then.
-    nn::ModelSpec spec = spec_of(config.model, {});
-    spec.sample_shape = random->sample;
+  // Images and texts come one at a time: only flags can ask for more than there is.
+  const auto check = [&](const nn::ModelSpec& spec) {
+    if (!random) return;
     const DType activations = config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
     check_memory(*session.group, *session.backend,
                  estimate_inference(spec, *session.backend, random->batch, activations, std::max(1, config.threads)));
-  }
-  const InferModel model = open_model(config, *session.backend, random ? std::optional(random->sample) : std::nullopt);
+  };
+  const InferModel model =
+      open_model(config, *session.backend, random ? std::optional(random->sample) : std::nullopt, check);
   const InferTask task = open_task(config, model, random);
   const StreamsOptions options = {.streams = streams_of(config, session, task.jobs),
                                   .jobs = task.jobs,

@@ -20,7 +20,8 @@ nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::ve
 }  // namespace
 
 InferModel open_model(const InferConfig& config, nn::Backend& backend,
-                      const std::optional<std::vector<std::int64_t>>& sample_shape) {
+                      const std::optional<std::vector<std::int64_t>>& sample_shape,
+                      const std::function<void(const nn::ModelSpec&)>& check) {
   InferModel model;
   ModelConfig given = config.model;
   std::vector<nn::HostTensor> tensors;
@@ -40,6 +41,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
     spec.sample_shape[0] = spec.sample_shape[1] = *config.image_size;
   }
   if (sample_shape) spec.sample_shape = *sample_shape;
+  check(spec);
   // Values that are loaded next need not be drawn.
   const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
   nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
