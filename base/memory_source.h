@@ -16,6 +16,8 @@ class MemorySource {
   /// else; each says how much was asked.
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+  /// What makes the device usable here (a stream) ends: pieces that are still given are freed without it later.
+  virtual void outlive_device() noexcept {}
   /// Whose memory it is.
   virtual Device device() const { return {}; }
 };

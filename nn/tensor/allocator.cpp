@@ -1,7 +1,10 @@
 #include "nn/tensor/allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <mutex>
+#include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -27,19 +30,63 @@ std::size_t class_bytes(int size_class) {
 
 }  // namespace
 
-CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source)
-    : source_(std::move(source)), free_lists_{std::vector<Block*>(4 * 64), std::vector<Block*>(4 * 64)} {}
+/// What an allocator's blocks need: it ends with the last of these.
+class Heap {
+ public:
+  explicit Heap(std::unique_ptr<MemorySource> source)
+      : source_(std::move(source)), free_lists_{std::vector<Block*>(4 * 64), std::vector<Block*>(4 * 64)} {}
+  ~Heap() {
+    for (const auto& block : blocks_) source_->free(block->data, block->bytes);
+  }
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
 
-CachingAllocator::~CachingAllocator() {
-  for (const auto& block : blocks_) source_->free(block->data, block->bytes);
-}
+  /// Its allocator has ended. `this` may have by the time that it returns.
+  void close() noexcept {
+    bool empty = false;
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      empty = used_ == 0;
+      if (!empty) source_->outlive_device();
+    }
+    if (empty) delete this;
+  }
 
-void CachingAllocator::limit(std::optional<std::size_t> bytes) {
-  const std::lock_guard lock(mutex_);
-  allowed_ = bytes;
-}
+  Block* acquire(std::size_t bytes);
+  /// The same: the last block takes it along.
+  void recycle(Block* block) noexcept;
+  void use(CachingAllocator::Pool pool) {
+    const std::lock_guard lock(mutex_);
+    pool_ = pool == CachingAllocator::Pool::kRecorded ? 1 : 0;
+  }
+  void limit(std::optional<std::size_t> bytes) {
+    const std::lock_guard lock(mutex_);
+    allowed_ = bytes;
+  }
+  CachingAllocator::Stats stats() const {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  Device device() const { return source_->device(); }
 
-Block* CachingAllocator::acquire(std::size_t bytes) {
+ private:
+  Block* make_block(int size_class);
+  std::byte* allocate(std::size_t bytes);
+  bool give_back_idle();
+
+  std::unique_ptr<MemorySource> source_;
+  mutable std::mutex mutex_;
+  std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class
+  std::size_t pool_ = 0;                           // where acquire() takes from
+  std::optional<std::size_t> allowed_;             // bytes that may yet be asked for
+  std::vector<std::unique_ptr<Block>> blocks_;     // all that exist
+  std::size_t used_ = 0;                           // of them
+  bool closed_ = false;
+  CachingAllocator::Stats stats_;
+};
+
+Block* Heap::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (allowed_) {
     if (bytes > *allowed_) throw MemoryLimitReached();
@@ -55,6 +102,7 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
     list = block->next_free;
   else
     block = make_block(size_class);
+  ++used_;
   block->references.store(1, std::memory_order_relaxed);
   stats_.bytes_in_use += block->bytes;
   stats_.peak_bytes_in_use = std::max(stats_.peak_bytes_in_use, stats_.bytes_in_use);
@@ -64,7 +112,7 @@ Block* CachingAllocator::acquire(std::size_t bytes) {
   return block;
 }
 
-Block* CachingAllocator::make_block(int size_class) {
+Block* Heap::make_block(int size_class) {
   auto made = std::make_unique<Block>();
   made->bytes = class_bytes(size_class);
   made->size_class = size_class;
@@ -76,7 +124,7 @@ Block* CachingAllocator::make_block(int size_class) {
   return blocks_.emplace_back(std::move(made)).get();
 }
 
-std::byte* CachingAllocator::allocate(std::size_t bytes) {
+std::byte* Heap::allocate(std::size_t bytes) {
   try {
     return source_->allocate(bytes);
   } catch (const OutOfMemoryError&) {
@@ -85,7 +133,7 @@ std::byte* CachingAllocator::allocate(std::size_t bytes) {
   return source_->allocate(bytes);
 }
 
-bool CachingAllocator::give_back_idle() {
+bool Heap::give_back_idle() {
   constexpr std::size_t kOrdinary = 0;
   for (Block*& list : free_lists_[kOrdinary])
     for (; list != nullptr; list = list->next_free) {
@@ -96,23 +144,29 @@ bool CachingAllocator::give_back_idle() {
   return std::erase_if(blocks_, [](const auto& block) { return block->data == nullptr; }) > 0;
 }
 
-void CachingAllocator::use(Pool pool) {
-  const std::lock_guard lock(mutex_);
-  pool_ = pool == Pool::kRecorded ? 1 : 0;
+void Heap::recycle(Block* block) noexcept {
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    Block*& list = free_lists_[static_cast<std::size_t>(block->pool)][static_cast<std::size_t>(block->size_class)];
+    block->next_free = list;
+    list = block;
+    stats_.bytes_in_use -= block->bytes;
+    stats_.bytes_asked -= block->asked;
+    last = --used_ == 0 && closed_;
+  }
+  if (last) delete this;
 }
 
-void CachingAllocator::recycle(Block* block) noexcept {
-  const std::lock_guard lock(mutex_);
-  Block*& list = free_lists_[static_cast<std::size_t>(block->pool)][static_cast<std::size_t>(block->size_class)];
-  block->next_free = list;
-  list = block;
-  stats_.bytes_in_use -= block->bytes;
-  stats_.bytes_asked -= block->asked;
-}
+void recycle(Block* block) noexcept { block->owner->recycle(block); }
+Device device_of(const Block& block) { return block.owner->device(); }
 
-CachingAllocator::Stats CachingAllocator::stats() const {
-  const std::lock_guard lock(mutex_);
-  return stats_;
-}
+CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source) : heap_(new Heap(std::move(source))) {}
+CachingAllocator::~CachingAllocator() { heap_->close(); }
+Block* CachingAllocator::acquire(std::size_t bytes) { return heap_->acquire(bytes); }
+void CachingAllocator::use(Pool pool) { heap_->use(pool); }
+Device CachingAllocator::device() const { return heap_->device(); }
+void CachingAllocator::limit(std::optional<std::size_t> bytes) { heap_->limit(bytes); }
+CachingAllocator::Stats CachingAllocator::stats() const { return heap_->stats(); }
 
 }  // namespace lockstep::nn

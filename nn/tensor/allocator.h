@@ -1,21 +1,18 @@
 // Device memory that is asked for once and then reused.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
-#include <vector>
 
 #include "base/memory_source.h"
 
 namespace lockstep::nn {
 
-class CachingAllocator;
+class Heap;
 
 /// More was asked for than a MemoryLimit allows.
 class MemoryLimitReached : public std::runtime_error {
@@ -23,7 +20,7 @@ class MemoryLimitReached : public std::runtime_error {
   MemoryLimitReached() : std::runtime_error("more memory was asked for than is allowed here") {}
 };
 
-/// A piece of memory with a reference count. Owned by its allocator, shared by tensors.
+/// A piece of memory with a reference count. Owned by its heap, shared by tensors.
 struct Block {
   std::byte* data = nullptr;
   std::size_t bytes = 0;  // capacity
@@ -31,15 +28,20 @@ struct Block {
   std::atomic<int> references{0};
   int size_class = 0;
   int pool = 0;
-  CachingAllocator* owner = nullptr;
+  Heap* owner = nullptr;
   Block* next_free = nullptr;
 };
+
+/// Takes a block without references back.
+void recycle(Block* block) noexcept;
+/// Whose memory it is.
+Device device_of(const Block& block);
 
 /// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
 /// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
 /// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
 /// back to the source, which is then asked once more.
-/// Thread-safe. Must outlive every tensor that it gave memory to.
+/// Thread-safe. Tensors may outlive it: what they hold goes back to the source with the last of them.
 class CachingAllocator {
  public:
   explicit CachingAllocator(std::unique_ptr<MemorySource> source);
@@ -58,13 +60,10 @@ class CachingAllocator {
   void use(Pool pool);
 
   /// Whose memory it gives.
-  Device device() const { return source_->device(); }
+  Device device() const;
 
   /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
   void limit(std::optional<std::size_t> bytes);
-
-  /// Takes a block without references back.
-  void recycle(Block* block) noexcept;
 
   struct Stats {
     std::size_t bytes_in_use = 0;
@@ -76,17 +75,7 @@ class CachingAllocator {
   Stats stats() const;
 
  private:
-  Block* make_block(int size_class);
-  std::byte* allocate(std::size_t bytes);
-  bool give_back_idle();
-
-  std::unique_ptr<MemorySource> source_;
-  mutable std::mutex mutex_;
-  std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class
-  std::size_t pool_ = 0;                           // where acquire() takes from
-  std::optional<std::size_t> allowed_;             // bytes that may yet be asked for
-  std::vector<std::unique_ptr<Block>> blocks_;     // all that exist
-  Stats stats_;
+  Heap* heap_;  // lives until this and all of its blocks are gone
 };
 
 /// In its scope, what is acquired is limited: for sizes that come out of a file.

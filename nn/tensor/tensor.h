@@ -64,8 +64,7 @@ class Tensor {
     return *this;
   }
   ~Tensor() {
-    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      block_->owner->recycle(block_);
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle(block_);
   }
 
   /// New memory; the content is unspecified. Throws UsageError for sizes that no memory has.
@@ -92,9 +91,7 @@ class Tensor {
 
   bool defined() const { return data_ != nullptr; }
   /// Whose memory it is; nothing for a view, which knows an address alone.
-  std::optional<Device> device() const {
-    return block_ != nullptr ? std::optional(block_->owner->device()) : std::nullopt;
-  }
+  std::optional<Device> device() const { return block_ != nullptr ? std::optional(device_of(*block_)) : std::nullopt; }
   const Shape& shape() const { return shape_; }
   std::int64_t size(int dim) const { return shape_[dim]; }
   std::int64_t count() const { return shape_.count(); }

@@ -16,7 +16,7 @@ class AllocatorTest : public ::testing::Test {
     const std::size_t capacity = block->bytes;
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block->data) % 64, 0u);
     block->references = 0;
-    allocator.recycle(block);
+    recycle(block);
     return capacity;
   }
 

@@ -323,6 +323,19 @@ TEST_F(Misuse, ATapeOnAnotherBackend) {
   EXPECT_NO_THROW(layer->forward(elsewhere, elsewhere.input(x)));
 }
 
+TEST_F(Misuse, TensorsOutliveTheirBackend) {
+  Tensor kept, shared;
+  {
+    const auto other = make_cpu_backend(1);
+    kept = other->zeros({3});
+    shared = kept;
+    const Tensor another = other->empty({100'000});
+  }
+  kept.f32()[1] = 2.0f;
+  EXPECT_EQ(shared.f32()[1], 2.0f);
+  EXPECT_EQ(kept.device()->kind, DeviceKind::kCpu);
+}
+
 // Optimizers.
 
 TEST_F(Misuse, AStepWithoutBackward) {

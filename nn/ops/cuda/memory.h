@@ -33,6 +33,8 @@ class DeviceMemory final : public MemorySource {
   /// recorded.
   std::byte* allocate(std::size_t bytes) override;
   void free(std::byte* data, std::size_t bytes) noexcept override;
+  /// From then on it is freed in the order of the default stream.
+  void outlive_device() noexcept override { stream_ = nullptr; }
   Device device() const override { return {.kind = DeviceKind::kCuda, .index = device_}; }
 
   /// Lets GPU `other`, which has a context in this process, copy from here without the host, where the two can.

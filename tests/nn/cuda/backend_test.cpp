@@ -45,6 +45,18 @@ std::vector<float> counted(std::size_t count, float first) {
   return values;
 }
 
+TEST_F(CudaBackendTest, TensorsOutliveIt) {
+  const std::vector<float> values = counted(1000, 1.0f);
+  Tensor kept = upload(values);
+  const Tensor idle = upload(values);
+  backend_.reset();
+  std::vector<float> there(values.size());
+  ASSERT_EQ(cudaMemcpy(there.data(), kept.raw(), kept.bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(there, values);
+  kept = Tensor();
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
 TEST_F(CudaBackendTest, SaysWhatItIs) {
   EXPECT_EQ(backend_->device(), (Device{DeviceKind::kCuda, 0}));
   EXPECT_THAT(backend_->describe(), MatchesRegex("cuda:0, .+, CUDA 1[0-9]\\.[0-9], driver for CUDA 1[0-9]\\.[0-9]"));
