@@ -28,7 +28,7 @@ constexpr std::size_t kProofBytes = 32;
 constexpr std::size_t kMostWhyBytes = 2048;
 // Of the first version, too, whose hellos have names of job and host.
 constexpr std::size_t kMostHelloBytes = 1024;
-constexpr std::size_t kMostProveBytes = 1 + 4 + Handshake::kMostIdentityBytes + 4 + kProofBytes;
+constexpr std::size_t kMostProveBytes = 1 + 4 + Handshake::kMostIdentityBytes + 4 + 4 + kProofBytes;
 constexpr std::size_t kMostAnswerFrame =
     std::max(1 + 4 + Handshake::kMostAnswerBytes + 4 + kProofBytes, 1 + 4 + kMostWhyBytes);
 
@@ -47,21 +47,25 @@ std::string printable(std::string text) {
 
 }  // namespace
 
-Handshake::Handshake(Port port, JobSecret secret, bool calls, std::string identity)
+Handshake::Handshake(Port port, JobSecret secret, bool calls, std::string identity, bool encrypts)
     : port_(port),
       calls_(calls),
+      encrypts_(encrypts),
       secret_(std::move(secret)),
       identity_(std::move(identity)),
       own_nonce_(random_bytes(kNonceBytes)) {
   LOCKSTEP_ASSERT(identity_.size() <= kMostIdentityBytes);
+  LOCKSTEP_ASSERT(!encrypts_ || !secret_.empty(), "keys that everybody knows");
   if (calls_) send_frame(kHello, Packer().number(kProtocolVersion).text(own_nonce_).bytes());
 }
 
-Handshake Handshake::call(Port port, JobSecret secret, std::string identity) {
-  return {port, std::move(secret), true, std::move(identity)};
+Handshake Handshake::call(Port port, JobSecret secret, std::string identity, bool encrypts) {
+  return {port, std::move(secret), true, std::move(identity), encrypts};
 }
 
-Handshake Handshake::listen(Port port, JobSecret secret) { return {port, std::move(secret), false, {}}; }
+Handshake Handshake::listen(Port port, JobSecret secret, bool encrypts) {
+  return {port, std::move(secret), false, {}, encrypts};
+}
 
 void Handshake::send_frame(int kind, std::string_view body) {
   // A listener too says nothing before it is spoken to.
@@ -127,26 +131,32 @@ void Handshake::take_frame() {
     }
     if (!calls_ && !other_nonce_.empty() && kind == kProve) {
       identity_ = body.text(kMostIdentityBytes);
+      const bool encrypts = body.number() != 0;
       const std::string proof_of_caller = body.text(kProofBytes);
       body.end();
-      if (equal_in_constant_time(proof_of_caller, proof(true))) {
+      const bool knows = equal_in_constant_time(proof_of_caller, proof(true, encrypts));
+      if (knows && encrypts == encrypts_) {
         state_ = State::kAsked;
         return;
       }
       identity_.clear();
+      if (knows)
+        return refuse(encrypts_ ? "it runs without --encrypt, and the others with it"
+                                : "it runs with --encrypt, and the others without it");
       refuse(secret_mismatch());
       failure_ = Failure::kSecret;
       return;
     }
     if (calls_ && other_nonce_.empty() && kind == kChallenge) {
       other_nonce_ = nonce_of(body);
-      return send_frame(kProve, Packer().text(identity_).text(proof(true)).bytes());
+      return send_frame(kProve,
+                        Packer().text(identity_).number(encrypts_ ? 1 : 0).text(proof(true, encrypts_)).bytes());
     }
     if (calls_ && !other_nonce_.empty() && kind == kWelcome) {
       answer_ = body.text(kMostAnswerBytes);
       const std::string proof_of_listener = body.text(kProofBytes);
       body.end();
-      if (equal_in_constant_time(proof_of_listener, proof(false))) {
+      if (equal_in_constant_time(proof_of_listener, proof(false, encrypts_))) {
         state_ = State::kDone;
         return;
       }
@@ -160,18 +170,31 @@ void Handshake::take_frame() {
   }
 }
 
-std::string Handshake::proof(bool callers) const {
+std::string Handshake::proof(bool callers, bool encrypts) const {
+  return signed_by_secret("lockstep handshake", callers, encrypts, !callers);
+}
+
+SessionCiphers Handshake::take_ciphers() {
+  LOCKSTEP_ASSERT(state_ == State::kDone && encrypts_ && !took_ciphers_);
+  took_ciphers_ = true;
+  const std::string callers = signed_by_secret("lockstep session key", true, true, true);
+  const std::string listeners = signed_by_secret("lockstep session key", false, true, true);
+  return {Aead(Aead::Use::kSeals, calls_ ? callers : listeners), Aead(Aead::Use::kOpens, calls_ ? listeners : callers)};
+}
+
+std::string Handshake::signed_by_secret(std::string_view label, bool callers, bool encrypts, bool with_answer) const {
   const std::string& callers_nonce = calls_ ? own_nonce_ : other_nonce_;
   const std::string& listeners_nonce = calls_ ? other_nonce_ : own_nonce_;
   Packer message;
-  message.text("lockstep handshake")
+  message.text(label)
       .number(static_cast<std::uint32_t>(port_))
       .number(callers ? 0 : 1)
       .number(kProtocolVersion)
+      .number(encrypts ? 1 : 0)
       .text(callers_nonce)
       .text(listeners_nonce)
       .text(identity_);
-  if (!callers) message.text(answer_);
+  if (with_answer) message.text(answer_);
   return secret_.sign(message.bytes());
 }
 
@@ -183,7 +206,7 @@ std::string Handshake::secret_mismatch() const {
 void Handshake::accept(std::string_view answer) {
   LOCKSTEP_ASSERT(state_ == State::kAsked && answer.size() <= kMostAnswerBytes);
   answer_ = answer;
-  send_frame(kWelcome, Packer().text(answer_).text(proof(false)).bytes());
+  send_frame(kWelcome, Packer().text(answer_).text(proof(false, encrypts_)).bytes());
   state_ = State::kDone;
 }
 

@@ -6,25 +6,35 @@
 #include <string>
 #include <string_view>
 
+#include "base/aead.h"
 #include "base/deadline.h"
 #include "base/job_secret.h"
 
 namespace lockstep {
 
 /// Counts up whenever what ranks and launcher say to each other changes. Hello's first field and kRefused never do.
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
+
+/// What one side of a connection encrypts with, and what it decrypts with.
+struct SessionCiphers {
+  Aead out, in;
+};
 
 /// Note [Handshake]
 /// Every connection of a job begins with it, at whichever port:
 ///   caller    "lockstep", kHello:      u32 version, text nonce
 ///   listener  "lockstep", kChallenge:  text nonce
-///   caller                kProve:      text identity, text proof
+///   caller                kProve:      text identity, u32 1 where it encrypts, else 0, text proof
 ///   listener              kWelcome:    text answer, text proof        or kRefused: text, why
 /// in frames: u32 length of the rest, u8 kind, body (base/packing.h). Nonces are 32 random bytes of either side's, new
 /// for every connection, so what somebody has overheard proves nothing later. A proof is HMAC-SHA-256, with the job's
-/// secret, of everything that this side relies on: the port, the side, the version, both nonces, and identity and
-/// answer, which mean something to the port only (job, rank, world size; docs/security.md). The listener looks at the
-/// identity once the proof is found right, and the caller at nothing before the listener's is.
+/// secret, of everything that this side relies on: the port, the side, the version, whether this connection is to be
+/// encrypted, both nonces, and identity and answer, which mean something to the port only (job, rank, world size;
+/// docs/security.md). The listener looks at the identity once the proof is found right, and the caller at nothing
+/// before the listener's is.
+///   Both sides encrypt, or neither does: the listener refuses a caller that differs, and says so. As the proofs say
+/// which it is, nobody in between can talk them out of it. The keys (Note [Encryption]) are HMAC-SHA-256, with the
+/// secret, of what the proofs are of, under another label and for each direction.
 ///   Frames have a largest size, which is known before they are read. Whoever listens gives a handshake two seconds
 /// (kHandshakeWithin); past that, and where there is no more room, strangers are closed.
 class Handshake {
@@ -49,8 +59,9 @@ class Handshake {
   static constexpr std::size_t kMostIdentityBytes = 1024;
   static constexpr std::size_t kMostAnswerBytes = 1024;
 
-  static Handshake call(Port port, JobSecret secret, std::string identity);
-  static Handshake listen(Port port, JobSecret secret);
+  /// Who encrypts has a secret.
+  static Handshake call(Port port, JobSecret secret, std::string identity, bool encrypts = false);
+  static Handshake listen(Port port, JobSecret secret, bool encrypts = false);
 
   /// Sends and reads what goes without blocking, nothing beyond the handshake's last byte.
   State advance(int socket);
@@ -73,20 +84,27 @@ class Handshake {
   /// Whether the other side has said anything.
   bool has_heard() const { return heard_; }
 
+  bool encrypts() const { return encrypts_; }
+  /// Of one that encrypts and is done: for all that follows on this connection. Once, for keys start with frame 0.
+  SessionCiphers take_ciphers();
+
   void accept(std::string_view answer);
   void refuse(std::string_view why);
 
  private:
-  Handshake(Port port, JobSecret secret, bool calls, std::string identity);
+  Handshake(Port port, JobSecret secret, bool calls, std::string identity, bool encrypts);
 
   void take_frame();
   void send_frame(int kind, std::string_view body);
   void fail(Failure failure, std::string why);
-  std::string proof(bool callers) const;
+  std::string proof(bool callers, bool encrypts) const;
+  std::string signed_by_secret(std::string_view label, bool callers, bool encrypts, bool with_answer) const;
   std::string secret_mismatch() const;
 
   Port port_;
   bool calls_;
+  bool encrypts_;
+  bool took_ciphers_ = false;
   JobSecret secret_;
   std::string identity_, answer_;
   std::string own_nonce_, other_nonce_;

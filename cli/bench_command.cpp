@@ -143,6 +143,7 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
   add_backend_option(table, options.group.backend);
   add_timeout_option(table, options.group.timeout_seconds);
   add_stall_option(table, options.group.stall_warning_seconds);
+  add_encrypt_option(table, options.group.encrypt);
   add_format_options(table, options.format);
   return table;
 }

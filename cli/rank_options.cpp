@@ -285,6 +285,13 @@ void add_stall_option(OptionTable& table, double& seconds) {
              .set = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
 }
 
+void add_encrypt_option(OptionTable& table, bool& encrypt) {
+  table.add({.name = "encrypt",
+             .kind = OptionKind::kFlag,
+             .help = "encrypt all that ranks of different hosts say to each other; on all ranks or none",
+             .set = boolean(encrypt)});
+}
+
 void add_device_options(OptionTable& table, TrainConfig& config) {
   table.group("Ranks and devices");
   table.add({.name = "device",
@@ -325,6 +332,7 @@ void add_device_options(OptionTable& table, TrainConfig& config) {
              .set = integer(config.threads, 1, 4096)});
   add_timeout_option(table, config.timeout_seconds);
   add_stall_option(table, config.stall_warning_seconds);
+  add_encrypt_option(table, config.encrypt);
 }
 
 void add_graphs_option(OptionTable& table, TrainConfig& config) {

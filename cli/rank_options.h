@@ -32,6 +32,7 @@ void add_schedule_options(OptionTable& table, trainer::TrainConfig& config);
 void add_backend_option(OptionTable& table, comm::GroupOptions::Backend& backend);
 void add_timeout_option(OptionTable& table, double& seconds);
 void add_stall_option(OptionTable& table, double& seconds);
+void add_encrypt_option(OptionTable& table, bool& encrypt);
 /// Device, backend, threads; opens a group.
 void add_device_options(OptionTable& table, trainer::TrainConfig& config);
 /// Whether GPUs record steps.

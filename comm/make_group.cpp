@@ -47,11 +47,28 @@ std::unique_ptr<ProcessGroup> make_own_group(std::unique_ptr<Store>& store, Peer
   return make_hosts_group(std::move(store), std::move(peers), meeting, timeout, threaded);
 }
 
+/// Ranks that MPI joins meet before they prove anything to each other.
+void agree_on_encryption(Store& store, const World& world, Deadline deadline) {
+  const bool encrypts = world.meeting.encrypts;
+  const auto all = store.all_gather_text("agreeing on encryption", encrypts ? "1" : "0", deadline);
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      throw UsageError(fmt::format("rank 0 runs {} --encrypt, and rank {} {} it", all[0] == "1" ? "with" : "without", r,
+                                   all[r] == "1" ? "with" : "without"),
+                       "give all ranks the same command line and environment");
+  if (encrypts && world.rank == 0 && world.meeting.secret.empty())
+    log_warn(
+        "--encrypt: the keys come from random bits that MPI hands out in clear, so who reads its messages at the start "
+        "can read all → use lockstep launch, or set {} to the same random text on all hosts (not with mpirun -x)",
+        kJobSecretVariable);
+}
+
 /// MPI joins the ranks, and carries the data where nothing better can.
 std::unique_ptr<ProcessGroup> make_group_over_mpi(const World& world, const GroupOptions& options,
                                                   Clock::duration timeout) {
   auto store = make_mpi_store(world, Deadline::after(timeout));
   Peers peers(*store, Deadline::after(timeout));
+  if (peers.hosts().size() > 1) agree_on_encryption(*store, world, Deadline::after(timeout));
   if (options.backend == Backend::kShm) return make_own_group(store, peers, world, options, timeout);
   const auto decline = [&](const Error& error) {
     if (world.rank == 0) log_warn("{}: data goes through MPI, which is slower", error.what());
@@ -59,9 +76,12 @@ std::unique_ptr<ProcessGroup> make_group_over_mpi(const World& world, const Grou
   try {
     return make_own_group(store, peers, world, options, timeout);
   } catch (const DeviceError& error) {
+    if (options.encrypt)
+      throw DeviceError(fmt::format("{}; MPI, the other way, does not encrypt (--encrypt)", error.what()),
+                        error.remedy());
     decline(error);
   } catch (const PeerError& error) {
-    if (error.code() != static_cast<int>(ExitCode::kDevice)) throw;
+    if (options.encrypt || error.code() != static_cast<int>(ExitCode::kDevice)) throw;
     decline(error);
   }
   return make_mpi_group(std::move(store), timeout);
@@ -88,11 +108,21 @@ std::unique_ptr<ProcessGroup> make_group_over_tcp(const World& world, const Grou
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options) {
+std::unique_ptr<ProcessGroup> make_group(const World& told, const GroupOptions& options) {
   if (!(options.timeout_seconds > 0 && options.timeout_seconds <= kMostTimeoutSeconds))
     throw UsageError(fmt::format("a timeout of {:g} seconds, where more than 0 and up to {:g} are possible",
                                  options.timeout_seconds, kMostTimeoutSeconds),
                      "--timeout-seconds 300");
+  World world = told;
+  world.meeting.encrypts = options.encrypt;
+  if (options.encrypt && options.backend == Backend::kMpi)
+    throw UsageError("--encrypt with --backend mpi: MPI does not encrypt what it sends to other hosts",
+                     "leave one of them out");
+  if (options.encrypt && world.size > 1 && meets_over_tcp(world) && world.meeting.secret.empty())
+    throw UsageError("--encrypt: this job has no secret that keys could be made of",
+                     fmt::format("set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep "
+                                 "launch",
+                                 kJobSecretVariable));
   const auto timeout = duration_of(options.timeout_seconds);
   set_stall_warning(duration_of(options.stall_warning_seconds));
   if (world.size == 1) return std::make_unique<SelfGroup>(timeout);

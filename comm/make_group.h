@@ -35,6 +35,12 @@ struct GroupOptions {
   Progress progress = Progress::kAuto;
   /// Whether this process has a core that its computation leaves idle (Binding::spare_core).
   bool spare_core = false;
+
+  /// Encrypts all that ranks of different hosts say to each other, the store of rank 0 included (Note [Encryption]).
+  /// All ranks ask for it, or none. Where they meet over TCP they have a secret (World::meeting). MPI and NCCL do not
+  /// encrypt: with Backend::kMpi it is refused, and there is no way out to MPI where hosts cannot connect. What a group
+  /// does on one host leaves it in no case.
+  bool encrypt = false;
 };
 
 /// Joins the ranks that `world` speaks of; collective, blocking. A world of one is a SelfGroup and never starts MPI.
@@ -42,11 +48,11 @@ struct GroupOptions {
 /// world.meeting over TCP, and start it only if it is asked for. Which of them are on one host they find out themselves
 /// (Peers).
 ///
-/// Throws UsageError when MPI and the environment disagree on rank or size, for a LOCKSTEP_SOCKET_IFNAME that names no
-/// interface, and on rank 0 when ranks that MPI does not join ask for what needs it (PeerError on the others);
-/// DeviceError when MPI is to join them and this build has none, when they cannot share memory or connect and MPI is no
-/// way out (PeerError on those that could); what make_tcp_store() throws. Call
-/// set_log_identity() before.
+/// Throws UsageError when MPI and the environment disagree on rank or size, for GroupOptions::encrypt where it cannot
+/// be or ranks differ in it, for a LOCKSTEP_SOCKET_IFNAME that names no interface, and on rank 0 when ranks that MPI
+/// does not join ask for what needs it (PeerError on the others); DeviceError when MPI is to join them and this build
+/// has none, when they cannot share memory or connect and MPI is no way out (PeerError on those that could); what
+/// make_tcp_store() throws. Call set_log_identity() before.
 ///
 /// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group

@@ -50,6 +50,8 @@ class ProcessGroup {
   int size() const { return size_; }
   /// "self", "shm", "hosts", "mpi", "nccl".
   virtual std::string name() const = 0;
+  /// Whether there are other hosts, and what it says to them is encrypted (GroupOptions::encrypt).
+  virtual bool encrypts() const { return false; }
   /// Where its arenas are. On a GPU, operations come after what its computation's stream was given before they are
   /// issued, as if that stream ran them.
   virtual Device device() const { return {}; }

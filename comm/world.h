@@ -17,6 +17,7 @@ struct MeetingPoint {
   std::string job;          // ranks of another one are turned away; empty where the launcher names none
   std::string listen = {};  // addresses of rank 0's own to listen at, with commas; empty: those of `host`
   JobSecret secret = {};    // who does not know it is turned away, whatever it says
+  bool encrypts = false;    // all that ranks say to each other over sockets between hosts; takes a secret over TCP
 };
 
 /// What the environment says; nothing has been started yet.

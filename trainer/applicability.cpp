@@ -127,6 +127,14 @@ constexpr Rule<Train> kTrainRules[] = {
      "GPUs, and CPU devices that are listed", device_of},
     {"tf32", [](const Train& c) { return c.tf32; }, [](const Train& c) { return !is_on_cpu(c.device); }, "GPUs",
      device_of},
+    {"encrypt", [](const Train& c) { return c.encrypt; },
+     [](const Train& c) { return c.backend != Backend::kMpi && c.backend != Backend::kNccl; },
+     "what lockstep itself sends between hosts",
+     [](const Train& c) {
+       return std::string(c.backend == Backend::kMpi ? "MPI (--backend mpi) does not encrypt"
+                                                     : "NCCL (--backend nccl) does not encrypt");
+     },
+     "leave one of them out"},
     {"graphs", [](const Train& c) { return c.graphs == true; },
      [](const Train& c) { return !is_on_cpu(c.device) && !c.find_unused && c.parallel != Parallel::kDp; },
      "GPUs, without --find-unused and --parallel dp",

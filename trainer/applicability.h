@@ -25,8 +25,8 @@ struct Inapplicable {
 /// What depends on how long a run is or on how many ranks it has is not looked at: --warmup, --eval-every,
 /// --checkpoint-every, --log-every and --check-replicas in a run of few steps, --bucket-mb, --first-bucket-mb,
 /// --backend,
-/// --timeout-seconds, --sync-batchnorm or --share-devices in a world of one, --accumulate where a rank's share has
-/// fewer samples than parts. The same command is run at several sizes.
+/// --timeout-seconds, --encrypt, --sync-batchnorm or --share-devices in a world of one, --accumulate where a rank's
+/// share has fewer samples than parts. The same command is run at several sizes.
 std::optional<Inapplicable> inapplicable(const TrainConfig& config, std::string_view setting);
 std::optional<Inapplicable> inapplicable(const InferConfig& config, std::string_view setting);
 

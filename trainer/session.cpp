@@ -11,6 +11,7 @@
 #include "comm/agree.h"
 #include "comm/nccl/nccl_group.h"
 #include "devices/read_gpus.h"
+#include "trainer/applicability.h"
 #include "trainer/data_parallel.h"
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
@@ -57,6 +58,23 @@ RankView view_of(const TrainConfig& config, const Session& session) {
   return view;
 }
 
+/// What is about to be refused on all ranks, once they have met and in one line, is no reason for a line of each.
+bool may_encrypt(const TrainConfig& config) { return config.encrypt && !inapplicable(config, "encrypt"); }
+
+/// Before anything that is worth hiding is sent.
+void check_encryption(const TrainConfig& config, const Session& session, const DeviceChoice& choice) {
+  if (config.encrypt && session.group->encrypts() && choice.device.kind == DeviceKind::kCuda)
+    throw UsageError(
+        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
+        "leave it out and connect the hosts by a network that does (WireGuard, IPsec), or use --device cpu");
+}
+
+void mention_encryption(bool wanted, const Session& session) {
+  if (wanted && !session.group->encrypts() && session.group->rank() == 0)
+    log_info("--encrypt changes nothing: {}",
+             session.group->size() == 1 ? "there is one rank" : "all ranks are on this host");
+}
+
 /// Collective. Every rank knows what all of them see, and comes to the same conclusions.
 DeviceChoice choose_together(const TrainConfig& config, const Session& session) {
   comm::ProcessGroup& group = *session.group;
@@ -66,6 +84,7 @@ DeviceChoice choose_together(const TrainConfig& config, const Session& session) 
   comm::agree_on(group, [&] {
     choice = choose_device(views, group.rank());
     check_kind(config, choice.device.kind, choice.why_cpu);
+    check_encryption(config, session, choice);
   });
   comm::compare_manifests(group, {{"device", choice.device.kind == DeviceKind::kCpu ? "cpu" : "cuda"}});
   if (choice.tell && !config.quiet && group.rank() == 0) log_info("computing on the CPU: {}", choice.why_cpu);
@@ -102,6 +121,7 @@ void open_device(const TrainConfig& config, const DeviceChoice& choice, Session&
 
 /// What has no effect because of the machine and the number of ranks: the same command shall run on others.
 void warn_of_unused(const TrainConfig& config, const Session& session) {
+  if (!config.quiet) mention_encryption(config.encrypt, session);
   if (config.threads > 0 && session.device.kind == DeviceKind::kCuda)
     log_warn("--threads {} changes nothing: this run computes on GPUs", config.threads);
   const std::size_t listed = parse_device(config.device).indices.size();
@@ -124,6 +144,7 @@ void Session::leave() {
 
 Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
   Session session = meet(options, check);
+  mention_encryption(options.encrypt, session);
   bind(session, {});
   return session;
 }
@@ -147,6 +168,7 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
   options.timeout_seconds = config.timeout_seconds;
   options.stall_warning_seconds = config.stall_warning_seconds;
   options.backend = config.backend;
+  options.encrypt = may_encrypt(config);
   options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
   Session session = meet(options, check);
   const DeviceChoice choice = choose_together(config, session);

@@ -64,6 +64,7 @@ struct Calls::Contact {
   bool calls = false;  // this rank calls
   bool there = false;
   UniqueFd socket;
+  std::optional<SessionCiphers> ciphers;
 
   // Of calls:
   enum class State : std::uint8_t { kPausing, kConnecting, kShakingHands } state = State::kPausing;
@@ -130,8 +131,9 @@ void Calls::expect(int rank, std::vector<CallAddress> addresses) {
   contact.calls = rank < rank_;
 }
 
-std::vector<Link> Calls::connect(const JobSecret& secret, Deadline deadline) {
+std::vector<Link> Calls::connect(const JobSecret& secret, bool encrypts, Deadline deadline) {
   secret_ = secret;
+  encrypts_ = encrypts;
   const auto begin = Clock::now();
   const auto all_there = [&] { return std::ranges::all_of(contacts_, [](const Contact& one) { return one.there; }); };
   while (!all_there()) {
@@ -145,7 +147,8 @@ std::vector<Link> Calls::connect(const JobSecret& secret, Deadline deadline) {
     log_warn("{} connections to this rank came from strangers, and had no part in this job", turned_away_);
   std::vector<Link> links;
   for (Contact& contact : contacts_)
-    links.emplace_back(std::move(contact.socket), peers_.host_of(contact.rank), contact.rank);
+    links.emplace_back(std::move(contact.socket), peers_.host_of(contact.rank), contact.rank,
+                       std::move(contact.ciphers));
   return links;
 }
 
@@ -216,12 +219,15 @@ void Calls::go_on(Contact& contact) {
     socklen_t length = sizeof error;
     ::getsockopt(contact.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return hang_up(contact, errno_text(error));
-    contact.handshake = Handshake::call(Handshake::Port::kData, secret_, identity_text(rank_, contact.rank));
+    contact.handshake = Handshake::call(Handshake::Port::kData, secret_, identity_text(rank_, contact.rank), encrypts_);
     contact.state = Contact::State::kShakingHands;
     contact.until = Clock::now() + kAnswerWithin;
   }
   switch (contact.handshake->advance(contact.socket.get())) {
-    case Handshake::State::kDone: contact.there = true; return;
+    case Handshake::State::kDone:
+      if (encrypts_) contact.ciphers.emplace(contact.handshake->take_ciphers());
+      contact.there = true;
+      return;
     case Handshake::State::kFailed: return hang_up(contact, contact.handshake->why());
     default: return;
   }
@@ -252,8 +258,8 @@ void Calls::accept(const UniqueFd& listener) {
       return;
     }
     set_up(socket);
-    visitors_.push_back(
-        {std::move(socket), Handshake::listen(Handshake::Port::kData, secret_), Clock::now() + kHandshakeWithin});
+    visitors_.push_back({std::move(socket), Handshake::listen(Handshake::Port::kData, secret_, encrypts_),
+                         Clock::now() + kHandshakeWithin});
     if (visitors_.size() > kMostStrangers + contacts_.size()) make_room();
   }
 }
@@ -294,6 +300,7 @@ bool Calls::take(Visitor& visitor) {
   LOCKSTEP_ASSERT(!visitor.handshake.has_unsent(), "a connection in which nothing has been sent takes no answer");
   // One that calls again has given its first call up.
   contact->socket = std::move(visitor.socket);
+  if (encrypts_) contact->ciphers.emplace(visitor.handshake.take_ciphers());
   contact->there = true;
   return true;
 }

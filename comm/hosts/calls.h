@@ -31,9 +31,10 @@ class Calls {
   std::vector<CallAddress> listen(const std::vector<InterfaceAddress>& addresses);
   /// There is to be a connection to `rank`, which listens there. Lower ranks are called, higher ones call.
   void expect(int rank, std::vector<CallAddress> addresses);
-  /// Makes them all, with those who know `secret`; in the order of expect(). Nobody listens afterwards. Throws
-  /// DeviceError naming a rank that cannot be reached, or has not called, before `deadline`.
-  std::vector<Link> connect(const JobSecret& secret, Deadline deadline);
+  /// Makes them all, with those who know `secret` and encrypt, or do not, as this rank does; in the order of expect().
+  /// Nobody listens afterwards. Throws DeviceError naming a rank that cannot be reached, or has not called, before
+  /// `deadline`.
+  std::vector<Link> connect(const JobSecret& secret, bool encrypts, Deadline deadline);
 
  private:
   struct Contact;
@@ -62,6 +63,7 @@ class Calls {
   std::vector<Contact> contacts_;
   std::vector<Visitor> visitors_;
   JobSecret secret_;
+  bool encrypts_ = false;
   int turned_away_ = 0;
 };
 

@@ -33,6 +33,7 @@ class HostEngine {
   int local() const { return roster_.local(); }
   int local_size() const { return roster_.size(); }
   bool oversubscribed() const { return met_.peers.oversubscribed(); }
+  bool encrypts() const { return met_.encrypts; }
   bool drives() const { return lane_.has_value(); }
 
   /// An operation, or an exchange of texts, as it is handed over. `part_bytes` lie between the copies of its arena.

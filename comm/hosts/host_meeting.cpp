@@ -86,6 +86,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
   HostMeeting met;
   met.rank = store.rank();
   met.ranks = store.size();
+  met.encrypts = meeting.encrypts;
   met.host = peers.host_of(met.rank);
   const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
   met.local = static_cast<int>(std::lower_bound(here.begin(), here.end(), met.rank) - here.begin());
@@ -133,7 +134,8 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
       const int rank = hosts[h][static_cast<std::size_t>(met.local)];
       calls->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
     }
-    met.links = calls->connect(secret, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+    met.links =
+        calls->connect(secret, meeting.encrypts, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
   });
   problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)), met.rank);
 

@@ -31,14 +31,16 @@ struct HostMeeting {
   DoorBells bells;
   std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
   HostTuning tuning = {};
+  bool encrypts = false;  // what the links carry
 };
 
 /// Note [Between hosts]
 /// Ranks with the same place on their hosts connect with each other, one connection a pair: the higher rank calls, at
 /// the addresses that the lower one has put into the store, one after the other, until one answers. A call begins with
 /// Note [Handshake]: who calls whom, proven with a secret of this meeting's own, which is made of the job's and of
-/// random bits of rank 0's that have come through the store. (Where MPI is the store, these alone are the secret.)
-/// Whoever says anything else is turned away. When all have all their connections, nobody listens any more.
+/// random bits of rank 0's that have come through the store. (Where MPI is the store, these alone are the secret,
+/// unless all ranks have LOCKSTEP_JOB_SECRET.) Whoever says anything else is turned away. When all have all their
+/// connections, nobody listens any more.
 ///
 /// Collective. `meeting` has the host where the ranks of `store` meet, if they do over TCP, and their secret. Throws
 /// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share

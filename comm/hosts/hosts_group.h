@@ -17,6 +17,7 @@ class HostsGroup : public ProcessGroup {
   std::string name() const override { return "hosts"; }
   std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
   Store* store() override { return store_.get(); }
+  bool encrypts() const override { return engine_.encrypts(); }
 
  protected:
   HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);

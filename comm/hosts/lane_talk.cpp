@@ -108,6 +108,13 @@ void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
   else if (opened_ > closed_)
     what += fmt::format(" in {}", describe(operation(closed_ + 1).op));
   const int own = hosts_[static_cast<std::size_t>(host_)][static_cast<std::size_t>(roster_.local())];
+  if (link.encrypts())
+    throw DeviceError(
+        fmt::format("bytes between {} and {} were altered on their way, or come from somebody else: {} came "
+                    "with a wrong tag",
+                    names_.name_of(link.rank()), names_.name_of(own), what),
+        "nothing was made of them; look at the network cards, switches and tunnels between these hosts, "
+        "and at who else is on this network, and resume from a checkpoint");
   throw DeviceError(fmt::format("the network altered bytes between {} and {}: {} came with a wrong checksum",
                                 names_.name_of(link.rank()), names_.name_of(own), what),
                     "nothing was made of them; look at the network cards, switches and tunnels between these hosts, "

@@ -5,28 +5,41 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
+#include <utility>
 
 namespace lockstep::comm {
 
+Link::Link(UniqueFd socket, int host, int rank, std::optional<SessionCiphers> ciphers)
+    : socket_(std::move(socket)), host_(host), rank_(rank) {
+  if (ciphers) sealing_ = std::make_unique<Sealing>(Sealing{.ciphers = *std::move(ciphers)});
+}
+
 void Link::begin(const MessageHeader& header, const std::byte* payload) {
   out_ = header;
-  out_.payload_crc = crc32c({payload, out_.bytes});
-  out_.header_crc = out_.own_crc();
   payload_ = payload;
   sent_ = 0;
   idle_ = false;
+  if (sealing_ != nullptr) {
+    sealing_->sealed = 0;
+    sealing_->has_header = false;
+    return;
+  }
+  out_.payload_crc = crc32c({payload, out_.bytes});
+  out_.header_crc = out_.own_crc();
 }
 
 bool Link::send_some() {
-  constexpr std::size_t kHeader = sizeof(MessageHeader);
   if (!sending()) return false;
+  if (sealing_ != nullptr) return send_sealed();
   std::array<iovec, 2> parts{};
   std::size_t count = 0;
-  if (sent_ < kHeader) parts[count++] = {reinterpret_cast<std::byte*>(&out_) + sent_, kHeader - sent_};
-  const std::size_t done = sent_ < kHeader ? 0 : sent_ - kHeader;
-  const std::size_t offered = kHeader + out_.bytes - sent_;
+  if (sent_ < kHeaderBytes) parts[count++] = {reinterpret_cast<std::byte*>(&out_) + sent_, kHeaderBytes - sent_};
+  const std::size_t done = sent_ < kHeaderBytes ? 0 : sent_ - kHeaderBytes;
+  const std::size_t offered = kHeaderBytes + out_.bytes - sent_;
   if (out_.bytes > done) parts[count++] = {const_cast<std::byte*>(payload_) + done, out_.bytes - done};
   msghdr message{};
   message.msg_iov = parts.data();
@@ -36,8 +49,50 @@ bool Link::send_some() {
   // What is wrong with the connection shows in what it gives: what the peer had said before comes first.
   if (sent < 0) return false;
   sent_ += static_cast<std::size_t>(sent);
-  if (!sending()) idle_ = true;
+  idle_ = sent_ == kHeaderBytes + out_.bytes;
   return true;
+}
+
+bool Link::send_sealed() {
+  Sealing& sealing = *sealing_;
+  bool moved = false;
+  do {
+    if (sealing.begin == sealing.end) stage();
+    const std::size_t offered = sealing.end - sealing.begin;
+    const ssize_t sent =
+        ::send(socket_.get(), sealing.staging.data() + sealing.begin, offered, MSG_NOSIGNAL | MSG_DONTWAIT);
+    full_ = sent < 0 ? errno == EAGAIN || errno == EWOULDBLOCK : static_cast<std::size_t>(sent) < offered;
+    if (sent < 0) return moved;
+    sealing.begin += static_cast<std::size_t>(sent);
+    moved = true;
+    idle_ = sealing.begin == sealing.end && sealing.sealed == out_.bytes;
+  } while (!idle_ && !full_);
+  return moved;
+}
+
+/// Encrypts what comes next of the message, with the tags that belong to it.
+void Link::stage() {
+  Sealing& sealing = *sealing_;
+  Aead& cipher = sealing.ciphers.out;
+  std::byte* to = sealing.staging.data();
+  if (!std::exchange(sealing.has_header, true)) {
+    cipher.begin();
+    cipher.process(std::as_bytes(std::span(&out_, 1)), to);
+    cipher.seal(to + kHeaderBytes);
+    to += kHeaderBytes + Aead::kTagBytes;
+    if (out_.bytes > 0) cipher.begin();
+  }
+  if (const std::size_t piece = std::min(out_.bytes - sealing.sealed, Sealing::kPieceBytes); piece > 0) {
+    cipher.process({payload_ + sealing.sealed, piece}, to);
+    sealing.sealed += piece;
+    to += piece;
+    if (sealing.sealed == out_.bytes) {
+      cipher.seal(to);
+      to += Aead::kTagBytes;
+    }
+  }
+  sealing.begin = 0;
+  sealing.end = static_cast<std::size_t>(to - sealing.staging.data());
 }
 
 bool Link::receive_some(Sink& sink) {
@@ -45,8 +100,10 @@ bool Link::receive_some(Sink& sink) {
   if (held_ && !offer_room(sink)) return false;
   std::array<iovec, 2> parts{};
   std::size_t count = 0;
+  const std::size_t tag = sealing_ != nullptr ? Aead::kTagBytes : 0;
+  const std::size_t before_header = in_payload_ ? tag : 0, header_end = before_header + kHeaderBytes + tag;
   if (in_payload_) parts[count++] = {room_, left_};
-  parts[count++] = {next_.data() + next_bytes_, next_.size() - next_bytes_};
+  parts[count++] = {next_.data() + next_bytes_, header_end - next_bytes_};
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = count;
@@ -60,22 +117,34 @@ bool Link::receive_some(Sink& sink) {
   auto got = static_cast<std::size_t>(received);
   if (in_payload_) {
     const std::size_t of_payload = got < left_ ? got : left_;
-    crc_ = crc32c({room_, of_payload}, crc_);
+    if (sealing_ != nullptr)
+      sealing_->ciphers.in.process({room_, of_payload}, room_);
+    else
+      crc_ = crc32c({room_, of_payload}, crc_);
     room_ += of_payload;
     left_ -= of_payload;
     got -= of_payload;
-    if (left_ == 0) end_message(sink);
   }
   next_bytes_ += got;
-  if (!in_payload_ && next_bytes_ == next_.size()) take_header(sink);
+  if (in_payload_ && left_ == 0 && next_bytes_ >= before_header) end_message(sink);
+  if (!in_payload_ && next_bytes_ == kHeaderBytes + tag) take_header(sink);
   return true;
 }
 
 void Link::take_header(Sink& sink) {
   MessageHeader header;
-  std::memcpy(&header, next_.data(), next_.size());
   next_bytes_ = 0;
-  if (header.header_crc != header.own_crc()) {
+  bool right = false;
+  if (sealing_ != nullptr) {
+    Aead& cipher = sealing_->ciphers.in;
+    cipher.begin();
+    cipher.process(std::span(next_).first(kHeaderBytes), reinterpret_cast<std::byte*>(&header));
+    right = cipher.open(next_.data() + kHeaderBytes);
+  } else {
+    std::memcpy(&header, next_.data(), kHeaderBytes);
+    right = header.header_crc == header.own_crc();
+  }
+  if (!right) {
     altered_ = true;
     sink.altered(*this, Part::kHeader, header);
   }
@@ -92,13 +161,24 @@ bool Link::offer_room(Sink& sink) {
   left_ = in_.bytes;
   crc_ = 0;
   in_payload_ = true;
-  if (left_ == 0) end_message(sink);
+  if (left_ == 0)
+    end_message(sink);
+  else if (sealing_ != nullptr)
+    sealing_->ciphers.in.begin();
   return true;
 }
 
 void Link::end_message(Sink& sink) {
   in_payload_ = false;
-  if (crc_ != in_.payload_crc) {
+  bool right = true;
+  if (sealing_ == nullptr) {
+    right = crc_ == in_.payload_crc;
+  } else if (in_.bytes > 0) {
+    right = sealing_->ciphers.in.open(next_.data());
+    next_bytes_ -= Aead::kTagBytes;
+    std::memmove(next_.data(), next_.data() + Aead::kTagBytes, next_bytes_);
+  }
+  if (!right) {
     altered_ = true;
     sink.altered(*this, Part::kPayload, in_);
   }

@@ -4,15 +4,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "base/handshake.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/message.h"
 
 namespace lockstep::comm {
 
 /// Sends and receives messages over a stream socket, one at a time each way, and never blocks. Nothing that has been
-/// altered on the way reaches the sink (Note [Checksums]). Not thread-safe.
+/// altered on the way reaches the sink (Note [Checksums]). With ciphers everything is encrypted: a header with its tag,
+/// then the payload with its own, if there are bytes of it (Note [Encryption]). Not thread-safe.
 class Link {
  public:
   enum class Part : std::uint8_t { kHeader, kPayload };
@@ -31,14 +35,15 @@ class Link {
   };
 
   /// `socket` does not block; `host` and `rank` are whose end the other one is.
-  Link(UniqueFd socket, int host, int rank) : socket_(std::move(socket)), host_(host), rank_(rank) {}
+  Link(UniqueFd socket, int host, int rank, std::optional<SessionCiphers> ciphers = {});
 
   int host() const { return host_; }
   int rank() const { return rank_; }
   int fd() const { return socket_.get(); }
+  bool encrypts() const { return sealing_ != nullptr; }
 
   /// Whether a message is being sent, whose payload has to stay.
-  bool sending() const { return sent_ < sizeof out_ + out_.bytes && !idle_; }
+  bool sending() const { return !idle_; }
   /// Starts one, and seals it: there is none.
   void begin(const MessageHeader& header, const std::byte* payload);
   /// Sends as much of it as goes; whether anything went.
@@ -69,6 +74,22 @@ class Link {
   const MessageHeader& last_heard() const { return in_; }
 
  private:
+  static constexpr std::size_t kHeaderBytes = sizeof(MessageHeader);
+
+  /// What a link that encrypts has beside.
+  struct Sealing {
+    /// The cipher is ahead of the socket by so much of a payload: what it writes is still in the cache when it is sent.
+    static constexpr std::size_t kPieceBytes = 64 << 10;
+
+    SessionCiphers ciphers;
+    std::array<std::byte, kHeaderBytes + Aead::kTagBytes + kPieceBytes + Aead::kTagBytes> staging{};
+    std::size_t begin = 0, end = 0;  // of what is staged and not sent
+    std::size_t sealed = 0;          // of the payload
+    bool has_header = false;         // it is staged, or sent
+  };
+
+  bool send_sealed();
+  void stage();
   void take_header(Sink& sink);
   bool offer_room(Sink& sink);
   void end_message(Sink& sink);
@@ -79,11 +100,12 @@ class Link {
 
   MessageHeader out_;
   const std::byte* payload_ = nullptr;
-  std::size_t sent_ = 0;  // of header and payload
+  std::size_t sent_ = 0;  // of header and payload, in clear
   bool idle_ = true;
   bool full_ = false;
 
-  std::array<std::byte, sizeof(MessageHeader)> next_{};  // the header that is arriving
+  // The header that is arriving; with encryption, after the tag of the payload before it.
+  std::array<std::byte, kHeaderBytes + 2 * Aead::kTagBytes> next_{};
   std::size_t next_bytes_ = 0;
   MessageHeader in_;  // of the payload that is arriving, or of the last one
   std::byte* room_ = nullptr;
@@ -95,6 +117,7 @@ class Link {
   bool heard_ = false;
   bool down_ = false;
   int error_ = 0;
+  std::unique_ptr<Sealing> sealing_;
 };
 
 }  // namespace lockstep::comm

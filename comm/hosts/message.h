@@ -24,6 +24,7 @@ enum class MessageKind : std::uint8_t {
 /// payload before anything is made of it: until then it lies where its final bytes belong or in a block of its own, and
 /// no operation is complete. Both ends compute them while the bytes are in the cache, the sender before its system call
 /// and the receiver after each of its own. They are no protection against whoever alters bytes on purpose.
+/// Where a job encrypts (Note [Encryption]) tags take their place, which are, and both fields are 0.
 
 /// In front of every payload: what it is, and all that the ranks must agree on about its operation, so that ranks out
 /// of step are found by the first message, and named. In the byte order of the machine.

@@ -32,7 +32,8 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job)
       stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ranks_(static_cast<std::size_t>(job_.size)) {
   if (!stop_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
-  clients_.push_back(std::make_unique<Client>(std::move(own), Handshake::listen(Handshake::Port::kStore, job_.secret)));
+  clients_.push_back(
+      std::make_unique<Client>(std::move(own), Handshake::listen(Handshake::Port::kStore, job_.secret, job_.encrypts)));
   clients_.back()->own = true;
   // Signals are for the threads that look at stop requests.
   const AllSignalsBlocked blocked;
@@ -107,8 +108,8 @@ void StoreServer::accept_all(const UniqueFd& listener) {
     try {
       UniqueFd socket = accept_from(listener);
       if (!socket) return;
-      clients_.push_back(
-          std::make_unique<Client>(std::move(socket), Handshake::listen(Handshake::Port::kStore, job_.secret)));
+      clients_.push_back(std::make_unique<Client>(
+          std::move(socket), Handshake::listen(Handshake::Port::kStore, job_.secret, job_.encrypts)));
       clients_.back()->until = Clock::now() + kHandshakeWithin;
     } catch (const DeviceError& error) {
       // Out of descriptors: strangers have them, most likely.

@@ -34,6 +34,7 @@ class StoreServer {
     int size = 1;
     std::string name;  // what hellos must bring along
     JobSecret secret = {};
+    bool encrypts = false;
   };
 
   /// Serves `listeners`, and rank 0 on the socket `own`. The thread is running when the constructor returns.

@@ -33,8 +33,9 @@ constexpr auto kLook = std::chrono::milliseconds(500);
 constexpr int kPauseMs = 20;
 constexpr int kMostClosed = 50;
 constexpr const char* kSameMeeting =
-    "give all ranks of a job the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and LOCKSTEP_JOB_SECRET (or none), each its "
-    "own RANK, and other jobs another MASTER_PORT";
+    "give all ranks of a job the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE, LOCKSTEP_JOB_SECRET (or none) and "
+    "--encrypt "
+    "(or not), each its own RANK, and other jobs another MASTER_PORT";
 constexpr const char* kOtherPort = "set MASTER_PORT to a free port on all ranks";
 
 class TcpStore final : public Store {
@@ -116,14 +117,15 @@ void TcpStore::serve_here() {
         "this job has no secret: whoever reaches port {} of this host can join it in the place of a rank, and end or "
         "alter it → set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep launch",
         world_.meeting.port, kJobSecretVariable);
-  server_ = std::make_unique<StoreServer>(std::move(listeners), std::move(own),
-                                          StoreServer::Job{world_.size, world_.meeting.job, world_.meeting.secret});
+  server_ = std::make_unique<StoreServer>(
+      std::move(listeners), std::move(own),
+      StoreServer::Job{world_.size, world_.meeting.job, world_.meeting.secret, world_.meeting.encrypts});
 }
 
 Handshake TcpStore::make_handshake() const {
   const StoreIdentity who{static_cast<std::uint32_t>(size()), static_cast<std::uint32_t>(rank()),
                           static_cast<std::uint32_t>(::getpid()), host_name(), world_.meeting.job};
-  return Handshake::call(Handshake::Port::kStore, world_.meeting.secret, who.encode());
+  return Handshake::call(Handshake::Port::kStore, world_.meeting.secret, who.encode(), world_.meeting.encrypts);
 }
 
 bool TcpStore::join(Deadline deadline) {

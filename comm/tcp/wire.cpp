@@ -21,6 +21,11 @@ std::uint32_t checksum_of(std::string_view length, std::string_view rest) {
   return crc32c(std::as_bytes(std::span(rest)), crc32c(std::as_bytes(std::span(length))));
 }
 
+void check_length(std::size_t length, std::size_t most_bytes) {
+  if (length == 0 || length > most_bytes)
+    throw Malformed(fmt::format("a frame of {} bytes, where {} are possible", length, most_bytes));
+}
+
 std::string bounded(const std::string& name) { return name.substr(0, kMostNameBytes); }
 
 }  // namespace
@@ -56,10 +61,20 @@ void Wire::send(FrameKind kind, const Packer& body) {
   const std::string length = Packer().number(static_cast<std::uint32_t>(body.bytes().size() + 1)).bytes();
   std::string rest(1, static_cast<char>(kind));
   rest += body.bytes();
-  unsent_ += length;
-  unsent_ += Packer().number(checksum_of(length, rest)).bytes();
-  unsent_ += rest;
+  if (handshake_.encrypts()) {
+    unsent_ += ciphers().out.seal_whole(length);
+    unsent_ += ciphers().out.seal_whole(rest);
+  } else {
+    unsent_ += length;
+    unsent_ += Packer().number(checksum_of(length, rest)).bytes();
+    unsent_ += rest;
+  }
   flush();
+}
+
+SessionCiphers& Wire::ciphers() {
+  if (!ciphers_) ciphers_.emplace(handshake_.take_ciphers());
+  return *ciphers_;
 }
 
 void Wire::flush() {
@@ -90,24 +105,51 @@ Wire::Received Wire::receive() {
 }
 
 std::optional<Frame> Wire::next(std::size_t most_bytes) {
-  const std::string_view rest = std::string_view(arrived_).substr(arrived_begin_);
+  const auto content = handshake_.encrypts() ? next_sealed(most_bytes) : next_in_clear(most_bytes);
+  if (!content) return std::nullopt;
+  return Frame{static_cast<FrameKind>((*content)[0]), content->substr(1)};
+}
+
+std::optional<std::string> Wire::next_sealed(std::size_t most_bytes) {
+  const auto open = [&](std::size_t bytes) {
+    auto plain = ciphers().in.open_whole(arrived().substr(0, bytes + Aead::kTagBytes));
+    if (!plain)
+      throw Malformed(
+          "a frame was altered on its way, or comes from somebody else: it is not encrypted as it has to be");
+    drop(bytes + Aead::kTagBytes);
+    return *std::move(plain);
+  };
+  if (!length_) {
+    if (arrived().size() < kLengthBytes + Aead::kTagBytes) return std::nullopt;
+    length_ = Unpacker(open(kLengthBytes)).number();
+    check_length(*length_, most_bytes);
+  }
+  if (arrived().size() < *length_ + Aead::kTagBytes) return std::nullopt;
+  return open(*std::exchange(length_, std::nullopt));
+}
+
+std::optional<std::string> Wire::next_in_clear(std::size_t most_bytes) {
+  const std::string_view rest = arrived();
   if (rest.size() < kHeaderBytes) return std::nullopt;
   Unpacker header(rest);
   const std::size_t length = header.number();
-  if (length == 0 || length > most_bytes)
-    throw Malformed(fmt::format("a frame of {} bytes, where {} are possible", length, most_bytes));
+  check_length(length, most_bytes);
   if (rest.size() - kHeaderBytes < length) return std::nullopt;
   const std::string_view content = rest.substr(kHeaderBytes, length);
   if (header.number() != checksum_of(rest.substr(0, kLengthBytes), content))
     throw Malformed(fmt::format("a frame of {} bytes has been altered on its way: its checksum is wrong", length));
-  Frame frame{static_cast<FrameKind>(content[0]), std::string(content.substr(1))};
-  arrived_begin_ += kHeaderBytes + length;
+  std::string copy(content);
+  drop(kHeaderBytes + length);
+  return copy;
+}
+
+void Wire::drop(std::size_t bytes) {
+  arrived_begin_ += bytes;
   // Move what is left to the front, which costs less than has been taken since the last time.
   if (arrived_begin_ * 2 >= arrived_.size()) {
     arrived_.erase(0, arrived_begin_);
     arrived_begin_ = 0;
   }
-  return frame;
 }
 
 }  // namespace lockstep::comm

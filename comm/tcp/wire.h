@@ -1,7 +1,8 @@
 // What the ranks and the store's server say to each other over a stream socket.
 //
 // A connection begins with Note [Handshake] and goes on with frames: u32 length of kind and body, u32 CRC-32C of
-// length, kind and body, u8 kind, body (base/packing.h).
+// length, kind and body, u8 kind, body (base/packing.h). Where the job encrypts, with two frames of Note [Encryption]
+// for each: u32 length of kind and body, with its tag; kind and body, with theirs.
 #pragma once
 
 #include <cstddef>
@@ -84,8 +85,16 @@ class Wire {
   std::optional<Frame> next(std::size_t most_bytes);
 
  private:
+  SessionCiphers& ciphers();
+  std::optional<std::string> next_in_clear(std::size_t most_bytes);
+  std::optional<std::string> next_sealed(std::size_t most_bytes);
+  std::string_view arrived() const { return std::string_view(arrived_).substr(arrived_begin_); }
+  void drop(std::size_t bytes);
+
   UniqueFd socket_;
   Handshake handshake_;
+  std::optional<SessionCiphers> ciphers_;
+  std::optional<std::size_t> length_;  // of an encrypted frame whose content has not arrived
   std::string arrived_;
   std::size_t arrived_begin_ = 0;  // of what next() has not handed out
   std::string unsent_;

@@ -67,6 +67,76 @@ TEST(Handshake, EachDifferenceIsFound) {
   fails(Port::kLauncher, secret);
 }
 
+TEST(Handshake, BothEncryptOrNeitherDoes) {
+  const JobSecret secret = JobSecret::random();
+  for (const bool caller_does : {false, true})
+    for (const bool listener_does : {false, true}) {
+      Handshake caller = Handshake::call(Port::kStore, secret, "me", caller_does);
+      Handshake listener = Handshake::listen(Port::kStore, secret, listener_does);
+      run(caller, listener);
+      if (caller_does == listener_does) {
+        EXPECT_EQ(caller.state(), State::kDone) << caller.why();
+        continue;
+      }
+      EXPECT_EQ(listener.failure(), Failure::kRefused);
+      EXPECT_EQ(listener.identity(), "");
+      EXPECT_EQ(caller.failure(), Failure::kRefused);
+      EXPECT_THAT(caller.why(), HasSubstr(caller_does ? "it runs with --encrypt, and the others without it"
+                                                      : "it runs without --encrypt, and the others with it"));
+    }
+  // Where their secrets differ, too, that is what is said: the rest of what the caller says is not believed.
+  Handshake caller = Handshake::call(Port::kStore, JobSecret::random(), "me", true);
+  Handshake listener = Handshake::listen(Port::kStore, secret, false);
+  run(caller, listener);
+  EXPECT_EQ(listener.failure(), Failure::kSecret);
+}
+
+// Somebody in the middle who changes what the caller says of encryption has changed what its proof is of.
+TEST(Handshake, NobodyInBetweenTurnsEncryptionOff) {
+  const JobSecret secret = JobSecret::random();
+  for (const bool caller_does : {false, true}) {
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const UniqueFd near(ends[0]), far(ends[1]);
+    Handshake caller = Handshake::call(Port::kStore, secret, "me", caller_does);
+    Handshake listener = Handshake::listen(Port::kStore, secret, !caller_does);
+    const auto said = [&](Handshake& who) {
+      who.flush(near.get());
+      char chunk[4096];
+      const ssize_t got = ::recv(far.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+      return std::string(chunk, got < 0 ? 0 : static_cast<std::size_t>(got));
+    };
+    listener.feed(said(caller));
+    caller.feed(said(listener));
+    std::string prove = said(caller);
+    // u32 length, u8 kind, text "me", u32, text proof
+    char& claim = prove.at(4 + 1 + 4 + 2);
+    ASSERT_EQ(claim, caller_does ? 1 : 0);
+    claim = caller_does ? 0 : 1;
+    EXPECT_EQ(listener.feed(prove), State::kFailed);
+    EXPECT_EQ(listener.failure(), Failure::kSecret);
+  }
+}
+
+// What one side encrypts the other decrypts; each direction and each connection has a key of its own.
+TEST(Handshake, KeysAreOfOneConnectionAndOneDirection) {
+  const JobSecret secret = JobSecret::random();
+  std::vector<std::string> sealed;
+  for (int connection = 0; connection < 2; ++connection) {
+    Handshake caller = Handshake::call(Port::kData, secret, "me", true);
+    Handshake listener = Handshake::listen(Port::kData, secret, true);
+    run(caller, listener);
+    ASSERT_EQ(caller.state(), State::kDone) << caller.why();
+    SessionCiphers callers = caller.take_ciphers(), listeners = listener.take_ciphers();
+    sealed.push_back(callers.out.seal_whole("the same"));
+    sealed.push_back(listeners.out.seal_whole("the same"));
+    EXPECT_EQ(listeners.in.open_whole(sealed[sealed.size() - 2]), "the same");
+    EXPECT_EQ(callers.in.open_whole(sealed.back()), "the same");
+  }
+  for (std::size_t i = 0; i < sealed.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(sealed[i], sealed[j]) << i << " and " << j;
+}
+
 // What somebody has overheard opens no second connection: the listener's nonce is another one.
 TEST(Handshake, AReplayProvesNothing) {
   const JobSecret secret = JobSecret::random();

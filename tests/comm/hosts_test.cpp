@@ -240,10 +240,10 @@ TEST(Calls, StrangersAndOtherJobsAreTurnedAway) {
       Calls of_another_job(world.rank, world.rank, peers, 20s);
       of_another_job.expect(0, {other});
       well = is_turned_away(other, "GET / HTTP/1.0\r\n\r\n") && is_turned_away(other, std::string(200, '\0')) &&
-             throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), Deadline::after(300ms)); },
+             throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
                                  {"rank 0 (host a) cannot be reached", "it does not know this job's secret"});
     }
-    const auto links = calls.connect(JobSecret::of_text("this"), Deadline::after(20s));
+    const auto links = calls.connect(JobSecret::of_text("this"), false, Deadline::after(20s));
     store->leave(Deadline::after(20s));
     return well && links.size() == 1 && links[0].rank() == 1 - world.rank;
   });
@@ -258,9 +258,9 @@ TEST(Calls, WhoCannotBeReachedIsNamed) {
     calls.expect(1 - world.rank, {{"127.0.0.1", testing::free_port()}});
     const bool well =
         world.rank == 1
-            ? throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), Deadline::after(300ms)); },
+            ? throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
                                   {"rank 0 (host a) cannot be reached within 0.3", "127.0.0.1:", "Connection refused"})
-            : throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), Deadline::after(300ms)); },
+            : throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
                                   {"rank 1 (host b) has not connected within 0.3", "listens at 127.0.0.1:"});
     store->leave(Deadline::after(20s));
     return well;

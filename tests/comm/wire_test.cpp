@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <optional>
+#include <string>
 
 namespace lockstep::comm {
 namespace {
@@ -35,6 +37,85 @@ TEST(Wire, AlteredFramesAreFound) {
     } catch (const Malformed&) {
     }
   }
+}
+
+/// Two ends of a connection that encrypts.
+struct Encrypted {
+  Encrypted() {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    const auto secret = JobSecret::random();
+    caller.emplace(UniqueFd(ends[0]), Handshake::call(Handshake::Port::kStore, secret, "me", true));
+    listener.emplace(UniqueFd(ends[1]), Handshake::listen(Handshake::Port::kStore, secret, true));
+    for (int round = 0; round < 8; ++round) {
+      caller->advance();
+      if (listener->advance() == Handshake::State::kAsked) listener->handshake().accept("");
+      listener->flush();
+    }
+    EXPECT_EQ(caller->handshake().state(), Handshake::State::kDone);
+  }
+  /// What the caller has sent, taken out of the socket.
+  std::string taken() const {
+    std::array<char, 4096> bytes;
+    const ssize_t got = ::read(listener->fd(), bytes.data(), bytes.size());
+    return {bytes.data(), got < 0 ? 0 : static_cast<std::size_t>(got)};
+  }
+  std::optional<Wire> caller, listener;
+};
+
+TEST(Wire, EncryptedFramesArriveAndShowNothing) {
+  Encrypted pair;
+  const std::string value(1000, 'v');
+  for (int round = 0; round < 3; ++round) {
+    pair.caller->send(FrameKind::kSet, Packer().text("key").text(value));
+    const std::string sent = pair.taken();
+    EXPECT_EQ(sent.find("vvvv"), std::string::npos);
+    EXPECT_EQ(sent.find("key"), std::string::npos);
+    for (const char byte : sent) {  // in the smallest pieces
+      EXPECT_FALSE(pair.listener->next(2000));
+      pair.listener->feed({&byte, 1});
+    }
+    const auto frame = pair.listener->next(2000);
+    ASSERT_TRUE(frame);
+    EXPECT_EQ(frame->kind, FrameKind::kSet);
+    EXPECT_EQ(frame->body, Packer().text("key").text(value).bytes());
+    pair.listener->send(FrameKind::kGoodbye);
+    EXPECT_EQ(pair.caller->receive(), Wire::Received::kBytes);
+    EXPECT_EQ(pair.caller->next(2000)->kind, FrameKind::kGoodbye);
+  }
+}
+
+TEST(Wire, AlteredRepeatedAndForeignFramesAreFound) {
+  const auto is_found = [](const auto& change) {
+    Encrypted pair;
+    pair.caller->send(FrameKind::kSet, Packer().text("key").text("value"));
+    pair.listener->feed(change(pair.taken()));
+    try {
+      pair.listener->next(1000);
+      return false;
+    } catch (const Malformed& error) {
+      return std::string(error.what()).find("altered on its way, or comes from somebody else") != std::string::npos;
+    }
+  };
+  std::size_t length = 0;
+  EXPECT_FALSE(is_found([&](const std::string& sent) { return length = sent.size(), sent; }));
+  for (std::size_t bit = 0; bit < length * 8; bit += 3)
+    EXPECT_TRUE(is_found([&](std::string sent) {
+      sent[bit / 8] = static_cast<char>(sent[bit / 8] ^ (1 << bit % 8));
+      return sent;
+    })) << bit;
+  Encrypted pair;
+  pair.caller->send(FrameKind::kLeave);
+  const std::string sent = pair.taken();
+  pair.listener->feed(sent + sent);
+  EXPECT_EQ(pair.listener->next(1000)->kind, FrameKind::kLeave);
+  EXPECT_THROW(pair.listener->next(1000), Malformed);
+  // In clear, as a job that does not encrypt has them.
+  Encrypted other;
+  Wire clear(UniqueFd(::dup(other.caller->fd())), Handshake::listen(Handshake::Port::kStore, {}));
+  clear.send(FrameKind::kSet, Packer().text("key").text(std::string(100, 'v')));
+  other.listener->feed(other.taken());
+  EXPECT_THROW(other.listener->next(1000), Malformed);
 }
 
 }  // namespace

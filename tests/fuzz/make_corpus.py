@@ -72,9 +72,9 @@ def hellos():
     """The first byte: what the rest is said to, and in pieces of which size."""
     nonce, proof = b"n" * 32, b"p" * 32
     whole = lambda choice: bytes([31 * 8 + choice])
-    listened = b"lockstep" + frame(1, struct.pack("<I", 2) + packed(nonce))
-    seed("hello", "caller", whole(0) + listened + frame(33, packed(b"me") + packed(proof)))
-    seed("hello", "caller_byte_by_byte", b"\0" + listened + frame(33, packed(b"me") + packed(proof)))
+    listened = b"lockstep" + frame(1, struct.pack("<I", 3) + packed(nonce))
+    seed("hello", "caller", whole(0) + listened + frame(33, packed(b"me") + struct.pack("<I", 0) + packed(proof)))
+    seed("hello", "caller_byte_by_byte", b"\0" + listened + frame(33, packed(b"me") + struct.pack("<I", 0) + packed(proof)))
     seed("hello", "first_version", whole(0) + b"lockstep" + frame(1, struct.pack("<4I", 1, 2, 1, 7) + packed(b"h") + packed(b"")))
     seed("hello", "too_long", whole(0) + b"lockstep" + struct.pack("<I", 0xffffffff))
     seed("hello", "listener", whole(1) + b"lockstep" + frame(32, packed(nonce)) + frame(34, packed(b"hi") + packed(proof)))

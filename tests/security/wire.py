@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-VERSION = 2
+VERSION = 3
 HELLO, CHALLENGE, PROVE, WELCOME, REFUSED = 1, 32, 33, 34, 65
 STORE, DATA, LAUNCHER = 1, 2, 3
 SET, AWAIT, ROLL_CALL, GIVE_UP, LEAVE, VALUE, ANSWERED, ATTENDANCE, PEER_GAVE_UP = 2, 3, 4, 5, 6, 67, 68, 69, 70
@@ -44,8 +44,8 @@ def sign(secret: bytes, message: bytes) -> bytes:
 
 
 def proof(secret: bytes, port: int, side: int, caller_nonce: bytes, listener_nonce: bytes, identity: bytes,
-          answer: bytes = None) -> bytes:
-    message = text("lockstep handshake") + number(port) + number(side) + number(VERSION)
+          answer: bytes = None, encrypts: int = 0) -> bytes:
+    message = text("lockstep handshake") + number(port) + number(side) + number(VERSION) + number(encrypts)
     message += text(caller_nonce) + text(listener_nonce) + text(identity)
     return sign(secret, message if answer is None else message + text(answer))
 
@@ -110,15 +110,16 @@ class Connection:
         assert kind == CHALLENGE, kind
         return body[4:]
 
-    def join(self, secret: bytes, port: int, identity: bytes, nonce: bytes = b"n" * 32) -> bytes:
+    def join(self, secret: bytes, port: int, identity: bytes, nonce: bytes = b"n" * 32, encrypts: int = 0) -> bytes:
         """The whole handshake; the listener's answer, once it has proven that it knows the secret too."""
         listener_nonce = self.challenge(nonce)
-        self.say(hello_frame(PROVE, text(identity) + text(proof(secret, port, 0, nonce, listener_nonce, identity))))
+        mine = proof(secret, port, 0, nonce, listener_nonce, identity, encrypts=encrypts)
+        self.say(hello_frame(PROVE, text(identity) + number(encrypts) + text(mine)))
         kind, body = self.read_hello_frame()
         assert kind == WELCOME, kind
         length = struct.unpack("<I", body[:4])[0]
         answer = body[4:4 + length]
-        assert body[8 + length:] == proof(secret, port, 1, nonce, listener_nonce, identity, answer)
+        assert body[8 + length:] == proof(secret, port, 1, nonce, listener_nonce, identity, answer, encrypts)
         return answer
 
     def last_words(self, seconds: float = 20) -> bytes:
