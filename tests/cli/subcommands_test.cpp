@@ -162,6 +162,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--graphs=no",
                               "--timeout-seconds=5",
                               "--stall-warning-seconds=0.5",
+                              "--encrypt",
                               "--bucket-mb=0.5",
                               "--first-bucket-mb=0.25",
                               "--accumulate=4",
@@ -214,6 +215,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.graphs, false);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.stall_warning_seconds, 0.5);
+  EXPECT_TRUE(config.encrypt);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
   EXPECT_EQ(config.accumulate, 4);

@@ -16,8 +16,10 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,13 +42,16 @@ using testing::throws;
 /// Stands between a link's connection and its rank, and alters one bit of what comes in.
 class Tamperer {
  public:
-  /// Of byte number `at`, counted from 0.
-  Tamperer(Link& link, std::size_t at) : at_(at) {
+  static constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
+
+  /// Of byte number `at`, counted from 0. Keeps all that it sees in `record`, if there is one.
+  Tamperer(const Link& link, std::size_t at, std::string* record = nullptr) : at_(at), record_(record) {
     int ends[2];
     LOCKSTEP_ASSERT(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
     inside_.reset(ends[0]);
     outside_.reset(::fcntl(link.fd(), F_DUPFD_CLOEXEC, 0));
-    link = Link(UniqueFd(ends[1]), link.host(), link.rank());
+    LOCKSTEP_ASSERT(::dup3(ends[1], link.fd(), O_CLOEXEC) == link.fd());
+    ::close(ends[1]);
     thread_ = std::thread([this] { relay(); });
   }
   /// Once both ends are closed.
@@ -73,6 +78,7 @@ class Tamperer {
       return false;
     }
     const auto count = static_cast<std::size_t>(got);
+    if (record_ != nullptr) record_->append(bytes.data(), count);
     if (tamper && at_ >= seen_ && at_ < seen_ + count) bytes[at_ - seen_] ^= 0x20;
     if (tamper) seen_ += count;
     for (std::size_t sent = 0; sent < count;) {
@@ -87,21 +93,29 @@ class Tamperer {
   }
 
   const std::size_t at_;
+  std::string* const record_;
   std::size_t seen_ = 0;
   UniqueFd inside_, outside_;
   std::thread thread_;
 };
 
-/// Forked ranks whose first one gets a byte of the last host's that is not as it was sent.
-void with_tampering(const std::string& hosts, std::size_t at, bool threaded,
-                    const std::function<bool(ProcessGroup&)>& body) {
-  on_processes({hosts}, [&](const World& world) {
+/// Forked ranks whose first one gets a byte of the last host's that is not as it was sent. `look` is shown all that
+/// passed there, once it has ended.
+void with_tampering(
+    const std::string& hosts, std::size_t at, bool threaded, bool encrypts,
+    const std::function<bool(ProcessGroup&)>& body,
+    const std::function<bool(const std::string&)>& look = [](const std::string&) { return true; }) {
+  const JobSecret secret = JobSecret::random();
+  on_processes({hosts}, [&](World world) {
     const auto deadline = Deadline::after(20s);
+    world.meeting.secret = secret;
+    world.meeting.encrypts = encrypts;
+    std::string record;
     auto store = make_tcp_store(world, deadline);
     Peers peers(*store, deadline);
     HostMeeting met = meet_hosts(*store, peers, world.meeting, 20s);
     std::optional<Tamperer> tamperer;
-    if (world.rank == 0) tamperer.emplace(met.links.back(), at);
+    if (world.rank == 0) tamperer.emplace(met.links.back(), at, &record);
     std::unique_ptr<ProcessGroup> group;
     if (threaded)
       group = std::make_unique<ThreadHosts>(std::move(store), std::move(met), 20s);
@@ -109,8 +123,16 @@ void with_tampering(const std::string& hosts, std::size_t at, bool threaded,
       group = std::make_unique<InlineHosts>(std::move(store), std::move(met), 20s);
     const bool well = body(*group);
     group.reset();
-    return well;
+    tamperer.reset();
+    return well && (world.rank > 0 || look(record));
   });
+}
+
+/// 4 MB of `fill` on each rank.
+std::unique_ptr<Arena> filled_arena(ProcessGroup& group, std::int32_t fill) {
+  auto arena = group.allocate(4 << 20);
+  for (auto& value : arena->view<std::int32_t>(0, 1 << 20)) value = fill;
+  return arena;
 }
 
 // In the first header, in later ones, in payloads; with ranks beside and hosts elsewhere that have no part in it.
@@ -118,7 +140,7 @@ TEST(AlteredBytes, EndTheJobOnAllRanksBeforeTheyAreUsed) {
   for (const bool threaded : {false, true})
     for (const char* const hosts : {"ab", "aab", "abc"})
       for (const std::size_t at : {3u, 50u, 1'000u, 300'000u, 1'500'000u})
-        with_tampering(hosts, at, threaded, [&](ProcessGroup& group) {
+        with_tampering(hosts, at, threaded, false, [&](ProcessGroup& group) {
           const auto begin = Clock::now();
           std::string first = "rank 0 (host a)", last = hosts[1] == 'b' ? "rank 1 (host b)" : "rank 2 (host b)";
           if (hosts == std::string("abc")) last = "rank 2 (host c)";
@@ -137,6 +159,54 @@ TEST(AlteredBytes, EndTheJobOnAllRanksBeforeTheyAreUsed) {
               },
               {link, "a wrong checksum"});
           return named && right && Clock::now() - begin < 15s;
+        });
+}
+
+// Tags take the place of checksums, with the same end.
+TEST(AlteredBytes, EndAnEncryptedJobToo) {
+  for (const bool threaded : {false, true})
+    for (const char* const hosts : {"ab", "aab"})
+      for (const std::size_t at : {3u, 100u, 1'000u, 300'000u, 1'500'000u})
+        with_tampering(hosts, at, threaded, true, [&](ProcessGroup& group) {
+          bool right = true;
+          return throws<DeviceError>(
+                     [&] {
+                       const auto arena = filled_arena(group, 1);
+                       const auto values = arena->view<std::int32_t>(0, 1 << 20);
+                       for (int step = 0, sum = 1; step < 20; ++step) {
+                         group.all_reduce({arena.get(), 0, values.size(), DType::kI32}, ReduceOp::kMax).wait_host();
+                         for (const auto& value : values) right = right && value == sum;
+                       }
+                     },
+                     {"rank 0 (host a) were altered on their way, or come from somebody else: ", "a wrong tag"}) &&
+                 right;
+        });
+}
+
+// Neither what ranks put in nor what comes out is to be seen between hosts; without encryption both are.
+TEST(Encryption, NothingToReadBetweenHosts) {
+  constexpr std::int32_t kFill = 0x21436587;
+  const auto text_of = [](std::int32_t value) {
+    std::string text;
+    for (int i = 0; i < 4; ++i) text.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return text;
+  };
+  for (const bool encrypts : {false, true})
+    with_tampering(
+        "ab", Tamperer::kNothing, false, encrypts,
+        [&](ProcessGroup& group) {
+          const auto arena = filled_arena(group, kFill);
+          const auto values = arena->view<std::int32_t>(0, 1 << 20);
+          group.all_reduce({arena.get(), 0, values.size(), DType::kI32}, ReduceOp::kSum).wait_host();
+          const bool right = values.front() == 2 * kFill && values.back() == 2 * kFill && group.encrypts() == encrypts;
+          group.shutdown();
+          return right;
+        },
+        [&](const std::string& record) {
+          if (record.size() < 8 << 20) return false;
+          for (const std::int32_t value : {kFill, 2 * kFill})
+            if ((record.find(text_of(value)) == std::string::npos) != encrypts) return false;
+          return true;
         });
 }
 

@@ -458,6 +458,32 @@ TEST(TcpStore, OnlyThoseWhoKnowTheSecretJoin) {
 }
 
 // An impostor that has taken rank 0's port, and welcomes everybody.
+// All ranks of a job encrypt, or none: the one that differs is told, and the job goes on.
+TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
+  const JobSecret secret = JobSecret::random();
+  for (const bool job_does : {false, true}) {
+    const int port = testing::free_port();
+    const auto rank_of = [&](int rank, bool encrypts) {
+      World world = world_of(rank, 2, port);
+      world.meeting.secret = secret;
+      world.meeting.encrypts = encrypts;
+      return world;
+    };
+    std::thread first([&] {
+      const auto store = make_tcp_store(rank_of(0, job_does), soon());
+      EXPECT_EQ(store->all_gather_text("names", "zero", soon()), (std::vector<std::string>{"zero", "one"}));
+      store->leave(soon());
+    });
+    EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(rank_of(1, !job_does), soon()); }),
+                HasSubstr(job_does ? "has refused this process: it runs without --encrypt, and the others with it"
+                                   : "has refused this process: it runs with --encrypt, and the others without it"));
+    const auto store = make_tcp_store(rank_of(1, job_does), soon());
+    EXPECT_EQ(store->all_gather_text("names", "one", soon()), (std::vector<std::string>{"zero", "one"}));
+    store->leave(soon());
+    first.join();
+  }
+}
+
 TEST(TcpStore, ARankTellsNothingToAnImpostor) {
   const int port = testing::free_port();
   const auto listeners = listen_at(world_of(0, 2, port).meeting, false);

@@ -132,6 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BadInput{"lockstep train cnn --data digits --dropout 0.5", 2,
                  "--dropout 0.5 on the command line: it applies to gpt, gpt2 and lstm, and the model is cnn"},
+        BadInput{"lockstep train cnn --data digits --encrypt --backend mpi", 2,
+                 "it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt"},
         BadInput{"lockstep train cnn --data digits --layers 2", 2, "--layers 2 on the command line: it applies to gpt"},
         BadInput{"lockstep train lstm --data digits --heads 2", 2, "it applies to gpt and gpt2, and the model is lstm"},
         BadInput{"lockstep train mlp --data digits --width 8", 2, "--width 8"},

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -102,7 +103,7 @@ class Jobs(unittest.TestCase):
 
             def replay(connection):
                 connection.challenge(nonce)
-                connection.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.text(proof)))
+                connection.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.number(0) + wire.text(proof)))
                 connection.read_hello_frame()
             self.assertIn(WIRE_TEXT, refusal(replay))
             recorded.close()
@@ -288,7 +289,7 @@ class Data(Jobs):
         proof = wire.proof(secret, wire.DATA, 0, b"r" * 32, recorded.challenge(b"r" * 32), identity)
         replayed = wire.Connection(address)
         replayed.challenge(b"r" * 32)
-        replayed.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.text(proof)))
+        replayed.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.number(0) + wire.text(proof)))
         with self.assertRaisesRegex(wire.Refused, WIRE_TEXT):
             replayed.read_hello_frame()
         oversized = wire.Connection(address)
@@ -307,6 +308,146 @@ class Data(Jobs):
         _, err = first.communicate(timeout=60)
         self.assertEqual(first.returncode, 4, err)
         self.assertIn("was refused: " + WIRE_TEXT, err)
+
+
+class Relay:
+    """Between rank 1 and rank 0's store, which listens elsewhere: keeps what passes, and may alter a byte of it."""
+
+    def __init__(self, address, to, alters=None):
+        self._to, self._alters, self.seen = to, alters, {"up": b"", "down": b""}
+        self._server = socket.create_server(address)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._to)
+            for source, target, way in (near, far, "up"), (far, near, "down"):
+                threading.Thread(target=self._pass, args=(source, target, way), daemon=True).start()
+
+    def _pass(self, source, target, way):
+        try:
+            while data := bytearray(source.recv(1 << 16)):
+                begin = len(self.seen[way])
+                self.seen[way] += bytes(data)
+                if self._alters and self._alters[0] == way and begin <= self._alters[1] < begin + len(data):
+                    data[self._alters[1] - begin] ^= 1
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            source.close()
+            target.close()
+
+    def close(self):
+        self._server.close()
+
+
+class Encryption(Jobs):
+    """Two ranks that take themselves for two hosts."""
+
+    def both(self, flags, others=None, address=None, save=None, seconds=60, **variables):
+        arguments = JOB[:-1] + [str(seconds), "--threads", "1"] + (["--save", save] if save else [])
+        ranks = [self.rank(0, arguments=arguments + flags, LOCKSTEP_HOST_NAME="a", **variables)]
+        port = {"MASTER_PORT": address[1]} if address else {}
+        self.connect().close()
+        others = flags if others is None else others
+        ranks.append(self.rank(1, arguments=arguments + others, LOCKSTEP_HOST_NAME="b", **variables, **port))
+        return ranks
+
+    def test_training_computes_the_same_and_shows_nothing(self):
+        files, seen = {}, {}
+        for flags in [], ["--encrypt"]:
+            with tempfile.TemporaryDirectory() as directory:
+                relay_address = ("127.0.0.1", free_port())
+                relay = Relay(relay_address, self.address)
+                for process in self.both(flags, address=relay_address, save=f"{directory}/w"):
+                    self.end(process)
+                relay.close()
+                files[bool(flags)] = pathlib.Path(f"{directory}/w").read_bytes()
+                seen[bool(flags)] = relay.seen
+        self.assertEqual(files[False], files[True])
+        for way in "up", "down":
+            self.assertIn(b"exchanging addresses", seen[False]["up"])
+            self.assertNotIn(b"exchanging addresses", seen[True][way])
+            self.assertIn(b"127.0.0.1 ", seen[False][way])
+            self.assertNotIn(b"127.0.0.1 ", seen[True][way])
+            self.assertGreater(len(seen[True][way]), len(seen[False][way]))
+
+    def test_altered_bytes_end_the_job(self):
+        """Each side finds it, and says so, wherever after the handshake it is."""
+        for way, at in (("up", 600), ("down", 600), ("up", 290), ("down", 160)):
+            with self.subTest(way=way, at=at):
+                relay_address = ("127.0.0.1", free_port())
+                relay = Relay(relay_address, self.address, alters=(way, at))
+                ranks = self.both(["--encrypt"], address=relay_address)
+                said = "".join(self.end(process, 4) for process in ranks)
+                self.assertIn("was altered on its way, or comes from somebody else", said)
+                relay.close()
+                self.setUp()
+
+    def test_one_rank_alone_does_not_encrypt(self):
+        """Each way round: the one that differs is refused, and both logs name the flag."""
+        for flags, others, why in (["--encrypt"], [], "without --encrypt, and the others with it"), (
+                [], ["--encrypt"], "with --encrypt, and the others without it"):
+            with self.subTest(flags=flags):
+                first, second = self.both(flags, others, seconds=6)
+                self.assertIn("has refused this process: it runs " + why, self.end(second, 2))
+                self.assertIn("to MASTER_PORT was refused: it runs " + why, self.end(first, 5))
+                self.setUp()
+
+    def mpirun(self, *flags):
+        """Two ranks that MPI joins, and that take themselves for two hosts; flags of each."""
+        command, between = ["mpirun", "--oversubscribe"], []
+        for rank, own in enumerate(flags):
+            command += between + ["-n", "1", "-x", f"LOCKSTEP_HOST_NAME=host{rank}", OPTIONS.lockstep, *JOB, *own]
+            between = [":"]
+        process = subprocess.Popen(command, env=environment(), text=True, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.processes.append(process)
+        return process
+
+    def test_ranks_that_mpi_joins(self):
+        said = self.end(self.mpirun(["--encrypt"], ["--encrypt"]))
+        self.assertIn("the keys come from random bits that MPI hands out in clear", said)
+        process = self.mpirun(["--encrypt"], [])
+        out, err = process.communicate(timeout=90)
+        self.assertNotEqual(process.returncode, 0, err)
+        self.assertIn("rank 0 runs with --encrypt, and rank 1 without it", out + err)
+
+    def test_nobody_in_between_turns_it_off(self):
+        """The byte in the caller's proof that says whether it encrypts."""
+        identity = wire.identity_for_store(2, 1)
+        first = self.rank(0, arguments=JOB + ["--encrypt"])
+        nonce = b"n" * 32
+        for says, proves in (0, 1), (1, 0):
+            connection = self.connect()
+            challenge = connection.challenge(nonce)
+            proof = wire.proof(SECRET.encode(), wire.STORE, 0, nonce, challenge, identity, encrypts=proves)
+            connection.say(wire.hello_frame(wire.PROVE, wire.text(identity) + wire.number(says) + wire.text(proof)))
+            with self.assertRaisesRegex(wire.Refused, WIRE_TEXT):
+                connection.read_hello_frame()
+        # One that joins as it should, and then speaks in clear.
+        connection = self.connect()
+        connection.join(SECRET.encode(), wire.STORE, identity, encrypts=1)
+        connection.say(wire.store_frame(wire.SET, wire.text("key") + wire.text("value" * 10)))
+        self.assertIn("comes from somebody else", self.end(first, 4))
+
+    def test_what_cannot_be_encrypted_is_refused(self):
+        for variables, flags, why in (
+                ({"secret": None}, [], "this job has no secret that keys could be made of"),
+                ({}, ["--backend", "nccl"], "NCCL (--backend nccl) does not encrypt"),
+                ({}, ["--backend", "mpi"], "--backend mpi")):
+            with self.subTest(why):
+                ranks = [self.rank(rank, arguments=JOB + ["--encrypt"] + flags, **variables) for rank in range(2)]
+                said = "".join(self.end(process, 2) for process in ranks)
+                self.assertIn(why, said)
+                self.setUp()
+        said = self.end(self.start(["train", "linear", "--data", "random:5,32", "--steps", "1", "--encrypt"]))
+        self.assertIn("--encrypt changes nothing: there is one rank", said)
 
 
 INSIDE = """

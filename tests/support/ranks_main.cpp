@@ -10,6 +10,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/host.h"
+#include "base/job_secret.h"
 #include "base/log.h"
 #include "comm/make_group.h"
 #include "tests/support/ranks.h"
@@ -74,6 +75,7 @@ bool passed_everywhere(bool passed_here) {
 int run(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   g_world = comm::discover_world(env);
+  if (test_group().ends_with("-encrypt")) g_world.meeting.secret = JobSecret::of_text("the secret of a test");
   set_log_identity(g_world.rank, g_world.size, host_name());
   quieten(g_world.rank);
   if (g_needs_gpu && probe_cuda().devices == 0) {
@@ -86,6 +88,7 @@ int run(int argc, char** argv) {
   options.timeout_seconds = 60;
   g_group = comm::make_group(g_world, options);
   LOCKSTEP_ASSERT(g_world.size == 1 || g_group->name() == expected_group(), "asked for another group");
+  LOCKSTEP_ASSERT(g_group->encrypts() == options.encrypt);
   if (g_make_layer != nullptr) {
     g_below = std::move(g_group);
     g_group = g_make_layer(*g_below);
@@ -114,6 +117,7 @@ comm::GroupOptions group_options() {
   Options options;
   options.backend = value == "shm" || value == "tcp" ? Options::Backend::kShm : Options::Backend::kMpi;
   if (hosts) options.backend = Options::Backend::kAuto;
+  options.encrypt = value.ends_with("-encrypt");
   options.progress = value.ends_with("thread") ? Options::Progress::kThread : Options::Progress::kInline;
   if (value != "shm" && value != "tcp" && value != "thread" && value != "inline" && !hosts)
     throw UsageError(fmt::format("LOCKSTEP_TEST_GROUP={} is neither inline, thread, shm, tcp nor hosts…", value),
