@@ -236,4 +236,11 @@ void check_applicability(const TrainConfig& config) { check<TrainConfig>(kTrainR
 
 void check_applicability(const InferConfig& config) { check<InferConfig>(kInferRules, config); }
 
+void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts) {
+  if (config.encrypt && kind == DeviceKind::kCuda && several_hosts)
+    throw UsageError(
+        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
+        "leave it out and connect the hosts by a network that encrypts (WireGuard, IPsec), or use --device cpu");
+}
+
 }  // namespace lockstep::trainer

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/device.h"
 #include "trainer/config.h"
 #include "trainer/infer/config.h"
 
@@ -33,5 +34,8 @@ std::optional<Inapplicable> inapplicable(const InferConfig& config, std::string_
 /// Throws UsageError for the first setting of all that is given and inapplicable.
 void check_applicability(const TrainConfig& config);
 void check_applicability(const InferConfig& config);
+
+/// What only the ranks together know: throws UsageError where --encrypt cannot hold for GPUs that `several_hosts` have.
+void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts);
 
 }  // namespace lockstep::trainer

@@ -61,14 +61,6 @@ RankView view_of(const TrainConfig& config, const Session& session) {
 /// What is about to be refused on all ranks, once they have met and in one line, is no reason for a line of each.
 bool may_encrypt(const TrainConfig& config) { return config.encrypt && !inapplicable(config, "encrypt"); }
 
-/// Before anything that is worth hiding is sent.
-void check_encryption(const TrainConfig& config, const Session& session, const DeviceChoice& choice) {
-  if (config.encrypt && session.group->encrypts() && choice.device.kind == DeviceKind::kCuda)
-    throw UsageError(
-        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
-        "leave it out and connect the hosts by a network that does (WireGuard, IPsec), or use --device cpu");
-}
-
 void mention_encryption(bool wanted, const Session& session) {
   if (wanted && !session.group->encrypts() && session.group->rank() == 0)
     log_info("--encrypt changes nothing: {}",
@@ -84,7 +76,7 @@ DeviceChoice choose_together(const TrainConfig& config, const Session& session) 
   comm::agree_on(group, [&] {
     choice = choose_device(views, group.rank());
     check_kind(config, choice.device.kind, choice.why_cpu);
-    check_encryption(config, session, choice);
+    check_encryption(config, choice.device.kind, session.group->encrypts());
   });
   comm::compare_manifests(group, {{"device", choice.device.kind == DeviceKind::kCpu ? "cpu" : "cuda"}});
   if (choice.tell && !config.quiet && group.rank() == 0) log_info("computing on the CPU: {}", choice.why_cpu);

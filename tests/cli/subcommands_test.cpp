@@ -162,7 +162,6 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--graphs=no",
                               "--timeout-seconds=5",
                               "--stall-warning-seconds=0.5",
-                              "--encrypt",
                               "--bucket-mb=0.5",
                               "--first-bucket-mb=0.25",
                               "--accumulate=4",
@@ -215,7 +214,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.graphs, false);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.stall_warning_seconds, 0.5);
-  EXPECT_TRUE(config.encrypt);
+  EXPECT_FALSE(config.encrypt);
   EXPECT_EQ(config.bucket_mb, 0.5);
   EXPECT_EQ(config.first_bucket_mb, 0.25);
   EXPECT_EQ(config.accumulate, 4);
@@ -235,13 +234,14 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.trace, "t.json");
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
-  config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--batch=8",
-                         "--epochs=3", "--betas=0.8,0.9"});
+  config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--encrypt",
+                         "--batch=8", "--epochs=3", "--betas=0.8,0.9"});
   EXPECT_EQ(config.model.in, 3);
   EXPECT_EQ(config.model.out, 4);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_TRUE(config.quiet);
+  EXPECT_TRUE(config.encrypt);
   EXPECT_EQ(config.batch, 8);
   EXPECT_EQ(config.epochs, 3);
   EXPECT_EQ(config.betas, std::pair(0.8, 0.9));

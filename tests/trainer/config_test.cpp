@@ -190,6 +190,22 @@ TEST(TrainConfig, CpuDevicesAreThoseThatAreNamed) {
   EXPECT_EQ(why_not(config), "");
 }
 
+// NCCL between hosts; on one host nothing leaves it.
+TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
+  auto config = good();
+  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCuda, true));
+  config.encrypt = true;
+  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCuda, false));
+  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCpu, true));
+  EXPECT_THROW(check_encryption(config, DeviceKind::kCuda, true), UsageError);
+  for (const auto backend : {Backend::kMpi, Backend::kNccl}) {
+    config.backend = backend;
+    EXPECT_TRUE(inapplicable(config, "encrypt"));
+  }
+  config.backend = Backend::kShm;
+  EXPECT_FALSE(inapplicable(config, "encrypt"));
+}
+
 std::string refusal(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
   try {
     check_kind(config, kind, why);
