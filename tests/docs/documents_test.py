@@ -58,6 +58,7 @@ NOT_RUN = {
     ),
     "other hosts; tests/launcher/hosts": (
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits",
+        "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits --encrypt",
         "lockstep launch --hostfile hosts.txt -- ./my_program",
     ),
     "GPT-2's files; parity_weights tests small ones": (
