@@ -26,8 +26,9 @@ struct InferModel {
 };
 
 /// The model with the weights of config.weights, or, without any, new ones from the seed. `sample_shape`: of the inputs
-/// to come, where it is known. `check` sees what is about to be built, before memory is taken for it. Throws UsageError where model, weights and flags do not go together, naming each
-/// parameter that is missing or too many, and IoError for the file.
+/// to come, where it is known. `check` sees what is about to be built, before memory is taken for it. Throws UsageError
+/// where model, weights and flags do not go together, naming each parameter that is missing or too many, and IoError
+/// for the file.
 InferModel open_model(const InferConfig& config, nn::Backend& backend,
                       const std::optional<std::vector<std::int64_t>>& sample_shape,
                       const std::function<void(const nn::ModelSpec&)>& check);
