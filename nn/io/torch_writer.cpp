@@ -19,7 +19,7 @@ std::span<const std::byte> bytes_of(std::string_view text) { return std::as_byte
 
 std::string number(std::uint64_t value, int bytes) {
   std::string text;
-  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i) & 0xff);
+  for (int i = 0; i < bytes; ++i, value >>= 8) text += static_cast<char>(value & 0xff);
   return text;
 }
 
