@@ -11,6 +11,12 @@ namespace {
 
 using Moves = std::vector<int>;
 
+Moves moves_apart(const Moves& on, const std::vector<std::vector<int>>& allowed) {
+  Moves moves(on.size(), 7);
+  cpu::moves_apart(on, allowed, moves);
+  return moves;
+}
+
 const std::vector<int> kFour = {0, 1, 2, 3};
 
 TEST(MovesApart, ThreadsOnProcessorsOfTheirOwnStay) {

@@ -2,10 +2,14 @@
 // tests/trainer/steady_state_test.cpp says the same of whole steps with data and ranks. oneDNN allocates while it runs
 // a primitive, which nobody can prevent: what it asks for itself does not count.
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "nn/models/models.h"
+#include "nn/ops/cpu/spread_threads.h"
 #include "nn/optim/optimizer.h"
 #include "tests/nn/values.h"
 #include "tests/support/allocations.h"
@@ -95,6 +99,30 @@ TEST(SteadyState, NothingIsAllocatedOrBuilt) {
     EXPECT_EQ(backend->primitives_created(), primitives);
     EXPECT_EQ(ready, 6 * 2 * static_cast<int>(parameters.size()));
     EXPECT_GT(hooks, 0);
+  }
+}
+
+// Whether the threads have processors of their own, or all share one and cannot leave it.
+TEST(SteadyState, LooksAtThreadsAllocateNothing) {
+  for (const bool bound : {false, true}) {
+    std::thread([bound] {  // OpenMP gives it threads of its own, bound as it is
+      if (bound) {
+        cpu_set_t here;
+        CPU_ZERO(&here);
+        CPU_SET(::sched_getcpu(), &here);
+        ASSERT_EQ(::sched_setaffinity(0, sizeof here, &here), 0);
+      }
+      cpu::ThreadSpreader spreader(3);
+      spreader.spread();
+      AllocationCounter counter;
+      for (int i = 0; i < 10; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));  // it looks every two
+        spreader.spread();
+      }
+      const auto ours = without(counter.by_caller(), {"libgomp."});
+      EXPECT_TRUE(ours.empty()) << "bound: " << bound << "\n" << listed(ours);
+    })
+        .join();
   }
 }
 

@@ -2,10 +2,10 @@
 
 #include <omp.h>
 #include <sched.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -22,12 +22,14 @@ CpuSets affinity() {
   return sets;
 }
 
-std::vector<int> processors_of(const CpuSets& sets) {
-  std::vector<int> processors;
+/// Replaces what `processors` holds by the processors of `sets`, ascending.
+void list_processors(const CpuSets& sets, std::vector<int>& processors) {
+  processors.clear();
   for (int cpu = 0; cpu < static_cast<int>(sizeof sets) * 8; ++cpu)
     if (CPU_ISSET_S(cpu, sizeof sets, sets.data())) processors.push_back(cpu);
-  return processors;
 }
+
+bool contains(std::span<const int> values, int value) { return std::ranges::find(values, value) != values.end(); }
 
 /// Puts the calling thread there and lets it go wherever it might before.
 void move_to(int cpu) {
@@ -39,17 +41,23 @@ void move_to(int cpu) {
 
 }  // namespace
 
-std::vector<int> moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed) {
-  std::vector<int> moves(on.size(), -1);
-  std::set<int> taken(on.begin(), on.end()), kept;
+void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed, std::span<int> moves) {
+  std::ranges::fill(moves, -1);
   for (std::size_t i = 0; i < on.size(); ++i) {
-    if (kept.insert(on[i]).second) continue;
-    const auto free = std::ranges::find_if(allowed[i], [&](int cpu) { return !taken.contains(cpu); });
-    if (free == allowed[i].end()) continue;
-    moves[i] = *free;
-    taken.insert(*free);
+    if (!contains(on.first(i), on[i])) continue;
+    const auto free =
+        std::ranges::find_if(allowed[i], [&](int cpu) { return !contains(on, cpu) && !contains(moves, cpu); });
+    if (free != allowed[i].end()) moves[i] = *free;
   }
-  return moves;
+}
+
+ThreadSpreader::ThreadSpreader(int threads) : threads_(threads) {
+  if (threads_ < 2) return;
+  const auto count = static_cast<std::size_t>(threads_);
+  on_.resize(count);
+  moves_.resize(count);
+  allowed_.resize(count);
+  for (std::vector<int>& processors : allowed_) processors.reserve(static_cast<std::size_t>(::get_nprocs_conf()));
 }
 
 int ThreadSpreader::spread() {
@@ -58,22 +66,22 @@ int ThreadSpreader::spread() {
   if (now < next_) return 0;
   next_ = now + kInterval;
 
-  const auto count = static_cast<std::size_t>(threads_);
-  std::vector<int> on(count, -1);
+  std::ranges::fill(on_, -1);
 #pragma omp parallel num_threads(threads_)
-  on[static_cast<std::size_t>(omp_get_thread_num())] = ::sched_getcpu();
-  const std::set<int> distinct(on.begin(), on.end());
+  on_[static_cast<std::size_t>(omp_get_thread_num())] = ::sched_getcpu();
   // A thread that the region did not get, or a system without that call, says -1.
-  if (distinct.size() == count || distinct.contains(-1)) return 0;
+  if (contains(on_, -1)) return 0;
+  bool distinct = true;
+  for (std::size_t i = 1; i < on_.size(); ++i) distinct = distinct && !contains(std::span(on_).first(i), on_[i]);
+  if (distinct) return 0;
 
-  std::vector<std::vector<int>> allowed(count);
 #pragma omp parallel num_threads(threads_)
-  allowed[static_cast<std::size_t>(omp_get_thread_num())] = processors_of(affinity());
-  const std::vector<int> moves = moves_apart(on, allowed);
-  const auto moved = static_cast<int>(std::ranges::count_if(moves, [](int cpu) { return cpu >= 0; }));
+  list_processors(affinity(), allowed_[static_cast<std::size_t>(omp_get_thread_num())]);
+  moves_apart(on_, allowed_, moves_);
+  const auto moved = static_cast<int>(std::ranges::count_if(moves_, [](int cpu) { return cpu >= 0; }));
   if (moved == 0) return 0;
 #pragma omp parallel num_threads(threads_)
-  if (const int cpu = moves[static_cast<std::size_t>(omp_get_thread_num())]; cpu >= 0) move_to(cpu);
+  if (const int cpu = moves_[static_cast<std::size_t>(omp_get_thread_num())]; cpu >= 0) move_to(cpu);
   return moved;
 }
 

@@ -7,10 +7,10 @@
 
 namespace lockstep::nn::cpu {
 
-/// For each thread the processor that it should move to, or -1: it stays. `on[i]` is where thread i runs, and
-/// `allowed[i]` are the processors that it may use, ascending. Of threads on one processor the first one stays, and the
-/// others move to such as no thread of these runs on, as long as there are any.
-std::vector<int> moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed);
+/// Sets `moves[i]` to the processor that thread i should move to, or to -1: it stays. `on[i]` is where thread i runs,
+/// and `allowed[i]` are the processors that it may use, ascending. Of threads on one processor the first one stays, and
+/// the others move to such as no thread of these runs on, as long as there are any. Allocates nothing.
+void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allowed, std::span<int> moves);
 
 /// Note [Two compute threads on one processor]
 /// Where other programs keep all processors busy, Linux may put a thread next to the one that woke it up, and leaves
@@ -19,14 +19,17 @@ std::vector<int> moves_apart(std::span<const int> on, std::span<const std::vecto
 /// threads that are started from these inherit no binding, and other jobs on the machine keep their room.
 class ThreadSpreader {
  public:
-  explicit ThreadSpreader(int threads) : threads_(threads) {}
+  explicit ThreadSpreader(int threads);
 
-  /// To be called once per step, by the thread that starts the others. Costs a parallel region every few milliseconds.
+  /// To be called once per step, by the thread that starts the others. Costs a parallel region every few milliseconds,
+  /// and allocates nothing.
   /// Returns how many threads it has moved.
   int spread();
 
  private:
   int threads_;
+  std::vector<int> on_, moves_;  // of each thread
+  std::vector<std::vector<int>> allowed_;
   std::chrono::steady_clock::time_point next_{};
 };
 
