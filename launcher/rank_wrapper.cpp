@@ -60,7 +60,7 @@ class Wrapper {
     start(rank, program);
     while (!ending_) wait_and_serve();
     finish_output();
-    launcher_.send(Ended{*ending_, told_, ended_at_});
+    launcher_.send(Ended{*ending_, told_ && !was_killed_by_another(), ended_at_});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
     while (connected_ && (launcher_.pending_bytes() > 0 || !ending_->ok())) wait_and_serve();
     return ending_->exit_code();
@@ -175,8 +175,7 @@ class Wrapper {
   void take_signals() {
     while (const auto signal = signals_.next()) {
       if (signal->number == SIGCHLD) {
-        int status = 0;
-        while (!ending_ && ::waitpid(program_, &status, WNOHANG | WUNTRACED | WCONTINUED) == program_) look_at(status);
+        reap();
       } else if (signal->number == SIGCONT) {
         // mpirun has begun to end the job: it sends this first, and SIGTERM a second later.
         if (signal->sender == ::getppid()) launcher_.send(Told{SIGCONT});
@@ -186,6 +185,11 @@ class Wrapper {
         if (told_ && !was_told) launcher_.send(Told{signal->number});
       }
     }
+  }
+
+  void reap() {
+    int status = 0;
+    while (!ending_ && ::waitpid(program_, &status, WNOHANG | WUNTRACED | WCONTINUED) == program_) look_at(status);
   }
 
   void look_at(int status) {
@@ -202,6 +206,7 @@ class Wrapper {
   /// each of them gets to it; to the program a second one would mean that it is to end at once. That is the launcher's
   /// to say, with SIGKILL.
   void pass_signal(int number) {
+    reap();  // one that had ended before it was told to has done so by itself
     if (ending_) return;
     const bool is_stop = number != SIGUSR1 && number != SIGUSR2;
     if (is_stop && number != SIGKILL && std::exchange(told_, true)) return;
@@ -210,8 +215,13 @@ class Wrapper {
     if (is_stop) kill_program(SIGCONT);  // one that is stopped would not see it
   }
 
+  /// A rank's sockets close before it has wholly ended: on a busy machine others fail at that, and this one is told to
+  /// end because of them, in between.
+  bool was_killed_by_another() const { return !has_killed_ && ending_ == Ending{Ending::How::kSignalled, SIGKILL}; }
+
   /// The program's whole process group, or the program alone if it has left that.
   void kill_program(int number) {
+    has_killed_ = has_killed_ || number == SIGKILL;
     if (::kill(-program_, number) != 0) ::kill(program_, number);
   }
 
@@ -229,6 +239,7 @@ class Wrapper {
   std::optional<Ending> ending_;
   Clock::time_point ended_at_;
   bool told_ = false;
+  bool has_killed_ = false;
   bool connected_ = true;
 };
 

@@ -269,7 +269,7 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    if (!failure.empty()) console_.say(failure);
                  },
                  [&](const Told& told) {
-                   report.told = true;
+                   report.told = report.told || !report.ended();  // mpirun tells wrappers of ended ranks, too
                    begin_ending();
                    mpirun_ends_job_ = mpirun_ends_job_ || told.signal_number == SIGCONT;
                    if (phase_ > Phase::kPatience) hold_mpirun();

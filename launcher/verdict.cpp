@@ -13,11 +13,22 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr auto kTooCloseToCall = Millis(20);
+// Nothing that a peer does ends a rank by SIGKILL, so it is a cause even where a busy machine was late to see it.
+constexpr auto kTooCloseToAKill = Millis(250);
 
 bool blames_a_peer(const RankReport& report) {
   return report.ending && report.ending->how == Ending::How::kExited &&
          (report.ending->value == static_cast<int>(ExitCode::kDevice) ||
           report.ending->value == static_cast<int>(ExitCode::kTimeout));
+}
+
+bool was_killed(const RankReport& report) {
+  return report.lost || *report.ending == Ending{Ending::How::kSignalled, SIGKILL};
+}
+
+/// A program that fails at what its peers do may say so with 1, too: MPI's own errors end with it.
+bool may_be_an_effect(const RankReport& report) {
+  return blames_a_peer(report) || report.ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kInternal)};
 }
 
 bool is_sudden(const RankReport& report) { return report.lost || report.ending->how == Ending::How::kSignalled; }
@@ -65,11 +76,14 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
     return a->told != b->told ? !a->told : a->ended_at < b->ended_at;
   };
   const RankReport* first = *std::min_element(failed.begin(), failed.end(), order);
-  if (!blames_a_peer(*first)) return first;
-  for (const RankReport* other : failed)
-    if (other->told == first->told && is_sudden(*other) && other->ended_at - first->ended_at < kTooCloseToCall)
-      return other;
-  return first;
+  if (!may_be_an_effect(*first)) return first;
+  const auto has_caused_it = [&](const RankReport* other) {
+    const auto later = other->ended_at - first->ended_at;
+    return other->told == first->told && ((was_killed(*other) && later < kTooCloseToAKill) ||
+                                          (is_sudden(*other) && blames_a_peer(*first) && later < kTooCloseToCall));
+  };
+  const auto cause = std::ranges::find_if(failed, has_caused_it);
+  return cause != failed.end() ? *cause : first;
 }
 
 /// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", the remedy only where there is one.
@@ -87,7 +101,7 @@ std::string describe(const RankReport& report, const JobReport& job) {
   } else {
     how = fmt::format("was ended by {}", signal_name(report.ending->value));
   }
-  const bool killed = report.lost || *report.ending == Ending{Ending::How::kSignalled, SIGKILL};
+  const bool killed = was_killed(report);
   return fmt::format("{}, pid {}) failed first: it {}, {:.1f} s after the start{}", who, report.pid, how,
                      seconds_between(job.started_at, report.ended_at),
                      killed ? " → if nobody killed it, the kernel may have: look for \"out of memory\" in dmesg" : "");

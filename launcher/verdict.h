@@ -73,8 +73,9 @@ struct Verdict {
 
 /// The first failure is the earliest among the ranks that nobody had told to end; a rank that was told to ends
 /// because of it. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
-/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it: where these name the rank that they
-/// have waited for, it is that one. Whatever fails after a host was last heard of fails because of that.
+/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it, and code 1 may be: where they name
+/// the rank that they have waited for, it is that one. Whatever fails after a host was last heard of fails because of
+/// that.
 Verdict judge(const JobReport& job);
 
 }  // namespace lockstep::launcher

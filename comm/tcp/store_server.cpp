@@ -24,6 +24,8 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 constexpr int kMostWarnings = 10;
 
+std::string not_understood(const Malformed& error) { return fmt::format("is no longer understood: {}", error.what()); }
+
 }  // namespace
 
 StoreServer::StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job)
@@ -98,6 +100,7 @@ void StoreServer::wait_and_serve() {
       client.gone = true;
     }
   }
+  answer_all();
   for (std::size_t i = 0; i < listeners_.size(); ++i)
     if (entries[1 + i].revents != 0) accept_all(listeners_[i]);
   remove_closed();
@@ -122,6 +125,19 @@ void StoreServer::accept_all(const UniqueFd& listener) {
       return;
     }
     if (count_strangers() > kMostStrangers + ranks_.size()) make_room();
+  }
+}
+
+/// Once all that had arrived has been read: of two who set something while this process was stopped, neither shall hear
+/// that the other is missing.
+void StoreServer::answer_all() {
+  for (const auto& [client, frame] : std::exchange(asked_, {})) {
+    if (client->leaving || client->gone) continue;
+    try {
+      frame.kind == FrameKind::kAwait ? await(*client, frame) : take_attendance(*client);
+    } catch (const Malformed& error) {
+      end_rank(*client, not_understood(error));
+    }
   }
 }
 
@@ -156,13 +172,13 @@ void StoreServer::read(Client& client) {
   try {
     const auto received = client.wire.receive();
     while (!client.leaving && !client.gone)
-      if (const auto frame = client.wire.next(kMostFrameBytes))
-        obey(client, *frame);
+      if (auto frame = client.wire.next(kMostFrameBytes))
+        obey(client, *std::move(frame));
       else
         break;
     if (received == Wire::Received::kGone && !client.leaving && !client.gone) end_rank(client, "has ended");
   } catch (const Malformed& error) {
-    end_rank(client, fmt::format("is no longer understood: {}", error.what()));
+    end_rank(client, not_understood(error));
   }
 }
 
@@ -183,7 +199,7 @@ void StoreServer::shake_hands(Client& client) {
   close_after_sending(client);
 }
 
-void StoreServer::obey(Client& client, const Frame& frame) {
+void StoreServer::obey(Client& client, Frame frame) {
   Unpacker body(frame.body);
   switch (frame.kind) {
     case FrameKind::kSet: {
@@ -193,8 +209,8 @@ void StoreServer::obey(Client& client, const Frame& frame) {
       set(key, std::move(value));
       return;
     }
-    case FrameKind::kAwait: await(client, frame); return;
-    case FrameKind::kRollCall: take_attendance(client); return;
+    case FrameKind::kAwait:
+    case FrameKind::kRollCall: asked_.emplace_back(&client, std::move(frame)); return;
     case FrameKind::kGiveUp: {
       const std::uint32_t code = body.number();
       const std::string why = body.text(Store::kMostValueBytes);

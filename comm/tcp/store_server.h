@@ -78,7 +78,8 @@ class StoreServer {
   std::size_t count_strangers() const;
   void read(Client& client);
   void shake_hands(Client& client);
-  void obey(Client& client, const Frame& frame);
+  void obey(Client& client, Frame frame);
+  void answer_all();
   void greet(Client& client);
   void refuse(Client& client, const std::string& why);
   void close_after_sending(Client& client);
@@ -100,6 +101,7 @@ class StoreServer {
   std::vector<UniqueFd> listeners_;
   UniqueFd stop_;  // an eventfd
   std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<std::pair<Client*, Frame>> asked_;  // kAwait and kRollCall, to be answered
   std::vector<Rank> ranks_;
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::vector<Waiting>> waiting_;  // by key

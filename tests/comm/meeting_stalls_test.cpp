@@ -99,7 +99,10 @@ TEST(MeetingStalls, AFirstRankThatIsStopped) {
     const auto lines = lines_while([&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));
+      // They have heard of it: one that still waits for the answer would speak, too.
+      store->set(fmt::format("through {}", world.rank), "");
       if (world.rank == 0) {
+        for (const char* key : {"through 1", "through 2"}) store->get(key, Deadline::after(20s));
         const std::string wake = fmt::format("(sleep 5; kill -CONT {}) >/dev/null 2>&1 &", ::getpid());
         if (std::system(wake.c_str()) == 0) std::raise(SIGSTOP);
       } else {

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "base/env.h"
@@ -24,9 +25,12 @@ namespace fs = std::filesystem;
 
 constexpr auto kPause = Millis(2);
 
+/// Empty where there is none; what could be read of a process that ends meanwhile.
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  std::ostringstream text;
+  if (file) text << file.rdbuf();  // where reading fails it ends: it does not throw, as an iterator does
+  return text.str();
 }
 
 std::vector<std::string> names_in(const std::string& directory) {

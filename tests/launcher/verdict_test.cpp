@@ -77,13 +77,19 @@ TEST(VerdictTest, IfAllWereToldTheEarliestIsNamedAndMpirunSpeaks) {
 
 TEST(VerdictTest, ADeathBySignalBeatsAPeersComplaintWithinSchedulingDelay) {
   const Ending killed = {How::kSignalled, SIGKILL};
-  for (const int complaint : {4, 5}) {
+  for (const int complaint : {1, 4, 5}) {
     EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 110)}).rank, 1);
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 300)}).rank, 1);
     EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), lost_rank(1, 110)}).rank, 1);
-    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 200)}).rank, 0);
+    EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 400)}).rank, 0);
     EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, complaint}, 100), rank_that(1, killed, 110, true)}).rank, 0);
   }
   EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 3}, 100), rank_that(1, killed, 110)}).rank, 0);
+  // A peer's abort may be what others' ends have led to.
+  const Ending aborted = {How::kSignalled, SIGABRT};
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 4}, 100), rank_that(1, aborted, 110)}).rank, 1);
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 4}, 100), rank_that(1, aborted, 200)}).rank, 0);
+  EXPECT_EQ(judge_ranks({rank_that(0, {How::kExited, 1}, 100), rank_that(1, aborted, 110)}).rank, 0);
 }
 
 RankReport that_waited(RankReport report, std::vector<int> missing) {
