@@ -6,7 +6,39 @@
 #include <algorithm>
 #include <cstdint>
 
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace lockstep::nn::cpu {
+
+/// Note [OpenMP under ThreadSanitizer]
+/// libgomp is not built with ThreadSanitizer, which therefore does not see that a region's threads begin after what its
+/// caller did before, and end before what it does then: it would report every array that they fill. So it is told. In
+/// other builds these do nothing.
+inline char region_begins;  // of all regions: which one it is, a thread only learns from memory
+#if defined(__SANITIZE_THREAD__)
+inline void tsan_release(char* tag) { __tsan_release(tag); }
+inline void tsan_acquire(char* tag) { __tsan_acquire(tag); }
+#else
+inline void tsan_release(char*) {}
+inline void tsan_acquire(char*) {}
+#endif
+
+/// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. What
+/// the compiler writes for the region itself is unchecked: it is written after the only place that could tell of it.
+template <class Body>
+[[gnu::no_sanitize("thread")]] void on_threads(int threads, const Body& body) {
+  [[maybe_unused]] char ends = 0;
+  tsan_release(&region_begins);
+#pragma omp parallel num_threads(threads)
+  {
+    tsan_acquire(&region_begins);
+    body(omp_get_thread_num(), omp_get_num_threads());
+    tsan_release(&ends);
+  }
+  tsan_acquire(&ends);
+}
 
 /// Calls body(begin, end) on disjoint ranges that cover [0, count), each at least `grain` long where possible. The
 /// split depends on count, grain and the number of threads alone.
@@ -18,12 +50,10 @@ void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) {
     if (count > 0) body(std::int64_t{0}, count);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  {
-    const std::int64_t t = omp_get_thread_num(), n = omp_get_num_threads();
+  on_threads(threads, [&](std::int64_t t, std::int64_t n) {
     const std::int64_t begin = count * t / n, end = count * (t + 1) / n;
     if (begin < end) body(begin, end);
-  }
+  });
 }
 
 }  // namespace lockstep::nn::cpu

@@ -1,11 +1,12 @@
 #include "nn/ops/cpu/spread_threads.h"
 
-#include <omp.h>
 #include <sched.h>
 #include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <array>
+
+#include "nn/ops/cpu/parallel.h"
 
 namespace lockstep::nn::cpu {
 namespace {
@@ -67,21 +68,21 @@ int ThreadSpreader::spread() {
   next_ = now + kInterval;
 
   std::ranges::fill(on_, -1);
-#pragma omp parallel num_threads(threads_)
-  on_[static_cast<std::size_t>(omp_get_thread_num())] = ::sched_getcpu();
+  on_threads(threads_, [&](int thread, int) { on_[static_cast<std::size_t>(thread)] = ::sched_getcpu(); });
   // A thread that the region did not get, or a system without that call, says -1.
   if (contains(on_, -1)) return 0;
   bool distinct = true;
   for (std::size_t i = 1; i < on_.size(); ++i) distinct = distinct && !contains(std::span(on_).first(i), on_[i]);
   if (distinct) return 0;
 
-#pragma omp parallel num_threads(threads_)
-  list_processors(affinity(), allowed_[static_cast<std::size_t>(omp_get_thread_num())]);
+  on_threads(threads_,
+             [&](int thread, int) { list_processors(affinity(), allowed_[static_cast<std::size_t>(thread)]); });
   moves_apart(on_, allowed_, moves_);
   const auto moved = static_cast<int>(std::ranges::count_if(moves_, [](int cpu) { return cpu >= 0; }));
   if (moved == 0) return 0;
-#pragma omp parallel num_threads(threads_)
-  if (const int cpu = moves_[static_cast<std::size_t>(omp_get_thread_num())]; cpu >= 0) move_to(cpu);
+  on_threads(threads_, [&](int thread, int) {
+    if (const int cpu = moves_[static_cast<std::size_t>(thread)]; cpu >= 0) move_to(cpu);
+  });
   return moved;
 }
 
