@@ -100,9 +100,10 @@ TEST_F(DataOfModels, TrainOrSayWhyNot) {
     for (const Kind& kind : kinds()) {
       const bool context =
           kTokens.contains(kind.name) && !kNumbers.contains(kind.name) && model.trains.contains(kind.name);
-      expect(fmt::format(
-                 "lockstep train {} --data {} {} {} --batch 2 --steps 1 --lr 1e-6 --device cpu --threads 1 --quiet",
-                 model.line, kind.data, kind.flags, context ? "--context 8" : ""),
+      // Gradients of two tiny images through fifty normalisations are 1e10: unclipped, rounding would decide about NaN.
+      expect(fmt::format("lockstep train {} --data {} {} {} --batch 2 --steps 1 --lr 1e-6 --clip-norm 1 --device cpu "
+                         "--threads 1 --quiet",
+                         model.line, kind.data, kind.flags, context ? "--context 8" : ""),
              model.trains.contains(kind.name));
     }
 }
