@@ -62,9 +62,10 @@ TEST(ThreadSpreader, TakesThreadsApartAndBindsNone) {
   int moved = 0;
   // Linux may take them apart first.
   for (int attempt = 0; attempt < 200 && moved == 0; ++attempt) {
+    ThreadSpreader spreader(2);
     for (const cpu_set_t& set : {here, before})
       for (const pid_t thread : threads_of_this_process()) ::sched_setaffinity(thread, sizeof set, &set);
-    moved = ThreadSpreader(2).spread();
+    moved = spreader.spread();
   }
   EXPECT_EQ(moved, 1);
   for (const pid_t thread : threads_of_this_process()) {

@@ -45,6 +45,9 @@ std::string first_bytes_of(const std::filesystem::path& weights) {
   return file.substr(sizeof header + header, 64);
 }
 
+/// Parameters lie in none that is larger: sanitizers have some of terabytes, mostly holes.
+constexpr std::uint64_t kLargest = 1 << 30;
+
 /// Writes `after` where `before` stands in the memory of a process; how often it does.
 int replace_in_memory(int pid, const std::string& before, const std::string& after) {
   const std::string proc = "/proc/" + std::to_string(pid);
@@ -55,6 +58,7 @@ int replace_in_memory(int pid, const std::string& before, const std::string& aft
     std::uint64_t begin = 0, end = 0;
     std::array<char, 5> rights{};
     if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, rights.data()) != 3 || rights[1] != 'w') continue;
+    if (end - begin > kLargest) continue;
     std::string bytes(end - begin, '\0');
     memory.clear();
     memory.seekg(static_cast<std::streamoff>(begin));
