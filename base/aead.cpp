@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kNonceBytes = 12;
+constexpr std::size_t kGcmNonceBytes = 12;
 // OpenSSL counts in int.
 constexpr std::size_t kMostBytesACall = std::size_t{1} << 30;
 
@@ -51,9 +51,9 @@ void Aead::begin() {
     key_ = std::move(next);
     set_key();
   }
-  std::array<unsigned char, kNonceBytes> nonce{};
+  std::array<unsigned char, kGcmNonceBytes> nonce{};
   for (std::size_t i = 0; i < sizeof frames_; ++i)
-    nonce[kNonceBytes - 1 - i] = static_cast<unsigned char>(frames_ >> (8 * i));
+    nonce[kGcmNonceBytes - 1 - i] = static_cast<unsigned char>(frames_ >> (8 * i));
   ++frames_;
   check(EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data(), -1) == 1);
 }
