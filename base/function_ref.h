@@ -19,7 +19,7 @@ class FunctionRef<Result(Args...)> {
   template <class Callable>
   requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef> &&
            std::is_invocable_r_v<Result, Callable&, Args...>)
-      FunctionRef(Callable&& callable)  // NOLINT(google-explicit-constructor): lambdas are passed as they are
+      FunctionRef(Callable&& callable)  // NOLINT(*-forwarding-reference-overload): FunctionRefs are copied
       : callable_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* target, Args... args) -> Result {
           return (*static_cast<std::add_pointer_t<Callable>>(target))(std::forward<Args>(args)...);

@@ -15,6 +15,8 @@ namespace {
 
 using namespace lockstep;
 
+// Google Benchmark prints them by these names.
+// NOLINTBEGIN(readability-identifier-naming)
 void Permute(benchmark::State& state) {
   const sampler::Permutation permutation(static_cast<std::uint64_t>(state.range(0)), 1, 0);
   std::uint64_t i = 0;
@@ -142,6 +144,8 @@ void AdamW(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * state.range(0) * 7 * static_cast<std::int64_t>(sizeof(float)));
 }
 BENCHMARK(AdamW)->Arg(1 << 20)->Unit(benchmark::kMicrosecond);
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace
 

@@ -134,6 +134,7 @@ Store::Absent Store::describe_absent(std::vector<int> missing) {
                                                : fmt::format("rank {} (host {})", rank, one.host));
   }
   absent.names = first_names(names);
+  absent.ranks = missing;
   if (!missing.empty()) {
     absent.first = missing.front();
     absent.never_joined = !present[static_cast<std::size_t>(absent.first)].joined;
@@ -159,7 +160,7 @@ void Store::time_out(const std::string& doing, double waited_seconds, std::vecto
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
                                        absent.names.empty() ? "" : " waiting for ", absent.names),
                            remedy);
-  report_missing_ranks(missing);
+  report_missing_ranks(absent.ranks);
   give_up(error);
   throw error;
 }

@@ -93,6 +93,7 @@ class Store {
                  FunctionRef<bool(const Values&)> speaks, FunctionRef<std::vector<int>(const Values&)> missing);
   /// Those of `missing` as texts; also who is first, and whether that one has never joined.
   struct Absent {
+    std::vector<int> ranks;
     std::string names;
     int first = -1;
     bool never_joined = false;

@@ -112,7 +112,7 @@ void Loader::Epoch::Iterator::refuse_gone() {
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler,
                LoaderOptions options)
-    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), options) {}
+    : Loader(dataset, std::make_unique<SampledSteps>(checked(sampler, there(dataset))), std::move(options)) {}
 
 std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
   constexpr std::uint64_t kNumber = 4;
@@ -120,7 +120,7 @@ std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
-    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), options) {}
+    : Loader(dataset, std::make_unique<RangeSteps>(checked(range, there(dataset)), batch), std::move(options)) {}
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options)
     : dataset_(std::move(dataset)),

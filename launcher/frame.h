@@ -56,7 +56,7 @@ class Reader {
   std::string take_sized() {
     const std::size_t size = take<std::uint32_t>();
     need(size);
-    const std::string text(bytes_.substr(0, size));
+    std::string text(bytes_.substr(0, size));
     bytes_.remove_prefix(size);
     return text;
   }

@@ -174,7 +174,9 @@ bool goes_along(const std::string& name) {
   return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
-std::string protect_argument(std::string argument) { return is_separator(argument) ? argument + '\\' : argument; }
+std::string protect_argument(const std::string& argument) {
+  return is_separator(argument) ? argument + '\\' : argument;
+}
 
 std::string unprotect_argument(std::string argument) {
   if (argument.size() > 1 && is_separator(argument)) argument.pop_back();

@@ -80,7 +80,7 @@ std::string hostfile_text(const SeveralHosts& several);
 bool goes_along(const std::string& name);
 
 /// mpirun takes an argument ":" of the program for its own separator of programs, so none of them may be one.
-std::string protect_argument(std::string argument);
+std::string protect_argument(const std::string& argument);
 std::string unprotect_argument(std::string argument);
 
 /// Cores in this process's affinity mask, bounded by the CPU quota of its control group (`docker run --cpus`).

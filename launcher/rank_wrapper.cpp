@@ -78,7 +78,7 @@ class Wrapper {
     request.set_env.emplace_back(
         kStatusVariable,
         fmt::format("{}:{}:{}", request.inherited_fd, inode_of(request.inherited_fd), inode_of(request.stderr_fd)));
-    if (rank != 0) request.unset_env.push_back(kTtyVariable);
+    if (rank != 0) request.unset_env.emplace_back(kTtyVariable);
     // mpirun has passed on where they go on the launcher's host.
     if (const auto directory = env(kShmDirVariable))
       for (const char* component : kMemoryFilesOf)

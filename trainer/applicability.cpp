@@ -165,14 +165,14 @@ std::string input_of(const Infer& c) { return is_random(c) ? "this run has --inp
 bool draws_tokens(const Infer& c) { return takes_prompts(c) && c.temperature.value_or(1) > 0; }
 constexpr const char *kTexts = "texts that gpt, gpt2 and lstm go on with", *kImages = "images that are classified";
 
-template <auto Member>
+template <auto kMember>
 bool is_there(const Infer& c) {
-  if constexpr (requires { (c.*Member).has_value(); })
-    return (c.*Member).has_value();
-  else if constexpr (requires { (c.*Member).empty(); })
-    return !(c.*Member).empty();
+  if constexpr (requires { (c.*kMember).has_value(); })
+    return (c.*kMember).has_value();
+  else if constexpr (requires { (c.*kMember).empty(); })
+    return !(c.*kMember).empty();
   else
-    return c.*Member;
+    return c.*kMember;
 }
 
 constexpr Rule<Infer> kInferRules[] = {

@@ -105,6 +105,7 @@ void read_image_model(const ModelConfig& given, const Tensors& tensors, nn::Mode
   if (const auto* head = tensors.find(cnn ? "fc2.weight" : "fc.weight", 2)) spec.classes = (*head)[0];
   if (const auto* stem = tensors.find("conv1.weight", 4)) channels = (*stem)[1];
   if (const auto* first = tensors.find("fc1.weight", 2); cnn && first != nullptr)
+    // NOLINTNEXTLINE(bugprone-integer-division): whole images have a whole number of channels
     side = 4 * std::llround(std::sqrt(static_cast<double>((*first)[1] / kCnnChannels)));
   spec.sample_shape = {side, side, channels};
 }

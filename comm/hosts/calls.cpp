@@ -80,8 +80,8 @@ struct Calls::Visitor {
   Clock::time_point until{};
 };
 
-Calls::Calls(int rank, int host, const Peers& peers, Clock::duration patience)
-    : rank_(rank), host_(host), peers_(peers), patience_(patience) {}
+Calls::Calls(int rank, const Peers& peers, Clock::duration patience)
+    : rank_(rank), peers_(peers), patience_(patience) {}
 Calls::~Calls() = default;
 
 void Calls::set_up(const UniqueFd& socket) const {

@@ -23,7 +23,7 @@ struct CallAddress {
 class Calls {
  public:
   /// `patience` is how long a peer may be silent before keepalive gives the connection up.
-  Calls(int rank, int host, const Peers& peers, Clock::duration patience);
+  Calls(int rank, const Peers& peers, Clock::duration patience);
   ~Calls();
   Calls(Calls&&) = delete;
 
@@ -55,7 +55,6 @@ class Calls {
   [[noreturn]] void give_up(double waited_seconds) const;
 
   const int rank_;
-  const int host_;
   const Peers& peers_;
   const Clock::duration patience_;
   std::vector<UniqueFd> listeners_;

@@ -113,7 +113,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
   problem.catch_from([&] {
     mine.bell = met.bells.number();
     if (!drives) return;
-    calls.emplace(met.rank, met.host, peers, std::min<Clock::duration>(kLinkPatience, timeout));
+    calls.emplace(met.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
     mine.addresses = calls->listen(usable_addresses(env, meeting.host));
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), met.rank);

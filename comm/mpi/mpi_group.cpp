@@ -15,7 +15,7 @@ std::unique_ptr<Store> make_mpi_store(const World& world, Deadline deadline) {
 std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock::duration timeout) {
   auto* const mpi = dynamic_cast<MpiStore*>(store.get());
   LOCKSTEP_ASSERT(mpi != nullptr, "a group over MPI on another store");
-  store.release();
+  static_cast<void>(store.release());
   return std::make_unique<InlineGroup>(std::unique_ptr<MpiStore>(mpi), timeout, Tuning{});
 }
 

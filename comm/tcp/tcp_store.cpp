@@ -27,8 +27,6 @@ namespace {
 constexpr auto kNap = std::chrono::milliseconds(50);
 // What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
 constexpr auto kGrace = std::chrono::seconds(1);
-// Between two looks at whether a wait has become long.
-constexpr auto kLook = std::chrono::milliseconds(500);
 // Before this rank connects anew, and how often it does after having been turned away without a word.
 constexpr int kPauseMs = 20;
 constexpr int kMostClosed = 50;

@@ -271,19 +271,19 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   for (std::size_t i = candidates.size(); i-- > 0;)
     if (placed[i] == 0) candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(i));
   std::vector<Greeting> greetings;
-  for (std::size_t i = 0; i < placed.size(); ++i) {
-    if (placed[i] == 0) continue;
+  for (const int ranks : placed) {
+    if (ranks == 0) continue;
     const Candidate& each = candidates[greetings.size()];
-    gathered.ranks += placed[i];
-    gathered.ranks_on.push_back(placed[i]);
+    gathered.ranks += ranks;
+    gathered.ranks_on.push_back(ranks);
     gathered.hosts.push_back(each.spec);
     greetings.push_back(each.greeting);
-    if (each.is_own) gathered.own_ranks = placed[i];
-    if (placed[i] <= each.greeting.cores) continue;
+    if (each.is_own) gathered.own_ranks = ranks;
+    if (ranks <= each.greeting.cores) continue;
     gathered.several.oversubscribed = true;
     gathered.warnings.push_back(
         fmt::format("warning: host {}: {} ranks share {} core{}, so they yield while they wait: slow, but right",
-                    each.spec.name, placed[i], each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
+                    each.spec.name, ranks, each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
   }
   gathered.token = random_id();
   std::error_code no_directory;

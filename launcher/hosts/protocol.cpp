@@ -80,11 +80,11 @@ void read(Reader& in, Pong& m) {
 }
 
 /// The alternative with this index, filled.
-template <std::size_t index = 0>
+template <std::size_t kIndex = 0>
 HostMessage parse(std::size_t kind, Reader& in) {
-  if constexpr (index < std::variant_size_v<HostMessage>) {
-    if (kind != index) return parse<index + 1>(kind, in);
-    std::variant_alternative_t<index, HostMessage> message;
+  if constexpr (kIndex < std::variant_size_v<HostMessage>) {
+    if (kind != kIndex) return parse<kIndex + 1>(kind, in);
+    std::variant_alternative_t<kIndex, HostMessage> message;
     read(in, message);
     return message;
   } else {

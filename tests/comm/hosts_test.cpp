@@ -228,7 +228,7 @@ TEST(Calls, StrangersAndOtherJobsAreTurnedAway) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    Calls calls(world.rank, world.rank, peers, 20s);
+    Calls calls(world.rank, peers, 20s);
     const auto where = calls.listen(usable_addresses(env, "127.0.0.1")).at(0);
     const auto addresses =
         store->all_gather_text("addresses", fmt::format("{} {}", where.host, where.port), Deadline::after(20s));
@@ -237,7 +237,7 @@ TEST(Calls, StrangersAndOtherJobsAreTurnedAway) {
     calls.expect(1 - world.rank, {other});
     bool well = true;
     if (world.rank == 1) {
-      Calls of_another_job(world.rank, world.rank, peers, 20s);
+      Calls of_another_job(world.rank, peers, 20s);
       of_another_job.expect(0, {other});
       well = is_turned_away(other, "GET / HTTP/1.0\r\n\r\n") && is_turned_away(other, std::string(200, '\0')) &&
              throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
@@ -253,7 +253,7 @@ TEST(Calls, WhoCannotBeReachedIsNamed) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    Calls calls(world.rank, world.rank, peers, 20s);
+    Calls calls(world.rank, peers, 20s);
     calls.listen(usable_addresses(env, "127.0.0.1"));
     calls.expect(1 - world.rank, {{"127.0.0.1", testing::free_port()}});
     const bool well =

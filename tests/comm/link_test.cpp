@@ -164,7 +164,7 @@ TEST_P(BothLinks, WhateverChangesInAPayloadIsFoundBeforeItHasArrived) {
   const Mode mode = GetParam();
   const auto sent = on_the_wire({random_bytes(64, 5), random_bytes(kBytes, 1), random_bytes(64, 6)}, mode);
   const std::size_t begin = 2 * header_bytes(mode) + 64 + trailer_bytes(mode);
-  const auto finds = [&](std::vector<std::byte> bytes, std::size_t piece) {
+  const auto finds = [&](const std::vector<std::byte>& bytes, std::size_t piece) {
     Keeper keeper;
     try {
       receive(bytes, piece, keeper, mode);

@@ -1,6 +1,8 @@
 // What ranks that meet over TCP say of those who do not come.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/status_report.h"
 #include "comm/stall_notice.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
@@ -22,6 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::on_processes;
+using testing::throws;
 
 /// What this process says while it does something.
 template <class Action>
@@ -114,6 +118,26 @@ TEST(MeetingStalls, AFirstRankThatIsStopped) {
     if (world.rank != 1) return matches(lines, IsEmpty());
     return matches(lines, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("again has waited"), HasSubstr(" s for rank 0"),
                                                            Not(HasSubstr("rank 1")), Not(HasSubstr("rank 2"))))));
+  });
+}
+
+TEST(MeetingStalls, ATimeoutTellsTheLauncherWhoIsMissing) {
+  on_processes({.hosts = "aaa"}, [](const World& world) {
+    int ends[2];
+    struct stat found = {};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 || ::fstat(ends[1], &found) != 0)
+      return false;
+    set_env(kStatusVariable, fmt::format("{}:{}:0", ends[1], found.st_ino));
+    const auto store = make_tcp_store(world, Deadline::after(20s));
+    store->barrier("all", Deadline::after(20s));
+    const auto meet = [&] { store->barrier("again", Deadline::after(500ms)); };
+    if (world.rank == 2) return throws<PeerError>([&] { store->barrier("the end", Deadline::after(20s)); }, {"again"});
+    if (world.rank == 0) return throws<PeerError>([&] { store->barrier("again", Deadline::after(20s)); }, {"rank 1"});
+    if (!throws<TimeoutError>(meet, {"waiting for rank 2"})) return false;
+    char bytes[256];
+    const ssize_t got = ::recv(ends[0], bytes, sizeof bytes, MSG_DONTWAIT);
+    const auto report = decode_status({bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0))});
+    return report && report->ranks == std::vector<std::int32_t>{2};
   });
 }
 

@@ -98,7 +98,7 @@ TEST_F(Cifar10Test, ChangedSamplesAreShiftedAndMirrored) {
     const bool outside = row - 16 < 0 || (flipped ? column - 15 > 0 : column - 16 < 0);
     ASSERT_EQ(byte_of(x[2], 2), outside ? 0 : 10);
   }
-  EXPECT_NEAR(mirrored, draws / 2, 75);
+  EXPECT_NEAR(mirrored, draws / 2.0, 75);
   EXPECT_EQ(shifts.size(), 81u);  // -4 to 4 each way
   for (const auto& [right, down] : shifts) ASSERT_LE(std::max(std::abs(right), std::abs(down)), 4);
   splits.train->read_changed(3, 5, x, label);

@@ -268,7 +268,7 @@ TEST(Loader, ReusesItsBuffers) {
 
 TEST(Loader, SaysWhatCannotBe) {
   const auto dataset = std::make_shared<Probe>(10);
-  const auto loader = [&](LoaderOptions options) { Loader made(dataset, sampler_of(10, 2), options); };
+  const auto loader = [&](const LoaderOptions& options) { Loader made(dataset, sampler_of(10, 2), options); };
   EXPECT_THROW(loader({.workers = -1}), UsageError);
   EXPECT_THROW(loader({.workers = 100000}), UsageError);
   EXPECT_THROW(loader({.workers = 1, .depth = -1}), UsageError);

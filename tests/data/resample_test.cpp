@@ -122,7 +122,7 @@ TEST(Views, TrainingStaysWithinTheImageAndItsLimits) {
     squares += std::abs(ratio - 1) < 0.1;
     lefts.insert(what.box.left);
   }
-  EXPECT_NEAR(mirrored, tries / 2, 200);
+  EXPECT_NEAR(mirrored, tries / 2.0, 200);
   // Areas are uniform in 8 % to 100 % and the ratio's logarithm is uniform, less what does not fit. These are the means
   // of 20,000 windows of torchvision 0.30's RandomResizedCrop, and six standard deviations of 4000.
   EXPECT_NEAR(area / tries, 0.435, 0.024);

@@ -92,7 +92,8 @@ TEST_F(AllocatorTest, ViewsOwnNothing) {
   float memory[6] = {};
   {
     const Tensor view = Tensor::view_of(memory, {2, 3});
-    const Tensor copy = view, flat = view.reshaped({6});
+    const Tensor copy = view;  // NOLINT(performance-unnecessary-copy-initialization): that is what is tried
+    const Tensor flat = view.reshaped({6});
     copy.f32()[1] = 1.0f;
     flat.f32()[5] = 5.0f;
     EXPECT_FALSE(view.is_sole_owner());
@@ -124,7 +125,7 @@ TEST_F(AllocatorTest, FourThreadsGetDistinctMemory) {
   const auto work = [&](float mark) {
     for (std::int64_t i = 0; i < 5000; ++i) {
       const Tensor mine = Tensor::empty(allocator, {16 + i % 5 * 64});
-      const Tensor view = shared;  // the count is shared, too
+      const Tensor view = shared;  // NOLINT(performance-unnecessary-copy-initialization): the count is shared, too
       std::fill_n(mine.f32(), mine.count(), mark);
       const Tensor other = Tensor::empty(allocator, {16});
       for (const float v : mine.span<float>())

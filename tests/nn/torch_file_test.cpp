@@ -336,7 +336,8 @@ TEST_F(HandMade, ViewsOfOneStorageAreNoBomb) {
   const auto tensors = read_torch_file(directory_.path("x.pt"));
   ASSERT_EQ(tensors.size(), std::size_t{2 * kViews});
   for (std::size_t i = 0; i < tensors.size(); i += 2) {
-    EXPECT_EQ(values_of(tensors[i]).front(), static_cast<double>(i / 2 * (kElements / kViews)));
+    EXPECT_EQ(values_of(tensors[i]).front(),
+              static_cast<double>(i / 2 * (kElements / kViews)));  // NOLINT(bugprone-integer-division)
     EXPECT_EQ(values_of(tensors[i + 1]), std::vector<double>{1});
   }
 }

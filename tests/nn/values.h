@@ -38,8 +38,9 @@ inline Tensor random_halves(Backend& backend, const Shape& shape, std::uint64_t 
 /// A shuffle of values that lie 0.1 apart, none of them within 0.05 of 0.
 inline Tensor shuffled_grid(Backend& backend, const Shape& shape, std::uint64_t seed) {
   std::vector<float> values(static_cast<std::size_t>(shape.count()));
+  const std::size_t middle = values.size() / 2;
   for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = 0.1f * (static_cast<float>(i) - static_cast<float>(values.size() / 2)) + 0.05f;
+    values[i] = 0.1f * (static_cast<float>(i) - static_cast<float>(middle)) + 0.05f;
   SplitMix64 random(seed);
   for (std::size_t i = values.size(); i > 1; --i)
     std::swap(values[i - 1], values[random.below(static_cast<std::uint32_t>(i))]);

@@ -1,5 +1,6 @@
 // lockstep eval: what it says of saved weights is what training said of them, at any number of ranks, and what
 // inference, sample by sample, comes to.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
@@ -51,7 +52,7 @@ void draw_patches(const fs::path& directory, int of_a_class) {
     const fs::path folder = directory / ("class" + std::to_string(label));
     fs::create_directories(folder);
     for (int image = 0; image < of_a_class; ++image) {
-      const auto key = static_cast<std::uint64_t>(label * 1000 + image);
+      const auto key = static_cast<std::uint64_t>(label) * 1000 + static_cast<std::uint64_t>(image);
       const auto noise = [&](std::uint64_t i, int most) {
         return static_cast<int>(SplitMix64::word(key, i) % static_cast<std::uint64_t>(2 * most + 1)) - most;
       };

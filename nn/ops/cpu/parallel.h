@@ -18,9 +18,11 @@ namespace lockstep::nn::cpu {
 /// other builds these do nothing.
 inline char region_begins;  // of all regions: which one it is, a thread only learns from memory
 #if defined(__SANITIZE_THREAD__)
+#define LOCKSTEP_TSAN_UNCHECKED [[gnu::no_sanitize("thread")]]
 inline void tsan_release(char* tag) { __tsan_release(tag); }
 inline void tsan_acquire(char* tag) { __tsan_acquire(tag); }
 #else
+#define LOCKSTEP_TSAN_UNCHECKED
 inline void tsan_release(char*) {}
 inline void tsan_acquire(char*) {}
 #endif
@@ -28,7 +30,7 @@ inline void tsan_acquire(char*) {}
 /// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. What
 /// the compiler writes for the region itself is unchecked: it is written after the only place that could tell of it.
 template <class Body>
-[[gnu::no_sanitize("thread")]] void on_threads(int threads, const Body& body) {
+LOCKSTEP_TSAN_UNCHECKED void on_threads(int threads, const Body& body) {
   [[maybe_unused]] char ends = 0;
   tsan_release(&region_begins);
 #pragma omp parallel num_threads(threads)
