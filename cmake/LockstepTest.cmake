@@ -1,65 +1,200 @@
-# lockstep_test(NAME SOURCES files… [LINKS targets…] [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
-#               [SOFT_CUDA | GPU] [TIMEOUT s] [LABELS …])
+# lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
+#               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
+#               [OWN_GROUPS] [SOFT_CUDA | GPU | CUDA] [TIMEOUT s] [LABELS …])
 #
-# Builds one GoogleTest program. Without RANKS it is one ctest entry, run in one process. With RANKS it is one entry
-# for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and hosts… by RANK and WORLD_SIZE alone), and its main() joins the ranks first.
-# GROUPS says which kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds
-# single ones, of a number of ranks and a group. ALONE
-# names tests that leave their group broken: each is an entry of its own, and no other test of the program is run.
-# Tests on several ranks run alone (RUN_SERIAL), so that timeouts mean something; but not those labelled fault, which mostly wait.
+# One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
+# same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
+# with OWN_GROUPS; with soft_ or gpu_ in between on a GPU in software or a real one. Name another where files cannot be
+# linked with those of the others. The suites are read from the sources, and of one program each belongs to one entry.
+#
+# With RANKS it is one entry for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and
+# hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which kinds of group it runs on
+# (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds single ones, of a number of ranks and a
+# group. ALONE names tests that leave their group broken: each is an entry of its own, and no other test of the entry is
+# run. Tests on several ranks run alone (RUN_SERIAL), so that timeouts mean something; but not those labelled fault, which
+# mostly wait.
 #
 # SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
-# where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). Both are left out of builds without CUDA.
+# where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
+# from files that are compiled once: neither kind of GPU is seen in them; in software also with streams that run as late
+# as they may (NAME.lazy). All are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;GPU" "TIMEOUT" "SOURCES;LINKS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
-  if((T_SOFT_CUDA OR T_GPU) AND NOT LOCKSTEP_HAVE_CUDA)
+  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;OWN_GROUPS" "TIMEOUT;PROGRAM"
+                        "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
+  if(T_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "lockstep_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
+  endif()
+  if((T_SOFT_CUDA OR T_GPU OR T_CUDA) AND NOT LOCKSTEP_HAVE_CUDA)
     return()
   endif()
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 60)
   endif()
-  add_executable(${name} EXCLUDE_FROM_ALL ${T_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TEST_TARGETS ${name})
-  if(T_GPU)
-    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TEST_TARGETS ${name})
-  endif()
-  target_link_libraries(${name} PRIVATE ${T_LINKS} GTest::gtest GTest::gmock)
-  if(T_SOURCES MATCHES "TARGET_OBJECTS")
-    set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)  # there is nothing to compile
-  else()
-    target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
-  endif()
-  target_compile_options(${name} PRIVATE ${LOCKSTEP_TEST_OPTIONS})
-  if(T_SOFT_CUDA)
-    set_target_properties(${name} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
-    target_include_directories(${name} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
-  endif()
-  if(NOT T_RANKS)
-    if(T_GPU)
-      target_link_libraries(${name} PRIVATE lockstep_gpu_main)
-      list(APPEND T_LABELS gpu)
-    else()
-      target_link_libraries(${name} PRIVATE GTest::gtest_main)
-    endif()
-    if(NOT T_LABELS)
-      set(T_LABELS unit)
-    endif()
-    add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
-    if(T_GPU)
-      set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
-    endif()
+  if(T_CUDA)
+    lockstep_cuda_test_entries()
     return()
   endif()
-  if(T_GPU)
+  set(kind "")
+  if(T_SOFT_CUDA)
+    set(kind soft)
+  elseif(T_GPU)
+    set(kind gpu)
     list(APPEND T_LABELS gpu)
-  elseif(NOT T_LABELS)
-    set(T_LABELS ranks)
   endif()
-  target_link_libraries(${name} PRIVATE lockstep_ranks_main)
+  lockstep_test_program(program ${kind})
+  lockstep_add_to_test_program(${program})
+  lockstep_filter_of(filter ${program})
+  if(T_RANKS)
+    lockstep_ranks_entries()
+    return()
+  endif()
+  if(NOT T_LABELS)
+    set(T_LABELS unit)
+  endif()
+  add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  if(T_GPU)
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
+  endif()
+endfunction()
+
+# What follows is part of lockstep_test, and reads its variables.
+
+# The program that tests of this directory and kind ("soft", "gpu" or nothing) belong to; made when first asked for.
+function(lockstep_test_program result)
+  set(kind ${ARGN})
+  set(program ${T_PROGRAM})
+  if(NOT program)
+    file(RELATIVE_PATH program ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+    foreach(word IN ITEMS ${kind})
+      string(APPEND program _${word})
+    endforeach()
+    if(T_OWN_GROUPS)
+      string(APPEND program _own_ranks)
+    elseif(T_RANKS)
+      string(APPEND program _ranks)
+    else()
+      string(APPEND program _tests)
+    endif()
+  endif()
+  set(${result} ${program} PARENT_SCOPE)
+  if(TARGET ${program})
+    return()
+  endif()
+  add_executable(${program} EXCLUDE_FROM_ALL)
+  # A few files at a time, so that the programs of a module are compiled side by side.
+  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests LINKER_LANGUAGE CXX
+                                              UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  target_link_libraries(${program} PRIVATE GTest::gtest GTest::gmock)
+  if(T_RANKS)
+    target_link_libraries(${program} PRIVATE lockstep_ranks_main)
+    if(T_OWN_GROUPS)
+      target_sources(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/own_groups.cpp)
+    endif()
+  elseif(kind STREQUAL "gpu")
+    target_link_libraries(${program} PRIVATE lockstep_gpu_main)
+  else()
+    target_link_libraries(${program} PRIVATE GTest::gtest_main)
+  endif()
+  target_precompile_headers(${program} REUSE_FROM lockstep_test_headers)
+  target_compile_options(${program} PRIVATE ${LOCKSTEP_TEST_OPTIONS})
+  if(kind STREQUAL "soft")
+    set_target_properties(${program} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
+    target_include_directories(${program} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
+  elseif(kind STREQUAL "gpu")
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TEST_TARGETS ${program})
+  endif()
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TEST_TARGETS ${program})
+endfunction()
+
+# Each file once, however many tests need it.
+function(lockstep_add_to_test_program program)
+  get_target_property(there ${program} SOURCES)
+  foreach(source IN LISTS T_SOURCES)
+    get_filename_component(source ${source} ABSOLUTE)
+    if(NOT source IN_LIST there)
+      target_sources(${program} PRIVATE ${source})
+    endif()
+  endforeach()
+  target_link_libraries(${program} PRIVATE ${T_LINKS})
+  target_compile_definitions(${program} PRIVATE LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${T_DEFINITIONS})
+  if(T_DEPENDS)
+    add_dependencies(${program} ${T_DEPENDS})
+  endif()
+endfunction()
+
+# GoogleTest's filter for the suites of the test's own files.
+function(lockstep_filter_of result program)
+  set(patterns "")
+  foreach(source IN LISTS T_SOURCES)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+    file(READ ${source} text)
+    string(REGEX MATCHALL "(^|\n)(TYPED_)?TEST(_F|_P)?\\([A-Za-z0-9_]+" tests "${text}")
+    list(TRANSFORM tests REPLACE "^.*\\(" "")
+    list(REMOVE_DUPLICATES tests)
+    foreach(suite IN LISTS tests)
+      get_property(owner GLOBAL PROPERTY LOCKSTEP_SUITE_${program}_${suite})
+      if(owner AND NOT owner STREQUAL name)
+        message(FATAL_ERROR "${program}: suite ${suite} is in ${owner} and in ${name}: rename one of them")
+      endif()
+      set_property(GLOBAL PROPERTY LOCKSTEP_SUITE_${program}_${suite} ${name})
+      list(APPEND patterns ${suite}.* ${suite}/* */${suite}.*)
+    endforeach()
+  endforeach()
+  list(JOIN patterns ":" patterns)
+  set(${result} "${patterns}" PARENT_SCOPE)
+endfunction()
+
+# NAME_test in software, NAME_test.lazy and NAME_gpu_test.
+function(lockstep_cuda_test_entries)
+  file(RELATIVE_PATH module ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+  set(objects ${module}_cuda_test_objects)
+  if(NOT TARGET ${objects})
+    add_library(${objects} OBJECT EXCLUDE_FROM_ALL)
+    target_link_libraries(${objects} PRIVATE GTest::gtest GTest::gmock)
+    # Neither library of CUDA's files is linked yet that would say where its headers are.
+    target_include_directories(${objects} SYSTEM PRIVATE
+                               $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
+    target_precompile_headers(${objects} REUSE_FROM lockstep_test_headers)
+    # Position-independent as the programs are which they become part of, and the headers.
+    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    target_compile_options(${objects} PRIVATE -fPIE ${LOCKSTEP_TEST_OPTIONS})
+  endif()
+  lockstep_add_to_test_program(${objects})
+  set(sources ${T_SOURCES})
+  foreach(kind soft gpu)
+    lockstep_test_program(program ${kind})
+    get_target_property(there ${program} SOURCES)
+    if(NOT "$<TARGET_OBJECTS:${objects}>" IN_LIST there)
+      target_sources(${program} PRIVATE $<TARGET_OBJECTS:${objects}>)
+    endif()
+    target_link_libraries(${program} PRIVATE ${T_LINKS})
+  endforeach()
+  set(labels ${T_LABELS})
+  if(NOT labels)
+    set(labels unit)
+  endif()
+  lockstep_test_program(program soft)
+  lockstep_filter_of(filter ${program})
+  add_test(NAME ${name}_test COMMAND ${program} --gtest_filter=${filter})
+  # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
+  add_test(NAME ${name}_test.lazy COMMAND ${program} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
+  set_tests_properties(${name}_test ${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}")
+  set_tests_properties(${name}_test.lazy PROPERTIES ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
+  lockstep_test_program(program gpu)
+  lockstep_filter_of(filter ${program})
+  add_test(NAME ${name}_gpu_test COMMAND ${program} --gtest_filter=${filter})
+  set_tests_properties(${name}_gpu_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS};gpu" SKIP_RETURN_CODE 77
+                                                   RUN_SERIAL TRUE)
+endfunction()
+
+# One entry for each number of ranks, kind of group and test that is alone.
+function(lockstep_ranks_entries)
   # run_ranks gives up first, and cleans up; what ctest kills cannot.
   math(EXPR limit "${T_TIMEOUT} - 10")
+  if(NOT T_LABELS)
+    set(T_LABELS ranks)
+  endif()
   if(NOT T_GROUPS)
     set(T_GROUPS inline)
   endif()
@@ -90,17 +225,20 @@ function(lockstep_test name)
       if(n EQUAL 1 AND NOT T_GPU)
         set(serial FALSE)
       endif()
-      foreach(filter IN LISTS T_ALONE)
+      foreach(test IN LISTS T_ALONE)
         set(entry ${name}.np${n})
-        if(NOT filter STREQUAL "*")
-          string(APPEND entry .${filter})
+        set(chosen ${test})
+        if(test STREQUAL "*")
+          set(chosen ${filter})
+        else()
+          string(APPEND entry .${test})
         endif()
         if(NOT kind STREQUAL "inline")
           string(APPEND entry .${kind})
         endif()
         add_test(NAME ${entry}
-                 COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${name}>
-                         --gtest_filter=${filter})
+                 COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${program}>
+                         --gtest_filter=${chosen})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL ${serial}
                                                  ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
         if(T_GPU)
@@ -126,32 +264,4 @@ function(lockstep_test_headers)
   target_compile_options(lockstep_test_headers PRIVATE ${options})
   target_precompile_headers(lockstep_test_headers PRIVATE
     <gmock/gmock.h> <gtest/gtest.h> ${LOCKSTEP_COMMON_HEADERS})
-endfunction()
-
-# lockstep_cuda_test(NAME SOURCES files… …) is the same files three times: NAME_test in software, NAME_test.lazy with
-# streams that run as late as they may, NAME_gpu_test on a GPU.
-# The files are compiled once: neither kind of GPU is seen in them.
-function(lockstep_cuda_test name)
-  if(NOT LOCKSTEP_HAVE_CUDA)
-    return()
-  endif()
-  cmake_parse_arguments(T "" "" "SOURCES;LINKS" ${ARGN})
-  add_library(${name}_test_objects OBJECT EXCLUDE_FROM_ALL ${T_SOURCES})
-  target_link_libraries(${name}_test_objects PRIVATE ${T_LINKS} GTest::gtest GTest::gmock)
-  # Neither library of CUDA's files is linked yet that would say where its headers are.
-  target_include_directories(${name}_test_objects SYSTEM PRIVATE
-                             $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
-  target_precompile_headers(${name}_test_objects REUSE_FROM lockstep_test_headers)
-  # Position-independent as the programs are which they become part of, and the headers.
-  set_target_properties(${name}_test_objects PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(${name}_test_objects PRIVATE -fPIE ${LOCKSTEP_TEST_OPTIONS})
-  set(objects SOURCES $<TARGET_OBJECTS:${name}_test_objects> LINKS ${T_LINKS} ${T_UNPARSED_ARGUMENTS})
-  lockstep_test(${name}_test ${objects} SOFT_CUDA)
-  lockstep_test(${name}_gpu_test ${objects} GPU)
-  get_test_property(${name}_test TIMEOUT timeout)
-  get_test_property(${name}_test LABELS labels)
-  # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
-  add_test(NAME ${name}_test.lazy COMMAND ${name}_test --gtest_filter=-*_misaligned:*.LearnsInBf16*)
-  set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${timeout} LABELS "${labels}"
-                                                    ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
 endfunction()

@@ -30,8 +30,6 @@ namespace {
 
 using reference::Bytes;
 
-const testing::OwnGroups own_groups;
-
 /// One session for all tests; each test has engines of its own on it.
 class EngineTest : public ::testing::Test {
  protected:

@@ -22,8 +22,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
 
-const testing::OwnGroups own_groups;
-
 class Faults : public ::testing::Test {
  protected:
   void start(double timeout_seconds) {

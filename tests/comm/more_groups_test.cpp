@@ -12,8 +12,6 @@
 namespace lockstep::comm {
 namespace {
 
-const testing::OwnGroups own_groups;
-
 std::unique_ptr<ProcessGroup> make() {
   GroupOptions options = testing::group_options();
   options.timeout_seconds = 10;

@@ -17,8 +17,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const testing::OwnGroups own_groups;
-
 std::unique_ptr<ProcessGroup> make(GroupOptions::Backend backend,
                                    GroupOptions::Progress progress = GroupOptions::Progress::kInline) {
   return make_group(testing::world(), {.timeout_seconds = 30, .backend = backend, .progress = progress});

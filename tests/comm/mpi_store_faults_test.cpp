@@ -15,8 +15,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-const testing::OwnGroups own_groups;
-
 TEST(MpiStoreFaults, ARankThatDoesNotComeIsNamed) {
   MpiStore store(testing::world(), Deadline::after(20s));
   const int last = store.size() - 1;

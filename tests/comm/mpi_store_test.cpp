@@ -16,8 +16,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-const testing::OwnGroups own_groups;
-
 Deadline soon() { return Deadline::after(20s); }
 
 // One store for all: a process has one MPI in its life.

@@ -13,8 +13,6 @@
 namespace lockstep::comm {
 namespace {
 
-const testing::OwnGroups own_groups;
-
 std::vector<reference::Bytes> reductions(ProcessGroup& group) {
   const auto arena = group.allocate(1 << 20);
   std::vector<reference::Bytes> results;

@@ -14,8 +14,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const testing::OwnGroups own_groups;
-
 class OutOfStep : public ::testing::Test {
  protected:
   void SetUp() override {

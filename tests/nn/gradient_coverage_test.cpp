@@ -11,8 +11,6 @@
 
 namespace lockstep::nn {
 
-std::unique_ptr<Backend> testing::make_gradient_backend() { return make_cpu_backend(1); }
-
 namespace {
 
 // "conv2d" → "Conv2d", "batch_norm" → "BatchNorm".

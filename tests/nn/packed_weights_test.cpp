@@ -9,8 +9,6 @@
 
 namespace lockstep::nn {
 
-std::unique_ptr<Backend> testing::make_gradient_backend() { return make_cpu_backend(1); }
-
 namespace cpu {
 namespace {
 

@@ -59,7 +59,7 @@ std::size_t ranks_of(const std::string& recording, const std::string& flags, con
   return lines_of(outcome.out).size();
 }
 
-TEST(LaunchTest, ARankForEachGpuThatIsVisible) {
+TEST(DevicesTest, ARankForEachGpuThatIsVisible) {
   const TemporaryDirectory directory;
   const bool built = run("lockstep version", directory.path()).out.find("nccl") != std::string::npos;
   const std::size_t cores = ranks_of("no_gpus", "");

@@ -29,9 +29,9 @@ struct GroupLayer {
   explicit GroupLayer(std::unique_ptr<comm::ProcessGroup> (*make)(comm::ProcessGroup& below));
 };
 
-/// For a test that leaves the group broken, or never joins it: main() then makes no group, group() may not be called,
-/// and the ranks agree on nothing at the end (each one's exit code stands for itself). Define it at namespace scope:
-///   const lockstep::testing::OwnGroups own_groups;
+/// For tests that leave the group broken, or never join it (lockstep_test(… OWN_GROUPS), whose programs link
+/// own_groups.cpp): main() then makes no group, group() may not be called, and the ranks agree on nothing at the end (each
+/// one's exit code stands for itself).
 struct OwnGroups {
   OwnGroups();
 };

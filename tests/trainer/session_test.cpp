@@ -8,8 +8,6 @@
 namespace lockstep::trainer {
 namespace {
 
-const testing::OwnGroups own_groups;
-
 // A process can join its ranks once.
 TEST(Session, OnTheCpu) {
   unset_env("CUDA_DEVICE_ORDER");

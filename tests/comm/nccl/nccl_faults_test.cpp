@@ -29,8 +29,6 @@ using ::testing::Not;
 using ::testing::StartsWith;
 using namespace std::chrono_literals;
 
-const testing::OwnGroups own_groups;
-
 class NcclFaults : public ::testing::Test {
  protected:
   void meet() {

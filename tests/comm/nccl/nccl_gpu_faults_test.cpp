@@ -20,8 +20,6 @@ using ::testing::StartsWith;
 using namespace std::chrono_literals;
 
 const testing::NeedsGpu needs_gpu;
-const testing::OwnGroups own_groups;
-
 // The ranks meet over TCP: mpirun would end those that are still at work, or wait for words of farewell.
 class NcclGpuFaults : public ::testing::Test {
  protected:

@@ -1,0 +1,3 @@
+#include "tests/support/ranks.h"
+
+const lockstep::testing::OwnGroups own_groups;
