@@ -57,9 +57,9 @@ void with_type(DType dtype, Run&& run) {
   LOCKSTEP_ASSERT(false, "no type for {}", name_of(dtype));
 }
 
-class Benchmark {
+class AllReduceBenchmark {
  public:
-  Benchmark(comm::ProcessGroup& group, const AllReduceOptions& options) : group_(group), options_(options) {
+  AllReduceBenchmark(comm::ProcessGroup& group, const AllReduceOptions& options) : group_(group), options_(options) {
     const auto most = static_cast<std::size_t>(sizes_of(options).back());
     source_ = group_.allocate(most);
     arena_ = group_.allocate(most);
@@ -224,7 +224,7 @@ int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageEr
 
   std::int64_t wrong = 0;
   {
-    Benchmark benchmark(group, options);
+    AllReduceBenchmark benchmark(group, options);
     const auto print = [&](const std::string& text) {
       if (group.rank() != 0) return;
       std::fputs(text.c_str(), stdout);

@@ -8,10 +8,10 @@
 namespace lockstep::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-double rounded(double value) { return std::round(value * 1e4) / 1e4; }
-Json json_of(std::optional<double> value) { return value ? Json(rounded(*value)) : Json(); }
+double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
+OrderedJson json_of(std::optional<double> value) { return value ? OrderedJson(to_four_places(*value)) : OrderedJson(); }
 
 double moved_by(const Way& way) {
   double bytes = 0;
@@ -19,16 +19,16 @@ double moved_by(const Way& way) {
   return bytes;
 }
 
-Json json_of(const Way& way) {
-  Json json = {{"step_ms", rounded(way.step_ms)},
-               {"samples_per_s", rounded(way.samples_per_s)},
-               {"peak_memory_bytes", Json::array()},
-               {"busy_share", Json::array()},
-               {"bytes_in", Json::array()},
-               {"bytes_out", Json::array()},
-               {"bytes_moved", moved_by(way)},
-               {"memory_ratio", json_of(memory_ratio(way))},
-               {"busy_ratio", json_of(busy_ratio(way))}};
+OrderedJson json_of(const Way& way) {
+  OrderedJson json = {{"step_ms", to_four_places(way.step_ms)},
+                      {"samples_per_s", to_four_places(way.samples_per_s)},
+                      {"peak_memory_bytes", OrderedJson::array()},
+                      {"busy_share", OrderedJson::array()},
+                      {"bytes_in", OrderedJson::array()},
+                      {"bytes_out", OrderedJson::array()},
+                      {"bytes_moved", moved_by(way)},
+                      {"memory_ratio", json_of(memory_ratio(way))},
+                      {"busy_ratio", json_of(busy_ratio(way))}};
   for (const DeviceShare& device : way.devices) {
     json["peak_memory_bytes"].push_back(device.peak_memory_bytes);
     json["busy_share"].push_back(json_of(device.busy));
@@ -70,15 +70,15 @@ std::string table_of(const DpVsDdpResult& r) {
 
 std::string text_of(const DpVsDdpResult& result, Format format) {
   if (format != Format::kJson) return table_of(result);
-  const Json json = {{"model", result.model},
-                     {"devices", result.devices},
-                     {"device", result.device},
-                     {"threads", result.threads},
-                     {"global_batch", result.global_batch},
-                     {"steps", result.steps},
-                     {"rounds", result.rounds},
-                     {"dp", json_of(result.dp)},
-                     {"ddp", json_of(result.ddp)}};
+  const OrderedJson json = {{"model", result.model},
+                            {"devices", result.devices},
+                            {"device", result.device},
+                            {"threads", result.threads},
+                            {"global_batch", result.global_batch},
+                            {"steps", result.steps},
+                            {"rounds", result.rounds},
+                            {"dp", json_of(result.dp)},
+                            {"ddp", json_of(result.ddp)}};
   return json.dump() + "\n";
 }
 

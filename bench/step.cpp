@@ -55,9 +55,9 @@ std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
   return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
 }
 
-class Benchmark {
+class StepBenchmark {
  public:
-  Benchmark(const StepOptions& options, trainer::Session& session)
+  StepBenchmark(const StepOptions& options, trainer::Session& session)
       : options_(options),
         session_(session),
         group_(*session.group),
@@ -219,7 +219,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
     options.train.data = made_up_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
   trainer::Session session = trainer::open_session(options.train, refusal);
   {
-    Benchmark benchmark(options, session);
+    StepBenchmark benchmark(options, session);
     const StepResult result = benchmark.run();
     comm::agree_on(*session.group, [&] {
       if (!benchmark.finite())

@@ -10,17 +10,17 @@
 namespace lockstep::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 double rounded(double value, double places = 1e4) { return std::round(value * places) / places; }
 
-Json json_of(const Timeline& timeline) {
-  Json json = {{"clock", timeline.clock},
-               {"last_ready_ms", rounded(timeline.last_ready_ms)},
-               {"end_ms", rounded(timeline.end_ms)},
-               {"communication_ms", rounded(timeline.communication_ms())},
-               {"hidden_ms", rounded(timeline.hidden_ms())},
-               {"buckets", Json::array()}};
+OrderedJson json_of(const Timeline& timeline) {
+  OrderedJson json = {{"clock", timeline.clock},
+                      {"last_ready_ms", rounded(timeline.last_ready_ms)},
+                      {"end_ms", rounded(timeline.end_ms)},
+                      {"communication_ms", rounded(timeline.communication_ms())},
+                      {"hidden_ms", rounded(timeline.hidden_ms())},
+                      {"buckets", OrderedJson::array()}};
   for (const auto& bucket : timeline.buckets)
     json["buckets"].push_back({{"bytes", bucket.bytes},
                                {"ready_ms", rounded(bucket.ready_ms)},
@@ -29,28 +29,28 @@ Json json_of(const Timeline& timeline) {
   return json;
 }
 
-Json json_of(const StepResult& r) {
-  Json json = {{"model", r.model},
-               {"world_size", r.world_size},
-               {"batch", r.batch},
-               {"device", r.device},
-               {"precision", r.precision},
-               {"step_ms", rounded(r.step_ms)},
-               {"samples_per_s", rounded(r.samples_per_s, 10)},
-               {"compute_ms", rounded(r.compute_ms)},
-               {"exposed_comm_ms", rounded(r.exposed_comm_ms)},
-               {"flops_per_step", r.flops_per_step},
-               {"tflops", rounded(1e-9 * r.flops_per_step / r.step_ms)},
-               {"graphs", r.graphs},
-               {"replays_per_step", rounded(r.replays_per_step)},
-               {"peak_memory_bytes", r.peak_memory_bytes},
-               {"startup_ms", rounded(r.startup_ms, 10)},
-               {"step_ms_p10", rounded(r.step_ms_p10)},
-               {"step_ms_p90", rounded(r.step_ms_p90)},
-               {"backend", r.backend},
-               {"threads", r.threads},
-               {"steps", r.steps},
-               {"steps_a_block", r.steps_a_block}};
+OrderedJson json_of(const StepResult& r) {
+  OrderedJson json = {{"model", r.model},
+                      {"world_size", r.world_size},
+                      {"batch", r.batch},
+                      {"device", r.device},
+                      {"precision", r.precision},
+                      {"step_ms", rounded(r.step_ms)},
+                      {"samples_per_s", rounded(r.samples_per_s, 10)},
+                      {"compute_ms", rounded(r.compute_ms)},
+                      {"exposed_comm_ms", rounded(r.exposed_comm_ms)},
+                      {"flops_per_step", r.flops_per_step},
+                      {"tflops", rounded(1e-9 * r.flops_per_step / r.step_ms)},
+                      {"graphs", r.graphs},
+                      {"replays_per_step", rounded(r.replays_per_step)},
+                      {"peak_memory_bytes", r.peak_memory_bytes},
+                      {"startup_ms", rounded(r.startup_ms, 10)},
+                      {"step_ms_p10", rounded(r.step_ms_p10)},
+                      {"step_ms_p90", rounded(r.step_ms_p90)},
+                      {"backend", r.backend},
+                      {"threads", r.threads},
+                      {"steps", r.steps},
+                      {"steps_a_block", r.steps_a_block}};
   if (r.peak_tflops) json["peak_tflops"] = *r.peak_tflops;
   if (r.mfu) json["mfu"] = rounded(*r.mfu);
   if (!r.graphs_refused.empty()) json["graphs_refused"] = r.graphs_refused;

@@ -13,7 +13,6 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
 constexpr const char* kOverview =

@@ -11,7 +11,6 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
 
 using trainer::InferConfig;

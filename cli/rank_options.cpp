@@ -11,7 +11,6 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr Range kFraction = {.low = 0, .high = 1};
 constexpr Range kBucketMib = {.low = 0, .high = trainer::kMostBucketMib, .open_low = true};
 

@@ -16,6 +16,8 @@
 
 namespace lockstep::cli {
 
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();  // of a number that has no limit of its own
+
 /// From `low` to `high`, both included; `open_low` leaves `low` itself out.
 struct Range {
   double low = 0;

@@ -1,8 +1,11 @@
-# lockstep_room(NAME [LIGHT] SOURCES files… [CUDA files…] [NO_CUDA files…] [SEES rooms…] [LINKS libraries…]
+# lockstep_room(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES rooms…] [LINKS libraries…]
 #               [INTERFACE_LINKS libraries…])
 #
 # One static library a room, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the rooms whose headers
 # this one may include; the list is also what the arrow test (tests/house) holds the includes against.
+#
+# Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
+# are each compiled alone: kernels, whose inlining is theirs.
 #
 # LIGHT: it decides, starts and reports, and what it computes takes no time: -O1 compiles it in two thirds of the time.
 #
@@ -10,7 +13,7 @@
 # its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which
 # is the same files compiled for the CPU (tests/soft_cuda).
 function(lockstep_room name)
-  cmake_parse_arguments(ROOM "LIGHT" "" "SOURCES;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
+  cmake_parse_arguments(ROOM "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
   if(ROOM_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_room(${name}): unknown arguments ${ROOM_UNPARSED_ARGUMENTS}")
   endif()
@@ -20,6 +23,7 @@ function(lockstep_room name)
   add_library(lockstep_${name} STATIC ${ROOM_SOURCES})
   add_library(lockstep::${name} ALIAS lockstep_${name})
   lockstep_precompiled(lockstep_${name})
+  lockstep_together(lockstep_${name} SOURCES ${ROOM_SOURCES} APART ${ROOM_APART})
   if(ROOM_LIGHT AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
     target_compile_options(lockstep_${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
   endif()
@@ -35,10 +39,28 @@ function(lockstep_room name)
 
   add_library(lockstep_${name}_cuda STATIC ${ROOM_CUDA})
   lockstep_precompiled(lockstep_${name}_cuda)
+  lockstep_together(lockstep_${name}_cuda SOURCES ${ROOM_CUDA} APART ${ROOM_APART})
   target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} lockstep::cuda)
   set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
   target_link_libraries(lockstep_${name} INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:${chosen}>)
   list(TRANSFORM ROOM_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${ROOM_CUDA})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_ROOMS ${name})
+endfunction()
+
+# lockstep_together(TARGET SOURCES files… [APART files or folders…]): see lockstep_room.
+function(lockstep_together target)
+  cmake_parse_arguments(T "" "" "SOURCES;APART" ${ARGN})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  foreach(source IN LISTS T_SOURCES)
+    get_filename_component(folder "${source}" DIRECTORY)
+    if(NOT source MATCHES "[.]cpp$" OR source IN_LIST T_APART OR folder IN_LIST T_APART)
+      continue()
+    endif()
+    string(MAKE_C_IDENTIFIER "${target}_${folder}" group)
+    list(APPEND files_${group} ${source})
+    list(LENGTH files_${group} number)
+    math(EXPR part "(${number} - 1) / 6")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group}_${part})
+  endforeach()
 endfunction()

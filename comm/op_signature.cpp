@@ -10,9 +10,8 @@ std::string describe(const OpSignature& op, bool with_arena) {
   std::string details;
   const auto add = [&](const std::string& text) { details += (details.empty() ? "" : ", ") + text; };
   if (op.kind != OpKind::kBarrier) {
-    const bool reduces = op.kind == OpKind::kAllReduce || op.kind == OpKind::kReduceScatter;
-    add(fmt::format("{}{} {} at byte {}", reduces ? fmt::format("{} of ", name_of(op.reduce)) : std::string(), op.count,
-                    lockstep::name_of(op.dtype), op.offset_bytes));
+    add(fmt::format("{}{} {} at byte {}", reduces(op.kind) ? fmt::format("{} of ", name_of(op.reduce)) : std::string(),
+                    op.count, lockstep::name_of(op.dtype), op.offset_bytes));
   }
   if (with_arena) add(fmt::format("arena {} of {} bytes", op.arena_id, op.arena_bytes));
   if (op.kind == OpKind::kBroadcast) add(fmt::format("from rank {}", op.root));

@@ -19,6 +19,9 @@ constexpr const char* name_of(ReduceOp op) {
   return "?";
 }
 
+/// Whether it adds numbers up, or else moves them only.
+constexpr bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
+
 constexpr const char* name_of(OpKind kind) {
   switch (kind) {
     case OpKind::kAllReduce: return "allreduce";

@@ -6,7 +6,7 @@
 namespace lockstep::trainer {
 namespace {
 
-constexpr const char* kRemedy = "check where it came from";
+constexpr const char* kFileRemedy = "check where it came from";
 
 // As parameters are held, in f32; counters and what is aligned come on top.
 std::size_t bytes_for(const std::vector<nn::HostTensor>& tensors) {
@@ -22,7 +22,7 @@ constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
 
 void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source) {
   for (const auto& tensor : tensors)
-    if (tensor.bytes.empty()) throw IoError(fmt::format("{}: tensor '{}' is empty", source, tensor.name), kRemedy);
+    if (tensor.bytes.empty()) throw IoError(fmt::format("{}: tensor '{}' is empty", source, tensor.name), kFileRemedy);
 }
 
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
@@ -36,10 +36,10 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
   } catch (const nn::MemoryLimitReached&) {
     throw IoError(fmt::format("{}: the {} of its sizes has more parameters than the file's {} tensors", source,
                               spec.name, tensors.size()),
-                  kRemedy);
+                  kFileRemedy);
   } catch (const UsageError& error) {
     if (!sizes.card) throw;
-    throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kRemedy);
+    throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kFileRemedy);
   }
 }
 

@@ -21,7 +21,7 @@ struct NamedFile {
   std::string path;
 };
 
-constexpr const char* kRemedy = "give each a file of its own";
+constexpr const char* kOutputRemedy = "give each a file of its own";
 
 std::vector<NamedFile> given(std::vector<NamedFile> files) {
   std::erase_if(files, [](const NamedFile& file) { return file.path.empty(); });
@@ -70,7 +70,7 @@ void check_alone(const NamedFile& output) {
     if (is_regular_output_of(fd, output.path))
       throw UsageError(fmt::format("{} {} is the file that standard {} goes to", output.flag, output.path,
                                    fd == STDOUT_FILENO ? "output" : "error"),
-                       kRemedy);
+                       kOutputRemedy);
   const fs::path directory = fs::path(output.path).parent_path();
   const auto is_there = [&](const char* name) {
     std::error_code ignored;
@@ -90,11 +90,11 @@ void check_output_files(const TrainConfig& config) {
     for (std::size_t j = 0; j < i; ++j)
       if (is_same_file(outputs[i].path, outputs[j].path))
         throw UsageError(fmt::format("{} and {} are one file: {}", outputs[j].flag, outputs[i].flag, outputs[i].path),
-                         kRemedy);
+                         kOutputRemedy);
     for (const auto& input : inputs)
       if (!may_be_one(outputs[i], input) && is_same_file(outputs[i].path, input.path))
         throw UsageError(fmt::format("{} would overwrite the file of {}: {}", outputs[i].flag, input.flag, input.path),
-                         kRemedy);
+                         kOutputRemedy);
   }
 }
 

@@ -31,7 +31,7 @@ constexpr auto kAnswerWithin = std::chrono::seconds(5);
 // Beside those who are to call.
 constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostWarnings = 5;
-constexpr auto kNap = std::chrono::milliseconds(50);
+constexpr auto kCallNap = std::chrono::milliseconds(50);
 
 // What the kernel is asked to hold for each direction: what a link of 10 Gbit/s moves in 3 ms, so that bytes flow while
 // this rank computes.
@@ -154,7 +154,7 @@ std::vector<Link> Calls::connect(const JobSecret& secret, bool encrypts, Deadlin
 
 void Calls::wait(Deadline deadline) {
   const auto now = Clock::now();
-  Clock::time_point until = std::min(now + std::chrono::duration_cast<Clock::duration>(kNap), deadline.when());
+  Clock::time_point until = std::min(now + std::chrono::duration_cast<Clock::duration>(kCallNap), deadline.when());
   std::vector<pollfd> entries;
   for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
   for (Contact& contact : contacts_) {

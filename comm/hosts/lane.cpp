@@ -14,8 +14,6 @@ constexpr std::size_t kBytesAhead = 4 << 20;
 // What a link may bring, or take, before the others have their turn: a few chunks.
 constexpr int kTurns = 8;
 
-bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
-
 }  // namespace
 
 Lane::Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,

@@ -7,8 +7,6 @@
 namespace lockstep::comm {
 namespace {
 
-bool reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
-
 std::size_t small_limit(const HostTuning& tuning, std::size_t hosts) {
   return std::max<std::size_t>(tuning.small_bytes / (hosts - 1), 256);
 }

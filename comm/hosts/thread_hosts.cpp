@@ -11,7 +11,7 @@ namespace lockstep::comm {
 namespace {
 
 // The longest sleep while operations are under way, and the time between two looks at the other ranks.
-constexpr auto kNap = std::chrono::milliseconds(20);
+constexpr auto kThreadNap = std::chrono::milliseconds(20);
 // While none are.
 constexpr auto kLongNap = std::chrono::seconds(1);
 constexpr int kSpins = 50;
@@ -108,7 +108,7 @@ void ThreadHosts::serve() {
     if (!engine_.idle() && now >= next_look) {
       engine_.look_around();
       publish();
-      next_look = now + kNap;
+      next_look = now + kThreadNap;
       const auto count = now.time_since_epoch().count();
       if (count >= wait_end_.load(std::memory_order_acquire) && !engine_.idle())
         engine_.time_out(
@@ -117,7 +117,7 @@ void ThreadHosts::serve() {
       engine_.mention_stall();
     }
     const auto end = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire)));
-    Clock::duration nap = engine_.idle() ? Clock::duration(kLongNap) : Clock::duration(kNap);
+    Clock::duration nap = engine_.idle() ? Clock::duration(kLongNap) : Clock::duration(kThreadNap);
     if (!engine_.idle() && end < now + nap) nap = std::max<Clock::duration>(end - now, std::chrono::milliseconds(1));
     engine_.sleep(nap, [&] { return has_orders(); });
     publish();

@@ -19,7 +19,7 @@ namespace {
 
 // For a call that starts work NCCL makes a thread. While that is at it, a nap would take longer than it does.
 constexpr auto kAwake = std::chrono::microseconds(500);
-constexpr auto kNap = std::chrono::microseconds(50);
+constexpr auto kEndNap = std::chrono::microseconds(50);
 // For which end() waits for abort()'s thread: what ends of itself does so in less.
 constexpr auto kAbortPatience = std::chrono::seconds(10);
 
@@ -60,7 +60,7 @@ ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look)
       std::this_thread::yield();
     } else {
       look();
-      std::this_thread::sleep_for(kNap);
+      std::this_thread::sleep_for(kEndNap);
     }
     ncclResult_t state = ncclInProgress;
     const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);

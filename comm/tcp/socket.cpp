@@ -25,7 +25,7 @@ namespace {
 constexpr auto kFirstPause = std::chrono::milliseconds(5);
 constexpr auto kLongestPause = std::chrono::milliseconds(500);
 // Between two looks at stop requests.
-constexpr auto kNap = std::chrono::milliseconds(50);
+constexpr auto kConnectNap = std::chrono::milliseconds(50);
 // A host that does not even refuse (a firewall, a host that is down) must not use up the whole deadline: its other
 // addresses, and rank 0 that starts meanwhile, get their turn.
 constexpr auto kOneAttempt = std::chrono::seconds(10);
@@ -172,7 +172,7 @@ std::optional<UniqueFd> connect_to_one(const addrinfo& address, Deadline deadlin
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS) return std::nullopt;
     pollfd look{socket.get(), POLLOUT, 0};
-    while (::poll(&look, 1, std::chrono::duration_cast<Millis>(kNap).count()) <= 0) {
+    while (::poll(&look, 1, std::chrono::duration_cast<Millis>(kConnectNap).count()) <= 0) {
       throw_if_stopped("joining the other ranks");
       if (deadline.expired()) {
         errno = ETIMEDOUT;
@@ -199,7 +199,7 @@ void sleep_for(Clock::duration pause) {
   const auto end = Clock::now() + pause;
   for (auto now = Clock::now(); now < end; now = Clock::now()) {
     throw_if_stopped("joining the other ranks");
-    const auto nap = std::min<Clock::duration>(end - now, kNap);
+    const auto nap = std::min<Clock::duration>(end - now, kConnectNap);
     ::poll(nullptr, 0, std::max(1, static_cast<int>(std::chrono::duration_cast<Millis>(nap).count())));
   }
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto kLookEvery = Millis(200);
 constexpr auto kOverdue = Millis(2500);  // pings go out every second
-constexpr auto kAgentEnds = Millis(200);
+constexpr auto kAgentGrace = Millis(200);
 
 }  // namespace
 
@@ -67,7 +67,7 @@ std::vector<LostHost> RemoteHosts::take_lost() {
     if (link.gone()) {
       const auto ending = link.agent_ending();
       // How the agent ended tells more, if it comes to that soon.
-      if (!ending && now - link.last_heard() < kAgentEnds) continue;
+      if (!ending && now - link.last_heard() < kAgentGrace) continue;
       const auto words = link.last_words();
       loss.why = !nonsense_[host].empty() ? nonsense_[host]
                  : !words.empty()         ? words

@@ -60,7 +60,7 @@ std::vector<std::byte> widened(const std::vector<std::byte>& halves) {
   return made;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void not_safetensors(const std::string& path, const std::string& why) {
   throw IoError(fmt::format("{} is not a usable safetensors file: {}", path, why),
                 "check where it came from, or write it again");
 }
@@ -76,10 +76,10 @@ nlohmann::json parse_header(const std::string& path, const std::string& text) {
   constexpr int kDeepest = 3;  // the arrays in a tensor's entry: what nests deeper is no header, whatever its size
   try {
     auto header = parse_json(text, kDeepest, sizeof(std::uint64_t));
-    if (!header.is_object()) refuse(path, "its header (byte 8) is not a JSON object");
+    if (!header.is_object()) not_safetensors(path, "its header (byte 8) is not a JSON object");
     return header;
   } catch (const JsonError& error) {
-    refuse(path, fmt::format("its header {}", error.what()));
+    not_safetensors(path, fmt::format("its header {}", error.what()));
   }
 }
 
@@ -96,8 +96,9 @@ struct Header {
 
 void Header::refuse_tensor(const std::string& name, const std::string& why) const {
   const auto at = text.find(fmt::format("\"{}\"", name));  // one with escapes is not found, and none the less named
-  refuse(path, fmt::format("tensor '{}'{} {}", name,
-                           at == std::string::npos ? "" : fmt::format(" (byte {})", at + sizeof(std::uint64_t)), why));
+  not_safetensors(
+      path, fmt::format("tensor '{}'{} {}", name,
+                        at == std::string::npos ? "" : fmt::format(" (byte {})", at + sizeof(std::uint64_t)), why));
 }
 
 Entry Header::parse_entry(const std::string& name, const nlohmann::json& value) const {
@@ -188,22 +189,24 @@ struct Opened {
 Opened open_file(const std::string& path) {
   std::error_code failed;
   const auto status = std::filesystem::status(path, failed);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) refuse(path, "it is not a file");
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    not_safetensors(path, "it is not a file");
   Opened opened{.in = std::ifstream(path, std::ios::binary), .text = {}, .header = {}};
   std::ifstream& in = opened.in;
   if (!in)
     throw IoError(fmt::format("cannot open weights {}: {}", path, errno_text(errno)),
                   "give the path of a safetensors file");
   const std::uint64_t file_bytes = std::filesystem::file_size(path, failed);
-  if (failed) refuse(path, failed.message());
+  if (failed) not_safetensors(path, failed.message());
   std::uint64_t header_bytes = 0;
   if (file_bytes < 8 || !in.read(reinterpret_cast<char*>(&header_bytes), 8))
-    refuse(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));
+    not_safetensors(path, fmt::format("it ends at byte {}, inside the header's length", file_bytes));
   if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - 8)
-    refuse(path, fmt::format("its first 8 bytes claim a header of {} bytes in a file of {}", header_bytes, file_bytes));
+    not_safetensors(
+        path, fmt::format("its first 8 bytes claim a header of {} bytes in a file of {}", header_bytes, file_bytes));
   std::string& text = opened.text;
   text.resize(header_bytes);
-  if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) refuse(path, "its header is cut");
+  if (!in.read(text.data(), static_cast<std::streamsize>(header_bytes))) not_safetensors(path, "its header is cut");
 
   opened.header = parse_header(path, text);
   opened.data_bytes = file_bytes - 8 - header_bytes;
@@ -219,7 +222,7 @@ std::map<std::string, std::string> read_safetensors_metadata(const std::string& 
   try {
     return found->get<std::map<std::string, std::string>>();
   } catch (const nlohmann::json::exception&) {
-    refuse(path, "its __metadata__ is no map from text to text");
+    not_safetensors(path, "its __metadata__ is no map from text to text");
   }
 }
 
@@ -238,14 +241,14 @@ std::vector<HostTensor> read_safetensors(const std::string& path) {
           entry.name, fmt::format("begins at data byte {}, where {} was expected (overlap or hole)", entry.begin, at));
     at = entry.end;
   }
-  if (at != data_bytes) refuse(path, fmt::format("{} bytes follow the last tensor", data_bytes - at));
+  if (at != data_bytes) not_safetensors(path, fmt::format("{} bytes follow the last tensor", data_bytes - at));
 
   std::vector<HostTensor> tensors;
   for (auto& entry : entries) {
     HostTensor tensor{entry.name, entry.type.dtype, std::move(entry.shape),
                       std::vector<std::byte>(entry.end - entry.begin)};
     if (!in.read(reinterpret_cast<char*>(tensor.bytes.data()), static_cast<std::streamsize>(tensor.bytes.size())))
-      refuse(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
+      not_safetensors(path, fmt::format("it cannot be read at tensor '{}'", tensor.name));
     if (entry.type.bytes < size_of(tensor.dtype)) tensor.bytes = widened(tensor.bytes);
     tensors.push_back(std::move(tensor));
   }

@@ -29,7 +29,7 @@ bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned cha
   return bytes.size() >= kSize && std::memcmp(bytes.data(), start.data(), kSize) == 0;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void not_of_pytorch(const std::string& path, const std::string& why) {
   throw IoError(fmt::format("{} is not a usable PyTorch file: {}", path, why),
                 "load files of tensors alone: torch.save(model.state_dict(), FILE)");
 }
@@ -58,7 +58,8 @@ class Budget {
  public:
   Budget(const std::string& path, std::size_t file_bytes) : path_(path), left_(16 * file_bytes + (1 << 20)) {}
   void take(std::size_t bytes) {
-    if (bytes > left_) refuse(path_, "its tensors share storages so often that they have 16 times the file's bytes");
+    if (bytes > left_)
+      not_of_pytorch(path_, "its tensors share storages so often that they have 16 times the file's bytes");
     left_ -= bytes;
   }
 
@@ -67,8 +68,8 @@ class Budget {
   std::size_t left_;
 };
 
-constexpr int kNameColumns = 80;
-std::string shown(const std::string& name) { return cut_columns(name, kNameColumns); }
+constexpr int kTensorColumns = 80;
+std::string shown_tensor(const std::string& name) { return cut_columns(name, kTensorColumns); }
 
 /// The tensors of the state dict that an unpickled file holds.
 class State {
@@ -78,10 +79,12 @@ class State {
     for (const auto& [key, value] : entries(*file.root).items) {
       const auto* const name = std::get_if<std::string>(&key->is);
       const auto* const tensor = std::get_if<PickledTensor>(&value->is);
-      if (name == nullptr) refuse(path_, "an entry without a name is no tensor");
-      if (tensor == nullptr) refuse(path_, fmt::format("'{}' is no tensor but {}", shown(*name), kind_of(*value)));
+      if (name == nullptr) not_of_pytorch(path_, "an entry without a name is no tensor");
+      if (tensor == nullptr)
+        not_of_pytorch(path_, fmt::format("'{}' is no tensor but {}", shown_tensor(*name), kind_of(*value)));
       if (!tensor->storage->dtype)
-        refuse(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown(*name), tensor->storage->type));
+        not_of_pytorch(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown_tensor(*name),
+                                          tensor->storage->type));
       entries_.push_back({name, tensor});
     }
   }
@@ -110,7 +113,7 @@ class State {
 
   const PickledValue::Dict& entries(const PickledValue& root) const {
     const auto* const outer = std::get_if<PickledValue::Dict>(&root.is);
-    if (outer == nullptr) refuse(path_, fmt::format("it does not hold a dictionary but {}", kind_of(root)));
+    if (outer == nullptr) not_of_pytorch(path_, fmt::format("it does not hold a dictionary but {}", kind_of(root)));
     for (const char* within : {"state_dict", "model", "model_state_dict"})
       for (const auto& [key, value] : outer->items) {
         const auto* const name = std::get_if<std::string>(&key->is);
@@ -125,11 +128,11 @@ class State {
     const std::size_t width = kind.element_bytes;
     const auto elements = static_cast<std::uint64_t>(kind.elements);
     if (storage.size() / width < elements)
-      refuse(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown(name),
-                                storage.size(), elements));
+      not_of_pytorch(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown_tensor(name),
+                                        storage.size(), elements));
     if (tensor.shape.size() != tensor.strides.size())
-      refuse(path_,
-             fmt::format("'{}' has {} sizes and {} strides", shown(name), tensor.shape.size(), tensor.strides.size()));
+      not_of_pytorch(path_, fmt::format("'{}' has {} sizes and {} strides", shown_tensor(name), tensor.shape.size(),
+                                        tensor.strides.size()));
     // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
     std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
     bool empty = false;
@@ -140,10 +143,11 @@ class State {
       if (__builtin_mul_overflow(count, extent, &count) || count > elements ||
           __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[axis]), &reach) ||
           __builtin_add_overflow(last, reach, &last))
-        refuse(path_, fmt::format("'{}' is larger than its storage", shown(name)));
+        not_of_pytorch(path_, fmt::format("'{}' is larger than its storage", shown_tensor(name)));
     }
     if (tensor.offset < 0 || (!empty && last >= elements))
-      refuse(path_, fmt::format("'{}' reaches element {} of a storage of {}", shown(name), last, elements));
+      not_of_pytorch(path_,
+                     fmt::format("'{}' reaches element {} of a storage of {}", shown_tensor(name), last, elements));
 
     HostTensor host{name, *kind.dtype, tensor.shape, {}};
     if (empty) return host;
@@ -184,9 +188,9 @@ struct EntryCloser {
 };
 
 // The zip archive that torch.save() has written since 1.6: NAME/data.pkl, and NAME/data/KEY for each storage.
-class Archive {
+class ArchiveReader {
  public:
-  Archive(const std::string& path, std::size_t file_bytes) : path_(path), file_bytes_(file_bytes) {
+  ArchiveReader(const std::string& path, std::size_t file_bytes) : path_(path), file_bytes_(file_bytes) {
     int code = 0;
     archive_.reset(zip_open(path.c_str(), ZIP_RDONLY | ZIP_CHECKCONS, &code));
     if (archive_ == nullptr) {
@@ -194,7 +198,7 @@ class Archive {
       zip_error_init_with_code(&error, code);
       const std::string why = zip_error_strerror(&error);
       zip_error_fini(&error);
-      refuse(path_, why);
+      not_of_pytorch(path_, why);
     }
     for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
       const char* const name = zip_get_name(archive_.get(), static_cast<zip_uint64_t>(i), ZIP_FL_ENC_RAW);
@@ -203,11 +207,11 @@ class Archive {
       const auto slash = text.find('/');
       if (slash != std::string_view::npos && text.substr(slash) == "/data.pkl") folder_ = text.substr(0, slash + 1);
     }
-    if (folder_.empty()) refuse(path_, "the archive has no data.pkl");
+    if (folder_.empty()) not_of_pytorch(path_, "the archive has no data.pkl");
     if (has("byteorder")) {
       const auto order = read("byteorder");
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
-        refuse(path_, "its numbers are not little-endian");
+        not_of_pytorch(path_, "its numbers are not little-endian");
     }
   }
 
@@ -215,24 +219,24 @@ class Archive {
 
   std::vector<std::byte> read(const std::string& name) const {
     const zip_int64_t index = find(folder_ + name);
-    if (index < 0) refuse(path_, fmt::format("the archive has no {}{}", folder_, name));
+    if (index < 0) not_of_pytorch(path_, fmt::format("the archive has no {}{}", folder_, name));
     zip_stat_t status;
     zip_stat_init(&status);
     constexpr zip_uint64_t kNeeded = ZIP_STAT_SIZE | ZIP_STAT_COMP_METHOD | ZIP_STAT_ENCRYPTION_METHOD;
     if (zip_stat_index(archive_.get(), static_cast<zip_uint64_t>(index), 0, &status) != 0 ||
         (status.valid & kNeeded) != kNeeded)
-      refuse(path_, fmt::format("nothing is known of {}", name));
+      not_of_pytorch(path_, fmt::format("nothing is known of {}", name));
     // torch.save() stores, so an entry is never larger than the file: there is no room for bombs.
     if (status.comp_method != ZIP_CM_STORE || status.encryption_method != ZIP_EM_NONE || status.size > file_bytes_)
-      refuse(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
+      not_of_pytorch(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
     const std::unique_ptr<zip_file_t, EntryCloser> entry(
         zip_fopen_index(archive_.get(), static_cast<zip_uint64_t>(index), 0));
-    if (entry == nullptr) refuse(path_, fmt::format("{}: {}", name, zip_strerror(archive_.get())));
+    if (entry == nullptr) not_of_pytorch(path_, fmt::format("{}: {}", name, zip_strerror(archive_.get())));
     std::vector<std::byte> bytes(status.size);
     std::size_t got = 0;
     while (got < bytes.size()) {
       const zip_int64_t more = zip_fread(entry.get(), bytes.data() + got, bytes.size() - got);
-      if (more <= 0) refuse(path_, fmt::format("{} is cut or damaged", name));
+      if (more <= 0) not_of_pytorch(path_, fmt::format("{} is cut or damaged", name));
       got += static_cast<std::size_t>(more);
     }
     // The checksum is compared at the end; torch.serialization.set_crc32_options(False) leaves it out.
@@ -240,7 +244,7 @@ class Archive {
     const zip_int64_t more = zip_fread(entry.get(), &beyond, 1);
     const bool unchecked = (status.valid & ZIP_STAT_CRC) != 0 && status.crc == 0;
     if (more != 0 && (more > 0 || !unchecked || zip_error_code_zip(zip_file_get_error(entry.get())) != ZIP_ER_CRC))
-      refuse(path_, fmt::format("{} is damaged", name));
+      not_of_pytorch(path_, fmt::format("{} is damaged", name));
     return bytes;
   }
 
@@ -256,7 +260,7 @@ class Archive {
 };
 
 std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_bytes) {
-  const Archive archive(path, file_bytes);
+  const ArchiveReader archive(path, file_bytes);
   const auto pickled = archive.read("data.pkl");
   std::size_t at = 0;
   const Unpickled root = unpickle(pickled, at, path);
@@ -275,7 +279,7 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
     Held& here = held.at(storage.key);
     if (here.bytes.empty()) {
       here.bytes = archive.read("data/" + storage.key);
-      if (here.bytes.size() > left) refuse(path, "its entries overlap");
+      if (here.bytes.size() > left) not_of_pytorch(path, "its entries overlap");
       left -= here.bytes.size();
     }
     --here.uses_left;
@@ -286,7 +290,7 @@ std::vector<HostTensor> read_archive(const std::string& path, std::size_t file_b
 
 std::int64_t number_of(const std::string& path, const Unpickled& value, const char* what) {
   const auto* const number = std::get_if<std::int64_t>(&value.root->is);
-  if (number == nullptr) refuse(path, fmt::format("{} is no number", what));
+  if (number == nullptr) not_of_pytorch(path, fmt::format("{} is no number", what));
   return *number;
 }
 
@@ -294,20 +298,21 @@ std::int64_t number_of(const std::string& path, const Unpickled& value, const ch
 // them its number of elements (8 bytes) and its elements.
 std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std::byte> bytes) {
   std::size_t at = kLegacy.size();
-  if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001) refuse(path, "its protocol is not known");
+  if (number_of(path, unpickle(bytes, at, path), "its protocol") != 1001)
+    not_of_pytorch(path, "its protocol is not known");
   const Unpickled machine = unpickle(bytes, at, path);
   if (const auto* const facts = std::get_if<PickledValue::Dict>(&machine.root->is))
     for (const auto& [key, value] : facts->items) {
       const auto* const name = std::get_if<std::string>(&key->is);
       const auto* const yes = std::get_if<bool>(&value->is);
       if (name != nullptr && *name == "little_endian" && yes != nullptr && !*yes)
-        refuse(path, "its numbers are not little-endian");
+        not_of_pytorch(path, "its numbers are not little-endian");
     }
   const Unpickled root = unpickle(bytes, at, path);
   State state(path, root, bytes.size());
   const Unpickled keys = unpickle(bytes, at, path);
   const auto* const list = std::get_if<PickledValue::Sequence>(&keys.root->is);
-  if (list == nullptr) refuse(path, "its list of storages is no list");
+  if (list == nullptr) not_of_pytorch(path, "its list of storages is no list");
 
   // How wide a storage's elements are only those who use it know, whether or not they are of the state dict.
   std::map<std::string, std::size_t> widths;
@@ -316,20 +321,20 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
   for (const Pickled item : list->items) {
     const auto* const key = std::get_if<std::string>(&item->is);
     const auto width = key != nullptr ? widths.find(*key) : widths.end();
-    if (width == widths.end()) refuse(path, "it lists a storage that nothing names, or of an unknown type");
+    if (width == widths.end()) not_of_pytorch(path, "it lists a storage that nothing names, or of an unknown type");
     std::uint64_t elements = 0;
-    if (bytes.size() - at < sizeof elements) refuse(path, fmt::format("it is cut at byte {}", at));
+    if (bytes.size() - at < sizeof elements) not_of_pytorch(path, fmt::format("it is cut at byte {}", at));
     std::memcpy(&elements, bytes.data() + at, sizeof elements);
     at += sizeof elements;
     if (elements > (bytes.size() - at) / width->second)
-      refuse(path, fmt::format("byte {} claims a storage of {} elements in the {} bytes that are left", at - 8,
-                               elements, bytes.size() - at));
+      not_of_pytorch(path, fmt::format("byte {} claims a storage of {} elements in the {} bytes that are left", at - 8,
+                                       elements, bytes.size() - at));
     storages[*key] = bytes.subspan(at, elements * width->second);
     at += elements * width->second;
   }
   return state.tensors([&](const PickledStorage& storage) {
     const auto found = storages.find(storage.key);
-    if (found == storages.end()) refuse(path, fmt::format("the storage {} is missing", storage.key));
+    if (found == storages.end()) not_of_pytorch(path, fmt::format("the storage {} is missing", storage.key));
     return found->second;
   });
 }
@@ -339,7 +344,7 @@ std::vector<HostTensor> read_legacy(const std::string& path, std::span<const std
 std::optional<std::string> read_torch_metadata(const std::string& path, const std::string& key) {
   const MappedFile file(path);
   if (!starts_with(file.bytes(), kZip)) return std::nullopt;
-  const Archive archive(path, file.bytes().size());
+  const ArchiveReader archive(path, file.bytes().size());
   const std::string name = kTorchMetadataFolder + key;
   if (!archive.has(name)) return std::nullopt;
   const auto bytes = archive.read(name);
@@ -352,7 +357,7 @@ std::vector<HostTensor> read_torch_file(const std::string& path) {
   const MappedFile file(path);
   if (starts_with(file.bytes(), kZip)) return read_archive(path, file.bytes().size());
   if (starts_with(file.bytes(), kLegacy)) return read_legacy(path, file.bytes());
-  refuse(path, "it starts as neither a zip archive nor as PyTorch's older files do");
+  not_of_pytorch(path, "it starts as neither a zip archive nor as PyTorch's older files do");
 }
 
 }  // namespace lockstep::nn

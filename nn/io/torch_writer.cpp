@@ -29,9 +29,9 @@ std::uint32_t checksum(std::span<const std::byte> bytes) {
 }
 
 /// A zip archive of stored entries (PKWARE's APPNOTE 6.3.10), written from front to back.
-class Archive {
+class ArchiveWriter {
  public:
-  Archive(const std::string& path, std::uint64_t zip64_from) : file_(path), zip64_from_(zip64_from) {}
+  ArchiveWriter(const std::string& path, std::uint64_t zip64_from) : file_(path), zip64_from_(zip64_from) {}
 
   /// Its bytes begin at a multiple of kAlignment.
   void add(const std::string& name, std::span<const std::byte> bytes) {
@@ -178,7 +178,7 @@ std::string pickled(const std::vector<HostTensor>& tensors) {
 
 void write_torch_file(const std::string& path, const std::vector<HostTensor>& tensors,
                       const std::map<std::string, std::string>& metadata, const TorchFileOptions& options) {
-  Archive archive(path, options.zip64_from);
+  ArchiveWriter archive(path, options.zip64_from);
   archive.add("data.pkl", bytes_of(pickled(tensors)));
   archive.add(".format_version", bytes_of("1"));
   archive.add(".storage_alignment", bytes_of(std::to_string(kAlignment)));

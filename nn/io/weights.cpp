@@ -33,7 +33,7 @@ bool is_torch_path(const std::string& path) {
   return ending == ".pt" || ending == ".pth" || ending == ".bin";
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+[[noreturn]] void not_an_index(const std::string& path, const std::string& why) {
   throw IoError(fmt::format("{} is not a usable index of weight files: {}", path, why),
                 "check where it came from, or name one of its files");
 }
@@ -46,9 +46,9 @@ std::map<std::string, std::string> parse_index(const std::string& path) {
     const auto index = parse_json(file.text(), kDeepest);
     return index.at("weight_map").get<std::map<std::string, std::string>>();
   } catch (const JsonError& error) {
-    refuse(path, fmt::format("it {}", error.what()));
+    not_an_index(path, fmt::format("it {}", error.what()));
   } catch (const nlohmann::json::exception&) {
-    refuse(path, "it has no weight_map from tensors to files");
+    not_an_index(path, "it has no weight_map from tensors to files");
   }
 }
 
@@ -68,7 +68,7 @@ std::vector<HostTensor> read_index(const std::string& path) {
   for (const auto& [tensor, file] : places) {
     // A name, never a way out of the directory.
     if (file.empty() || fs::path(file).filename() != fs::path(file) || file == "..")
-      refuse(path, fmt::format("'{}' lies in '{}', which is no file beside it", tensor, file));
+      not_an_index(path, fmt::format("'{}' lies in '{}', which is no file beside it", tensor, file));
     files.insert(file);
   }
   std::vector<HostTensor> all;
@@ -77,11 +77,12 @@ std::vector<HostTensor> read_index(const std::string& path) {
     for (HostTensor& tensor : read_one(fs::path(path).replace_filename(file))) {
       const auto place = places.find(tensor.name);
       if (place == places.end() || place->second != file)
-        refuse(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
+        not_an_index(path, fmt::format("{} holds '{}', which the index does not say", file, tensor.name));
       ++found;
       all.push_back(std::move(tensor));
     }
-  if (found != places.size()) refuse(path, fmt::format("its files hold {} of its {} tensors", found, places.size()));
+  if (found != places.size())
+    not_an_index(path, fmt::format("its files hold {} of its {} tensors", found, places.size()));
   return all;
 }
 

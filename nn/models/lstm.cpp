@@ -15,7 +15,7 @@ const LstmSpec& checked(const LstmSpec& spec) {
 // One for what the rnn reads or leaves; those between its layers are numbered behind it.
 constexpr std::int64_t kDropIn = 0, kDropOut = 1, kDropBetween = 2;
 
-void check_tokens(const Tensor& tokens) {
+void check_sequences(const Tensor& tokens) {
   if (tokens.dtype() != DType::kI32 || tokens.shape().size() != 2)
     throw UsageError(fmt::format("lstm was given {} of {}", to_string(tokens.shape()), name_of(tokens.dtype())),
                      "it takes tokens (--data text:FILE) or images");
@@ -33,7 +33,7 @@ LstmLanguageModel::LstmLanguageModel(Context& context, const LstmSpec& spec, std
       decoder_(register_module("decoder", std::make_unique<Linear>(context, spec.width, vocabulary))) {}
 
 Var LstmLanguageModel::forward(Tape& tape, Var tokens) {
-  check_tokens(tokens.value());
+  check_sequences(tokens.value());
   const Var x = rnn_.forward(tape, drop_.forward(tape, encoder_.forward(tape, tokens)));
   return decoder_.forward(tape, drop_out_.forward(tape, x));
 }
@@ -65,7 +65,7 @@ std::unique_ptr<LanguageModel::Memory> LstmLanguageModel::begin(Tape&, std::int6
 Var LstmLanguageModel::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
   auto* const states = dynamic_cast<States*>(&memory);
   LOCKSTEP_ASSERT(states != nullptr && !tape.recording() && !training(), "lstm generates in evaluation mode");
-  check_tokens(tokens);
+  check_sequences(tokens);
   states->check_room(tokens);
   rnn_.forward(tape, embedding(tape, tokens, encoder_.weight()), states->layers());
   states->move_on(tokens.size(1));

@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <new>
 #include <thread>
 
 #include "base/env.h"
@@ -24,24 +23,7 @@
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/free_port.h"
-
-namespace {
-// This thread's: on rank 0 the store where the ranks have met has one of its own.
-thread_local std::size_t t_allocations = 0;
-}  // namespace
-
-// noinline: GCC takes the malloc inside one and the free inside the other for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++t_allocations;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  ++t_allocations;
-  return std::malloc(bytes == 0 ? 1 : bytes);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#include "tests/support/thread_allocations.h"
 
 namespace lockstep::comm {
 namespace {
@@ -205,9 +187,9 @@ TEST(Hosts, NoAllocationsInTheSteadyState) {
       group.barrier().wait_host();
     };
     for (int i = 0; i < 5; ++i) step();
-    const std::size_t before = t_allocations;
+    const std::size_t before = testing::thread_allocations();
     for (int i = 0; i < 200; ++i) step();
-    return t_allocations == before;
+    return testing::thread_allocations() == before;
   });
 }
 

@@ -22,7 +22,7 @@ std::unique_ptr<ProcessGroup> make(GroupOptions::Backend backend,
   return make_group(testing::world(), {.timeout_seconds = 30, .backend = backend, .progress = progress});
 }
 
-void expect_that_it_sums(ProcessGroup& group) {
+void expect_a_sum(ProcessGroup& group) {
   const auto arena = group.allocate(64);
   arena->view<std::int64_t>(0, 1)[0] = group.rank() + 1;
   group.all_reduce({arena.get(), 0, 1, DType::kI64}, ReduceOp::kSum).wait_host();
@@ -60,7 +60,7 @@ TEST(MpiProgram, MpiStaysTheirs) {
   using Backend = GroupOptions::Backend;
   for (const Backend backend : {Backend::kMpi, Backend::kShm, Backend::kAuto, Backend::kMpi}) {
     const auto group = make(backend);
-    expect_that_it_sums(*group);
+    expect_a_sum(*group);
     use_mpi();
     group->shutdown();
     use_mpi();
@@ -79,7 +79,7 @@ TEST(MpiProgram, AThreadThatMpiDoesNotAllow) {
   // Left the choice, a group does without.
   const auto group =
       make_group(testing::world(), {.timeout_seconds = 30, .backend = GroupOptions::Backend::kMpi, .spare_core = true});
-  expect_that_it_sums(*group);
+  expect_a_sum(*group);
   group->shutdown();
   EXPECT_EQ(MPI_Finalize(), MPI_SUCCESS);
 }
@@ -89,7 +89,7 @@ TEST(MpiProgram, ThreadsWhereMpiAllowsThem) {
   ASSERT_EQ(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), MPI_SUCCESS);
   if (provided == MPI_THREAD_MULTIPLE) {
     const auto group = make(GroupOptions::Backend::kMpi, GroupOptions::Progress::kThread);
-    expect_that_it_sums(*group);
+    expect_a_sum(*group);
     use_mpi();
     group->shutdown();
   }
@@ -100,11 +100,11 @@ TEST(MpiProgram, ThreadsWhereMpiAllowsThem) {
 // The last one to go ends what the first has started.
 TEST(MpiProgram, TwoGroupsAtATime) {
   const auto first = make(GroupOptions::Backend::kMpi), second = make(GroupOptions::Backend::kShm);
-  expect_that_it_sums(*first);
-  expect_that_it_sums(*second);
+  expect_a_sum(*first);
+  expect_a_sum(*second);
   first->shutdown();
   EXPECT_FALSE(is_finalized());
-  expect_that_it_sums(*second);
+  expect_a_sum(*second);
   second->shutdown();
   EXPECT_TRUE(is_finalized());
 }

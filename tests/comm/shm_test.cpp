@@ -12,91 +12,34 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <new>
 #include <thread>
 
 #include "base/error.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_group.h"
 #include "comm/tcp/tcp_store.h"
-#include "tests/support/free_port.h"
-
-namespace {
-// This thread's: on rank 0 the store where the ranks have met has one of its own.
-thread_local std::size_t t_allocations = 0;
-}  // namespace
-
-// noinline: GCC takes the malloc inside one and the free inside the other for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++t_allocations;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#include "tests/comm/forked_ranks.h"
+#include "tests/support/thread_allocations.h"
 
 namespace lockstep::comm {
 namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
+using testing::on_processes;
+using testing::throws;
 
-/// Runs `body` on `size` forked ranks. A rank is well when `body` returns true; those in `doomed` must die by SIGKILL.
-/// Nobody is waited for before the highest rank that is not doomed has ended: the dead are zombies until then.
-void on_ranks(int size, const std::function<bool(ProcessGroup&)>& body, int doomed = -1,
-              Clock::duration timeout = 20s) {
-  World world{.size = size, .local_size = size, .starter = Starter::kTorchrun};
-  world.meeting.port = testing::free_port();
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < size; ++rank) {
-    const pid_t pid = ::fork();
-    ASSERT_GE(pid, 0);
-    if (pid > 0) {
-      pids.push_back(pid);
-      continue;
-    }
-    ::alarm(30);
-    bool well = false;
-    try {
-      world.rank = world.local_rank = rank;
-      const auto group = make_shm_group(make_tcp_store(world, Deadline::after_seconds(20)), timeout);
-      well = body(*group);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    }
-    ::_exit(well ? 0 : 1);
-  }
-  for (int pass = 0; pass < 2; ++pass)
-    for (int rank = 0; rank < size; ++rank) {
-      if ((rank == doomed) != (pass == 1)) continue;
-      int status = 0;
-      ASSERT_EQ(::waitpid(pids[static_cast<std::size_t>(rank)], &status, 0), pids[static_cast<std::size_t>(rank)]);
-      if (rank == doomed)
-        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "rank " << rank;
-      else
-        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
-    }
-}
-
-/// Whether `action` throws an E whose text has all of `parts`; says what is wrong if not.
-template <class E, class Action>
-bool throws(Action&& action, const std::vector<std::string>& parts) {
-  try {
-    action();
-  } catch (const E& error) {
-    for (const std::string& part : parts)
-      if (std::string(error.what()).find(part) == std::string::npos) {
-        std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), error.what());
-        return false;
-      }
-    return true;
-  }
-  std::fprintf(stderr, "nothing was thrown\n");
-  return false;
+void on_one_host(int size, const std::function<bool(ProcessGroup&)>& body, int doomed = -1,
+                 Clock::duration timeout = 20s) {
+  on_processes({.hosts = std::string(static_cast<std::size_t>(size), 'a'), .doomed = doomed, .alarm_seconds = 30},
+               [&](const World& world) {
+                 const auto group = make_shm_group(make_tcp_store(world, Deadline::after_seconds(20)), timeout);
+                 return body(*group);
+               });
 }
 
 TEST(Shm, SumsOnForkedRanks) {
-  on_ranks(4, [](ProcessGroup& group) {
+  on_one_host(4, [](ProcessGroup& group) {
     const auto arena = group.allocate(4 << 20);
     const Region region{arena.get(), 0, 1 << 20, DType::kI32};
     for (std::int32_t round = 1; round < 4; ++round) {
@@ -115,7 +58,7 @@ TEST(Shm, SumsOnForkedRanks) {
 TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
   for (const std::size_t count : {1u, 1u << 20})
     for (const auto delay : {0ms, 300ms})
-      on_ranks(
+      on_one_host(
           3,
           [&](ProcessGroup& group) {
             const auto arena = group.allocate(4 << 20);
@@ -142,7 +85,7 @@ TEST(Shm, ARankThatDiesIsNamedWithinASecond) {
 // A caller that never waits notices it as well.
 TEST(Shm, ARankThatDiesIsNamedToThoseWhoOnlyPoll) {
   for (const bool asks : {false, true})
-    on_ranks(
+    on_one_host(
         3,
         [&](ProcessGroup& group) {
           group.barrier().wait_host();
@@ -164,7 +107,7 @@ TEST(Shm, ARankThatDiesIsNamedToThoseWhoOnlyPoll) {
 }
 
 TEST(Shm, WhatARankDidBeforeItEndedCounts) {
-  on_ranks(2, [](ProcessGroup& group) {
+  on_one_host(2, [](ProcessGroup& group) {
     const auto arena = group.allocate(64);
     arena->view<std::int64_t>(0, 1)[0] = group.rank() + 1;
     const Region region{arena.get(), 0, 1, DType::kI64};
@@ -179,7 +122,7 @@ TEST(Shm, WhatARankDidBeforeItEndedCounts) {
 }
 
 TEST(Shm, ATimeoutTellsWhereTheOthersAre) {
-  on_ranks(
+  on_one_host(
       3,
       [](ProcessGroup& group) {
         const auto arena = group.allocate(1 << 20);
@@ -198,7 +141,7 @@ TEST(Shm, ATimeoutTellsWhereTheOthersAre) {
 }
 
 TEST(Shm, AnAllocationThatOnlyOneRankMakes) {
-  on_ranks(2, [](ProcessGroup& group) {
+  on_one_host(2, [](ProcessGroup& group) {
     if (group.rank() == 0)
       return throws<OutOfStepError>([&] { group.allocate(100); }, {"this rank is in an allocation"});
     return throws<OutOfStepError>([&] { group.barrier().wait_host(); }, {"rank 0 (host ", "is in an allocation"});
@@ -206,7 +149,7 @@ TEST(Shm, AnAllocationThatOnlyOneRankMakes) {
 }
 
 TEST(Shm, ArenasMustBeTheSame) {
-  on_ranks(2, [](ProcessGroup& group) {
+  on_one_host(2, [](ProcessGroup& group) {
     const auto a = group.allocate(100'000), b = group.allocate(100'000);
     const Region region{group.rank() == 0 ? a.get() : b.get(), 0, 25'000, DType::kF32};
     return throws<OutOfStepError>([&] { group.all_reduce(region, ReduceOp::kSum).wait_host(); },
@@ -216,7 +159,7 @@ TEST(Shm, ArenasMustBeTheSame) {
 
 // One rank gets no memory: all say so, and remain in step.
 TEST(Shm, NoMemoryOnOneRank) {
-  on_ranks(3, [](ProcessGroup& group) {
+  on_one_host(3, [](ProcessGroup& group) {
     bool well = false;
     if (group.rank() == 1) {
       std::size_t pages = 0;
@@ -237,7 +180,7 @@ TEST(Shm, NoMemoryOnOneRank) {
 }
 
 TEST(Shm, MoreThanTheMachineHas) {
-  on_ranks(2, [](ProcessGroup& group) {
+  on_one_host(2, [](ProcessGroup& group) {
     const std::size_t bytes = std::size_t{1} << 50;
     if (group.rank() == 0)
       return throws<DeviceError>([&] { group.allocate(bytes); }, {"not enough memory: 2 ranks ask for ", " are free"});
@@ -258,7 +201,7 @@ TEST(Shm, TheRoomThatIsThere) {
 }
 
 TEST(Shm, NoAllocationsInTheSteadyState) {
-  on_ranks(2, [](ProcessGroup& group) {
+  on_one_host(2, [](ProcessGroup& group) {
     const auto arena = group.allocate(1 << 20);
     const auto step = [&] {
       std::array<Work, 20> works;
@@ -269,9 +212,9 @@ TEST(Shm, NoAllocationsInTheSteadyState) {
       group.barrier().wait_host();
     };
     for (int i = 0; i < 5; ++i) step();
-    const std::size_t before = t_allocations;
+    const std::size_t before = testing::thread_allocations();
     for (int i = 0; i < 200; ++i) step();
-    return t_allocations == before;
+    return testing::thread_allocations() == before;
   });
 }
 

@@ -9,13 +9,13 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
-                             OpKind::kBarrier};
+constexpr OpKind kAllKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast,
+                                OpKind::kBarrier};
 
 TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
   for (const int bound : {32767, 65535, 8388607, 268435455, INT_MAX}) {
     const TagLayout tags(bound);
-    for (const OpKind kind : kKinds)
+    for (const OpKind kind : kAllKinds)
       for (const DType dtype : reference::kDTypes)
         for (const ReduceOp reduce : reference::kReduceOps)
           for (std::uint32_t phase = 0; phase < 2; ++phase)

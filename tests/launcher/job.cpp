@@ -202,4 +202,25 @@ std::string Job::leftovers_at(Deadline deadline) const {
   }
 }
 
+std::vector<std::string> sh(const std::string& flags, const std::string& script) {
+  std::vector<std::string> arguments = split(flags, ' ');
+  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
+    arguments.push_back(word);
+  return arguments;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  auto lines = split(text, '\n');
+  lines.pop_back();
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
 }  // namespace lockstep::launcher

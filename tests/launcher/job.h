@@ -71,4 +71,12 @@ class Job {
   std::vector<std::string> shm_before_;
 };
 
+/// The launcher's arguments for `flags`, words with one space between them, and a shell's script.
+std::vector<std::string> sh(const std::string& flags, const std::string& script);
+/// A script that says so and waits.
+inline constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
+
+std::string first_line(const std::string& path);
+std::vector<std::string> sorted_lines(const std::string& text);
+
 }  // namespace lockstep::launcher

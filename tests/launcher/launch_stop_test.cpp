@@ -27,11 +27,8 @@ std::string saves_in(const std::string& pieces_of_10_ms) {
          "trap told TERM\necho ready\nwhile :; do sleep 0.01; done\n";
 }
 
-std::vector<std::string> sh(const std::string& flags, const std::string& script) {
-  std::vector<std::string> arguments = split(flags, ' ');
-  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), kReport + script})
-    arguments.push_back(word);
-  return arguments;
+std::vector<std::string> reporting(const std::string& flags, const std::string& script) {
+  return sh(flags, kReport + script);
 }
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -44,7 +41,7 @@ void expect_both_ready(const Job& job) { ASSERT_TRUE(job.says("[0] ready") && jo
 
 // `timeout` signals the launcher, and then its group, in which it is too.
 TEST(StopTest, TheSameSignalTwiceAtOnceIsOneRequest) {
-  Job job(sh("-n 2", saves_in("40")));
+  Job job(reporting("-n 2", saves_in("40")));
   expect_both_ready(job);
   job.send(SIGTERM);
   std::this_thread::sleep_for(Millis(50));
@@ -57,7 +54,7 @@ TEST(StopTest, TheSameSignalTwiceAtOnceIsOneRequest) {
 // As schedulers do that know the processes of a job.
 TEST(StopTest, AllProcessesOfAJobMayGetTheSignal) {
   for (const bool launcher_last : {false, true}) {
-    Job job(sh("-n 2 --grace-seconds 20", saves_in("150")));
+    Job job(reporting("-n 2 --grace-seconds 20", saves_in("150")));
     expect_both_ready(job);
     if (!launcher_last) job.send(SIGTERM);
     for (const auto& process : job.processes())
@@ -71,9 +68,9 @@ TEST(StopTest, AllProcessesOfAJobMayGetTheSignal) {
 }
 
 TEST(StopTest, RanksThatSaveACheckpointGetLongerAndItIsSaid) {
-  Job job(sh("-n 2",
-             "report defers 0\ntold() { sleep 2; report saving 'the checkpoint of step 7'; sleep 1; report "
-             "saved; exit 75; }\ntrap told TERM\necho ready\nwhile :; do sleep 0.01; done\n"));
+  Job job(reporting("-n 2",
+                    "report defers 0\ntold() { sleep 2; report saving 'the checkpoint of step 7'; sleep 1; report "
+                    "saved; exit 75; }\ntrap told TERM\necho ready\nwhile :; do sleep 0.01; done\n"));
   expect_both_ready(job);
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 75) << job.err();
@@ -84,7 +81,8 @@ TEST(StopTest, RanksThatSaveACheckpointGetLongerAndItIsSaid) {
 }
 
 TEST(StopTest, WhatIsLostAtTheEndOfTheGraceIsSaid) {
-  Job job(sh("-n 2 --grace-seconds 1", "report defers 0; trap '' TERM; echo ready; while :; do sleep 0.01; done"));
+  Job job(
+      reporting("-n 2 --grace-seconds 1", "report defers 0; trap '' TERM; echo ready; while :; do sleep 0.01; done"));
   expect_both_ready(job);
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 143);
@@ -93,10 +91,10 @@ TEST(StopTest, WhatIsLostAtTheEndOfTheGraceIsSaid) {
 }
 
 TEST(StopTest, AFailureWaitsForWhatIsBeingWritten) {
-  Job job(sh("-n 2",
-             "[ $OMPI_COMM_WORLD_RANK = 1 ] && { until [ -e $TMPDIR/../go ]; do sleep 0.01; done; exit 3; }\n"
-             "report saving 'the checkpoint of step 7'; trap '' TERM; : > $TMPDIR/../go; sleep 3; report saved; "
-             "echo saved; exit 4"));
+  Job job(reporting("-n 2",
+                    "[ $OMPI_COMM_WORLD_RANK = 1 ] && { until [ -e $TMPDIR/../go ]; do sleep 0.01; done; exit 3; }\n"
+                    "report saving 'the checkpoint of step 7'; trap '' TERM; : > $TMPDIR/../go; sleep 3; report saved; "
+                    "echo saved; exit 4"));
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(job.out(), HasSubstr("[0] saved"));
   EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2"));
@@ -104,15 +102,15 @@ TEST(StopTest, AFailureWaitsForWhatIsBeingWritten) {
 
 // A rank that computes and waits for nobody has nothing to report; a failure elsewhere ends it soon.
 TEST(StopTest, AFailureDoesNotWaitForStepsThatCannotEnd) {
-  Job job(
-      sh("-n 2", "report defers 1000; trap '' TERM; echo ready; [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 3; sleep 1000"));
+  Job job(reporting(
+      "-n 2", "report defers 1000; trap '' TERM; echo ready; [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 3; sleep 1000"));
   EXPECT_EQ(job.wait(Deadline::after_seconds(20)), 3) << job.err();
 }
 
 TEST(StopTest, AStoppedRankIsNamed) {
-  Job job(sh("-n 2",
-             "[ $OMPI_COMM_WORLD_RANK = 1 ] && { kill -STOP $$; exit 0; }\n"
-             "until [ -e $TMPDIR/../go ]; do sleep 0.01; done; report missing 1; exit 5"));
+  Job job(reporting("-n 2",
+                    "[ $OMPI_COMM_WORLD_RANK = 1 ] && { kill -STOP $$; exit 0; }\n"
+                    "until [ -e $TMPDIR/../go ]; do sleep 0.01; done; report missing 1; exit 5"));
   ASSERT_TRUE(job.says("was stopped by SIGSTOP")) << job.err();
   std::ofstream(job.directory() + "/go") << "";
   EXPECT_EQ(job.wait(), 5);
@@ -123,9 +121,9 @@ TEST(StopTest, AStoppedRankIsNamed) {
 }
 
 TEST(StopTest, AStopReachesARankThatIsStopped) {
-  Job job(sh("-n 2",
-             "report defers 0; trap 'exit 75' TERM; echo ready; [ $OMPI_COMM_WORLD_RANK = 0 ] && kill -STOP $$; "
-             "while :; do sleep 0.01; done"));
+  Job job(reporting("-n 2",
+                    "report defers 0; trap 'exit 75' TERM; echo ready; [ $OMPI_COMM_WORLD_RANK = 0 ] && kill -STOP $$; "
+                    "while :; do sleep 0.01; done"));
   expect_both_ready(job);
   ASSERT_TRUE(job.says("was stopped by SIGSTOP")) << job.err();
   job.send(SIGTERM);
@@ -133,7 +131,7 @@ TEST(StopTest, AStopReachesARankThatIsStopped) {
 }
 
 TEST(StopTest, AUsageErrorIsSaidOnce) {
-  Job job(sh("-n 3", "report usage 'no model nosuch'; exit 2"));
+  Job job(reporting("-n 3", "report usage 'no model nosuch'; exit 2"));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_EQ(count(job.err(), "no model nosuch"), 1u) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("] error: no model nosuch\n"));
@@ -141,7 +139,7 @@ TEST(StopTest, AUsageErrorIsSaidOnce) {
 }
 
 TEST(StopTest, DataOnStdoutHasNoPrefix) {
-  Job job(sh("-n 2", "[ $OMPI_COMM_WORLD_RANK = 0 ] && report data; echo \"{}\"; echo note >&2"));
+  Job job(reporting("-n 2", "[ $OMPI_COMM_WORLD_RANK = 0 ] && report data; echo \"{}\"; echo note >&2"));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.out(), AllOf(HasSubstr("[1] {}\n"), testing::ContainsRegex("(^|\n)\\{\\}\n")));
   EXPECT_THAT(job.err(), HasSubstr("[0] note\n"));
@@ -149,8 +147,9 @@ TEST(StopTest, DataOnStdoutHasNoPrefix) {
 
 // Descriptors that no launcher has given are left alone.
 TEST(StopTest, ForeignBytesInPlaceOfReportsAreDropped) {
-  Job job(sh("-n 1", LAUNCHER_TOOL " report garbage; LOCKSTEP_STATUS=1:2:3 report usage lost; LOCKSTEP_STATUS=x report "
-                                   "usage lost; echo still here"));
+  Job job(reporting("-n 1",
+                    LAUNCHER_TOOL " report garbage; LOCKSTEP_STATUS=1:2:3 report usage lost; LOCKSTEP_STATUS=x report "
+                                  "usage lost; echo still here"));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(job.out(), "[0] still here\n");
   EXPECT_EQ(job.err(), "");
@@ -160,9 +159,9 @@ TEST(StopTest, ForeignBytesInPlaceOfReportsAreDropped) {
 TEST(StopTest, AStopDoesNotWaitForAReader) {
   const std::string directory = make_test_directory();
   const std::string blocked = fmt::format("mkfifo {0}/pipe; exec 9<>{0}/pipe; exec \"$0\" \"$@\" >{0}/pipe", directory);
-  Job job(sh("-n 2",
-             "report defers 0; trap 'echo saved >&2; exit 75' TERM\necho ready >&2\n"
-             "while :; do head -c 100000 /dev/zero | tr '\\0' x; echo; done"),
+  Job job(reporting("-n 2",
+                    "report defers 0; trap 'echo saved >&2; exit 75' TERM\necho ready >&2\n"
+                    "while :; do head -c 100000 /dev/zero | tr '\\0' x; echo; done"),
           {.prefix = {"/bin/sh", "-c", blocked}, .directory = directory});
   expect_both_ready(job);
   std::this_thread::sleep_for(Millis(500));
@@ -179,7 +178,7 @@ TEST(StopTest, WithoutAReaderTheJobEndsAsAProgramWould) {
   for (const std::string script :
        {"trap 'exit 75' TERM; while :; do echo line; sleep 0.01; done", "echo line; exit 0"}) {
     std::filesystem::remove(directory + "/pipe");
-    Job job(sh("-n 2", script), {.prefix = {"/bin/sh", "-c", unread}});
+    Job job(reporting("-n 2", script), {.prefix = {"/bin/sh", "-c", unread}});
     EXPECT_EQ(job.wait(), 128 + SIGPIPE) << job.err();
     EXPECT_THAT(job.err(), HasSubstr("nobody reads standard output any more"));
     EXPECT_EQ(job.leftovers(), "");

@@ -22,20 +22,6 @@ using ::testing::HasSubstr;
 
 const std::string kRankIs1 = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
 
-std::vector<std::string> sh(const std::string& flags, const std::string& script) {
-  std::vector<std::string> arguments = split(flags, ' ');
-  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
-    arguments.push_back(word);
-  return arguments;
-}
-
-std::vector<std::string> sorted_lines(const std::string& text) {
-  auto lines = split(text, '\n');
-  lines.pop_back();
-  std::sort(lines.begin(), lines.end());
-  return lines;
-}
-
 /// The addresses at which `pid` listens, as the kernel writes them in hexadecimal.
 std::vector<std::string> listens_at(pid_t pid) {
   std::vector<std::string> inodes, addresses;

@@ -13,9 +13,7 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-double at(const Tensor& t, std::int64_t i) { return static_cast<double>(t.f32()[i]); }
-
-void expect_close(const std::vector<double>& expected, const Tensor& actual) {
+void expect_within(const std::vector<double>& expected, const Tensor& actual) {
   ASSERT_EQ(static_cast<std::int64_t>(expected.size()), actual.count());
   for (std::size_t i = 0; i < expected.size(); ++i)
     ASSERT_NEAR(expected[i], at(actual, static_cast<std::int64_t>(i)), 2e-5) << "element " << i;
@@ -94,9 +92,9 @@ TEST_P(AttentionDropoutTest, IsThatOfPlainLoops) {
     }
     const Tensor got = unset(dy.shape()), log_sums = unset({kBatch, kHeads, tokens}), gradients = unset(qkv.shape());
     backend->attention().forward(qkv, kHeads, drop, got, log_sums);
-    expect_close(y, got);
+    expect_within(y, got);
     backend->attention().backward(qkv, kHeads, drop, got, log_sums, dy, gradients);
-    expect_close(dqkv, gradients);
+    expect_within(dqkv, gradients);
   }
 }
 

@@ -13,8 +13,6 @@ using namespace lockstep::nn::testing;
 
 constexpr std::int64_t kSizes[] = {1, 3, 7, 17, 33};
 
-double at(const Tensor& t, std::int64_t i) { return static_cast<double>(t.f32()[i]); }
-
 // Relative to the largest value, at least 1: all compared values are sums of products of numbers up to 1.
 void expect_close(const std::vector<double>& expected, const Tensor& actual, double tolerance = 2e-5) {
   ASSERT_EQ(static_cast<std::int64_t>(expected.size()), actual.count());

@@ -30,8 +30,8 @@ struct Sizes {
   std::string text() const { return fmt::format("[{}, {}, {}] to {}", batch, steps, inputs, width); }
 };
 // Around a panel of 32 features, tiles of 8 rows and 256 inputs; one step, one sample, one of everything, and none.
-const Sizes kSizes[] = {{1, 1, 1, 1},  {2, 3, 5, 7},  {3, 4, 6, 31},  {1, 5, 4, 32},  {9, 2, 3, 33},
-                        {4, 1, 9, 17}, {8, 3, 7, 64}, {17, 2, 5, 40}, {2, 2, 3, 270}, {0, 3, 5, 8}};
+const Sizes kLstmSizes[] = {{1, 1, 1, 1},  {2, 3, 5, 7},  {3, 4, 6, 31},  {1, 5, 4, 32},  {9, 2, 3, 33},
+                            {4, 1, 9, 17}, {8, 3, 7, 64}, {17, 2, 5, 40}, {2, 2, 3, 270}, {0, 3, 5, 8}};
 
 // Everything of a layer: forward, and the gradients of Σ dy y.
 struct Reference {
@@ -144,7 +144,7 @@ class Lstm : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Lstm, IsThatOfAPlainLoop) {
-  for (const Sizes& s : kSizes)
+  for (const Sizes& s : kLstmSizes)
     for (const bool begins : {false, true}) {
       SCOPED_TRACE(s.text());
       const LstmWeights weights = weights_for(s);

@@ -171,14 +171,14 @@ TEST_F(Misuse, AModuleThatEndsBeforeItsOptimizer) {
   EXPECT_THAT(refusal_of([&] { optimizer->zero_grad(); }), HasSubstr("weight is no longer there"));
 }
 
-struct Listener final : BackwardListener {
+struct OwnListener final : BackwardListener {
   void backward_begins() override {}
   void node_walked() override {}
   void backward_ended() override {}
 };
 
 TEST_F(Misuse, AListenerThatEndsBeforeBackward) {
-  std::optional<Listener> listener(std::in_place);
+  std::optional<OwnListener> listener(std::in_place);
   const Loss loss = loss_of(layer->forward(tape, tape.input(x)));
   tape.set_listener(&*listener);
   EXPECT_EQ(tape.listener(), &*listener);

@@ -13,7 +13,7 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-constexpr std::int64_t kSizes[] = {1, 7, 40000};  // the last is split over threads
+constexpr std::int64_t kCounts[] = {1, 7, 40000};  // the last is split over threads
 
 // torch.optim.SGD with dampening 0 and maximize off.
 struct SgdReference {
@@ -67,7 +67,7 @@ std::vector<double> doubles(const Tensor& tensor) {
 template <class Make, class Reference>
 void expect_follows(const Make& make, const Reference& reference, double tolerance) {
   const auto backend = make_cpu_backend(2);
-  for (const std::int64_t size : kSizes) {
+  for (const std::int64_t size : kCounts) {
     Parameter first(*backend, {size}), second(*backend, {3});
     std::vector<NamedParameter> named = {{"first", &first}, {"second", &second}};
     std::vector<Reference> references(2, reference);

@@ -233,7 +233,7 @@ TEST_F(TapeTest, TheHookRunsAfterEveryNode) {
   EXPECT_EQ(calls, 3);  // linear, relu, loss
 }
 
-struct Listener final : BackwardListener {
+struct Listens final : BackwardListener {
   void backward_begins() override { told += 'b'; }
   void node_walked() override { told += 'n'; }
   void backward_ended() override { told += 'e'; }
@@ -242,7 +242,7 @@ struct Listener final : BackwardListener {
 
 TEST_F(TapeTest, AListenerHearsOfOneBackward) {
   const auto w = parameter({4, 4}, 3);
-  Listener listener;
+  Listens listener;
   const auto pass = [&] { return loss_of(linear(tape, tape.input(x), *w, nullptr)).value; };
   tape.set_listener(&listener);
   tape.backward(pass());

@@ -35,6 +35,9 @@ inline Tensor random_halves(Backend& backend, const Shape& shape, std::uint64_t 
   return tensor_of(backend, shape, values);
 }
 
+inline std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
+inline double at(const Tensor& t, std::int64_t i) { return static_cast<double>(t.f32()[i]); }
+
 /// A shuffle of values that lie 0.1 apart, none of them within 0.05 of 0.
 inline Tensor shuffled_grid(Backend& backend, const Shape& shape, std::uint64_t seed) {
   std::vector<float> values(static_cast<std::size_t>(shape.count()));

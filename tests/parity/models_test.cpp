@@ -15,7 +15,7 @@
 namespace lockstep::parity {
 namespace {
 
-constexpr int kSteps = 3;
+constexpr int kModelSteps = 3;
 
 // MODELS in make_models.py.
 struct Example {
@@ -89,7 +89,7 @@ class Models : public ::testing::TestWithParam<Example> {
     const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra(rule + "/moved"))[0]);
     for (const auto& tensor : nn::state_of(module)) {
       if (tensor.dtype == DType::kI64) {
-        EXPECT_EQ(elements<std::int64_t>(tensor)[0], kSteps) << tensor.name;
+        EXPECT_EQ(elements<std::int64_t>(tensor)[0], kModelSteps) << tensor.name;
         continue;
       }
       const auto before = initial(case_, tensor.name, tensor.shape, example_.norm_bias);
@@ -103,7 +103,7 @@ class Models : public ::testing::TestWithParam<Example> {
       }
       const bool statistic = tensor.name.ends_with("running_mean") || tensor.name.ends_with("running_var");
       const double within = statistic ? std::min(kGradients, kOutputs * largest / furthest) : tolerance;
-      golden_.expect(rule + "/moved/" + tensor.name, moved, within, 2 * kSteps * 0x1p-24 * largest);
+      golden_.expect(rule + "/moved/" + tensor.name, moved, within, 2 * kModelSteps * 0x1p-24 * largest);
     }
   }
 
@@ -115,7 +115,7 @@ class Models : public ::testing::TestWithParam<Example> {
     std::iota(all.begin(), all.end(), std::size_t{0});
     nn::Tape tape(*backend_);
     const std::string name = rule.name;
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kModelSteps; ++step) {
       tape.reset();
       for (const auto& named : parameters) named.parameter->forget_gradient();
       const nn::Var logits = module->forward(tape, input(tape, step));

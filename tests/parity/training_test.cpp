@@ -14,7 +14,7 @@
 namespace lockstep::parity {
 namespace {
 
-constexpr int kSteps = 20;
+constexpr int kTrainingSteps = 20;
 
 using MakeOptimizer = std::function<std::unique_ptr<nn::Optimizer>(std::vector<nn::NamedParameter>)>;
 
@@ -65,11 +65,11 @@ class Optimizers : public ::testing::Test {
       const auto values = initial("optimizers", key, {shape.dims().begin(), shape.dims().end()});
       backend_->upload(std::as_bytes(std::span(values)), owned.back()->value());
     }
-    const auto rates = uniform("rates", kSteps, -5, 0.0625);
+    const auto rates = uniform("rates", kTrainingSteps, -5, 0.0625);
     const auto optimizer = make(named);
     const std::array<std::size_t, 3> indices = {2, 0, 1};
     double worst = 0.0;
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kTrainingSteps; ++step) {
       for (const auto& [key, parameter] : named) {
         const auto gradient =
             uniform(key + "/gradient/" + std::to_string(step), parameter->value().count(), step % 3 == 2 ? -3 : 0);
@@ -139,14 +139,14 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     double lr, min_lr;
   };
   const Case cases[] = {
-      {"constant", Schedule::kConstant, 0, kSteps, 0.1, 0},
-      {"constant-warmup-5", Schedule::kConstant, 5, kSteps, 0.1, 0},
-      {"cosine", Schedule::kCosine, 0, kSteps, 0.3, 0},
-      {"cosine-min", Schedule::kCosine, 0, kSteps, 0.3, 0.02},
-      {"cosine-warmup-5-min", Schedule::kCosine, 5, kSteps, 0.3, 0.01},
-      {"cosine-warmup-2", Schedule::kCosine, 2, kSteps, 1.5, 0},
+      {"constant", Schedule::kConstant, 0, kTrainingSteps, 0.1, 0},
+      {"constant-warmup-5", Schedule::kConstant, 5, kTrainingSteps, 0.1, 0},
+      {"cosine", Schedule::kCosine, 0, kTrainingSteps, 0.3, 0},
+      {"cosine-min", Schedule::kCosine, 0, kTrainingSteps, 0.3, 0.02},
+      {"cosine-warmup-5-min", Schedule::kCosine, 5, kTrainingSteps, 0.3, 0.01},
+      {"cosine-warmup-2", Schedule::kCosine, 2, kTrainingSteps, 1.5, 0},
       {"step-of-18", Schedule::kStep, 0, 18, 0.5, 0},
-      {"step-warmup-5", Schedule::kStep, 5, kSteps, 0.5, 0},
+      {"step-warmup-5", Schedule::kStep, 5, kTrainingSteps, 0.5, 0},
   };
   const Golden golden("schedules");
   for (const Case& c : cases) {
@@ -157,7 +157,7 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     config.min_lr = c.min_lr;
     const trainer::LearningRate rate(config, c.steps);
     const auto expected = elements<double>(golden.extra(c.name));
-    ASSERT_EQ(expected.size(), static_cast<std::size_t>(kSteps));
+    ASSERT_EQ(expected.size(), static_cast<std::size_t>(kTrainingSteps));
     for (std::int64_t step = 0; step < c.steps; ++step)
       EXPECT_NEAR(rate.at(step), expected[static_cast<std::size_t>(step)], 1e-12 * c.lr) << c.name << ", step " << step;
   }

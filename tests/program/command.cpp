@@ -8,17 +8,6 @@
 #include <stdexcept>
 
 namespace lockstep::testing {
-namespace {
-
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-}  // namespace
-
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds) {
   const auto bin = std::filesystem::path(LOCKSTEP_PROGRAM).parent_path();
   const std::string shell = "cd '" + directory.string() + "' && PATH='" + bin.string() +
@@ -28,9 +17,15 @@ Outcome run(const std::string& line, const std::filesystem::path& directory, int
   const int status = std::system(shell.c_str());
   Outcome outcome;
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  outcome.out = content_of(directory / ".out");
-  outcome.err = content_of(directory / ".err");
+  outcome.out = read_file(directory / ".out");
+  outcome.err = read_file(directory / ".err");
   return outcome;
+}
+
+std::string big_endian(std::uint32_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

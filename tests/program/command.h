@@ -1,6 +1,7 @@
 // Runs a command and keeps what it said.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ struct Outcome {
 /// Runs `line` in a shell, stdin empty, in `directory`; ends it after `seconds`. `lockstep` in the line is the program
 /// under test. It sees no GPU, on machines that have some neither: CUDA_VISIBLE_DEVICES is empty.
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60);
+
+/// As IDX files have numbers.
+std::string big_endian(std::uint32_t value);
 
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);

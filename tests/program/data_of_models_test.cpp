@@ -53,12 +53,6 @@ std::vector<Kind> kinds() {
           {"tokens", "tokens:tokens.bin", ""}};
 }
 
-std::string big_endian(std::uint32_t value) {
-  std::string bytes;
-  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
-}
-
 class DataOfModels : public ::testing::Test {
  protected:
   DataOfModels() {

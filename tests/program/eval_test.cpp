@@ -22,12 +22,6 @@ using ::testing::HasSubstr;
 
 constexpr int kClasses = 8, kTrained = 30, kJudged = 15;  // of patches; images of a class
 
-std::string big_endian(std::uint32_t value) {
-  std::string bytes;
-  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
-  return bytes;
-}
-
 // 8 × 8 pixels of RGB.
 std::string png(const std::string& pixels) {
   const auto chunk = [](const std::string& kind, const std::string& data) {

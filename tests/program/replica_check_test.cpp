@@ -30,16 +30,9 @@ constexpr const char* kTrain =
     "lockstep train mlp --data digits --hidden 24 --batch 4 --optimizer sgd --lr 1e-30 --momentum 0 --weight-decay 0 "
     "--eval-every 0 --quiet";
 
-std::string content_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 /// The first bytes of the first tensor of a file of weights: after 8 bytes of length and the header.
 std::string first_bytes_of(const std::filesystem::path& weights) {
-  const std::string file = content_of(weights);
+  const std::string file = read_file(weights);
   std::uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof header);
   return file.substr(sizeof header + header, 64);
@@ -135,18 +128,18 @@ TEST_F(ReplicaCheck, BeforeACheckpointIsTaken) {
   expect_end(said, " on rank 0 differs from that of the other 2 ranks");
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
     if (entry.is_regular_file()) {
-      EXPECT_THAT(content_of(entry.path()), Not(HasSubstr(after_))) << entry.path();
+      EXPECT_THAT(read_file(entry.path()), Not(HasSubstr(after_))) << entry.path();
     }
   EXPECT_FALSE(std::filesystem::exists(directory_.path() / "after.safetensors"));
 }
 
 TEST_F(ReplicaCheck, BeforeWeightsAreSaved) {
   const std::string said = train_with_altered(1, "--steps 20000 --metrics m.jsonl --save after.safetensors", [&] {
-    return lines_of(content_of(directory_.path() / "m.jsonl")).size() > 10;
+    return lines_of(read_file(directory_.path() / "m.jsonl")).size() > 10;
   });
   expect_end(said, " on rank 1 differs from that of the other 2 ranks");
   EXPECT_FALSE(std::filesystem::exists(directory_.path() / "after.safetensors"));
-  EXPECT_THAT(content_of(directory_.path() / "m.jsonl"), Not(HasSubstr("\"final\"")));
+  EXPECT_THAT(read_file(directory_.path() / "m.jsonl"), Not(HasSubstr("\"final\"")));
 }
 
 }  // namespace

@@ -206,7 +206,7 @@ TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
   EXPECT_FALSE(inapplicable(config, "encrypt"));
 }
 
-std::string refusal(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
+std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
   try {
     check_kind(config, kind, why);
   } catch (const UsageError& error) {
@@ -217,26 +217,26 @@ std::string refusal(const TrainConfig& config, DeviceKind kind, const std::strin
 }
 
 TEST(TrainConfig, WhatADeviceDoesNotDo) {
-  for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal(good(), kind), "");
+  for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal_of(good(), kind), "");
   auto config = good();
   config.backend = Backend::kNccl;
-  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
-  EXPECT_EQ(refusal(config, DeviceKind::kCpu, "no driver"),
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCpu, "no driver"),
             "--backend nccl adds up what is on GPUs, and this run is on the CPU (no driver)");
   config.backend = Backend::kMpi;
-  EXPECT_EQ(refusal(config, DeviceKind::kCpu), "");
-  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");
   config.backend = Backend::kShm;
-  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "--backend shm on GPUs: gradients on a GPU travel over NCCL");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend shm on GPUs: gradients on a GPU travel over NCCL");
   config = good();
   config.precision = Precision::kBF16;
-  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
-  EXPECT_EQ(refusal(config, DeviceKind::kCpu),
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCpu),
             "bf16 is computed on GPUs only, in this version, and this run is on the CPU");
   config = good();
   config.tf32 = true;
-  EXPECT_EQ(refusal(config, DeviceKind::kCuda), "");
-  EXPECT_EQ(refusal(config, DeviceKind::kCpu), "--tf32 is for GPUs, and this run is on the CPU");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
+  EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "--tf32 is for GPUs, and this run is on the CPU");
 }
 
 // What the ranks compare: a field that changes numbers and is not described would let ranks drift apart unnoticed.

@@ -15,13 +15,13 @@ using lockstep::testing::group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Case {
+struct EstimateCase {
   std::string model, data;
   std::int64_t batch;
 };
-void PrintTo(const Case& c, std::ostream* to) { *to << c.model << " at " << c.batch; }
+void PrintTo(const EstimateCase& c, std::ostream* to) { *to << c.model << " at " << c.batch; }
 
-class Estimate : public ::testing::TestWithParam<Case> {
+class Estimate : public ::testing::TestWithParam<EstimateCase> {
  protected:
   Estimate() {
     config.model.name = GetParam().model;
@@ -93,14 +93,18 @@ TEST_P(Estimate, IsWhatAnEvaluationTakesAtLeast) {
   EXPECT_GT(needs.host.activations, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, Estimate,
-    ::testing::Values(Case{"linear", "random:5,100", 32}, Case{"mlp", "digits", 1}, Case{"mlp", "digits", 256},
-                      Case{"cnn", "digits", 1}, Case{"cnn", "digits", 200}, Case{"lstm", "digits", 64},
-                      Case{"lstm", "random:tokens,64", 8}, Case{"resnet18-cifar", "random:3x32x32,64", 2},
-                      Case{"resnet18-cifar", "random:3x32x32,64", 8}, Case{"resnet18", "random:3x64x64,64", 4},
-                      Case{"resnet50", "random:3x64x64,64", 4}, Case{"gpt", "random:tokens,64", 1},
-                      Case{"gpt", "random:tokens,64", 16}, Case{"gpt2", "random:tokens,64", 2}));
+INSTANTIATE_TEST_SUITE_P(Models, Estimate,
+                         ::testing::Values(EstimateCase{"linear", "random:5,100", 32}, EstimateCase{"mlp", "digits", 1},
+                                           EstimateCase{"mlp", "digits", 256}, EstimateCase{"cnn", "digits", 1},
+                                           EstimateCase{"cnn", "digits", 200}, EstimateCase{"lstm", "digits", 64},
+                                           EstimateCase{"lstm", "random:tokens,64", 8},
+                                           EstimateCase{"resnet18-cifar", "random:3x32x32,64", 2},
+                                           EstimateCase{"resnet18-cifar", "random:3x32x32,64", 8},
+                                           EstimateCase{"resnet18", "random:3x64x64,64", 4},
+                                           EstimateCase{"resnet50", "random:3x64x64,64", 4},
+                                           EstimateCase{"gpt", "random:tokens,64", 1},
+                                           EstimateCase{"gpt", "random:tokens,64", 16},
+                                           EstimateCase{"gpt2", "random:tokens,64", 2}));
 
 class EstimateOf : public ::testing::Test {
  protected:

@@ -34,8 +34,8 @@ Samples samples(std::uint64_t first, std::uint64_t count) {
   return made;
 }
 
-struct Trainee {
-  explicit Trainee(const std::string& name, std::uint64_t seed)
+struct ReplicaTrainee {
+  explicit ReplicaTrainee(const std::string& name, std::uint64_t seed)
       : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
     module = nn::make_model(context, {.name = name,
                                       .sample_shape = {kSide, kSide, 1},
@@ -58,17 +58,17 @@ struct Trainee {
   std::optional<nn::Tape> tape;
 };
 
-struct Case {
+struct ReplicaCase {
   std::string model;
   std::size_t bucket_bytes;
 };
 
-class ReplicaTest : public ::testing::TestWithParam<Case> {};
+class ReplicaTest : public ::testing::TestWithParam<ReplicaCase> {};
 
 TEST_P(ReplicaTest, TrainsAsOneProcessOnTheGlobalBatchWould) {
   // Rank r starts from seed r + 1: the broadcast from rank 0 must make them equal to `alone`, which has seed 1.
-  Trainee mine(GetParam().model, static_cast<std::uint64_t>(group().rank()) + 1);
-  Trainee alone(GetParam().model, 1);
+  ReplicaTrainee mine(GetParam().model, static_cast<std::uint64_t>(group().rank()) + 1);
+  ReplicaTrainee alone(GetParam().model, 1);
   Replica replica(group(), *mine.backend, *mine.module,
                   {.first_bytes = GetParam().bucket_bytes, .bytes = GetParam().bucket_bytes});
   const auto reference = alone.module->named_parameters();
@@ -126,8 +126,9 @@ TEST_P(ReplicaTest, TrainsAsOneProcessOnTheGlobalBatchWould) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ReplicaTest,
-                         ::testing::Values(Case{"cnn", 300}, Case{"cnn", std::size_t{1} << 20}, Case{"mlp", 300},
-                                           Case{"mlp", 1}, Case{"linear", 300}, Case{"lstm", 300}),
+                         ::testing::Values(ReplicaCase{"cnn", 300}, ReplicaCase{"cnn", std::size_t{1} << 20},
+                                           ReplicaCase{"mlp", 300}, ReplicaCase{"mlp", 1}, ReplicaCase{"linear", 300},
+                                           ReplicaCase{"lstm", 300}),
                          [](const auto& test) {
                            return test.param.model + "_buckets_of_" + std::to_string(test.param.bucket_bytes);
                          });

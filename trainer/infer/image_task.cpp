@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 /// What all workers look at.
-struct Shared {
+struct SharedImages {
   data::ImageForm form;
   std::vector<std::string> files;               // named one by one, or
   std::unique_ptr<const data::ImageList> list;  // all of a directory
@@ -34,7 +34,7 @@ struct Shared {
 
 class ImageWorker final : public InferWorker {
  public:
-  ImageWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const Shared> shared,
+  ImageWorker(const InferConfig& config, const InferModel& model, std::shared_ptr<const SharedImages> shared,
               nn::Backend& backend)
       : config_(config), model_(model), shared_(std::move(shared)), backend_(backend), tape_(backend) {
     tape_.set_recording(false);
@@ -125,7 +125,7 @@ class ImageWorker final : public InferWorker {
 
   const InferConfig& config_;
   const InferModel& model_;
-  std::shared_ptr<const Shared> shared_;
+  std::shared_ptr<const SharedImages> shared_;
   nn::Backend& backend_;
   nn::Tape tape_;
   data::ImageReader reader_;
@@ -167,7 +167,7 @@ std::vector<std::string> read_names(const std::string& path, std::int64_t classe
   return names;
 }
 
-void open_files(const std::string& input, Shared& shared) {
+void open_files(const std::string& input, SharedImages& shared) {
   std::error_code error;
   if (fs::is_directory(input, error)) {
     std::string directory = input;
@@ -191,7 +191,7 @@ void open_files(const std::string& input, Shared& shared) {
 }  // namespace
 
 InferTask image_task(const InferConfig& config, const InferModel& model) {
-  const auto shared = std::make_shared<Shared>();
+  const auto shared = std::make_shared<SharedImages>();
   shared->form = form_of(config, model);
   shared->top = config.top.value_or(kDefaultTop);
   if (!config.class_names.empty())

@@ -24,7 +24,7 @@ struct Prompt {
 };
 
 /// What all workers look at.
-struct Shared {
+struct SharedTexts {
   std::shared_ptr<const data::Vocabulary> vocabulary;
   std::vector<Prompt> prompts;
   std::uint64_t samples = 1;  // of each prompt
@@ -34,7 +34,7 @@ struct Shared {
 
 class TextWorker final : public InferWorker {
  public:
-  TextWorker(const InferConfig& config, const nn::LanguageModel& model, std::shared_ptr<const Shared> shared,
+  TextWorker(const InferConfig& config, const nn::LanguageModel& model, std::shared_ptr<const SharedTexts> shared,
              nn::Backend& backend)
       : json_(config.json),
         shared_(std::move(shared)),
@@ -90,7 +90,7 @@ class TextWorker final : public InferWorker {
   }
 
   bool json_;
-  std::shared_ptr<const Shared> shared_;
+  std::shared_ptr<const SharedTexts> shared_;
   Continuation text_;
   TokenChooser chooser_;
 };
@@ -159,7 +159,7 @@ std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabula
 }  // namespace
 
 InferTask text_task(const InferConfig& config, const InferModel& model) {
-  const auto shared = std::make_shared<Shared>();
+  const auto shared = std::make_shared<SharedTexts>();
   shared->vocabulary = open_vocabulary(config, model);
   shared->prompts = open_prompts(config, *shared->vocabulary);
   shared->samples = static_cast<std::uint64_t>(config.samples.value_or(1));

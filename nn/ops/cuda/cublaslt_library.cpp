@@ -6,8 +6,8 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-struct Opened {
-  Opened()
+struct OpenedCublasLt {
+  OpenedCublasLt()
       : library("cuBLASLt", std::array<const char*, 1>{"libcublasLt.so.13"},
                 "install the CUDA 13 libraries (libcublas-13-0), or name their directory in LD_LIBRARY_PATH") {
     library.bind(functions.status_text, "cublasLtGetStatusString");
@@ -32,7 +32,7 @@ struct Opened {
 
 const CublasLt& cublaslt() {
   // Never closed: descriptors may be let go of as late as the program's end.
-  static const Opened& opened = *new Opened;
+  static const OpenedCublasLt& opened = *new OpenedCublasLt;
   return opened.functions;
 }
 

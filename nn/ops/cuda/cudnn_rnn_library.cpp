@@ -7,8 +7,8 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-struct Opened {
-  Opened()
+struct OpenedCudnnRnn {
+  OpenedCudnnRnn()
       : library("cuDNN", std::array<const char*, 1>{"libcudnn.so.9"},
                 "install cuDNN 9 for CUDA 13 (cudnn9-cuda-13), or name its directory in LD_LIBRARY_PATH") {
     library.bind(functions.version, "cudnnGetVersion");
@@ -45,11 +45,11 @@ struct Opened {
 
 const CudnnRnn& cudnn_rnn() {
   // Never closed: descriptors may be let go of as late as the program's end.
-  static const Opened& opened = *[] {
+  static const OpenedCudnnRnn& opened = *[] {
     // cuBLAS, which cuDNN's recurrent layers use in several streams, gives the same bits each time only if all of its
     // buffers are of one size ("Results reproducibility" in its manual). It reads this when a handle of it is made.
     set_env("CUBLAS_WORKSPACE_CONFIG", ":4096:2", false);
-    return new Opened;
+    return new OpenedCudnnRnn;
   }();
   return opened.functions;
 }

@@ -9,8 +9,6 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-using What = AttentionProblem::What;
-
 constexpr std::int64_t kMostWidth = 256;
 constexpr std::uint32_t kAlignment = 16;
 
@@ -59,10 +57,13 @@ FusedAttention::~FusedAttention() = default;
 bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
   if (qkv.dtype() != DType::kBF16) return false;
   const std::int64_t row = qkv.size(2) / 3;
-  AttentionPlan* const plan = held_->find(
-      context_,
-      {.what = What::kForward, .samples = qkv.size(0), .tokens = qkv.size(1), .heads = heads, .width = row / heads},
-      {&qkv, &y, &log_sums});
+  AttentionPlan* const plan = held_->find(context_,
+                                          {.what = AttentionProblem::What::kForward,
+                                           .samples = qkv.size(0),
+                                           .tokens = qkv.size(1),
+                                           .heads = heads,
+                                           .width = row / heads},
+                                          {&qkv, &y, &log_sums});
   if (plan == nullptr) return false;
   held_->run(
       context_, *plan,
@@ -76,10 +77,13 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
   const std::int64_t samples = qkv.size(0), row = qkv.size(2) / 3;
   const std::int64_t at_once = samples_at_once(samples, heads, qkv.size(1));
   const auto plan_of = [&](std::int64_t count) {
-    return held_->find(
-        context_,
-        {.what = What::kBackward, .samples = count, .tokens = qkv.size(1), .heads = heads, .width = row / heads},
-        {&qkv, &y, &log_sums, &dy, &dqkv});
+    return held_->find(context_,
+                       {.what = AttentionProblem::What::kBackward,
+                        .samples = count,
+                        .tokens = qkv.size(1),
+                        .heads = heads,
+                        .width = row / heads},
+                       {&qkv, &y, &log_sums, &dy, &dqkv});
   };
   const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
   if (at_once < samples && !pieces_lie_well) return false;

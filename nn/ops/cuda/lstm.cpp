@@ -12,7 +12,7 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 16;  // bytes, of what cuDNN is given
+constexpr std::int64_t kCudnnAlignment = 16;  // bytes, of what cuDNN is given
 
 // Note [Weight space]
 // cuDNN wants a layer's parameters in one piece of memory, at places of its own choosing, and gives their gradients
@@ -128,7 +128,7 @@ class CudaLstm final : public LstmKernels {
       pointwise_.cast(from, to);
   }
   static bool fits(const Tensor& tensor, DType dtype) {
-    return tensor.dtype() == dtype && alignment_of(tensor.raw()) >= kAlignment;
+    return tensor.dtype() == dtype && alignment_of(tensor.raw()) >= kCudnnAlignment;
   }
   // `tensor` as cuDNN can read it.
   Tensor as(const Tensor& tensor, DType dtype) {

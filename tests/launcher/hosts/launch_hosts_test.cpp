@@ -53,22 +53,6 @@ JobSetup fake_hosts() {
   return setup;
 }
 
-std::vector<std::string> sh(const std::string& flags, const std::string& script) {
-  std::vector<std::string> arguments = split(flags, ' ');
-  for (const auto& word : {std::string("--"), std::string("/bin/sh"), std::string("-c"), script})
-    arguments.push_back(word);
-  return arguments;
-}
-
-std::vector<std::string> sorted_lines(const std::string& text) {
-  auto lines = split(text, '\n');
-  lines.pop_back();
-  std::sort(lines.begin(), lines.end());
-  return lines;
-}
-
-constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
-
 bool all_ready(const Job& job, int ranks) {
   const Deadline deadline = Deadline::after_seconds(30);
   while (!deadline.expired()) {
@@ -79,13 +63,6 @@ bool all_ready(const Job& job, int ranks) {
     std::this_thread::sleep_for(Millis(20));
   }
   return false;
-}
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 /// The process of the job with this name on a host; -1 if there is none.
@@ -108,7 +85,7 @@ pid_t helper_on(const Job& job, const std::string& host) {
 }
 
 // The whole job on one machine, and on busy ones: longer than what one host is promised.
-Deadline soon() { return Deadline::after_seconds(8); }
+Deadline within_eight() { return Deadline::after_seconds(8); }
 
 TEST(LaunchHostsTest, UnevenSlotsMakeLocalRanksAndPrefixes) {
   Job job(sh("--hosts one:2,three:1,b_2:3 -n 5",
@@ -202,7 +179,7 @@ TEST(LaunchHostsTest, HostsThatCannotTakePartAreAllNamed) {
   EXPECT_THAT(lines[5], HasSubstr("error: host refused-1: the connection is refused"));
   EXPECT_THAT(lines[6], HasSubstr("error: host unknown-1: its name does not resolve"));
   for (const auto& line : lines) EXPECT_THAT(line, HasSubstr("→"));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsTest, BadInputIsOneLine) {
@@ -212,12 +189,12 @@ TEST(LaunchHostsTest, BadInputIsOneLine) {
       many.err(),
       "launch: 4 ranks, but the hosts have 3 slots (a:2, b:1) → start at most 3, or give a host more slots, as in "
       "a:3\n");
-  EXPECT_EQ(many.leftovers_at(soon()), "");
+  EXPECT_EQ(many.leftovers_at(within_eight()), "");
 
   Job missing({"--hosts", "a:1,b:1", "--", "./no-such-program"}, fake_hosts());
   EXPECT_EQ(missing.wait(), 4);
   EXPECT_THAT(missing.err(), HasSubstr("host b: there is no ./no-such-program there"));
-  EXPECT_EQ(missing.leftovers_at(soon()), "");
+  EXPECT_EQ(missing.leftovers_at(within_eight()), "");
 
   Job agent({"--hosts", "a:1", "--", "true"}, {.environment = {{"OMPI_MCA_plm_rsh_agent", "/no/such/ssh"}}});
   EXPECT_EQ(agent.wait(), 4);
@@ -233,7 +210,7 @@ TEST(LaunchHostsTest, AStopWhileHostsAreCalled) {
   while (job.running("1000").empty()) std::this_thread::sleep_for(Millis(10));
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(Deadline::after_seconds(5)), 128 + SIGTERM);
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsTest, TheFirstFailureIsNamedWithItsHost) {
@@ -285,7 +262,7 @@ TEST(LaunchHostsFaultTest, AKilledLauncherLeavesNothing) {
     std::this_thread::sleep_for(Millis(500 * round));
     job.send(SIGKILL);
     EXPECT_EQ(job.wait(), 128 + SIGKILL);
-    EXPECT_EQ(job.leftovers_at(soon()), "");
+    EXPECT_EQ(job.leftovers_at(within_eight()), "");
   }
 }
 
@@ -295,16 +272,16 @@ TEST(LaunchHostsFaultTest, AKilledHelperIsALostHost) {
   const pid_t helper = helper_on(job, "b");
   ASSERT_GT(helper, 0);
   ::kill(helper, SIGKILL);
-  EXPECT_EQ(job.wait(soon()), 4);
+  EXPECT_EQ(job.wait(within_eight()), 4);
   EXPECT_THAT(job.err(), HasSubstr("host b (ranks 1 and 2) was lost: the connection to it ended "));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsFaultTest, AHelperThatTalksNonsenseIsALostHost) {
   Job job(sh("--hosts mad-1:1,b:1", kWait), fake_hosts());
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr("host mad-1: "));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsFaultTest, AKilledDaemonIsNamedWithItsHost) {
@@ -313,9 +290,9 @@ TEST(LaunchHostsFaultTest, AKilledDaemonIsNamedWithItsHost) {
   const pid_t daemon = named(job, "orted", "b");
   ASSERT_GT(daemon, 0);
   ::kill(daemon, SIGKILL);
-  EXPECT_EQ(job.wait(soon()), 4);
+  EXPECT_EQ(job.wait(within_eight()), 4);
   EXPECT_THAT(job.err(), HasSubstr("Open MPI's daemon on host b"));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsFaultTest, AHostThatFallsSilentIsNamedAndItsSilenceExplainsWhatFollows) {
@@ -332,7 +309,7 @@ TEST(LaunchHostsFaultTest, AHostThatFallsSilentIsNamedAndItsSilenceExplainsWhatF
   std::ofstream(job.directory() + "/stopped") << "yes";
   EXPECT_EQ(job.wait(Deadline::after_seconds(20)), 4);
   EXPECT_THAT(job.err(), HasSubstr("host b (rank 1) was lost: it does not answer since "));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_eight()), "");
 }
 
 TEST(LaunchHostsFaultTest, AShortSilenceIsForgiven) {

@@ -29,13 +29,6 @@ constexpr const char* kAddressB = "10.79.0.2";
 
 bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 /// Two namespaces and an sshd in each. `why_not()` says why there are none.
 class TwoHosts {
  public:
@@ -131,9 +124,8 @@ class LaunchNetworksTest : public testing::Test {
   TwoHosts hosts_;
 };
 
-constexpr const char* kWait = "echo ready; while :; do sleep 0.05; done";
 // Busy machines log in slowly, and clean up slowly.
-Deadline soon() { return Deadline::after_seconds(10); }
+Deadline within_ten() { return Deadline::after_seconds(10); }
 
 TEST_F(LaunchNetworksTest, RanksOnBothHostsMeetWhereTheyCanReachEachOther) {
   Job job =
@@ -141,14 +133,14 @@ TEST_F(LaunchNetworksTest, RanksOnBothHostsMeetWhereTheyCanReachEachOther) {
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] rank 0 meets at 10.79.0.1, 10.79.0.1\n"));
   EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] rank 1 meets at 10.79.0.1, 10.79.0.2\n"));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AMpiProgramRunsOverTheNetwork) {
   Job job({"--hosts", fmt::format("{}:1,{}:1", kAddressA, kAddressB), "--", MPI_LEAVE_PROGRAM, "abort"}, hosts_.setup);
   EXPECT_EQ(job.wait(), 17) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("rank 1 of 2 (host 10.79.0.2, pid "));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, ALinkThatDropsFor2SecondsCostsNothingElse) {
@@ -167,7 +159,7 @@ TEST_F(LaunchNetworksTest, ALinkThatIsGoneIsALostHostAndBothSidesCleanUp) {
   ASSERT_TRUE(run(fmt::format("ip -n {} link del eth0", hosts_.b())));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr(lost_host() + "it does not answer since "));
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AHostThatIsRemovedIsNamed) {
@@ -178,7 +170,7 @@ TEST_F(LaunchNetworksTest, AHostThatIsRemovedIsNamed) {
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.err(), HasSubstr(lost_host()));
   // Its directories lay in a file system that both hosts see.
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AKilledLauncherLeavesNothingOnEitherHost) {
@@ -186,7 +178,7 @@ TEST_F(LaunchNetworksTest, AKilledLauncherLeavesNothingOnEitherHost) {
   ASSERT_TRUE(ready(job)) << job.err();
   job.send(SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
-  EXPECT_EQ(job.leftovers_at(soon()), "");
+  EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
 TEST_F(LaunchNetworksTest, AnUnknownHostKeyIsNamed) {

@@ -9,7 +9,7 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-struct Sizes {
+struct AttentionSizes {
   std::int64_t batch, tokens, heads, width;
 
   Shape qkv() const { return {batch, tokens, 3 * heads * width}; }
@@ -18,8 +18,9 @@ struct Sizes {
   std::string text() const { return fmt::format("{} x {} tokens, {} heads of {}", batch, tokens, heads, width); }
 };
 // Around a tile of 64 tokens, slabs of 32 columns, and the 64 and 128 columns that a block has of a result.
-const Sizes kSizes[] = {{1, 1, 1, 1},   {2, 5, 3, 4},   {1, 64, 1, 32},  {1, 65, 2, 7}, {0, 3, 2, 4},
-                        {1, 70, 1, 64}, {1, 9, 1, 132}, {1, 130, 1, 20}, {2, 3, 1, 72}, {1, 66, 1, 129}};
+const AttentionSizes kAttentionSizes[] = {{1, 1, 1, 1},  {2, 5, 3, 4},   {1, 64, 1, 32}, {1, 65, 2, 7},
+                                          {0, 3, 2, 4},  {1, 70, 1, 64}, {1, 9, 1, 132}, {1, 130, 1, 20},
+                                          {2, 3, 1, 72}, {1, 66, 1, 129}};
 
 class CudaAttention : public DeviceTest {
  protected:
@@ -34,7 +35,7 @@ class CudaAttention : public DeviceTest {
 };
 
 TEST_P(CudaAttention, Forward) {
-  for (const Sizes& s : kSizes) {
+  for (const AttentionSizes& s : kAttentionSizes) {
     SCOPED_TRACE(s.text());
     const Tensor qkv_host = random(s.qkv(), 1), qkv = activation(qkv_host);
     const Tensor expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
@@ -47,7 +48,7 @@ TEST_P(CudaAttention, Forward) {
 }
 
 TEST_P(CudaAttention, Backward) {
-  for (const Sizes& s : kSizes) {
+  for (const AttentionSizes& s : kAttentionSizes) {
     SCOPED_TRACE(s.text());
     const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
     const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
@@ -69,7 +70,7 @@ TEST_P(CudaAttention, Dropout) {
   cpu->upload(std::as_bytes(std::span(numbers)), state_host);
   const AttentionDropout on_cpu{.p = 0.3, .state = state_host, .layer = 5};
   const AttentionDropout drop{.p = 0.3, .state = plain(state_host), .layer = 5};
-  for (const Sizes& s : kSizes) {
+  for (const AttentionSizes& s : kAttentionSizes) {
     SCOPED_TRACE(s.text());
     const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
     const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
@@ -91,7 +92,8 @@ TEST_P(CudaAttention, Dropout) {
 
 // Token by token, some at a time, and more than a block for each of them does: each time what forward() makes of all.
 TEST_P(CudaAttention, Extend) {
-  for (const Sizes& s : {Sizes{2, 7, 3, 4}, Sizes{1, 70, 2, 40}, Sizes{1, 5, 1, 264}, Sizes{1, 19, 1, 256}}) {
+  for (const AttentionSizes& s : {AttentionSizes{2, 7, 3, 4}, AttentionSizes{1, 70, 2, 40},
+                                  AttentionSizes{1, 5, 1, 264}, AttentionSizes{1, 19, 1, 256}}) {
     SCOPED_TRACE(s.text());
     const std::int64_t most = s.tokens + 3;
     const Tensor qkv_host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
@@ -134,7 +136,7 @@ TEST_P(CudaAttention, Extend) {
 
 // Large scores, of which exp() alone would be infinite, and a token that sees nothing but NaN.
 TEST_P(CudaAttention, ScoresMayBeLargeAndNaNIsSeenByThoseBehindIt) {
-  const Sizes s = {1, 70, 1, 8};
+  const AttentionSizes s = {1, 70, 1, 8};
   const Tensor host = random(s.qkv(), 1), expected = cpu->empty(s.y()), log_sums = cpu->empty(s.log_sums());
   for (float& v : host.span<float>()) v *= 16.0f;  // an exact factor
   const auto forward = [&] {

@@ -33,12 +33,13 @@ struct Case {
   bool half;
 };
 // Vocabularies of one digit, two and three; runs of one token over many pieces; the widths of an access and around.
-const Case kCases[] = {{1, 1, 1, false},    {5, 19, 6, false},     {3, 8, 16, false},    {3, 8, 17, false},
-                       {11, 4, 33, true},   {256, 64, 1500, true}, {50257, 3, 70, true}, {300000, 1, 50, false},
-                       {7, 132, 300, true}, {20, 33, 0, false},    {1, 5, 2100, false},  {513, 40, 1024, false}};
+const Case kEmbeddingCases[] = {{1, 1, 1, false},     {5, 19, 6, false},      {3, 8, 16, false},
+                                {3, 8, 17, false},    {11, 4, 33, true},      {256, 64, 1500, true},
+                                {50257, 3, 70, true}, {300000, 1, 50, false}, {7, 132, 300, true},
+                                {20, 33, 0, false},   {1, 5, 2100, false},    {513, 40, 1024, false}};
 
 TEST_P(CudaEmbedding, Forward) {
-  for (const auto& [rows, columns, count, half] : kCases) {
+  for (const auto& [rows, columns, count, half] : kEmbeddingCases) {
     SCOPED_TRACE(fmt::format("{} of ({}, {})", count, rows, columns));
     const Tensor table_host = random({rows, columns}, 1), table = activation(table_host);
     const Tensor numbers_host = numbers_of(some_numbers(count, rows, half), {count});
@@ -72,7 +73,7 @@ TEST_P(CudaEmbedding, NumbersOutsideOfTheTableAreNaN) {
 }
 
 TEST_P(CudaEmbedding, Backward) {
-  for (const auto& [rows, columns, count, half] : kCases)
+  for (const auto& [rows, columns, count, half] : kEmbeddingCases)
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(fmt::format("{} of ({}, {}), accumulate {}", count, rows, columns, accumulate));
       const Tensor dy_host = random({count, columns}, 1), before = random_tensor(*cpu, {rows, columns}, 2);
@@ -89,7 +90,7 @@ TEST_P(CudaEmbedding, Backward) {
 
 // Tokens in order, and equal ones in the order of the text.
 TEST_P(CudaEmbedding, TokensAreSortedAndStayInOrder) {
-  for (const auto& [rows, columns, count, half] : kCases) {
+  for (const auto& [rows, columns, count, half] : kEmbeddingCases) {
     if (count == 0) continue;
     const auto numbers = some_numbers(count, rows, half);
     const Tensor order = cuda::sort_tokens(context, plain(numbers_of(numbers, {count})), rows);

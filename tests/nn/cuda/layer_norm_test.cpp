@@ -6,14 +6,12 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-constexpr double kEps = 1e-5;
+constexpr double kLayerNormEps = 1e-5;
 
 // Around what a warp, and a block, keep in registers; single rows and single columns; and nothing.
-const Shape kShapes[] = {{1, 1},    {3, 2},    {1, 8},    {9, 33},   {2, 3, 256}, {17, 257}, {5, 768},
-                         {3, 1024}, {2, 1025}, {2, 1600}, {1, 8192}, {1, 8200},   {70, 7},   {601, 16},
-                         {1030, 3}, {0, 5},    {2, 1056}, {2100, 8}, {1, 8193}};
-
-std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
+const Shape kLayerNormShapes[] = {{1, 1},    {3, 2},    {1, 8},    {9, 33},   {2, 3, 256}, {17, 257}, {5, 768},
+                                  {3, 1024}, {2, 1025}, {2, 1600}, {1, 8192}, {1, 8200},   {70, 7},   {601, 16},
+                                  {1030, 3}, {0, 5},    {2, 1056}, {2100, 8}, {1, 8193}};
 
 class CudaLayerNorm : public DeviceTest {
  protected:
@@ -24,7 +22,7 @@ class CudaLayerNorm : public DeviceTest {
   Forward on_cpu(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
     const std::int64_t rows = x.count() / gamma.count();
     Forward made = {cpu->empty(x.shape()), cpu->empty({rows}), cpu->empty({rows})};
-    cpu->layer_norm().forward(x, gamma, beta, kEps, made.y, made.mean, made.inverse);
+    cpu->layer_norm().forward(x, gamma, beta, kLayerNormEps, made.y, made.mean, made.inverse);
     return made;
   }
   // A row of nearly equal numbers makes their rounding as large as this.
@@ -38,7 +36,7 @@ class CudaLayerNorm : public DeviceTest {
 };
 
 TEST_P(CudaLayerNorm, Forward) {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kLayerNormShapes)
     for (const bool bias : {true, false}) {
       SCOPED_TRACE(to_string(shape));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
@@ -47,7 +45,7 @@ TEST_P(CudaLayerNorm, Forward) {
       const Forward expected = on_cpu(x_host, gamma, beta);
       const Tensor x = activation(x_host), g = plain(gamma), b = bias ? plain(beta) : Tensor();
       const auto got = results({activation_like(shape), {{rows}}, {{rows}}},
-                               [&](const auto& out) { norm->forward(x, g, b, kEps, out[0], out[1], out[2]); });
+                               [&](const auto& out) { norm->forward(x, g, b, kLayerNormEps, out[0], out[1], out[2]); });
       const double steep = steepest(expected.inverse);
       expect_close(expected.mean, got[1], {DType::kF32, 8.0});
       expect_close(expected.inverse, got[2], {DType::kF32, 32.0, steep * steep});
@@ -56,7 +54,7 @@ TEST_P(CudaLayerNorm, Forward) {
 }
 
 TEST_P(CudaLayerNorm, BackwardInput) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kLayerNormShapes) {
     SCOPED_TRACE(to_string(shape));
     const std::int64_t columns = columns_of(shape);
     const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
@@ -78,7 +76,7 @@ TEST_P(CudaLayerNorm, BackwardInput) {
 }
 
 TEST_P(CudaLayerNorm, BackwardParameters) {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kLayerNormShapes)
     for (const int which : {0, 1, 2})  // both, gamma alone, beta alone
       for (const bool accumulate : {false, true}) {
         if (shape.count() > 4096 && (which != 0 || !accumulate)) continue;  // a GPU in software takes seconds for it
@@ -124,11 +122,12 @@ TEST_P(CudaLayerNorm, FarFromZero) {
     variance.f32()[r] = static_cast<float>(squares / static_cast<double>(columns));
   }
   const Tensor x = activation(host), g = plain(ones);
-  const auto got = results({activation_like({rows, columns}), {{rows}}, {{rows}}},
-                           [&](const auto& out) { norm->forward(x, g, Tensor(), kEps, out[0], out[1], out[2]); });
+  const auto got = results({activation_like({rows, columns}), {{rows}}, {{rows}}}, [&](const auto& out) {
+    norm->forward(x, g, Tensor(), kLayerNormEps, out[0], out[1], out[2]);
+  });
   expect_close(mean, got[1], {DType::kF32, 8.0});
   for (std::int64_t r = 0; r < rows; ++r) {
-    const double got_variance = std::pow(static_cast<double>(got[2].f32()[r]), -2.0) - kEps;
+    const double got_variance = std::pow(static_cast<double>(got[2].f32()[r]), -2.0) - kLayerNormEps;
     EXPECT_NEAR(got_variance, static_cast<double>(variance.f32()[r]), 2e-3) << r;  // an ulp of the mean is 5e-4
   }
 }
@@ -140,8 +139,9 @@ TEST_P(CudaLayerNorm, NaNAndInfinityStayInTheirRows) {
     host.f32()[3 * columns + 1] = kNaN;
     host.f32()[5 * columns] = kInfinity;
     const Tensor x = activation(host), g = plain(random_tensor(*cpu, {columns}, 3)), dy = activation(dy_host);
-    const auto forward = results({activation_like(shape), {{20}}, {{20}}},
-                                 [&](const auto& out) { norm->forward(x, g, g, kEps, out[0], out[1], out[2]); });
+    const auto forward = results({activation_like(shape), {{20}}, {{20}}}, [&](const auto& out) {
+      norm->forward(x, g, g, kLayerNormEps, out[0], out[1], out[2]);
+    });
     const Tensor m = plain(forward[1]), i = plain(forward[2]);
     const auto backward =
         results({activation_like(shape)}, [&](const auto& out) { norm->backward_input(x, dy, g, m, i, out[0]); });

@@ -17,12 +17,12 @@ class CudaLinear : public DeviceTest {
   std::unique_ptr<LinearKernels> linear = cuda::make_linear_kernels(context, *pointwise);
 };
 
-struct Sizes {
+struct LinearSizes {
   std::int64_t n, in, out;
 };
 // Every combination of one, odd and even; what the models have; and nothing.
-std::vector<Sizes> all_sizes() {
-  std::vector<Sizes> all = {{16, 784, 128}, {64, 128, 10}, {9, 3136, 33}, {200, 48, 66}, {0, 7, 5}};
+std::vector<LinearSizes> all_sizes() {
+  std::vector<LinearSizes> all = {{16, 784, 128}, {64, 128, 10}, {9, 3136, 33}, {200, 48, 66}, {0, 7, 5}};
   for (const std::int64_t n : {1, 3, 16})
     for (const std::int64_t in : {1, 5, 17, 32})
       for (const std::int64_t out : {1, 3, 24}) all.push_back({n, in, out});
@@ -92,7 +92,7 @@ TEST_P(CudaLinear, BackwardBias) {
 
 // Also where the kernel was chosen, and tried, for sound numbers before. See Note [Probing ReLU].
 TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
-  for (const auto& [n, in, out] : {Sizes{3, 5, 7}, Sizes{64, 128, 256}, Sizes{130, 64, 65}}) {
+  for (const auto& [n, in, out] : {LinearSizes{3, 5, 7}, LinearSizes{64, 128, 256}, LinearSizes{130, 64, 65}}) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
     const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
     const Tensor w = activation(w_host), b = activation(b_host);

@@ -7,7 +7,7 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-struct Sizes {
+struct LstmSizes {
   std::int64_t batch, steps, inputs, width;
 
   Shape x() const { return {batch, steps, inputs}; }
@@ -15,11 +15,11 @@ struct Sizes {
   Shape state() const { return {batch, width}; }
   std::string text() const { return fmt::format("[{}, {}, {}] to {}", batch, steps, inputs, width); }
 };
-const Sizes kSizes[] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {3, 4, 6, 16}, {1, 6, 9, 33}, {8, 2, 16, 32}, {0, 3, 5, 8}};
+const LstmSizes kLstmSizes[] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {3, 4, 6, 16}, {1, 6, 9, 33}, {8, 2, 16, 32}, {0, 3, 5, 8}};
 
 class CudaLstm : public DeviceTest {
  protected:
-  LstmWeights weights_for(const Sizes& s) {
+  LstmWeights weights_for(const LstmSizes& s) {
     const auto shrunk = [&](const Shape& shape, std::uint64_t seed) {
       const Tensor made = random(shape, seed);
       for (float& v : made.span<float>()) v *= 0.25f;
@@ -54,7 +54,7 @@ class CudaLstm : public DeviceTest {
 };
 
 TEST_P(CudaLstm, Forward) {
-  for (const Sizes& s : kSizes)
+  for (const LstmSizes& s : kLstmSizes)
     for (const bool begins : {false, true}) {
       SCOPED_TRACE(s.text());
       const LstmWeights host = weights_for(s), device = on_device_of(host);
@@ -81,7 +81,7 @@ TEST_P(CudaLstm, Forward) {
 }
 
 TEST_P(CudaLstm, Backward) {
-  for (const Sizes& s : kSizes)
+  for (const LstmSizes& s : kLstmSizes)
     for (const bool begins : {false, true})
       for (const bool accumulate : {false, true}) {
         SCOPED_TRACE(s.text());
@@ -126,7 +126,7 @@ TEST_P(CudaLstm, Backward) {
 
 // What nobody wants is left out, and the rest is the same.
 TEST_P(CudaLstm, BackwardOfWhatIsWanted) {
-  const Sizes s = {2, 3, 5, 7};
+  const LstmSizes s = {2, 3, 5, 7};
   const LstmWeights host = weights_for(s), device = on_device_of(host);
   const Tensor x = activation(random(s.x(), 5)), dy = activation(random(s.y(), 8)), y = activation(cpu->zeros(s.y()));
   const Shape shapes[] = {host.w_ih.shape(), host.w_hh.shape(), host.b_ih.shape(), host.b_hh.shape(), s.x()};
@@ -152,7 +152,7 @@ TEST_P(CudaLstm, BackwardOfWhatIsWanted) {
 
 // Evaluation keeps its copy of the weights until one of them changes; training copies each time.
 TEST_P(CudaLstm, FollowsItsWeights) {
-  const Sizes s = {2, 3, 5, 7};
+  const LstmSizes s = {2, 3, 5, 7};
   LstmWeights host = weights_for(s), device = on_device_of(host);
   const Tensor x_host = random(s.x(), 5), x = activation(x_host);
   const auto expect_followed = [&](bool keep) {

@@ -6,12 +6,11 @@ namespace {
 
 using namespace lockstep::nn::testing;
 
-constexpr double kEps = 1e-5;
+constexpr double kNormEps = 1e-5;
 
-const Shape kShapes[] = {{1, 1},   {2, 1},   {1, 3},    {5, 3},     {3, 2, 2, 64}, {7, 64},     {33, 1000}, {1, 1000},
-                         {777, 1}, {65, 12}, {2500, 4}, {1031, 33}, {600, 64},     {3000, 128}, {9, 2056}};
-
-std::int64_t columns_of(const Shape& shape) { return shape[shape.size() - 1]; }
+const Shape kNormShapes[] = {{1, 1},    {2, 1},     {1, 3},    {5, 3},      {3, 2, 2, 64},
+                             {7, 64},   {33, 1000}, {1, 1000}, {777, 1},    {65, 12},
+                             {2500, 4}, {1031, 33}, {600, 64}, {3000, 128}, {9, 2056}};
 
 // In f64, whose sums can be taken for exact.
 struct Exact {
@@ -34,7 +33,7 @@ Exact forward_exactly(CachingAllocator& allocator, const Tensor& x, const Tensor
     for (std::int64_t r = 0; r < rows; ++r)
       variance += std::pow(static_cast<double>(x.f32()[r * columns + c]) - mean, 2);
     variance /= static_cast<double>(rows);
-    const double scale = static_cast<double>(gamma.f32()[c]) / std::sqrt(variance + kEps);
+    const double scale = static_cast<double>(gamma.f32()[c]) / std::sqrt(variance + kNormEps);
     for (std::int64_t i = c; i < x.count(); i += columns)
       made.spread.f32()[i] =
           static_cast<float>((static_cast<double>(x.f32()[i]) - mean) * scale + static_cast<double>(beta.f32()[c]));
@@ -49,7 +48,7 @@ Exact backward_exactly(CachingAllocator& allocator, const Tensor& x, const Tenso
   Exact made(allocator, x.shape());
   const std::int64_t columns = gamma.count(), rows = x.count() / columns;
   for (std::int64_t c = 0; c < columns; ++c) {
-    const double one_of_deviation = 1.0 / std::sqrt(static_cast<double>(variance.f32()[c]) + kEps);
+    const double one_of_deviation = 1.0 / std::sqrt(static_cast<double>(variance.f32()[c]) + kNormEps);
     const auto hat = [&](std::int64_t i) {
       return (static_cast<double>(x.f32()[i]) - static_cast<double>(mean.f32()[c])) * one_of_deviation;
     };
@@ -72,7 +71,7 @@ Exact backward_exactly(CachingAllocator& allocator, const Tensor& x, const Tenso
 double steepest(const Tensor& variance) {
   double smallest = 1.0;
   for (const float v : variance.span<float>()) smallest = std::min(smallest, static_cast<double>(v));
-  return 1.0 / std::sqrt(smallest + kEps);
+  return 1.0 / std::sqrt(smallest + kNormEps);
 }
 
 class CudaNorm : public DeviceTest {
@@ -88,14 +87,15 @@ class CudaNorm : public DeviceTest {
 };
 
 TEST_P(CudaNorm, Forward) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kNormShapes) {
     SCOPED_TRACE(to_string(shape));
     const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
     const Tensor x_host = random(shape, 1), gamma = statistics(columns, 2, 0.5f);
     const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
     const Exact exact = forward_exactly(cpu->allocator(), x_host, gamma, beta);
-    const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
-                                 [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+    const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+      norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
+    });
     const double steep = steepest(exact.second);
     expect_close(exact.first, trained[1], {});
     expect_close(exact.second, trained[2], {});
@@ -104,22 +104,22 @@ TEST_P(CudaNorm, Forward) {
     // The CPU adds up the rows of a column one by one.
     const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
     const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
-    cpu->norm().forward_train(x_host, gamma, beta, kEps, y, mean, variance);
+    cpu->norm().forward_train(x_host, gamma, beta, kNormEps, y, mean, variance);
     expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
     expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
     expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
 
     const Tensor given_mean = random_tensor(*cpu, {columns}, 4), given_variance = statistics(columns, 5, 0.3f);
     const Tensor m = plain(given_mean), v = plain(given_variance);
-    cpu->norm().forward_infer(x_host, gamma, beta, given_mean, given_variance, kEps, y);
-    const auto inferred =
-        results({activation_like(shape)}, [&](const auto& out) { norm->forward_infer(x, g, b, m, v, kEps, out[0]); });
+    cpu->norm().forward_infer(x_host, gamma, beta, given_mean, given_variance, kNormEps, y);
+    const auto inferred = results({activation_like(shape)},
+                                  [&](const auto& out) { norm->forward_infer(x, g, b, m, v, kNormEps, out[0]); });
     expect_close(y, inferred[0], {type(), 8.0, 4.0});
   }
 }
 
 TEST_P(CudaNorm, Backward) {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kNormShapes)
     for (const bool given : {false, true}) {
       SCOPED_TRACE(to_string(shape) + (given ? " given" : ""));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
@@ -134,7 +134,7 @@ TEST_P(CudaNorm, Backward) {
       const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(mean);
       const Tensor v = plain(variance);
       const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward(x, dy, g, m, v, given, kEps, out[0], out[1], out[2]);
+        norm->backward(x, dy, g, m, v, given, kNormEps, out[0], out[1], out[2]);
       });
       const double steep = steepest(variance), sum = std::sqrt(static_cast<double>(rows));  // as a random walk's
       expect_close(exact.first, got[1], {DType::kF32, 8.0, 2.0 * steep * sum});
@@ -144,7 +144,7 @@ TEST_P(CudaNorm, Backward) {
 
       const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0;
       const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
-      cpu->norm().backward(x_host, dy_host, gamma, mean, variance, given, kEps, dx, dgamma, dbeta);
+      cpu->norm().backward(x_host, dy_host, gamma, mean, variance, given, kNormEps, dx, dgamma, dbeta);
       expect_close(dgamma, got[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
       expect_close(dbeta, got[2], {DType::kF32, cpu_ulps, sum});
       expect_close(dx, got[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
@@ -152,7 +152,7 @@ TEST_P(CudaNorm, Backward) {
 }
 
 TEST_P(CudaNorm, WithRelu) {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kNormShapes)
     for (const bool added : {false, true}) {
       SCOPED_TRACE(to_string(shape) + (added ? " and a residual" : ""));
       const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
@@ -160,9 +160,10 @@ TEST_P(CudaNorm, WithRelu) {
       const Tensor beta = random_tensor(*cpu, {columns}, 3), x = activation(x_host), g = plain(gamma), b = plain(beta);
       const Tensor residual = added ? activation(residual_host) : Tensor();
       const Tensor y = cpu->empty(shape), mean = cpu->empty({columns}), variance = cpu->empty({columns});
-      cpu->norm().forward_train_relu(x_host, gamma, beta, kEps, added ? residual_host : Tensor(), y, mean, variance);
+      cpu->norm().forward_train_relu(x_host, gamma, beta, kNormEps, added ? residual_host : Tensor(), y, mean,
+                                     variance);
       const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->forward_train_relu(x, g, b, kEps, residual, out[0], out[1], out[2]);
+        norm->forward_train_relu(x, g, b, kNormEps, residual, out[0], out[1], out[2]);
       });
       const double cpu_ulps = 8.0 + static_cast<double>(rows) / 8.0, steep = steepest(variance);
       expect_close(mean, trained[1], {DType::kF32, cpu_ulps});
@@ -172,11 +173,11 @@ TEST_P(CudaNorm, WithRelu) {
       const Tensor dy_host = random(shape, 4), y_host = random(shape, 5), dx = cpu->empty(shape);
       const Tensor dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns}), masked = cpu->empty(shape);
       cpu->pointwise().copy(dy_host, masked);
-      cpu->norm().backward_relu(x_host, y_host, masked, gamma, mean, variance, kEps, dx, dgamma, dbeta);
+      cpu->norm().backward_relu(x_host, y_host, masked, gamma, mean, variance, kNormEps, dx, dgamma, dbeta);
       const Tensor made = activation(y_host), m = plain(mean), v = plain(variance);
       const Output like_dy = activation_like(shape, dy_host);
       const auto apart = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
-        norm->backward_relu(x, made, out[3], g, m, v, kEps, out[0], out[1], out[2]);
+        norm->backward_relu(x, made, out[3], g, m, v, kNormEps, out[0], out[1], out[2]);
       });
       const double sum = std::sqrt(static_cast<double>(rows));
       expect_close(dgamma, apart[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
@@ -184,7 +185,7 @@ TEST_P(CudaNorm, WithRelu) {
       expect_close(dx, apart[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
       expect_same(masked, apart[3]);
       const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward_relu(x, made, out[0], g, m, v, kEps, out[0], out[1], out[2]);
+        norm->backward_relu(x, made, out[0], g, m, v, kNormEps, out[0], out[1], out[2]);
       });
       expect_same(apart[0], in_place[0]);
     }
@@ -234,14 +235,14 @@ TEST_P(CudaNorm, RowsOfSeveralRanks) {
     for (int rank = 0; rank < 3; ++rank) {
       const Tensor x = slice_of(x_host, rank), dy = slice_of(dy_host, rank);
       const auto part =
-          results({{{2 * columns}}}, [&](const auto& out) { norm->backward_sums(x, dy, m, v, kEps, out[0]); });
+          results({{{2 * columns}}}, [&](const auto& out) { norm->backward_sums(x, dy, m, v, kNormEps, out[0]); });
       for (std::int64_t i = 0; i < sums.count(); ++i) sums.f32()[i] += part[0].f32()[i];
     }
     expect_close(backward.first, sums.slice(0, columns), {DType::kF32, 16.0, 4.0 * steep * walk});
     expect_close(backward.second, sums.slice(columns, 2 * columns), {DType::kF32, 16.0, 4.0 * walk});
     const Tensor all_sums = plain(sums), all_rows = plain(count), x = slice_of(x_host, 2), dy = slice_of(dy_host, 2);
     const auto got = results({activation_like({rows - cut, columns})}, [&](const auto& out) {
-      norm->backward_input(x, dy, g, m, v, all_rows, all_sums, kEps, out[0]);
+      norm->backward_input(x, dy, g, m, v, all_rows, all_sums, kNormEps, out[0]);
     });
     expect_close(backward.spread.slice(cut, rows), got[0], {type(), 16.0, 8.0 * steep});
   }
@@ -265,13 +266,14 @@ TEST_P(CudaNorm, Wide) {
   const Tensor x = activation(repeated(x_few)), dy = activation(repeated(dy_few)), g = plain(repeated(gamma_few));
   const Tensor b = plain(repeated(beta_few)), m = plain(repeated(forward.first)), v = plain(repeated(forward.second));
   const Shape shape = {rows, columns};
-  const auto trained = results({activation_like(shape), {{columns}}, {{columns}}},
-                               [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+  const auto trained = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+    norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
+  });
   expect_close(repeated(forward.first), trained[1], {});
   expect_close(repeated(forward.second), trained[2], {});
   expect_close(repeated(forward.spread), trained[0], {type(), 8.0, 4.0});
   const auto got = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-    norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
+    norm->backward(x, dy, g, m, v, false, kNormEps, out[0], out[1], out[2]);
   });
   expect_close(repeated(backward.first), got[1], {DType::kF32, 8.0, 8.0});
   expect_close(repeated(backward.second), got[2], {DType::kF32, 8.0, 8.0});
@@ -301,7 +303,7 @@ TEST_P(CudaNorm, FarFromZero) {
   }
   const Tensor g = plain(ones), b = plain(zeros);
   const auto got = results({activation_like({rows, columns}), {{columns}}, {{columns}}},
-                           [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+                           [&](const auto& out) { norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]); });
   expect_close(mean, got[1], {});
   // The means between which squares are taken are rounded to an ulp of 16000.
   expect_close(variance, got[2], {DType::kF32, 4000.0});
@@ -315,11 +317,12 @@ TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
     dy_host.f32()[70 * columns + 2] = kInfinity;
     const Tensor x = activation(host), dy = activation(dy_host), g = plain(statistics(columns, 3, 0.5f));
     const Tensor b = plain(random_tensor(*cpu, {columns}, 4));
-    const auto forward = results({activation_like(shape), {{columns}}, {{columns}}},
-                                 [&](const auto& out) { norm->forward_train(x, g, b, kEps, out[0], out[1], out[2]); });
+    const auto forward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
+      norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
+    });
     const Tensor m = plain(forward[1]), v = plain(forward[2]);
     const auto backward = results({activation_like(shape), {{columns}}, {{columns}}}, [&](const auto& out) {
-      norm->backward(x, dy, g, m, v, false, kEps, out[0], out[1], out[2]);
+      norm->backward(x, dy, g, m, v, false, kNormEps, out[0], out[1], out[2]);
     });
     for (std::int64_t c = 0; c < columns; ++c) {
       EXPECT_EQ(std::isfinite(forward[1].f32()[c]), c != 1);
@@ -337,8 +340,8 @@ TEST_P(CudaNorm, NaNAndInfinityStayInTheirColumns) {
 TEST_P(CudaNorm, NoRows) {
   const Tensor none = activation(cpu->empty({0, 5})), ones = plain(statistics(5, 1, 0.5f));
   const auto got = results({{{5}}, {{5}}}, [&](const auto& out) {
-    norm->forward_infer(none, ones, ones, ones, ones, kEps, none);
-    norm->backward(none, none, ones, ones, ones, true, kEps, none, out[0], out[1]);
+    norm->forward_infer(none, ones, ones, ones, ones, kNormEps, none);
+    norm->backward(none, none, ones, ones, ones, true, kNormEps, none, out[0], out[1]);
   });
   expect_same(cpu->zeros({5}), got[0]);
   expect_same(cpu->zeros({5}), got[1]);

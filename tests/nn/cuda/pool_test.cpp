@@ -16,7 +16,7 @@ struct PoolCase {
   }
 };
 
-const PoolCase kCases[] = {
+const PoolCase kPoolCases[] = {
     {{2, 8, 8, 8}, {{2, 2}, {2, 2}, {0, 0}}},      {{3, 9, 7, 16}, {{2, 2}, {2, 2}, {0, 0}}},
     {{2, 6, 4, 3}, {{2, 2}, {2, 2}, {0, 0}}},      {{1, 5, 6, 64}, {{2, 2}, {1, 1}, {0, 0}}},
     {{2, 9, 8, 24}, {{3, 3}, {2, 2}, {1, 1}}},     {{1, 3, 3, 17}, {{3, 3}, {1, 1}, {1, 1}}},
@@ -36,7 +36,7 @@ class CudaPool : public DeviceTest {
 };
 
 TEST_P(CudaPool, Max) {
-  for (const auto& c : kCases)
+  for (const auto& c : kPoolCases)
     for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu}) {
       SCOPED_TRACE(to_string(c.shape));
       const Tensor x_host = random(c.shape, 1), dy_host = random(c.y_shape(), 2);
@@ -83,7 +83,7 @@ TEST_P(CudaPool, MaxKeepsNaN) {
 }
 
 TEST_P(CudaPool, Average) {
-  for (const auto& c : kCases) {
+  for (const auto& c : kPoolCases) {
     SCOPED_TRACE(to_string(c.shape));
     const Tensor x_host = random(c.shape, 1), dy_host = random(c.y_shape(), 2);
     if (x_host.count() > 40) x_host.f32()[33] = kNaN;

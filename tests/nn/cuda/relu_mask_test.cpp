@@ -6,27 +6,19 @@
 #include <vector>
 
 #include "nn/layers/layers.h"
+#include "tests/nn/uploads.h"
 
 namespace lockstep::nn {
 namespace {
+
+using testing::download;
+using testing::upload;
 
 constexpr std::int64_t kSamples = 9, kIn = 7, kHidden = 20;
 
 std::vector<float> some(std::int64_t count, std::uint64_t seed) {
   std::vector<float> values(static_cast<std::size_t>(count));
   Generator(seed).uniform(values, -1.0, 1.0);
-  return values;
-}
-
-Tensor upload(Backend& backend, const Shape& shape, const std::vector<float>& values) {
-  const Tensor made = backend.empty(shape);
-  backend.upload(std::as_bytes(std::span(values)), made);
-  return made;
-}
-
-std::vector<float> download(Backend& backend, const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
-  backend.download(tensor, std::as_writable_bytes(std::span(values)));
   return values;
 }
 

@@ -10,25 +10,17 @@
 #include "base/cuda/runtime.h"
 #include "nn/io/state.h"
 #include "nn/models/models.h"
+#include "tests/nn/uploads.h"
 
 namespace lockstep::nn {
 namespace {
 
+using testing::download;
+using testing::upload;
+
 std::vector<float> counted(std::size_t count) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), 0.25f);
-  return values;
-}
-
-Tensor upload(Backend& backend, const std::vector<float>& values) {
-  Tensor made = backend.empty({static_cast<std::int64_t>(values.size())});
-  backend.upload(std::as_bytes(std::span(values)), made);
-  return made;
-}
-
-std::vector<float> download(Backend& backend, const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.count()));
-  backend.download(tensor, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
