@@ -1,6 +1,8 @@
-# Precompiled headers: what nearly all files include takes longer to read than most files to compile.
+# What nearly all files include takes longer to read than most files to compile: so it is read once, or once for several.
 
 option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file of a room must include what it uses" ON)
+
+option(LOCKSTEP_UNITY_BUILD "Compile several files at a time; off, each has a compile command of its own" ON)
 
 set(LOCKSTEP_COMMON_HEADERS
   <fmt/format.h> <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <cstring> <filesystem> <fstream> <functional> <map>

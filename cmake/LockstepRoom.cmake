@@ -51,7 +51,7 @@ endfunction()
 # lockstep_together(TARGET SOURCES files… [APART files or folders…]): see lockstep_room.
 function(lockstep_together target)
   cmake_parse_arguments(T "" "" "SOURCES;APART" ${ARGN})
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_MODE GROUP)
   foreach(source IN LISTS T_SOURCES)
     get_filename_component(folder "${source}" DIRECTORY)
     if(NOT source MATCHES "[.]cpp$" OR source IN_LIST T_APART OR folder IN_LIST T_APART)

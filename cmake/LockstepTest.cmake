@@ -1,6 +1,6 @@
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
 #               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
-#               [OWN_GROUPS] [SOFT_CUDA | GPU | CUDA] [TIMEOUT s] [LABELS …])
+#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA | GPU | CUDA] [TIMEOUT s] [LABELS …])
 #
 # One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
 # same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
@@ -11,15 +11,15 @@
 # hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which kinds of group it runs on
 # (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds single ones, of a number of ranks and a
 # group. ALONE names tests that leave their group broken: each is an entry of its own, and no other test of the entry is
-# run. Tests on several ranks run alone (RUN_SERIAL), so that timeouts mean something; but not those labelled fault, which
-# mostly wait.
+# run. An entry counts as as many tests as it has ranks, beside which ctest runs fewer others, but for those labelled fault,
+# which mostly wait. SERIAL ones, which look at clocks or at what the whole machine does, run beside no other.
 #
 # SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
 # from files that are compiled once: neither kind of GPU is seen in them; in software also with streams that run as late
 # as they may (NAME.lazy). All are left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;OWN_GROUPS" "TIMEOUT;PROGRAM"
+  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
                         "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
   if(T_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
@@ -54,7 +54,10 @@ function(lockstep_test name)
   add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
   if(T_GPU)
-    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 RUN_SERIAL TRUE)
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  endif()
+  if(T_GPU OR T_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
 endfunction()
 
@@ -84,7 +87,7 @@ function(lockstep_test_program result)
   add_executable(${program} EXCLUDE_FROM_ALL)
   # A few files at a time, so that the programs of a module are compiled side by side.
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests LINKER_LANGUAGE CXX
-                                              UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+                                              UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
   target_link_libraries(${program} PRIVATE GTest::gtest GTest::gmock)
   if(T_RANKS)
     target_link_libraries(${program} PRIVATE lockstep_ranks_main)
@@ -127,6 +130,7 @@ endfunction()
 function(lockstep_filter_of result program)
   set(patterns "")
   foreach(source IN LISTS T_SOURCES)
+    get_filename_component(source ${source} ABSOLUTE)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
     file(READ ${source} text)
     string(REGEX MATCHALL "(^|\n)(TYPED_)?TEST(_F|_P)?\\([A-Za-z0-9_]+" tests "${text}")
@@ -157,7 +161,7 @@ function(lockstep_cuda_test_entries)
                                $<TARGET_PROPERTY:lockstep_cuda,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
     target_precompile_headers(${objects} REUSE_FROM lockstep_test_headers)
     # Position-independent as the programs are which they become part of, and the headers.
-    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE OFF UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 6)
     target_compile_options(${objects} PRIVATE -fPIE ${LOCKSTEP_TEST_OPTIONS})
   endif()
   lockstep_add_to_test_program(${objects})
@@ -201,10 +205,6 @@ function(lockstep_ranks_entries)
   if(NOT T_ALONE)
     set(T_ALONE "*")
   endif()
-  set(alone TRUE)
-  if("fault" IN_LIST T_LABELS)
-    set(alone FALSE)
-  endif()
   set(runs ${T_ALSO})
   foreach(n IN LISTS T_RANKS)
     foreach(kind IN LISTS T_GROUPS)
@@ -221,9 +221,9 @@ function(lockstep_ranks_entries)
       if(n EQUAL 1 AND NOT kind STREQUAL "inline")
         continue()  # a world of one has nothing to move on
       endif()
-      set(serial ${alone})
-      if(n EQUAL 1 AND NOT T_GPU)
-        set(serial FALSE)
+      set(processors ${n})
+      if("fault" IN_LIST T_LABELS)
+        set(processors 1)
       endif()
       foreach(test IN LISTS T_ALONE)
         set(entry ${name}.np${n})
@@ -239,10 +239,13 @@ function(lockstep_ranks_entries)
         add_test(NAME ${entry}
                  COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${program}>
                          --gtest_filter=${chosen})
-        set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" RUN_SERIAL ${serial}
+        set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" PROCESSORS ${processors}
                                                  ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
         if(T_GPU)
           set_tests_properties(${entry} PROPERTIES SKIP_RETURN_CODE 77)
+        endif()
+        if(T_GPU OR T_SERIAL)
+          set_tests_properties(${entry} PROPERTIES RUN_SERIAL TRUE)
         endif()
       endforeach()
     endforeach()

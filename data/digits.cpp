@@ -17,10 +17,10 @@ namespace {
 // Pixels in [0, 1].
 constexpr Normalisation kDigits = {{0, 0, 0}, {1, 1, 1}};
 constexpr std::size_t kPixels = 64;
-constexpr std::size_t kRecordBytes = kPixels + 1;
+constexpr std::size_t kDigitBytes = kPixels + 1;
 constexpr std::uint64_t kTestEvery = 5;
 
-std::uint64_t record_count() { return digits_file().size() / kRecordBytes; }
+std::uint64_t record_count() { return digits_file().size() / kDigitBytes; }
 
 class Digits : public Dataset {
  public:
@@ -32,7 +32,7 @@ class Digits : public Dataset {
     LOCKSTEP_ASSERT(index < size() && x.size() == kPixels, "sample {} into {} numbers", index, x.size());
     // The training records are the runs of four between the test records.
     const std::uint64_t record = part_ == Part::kTest ? index * kTestEvery : index + index / (kTestEvery - 1) + 1;
-    const auto bytes = digits_file().subspan(record * kRecordBytes, kRecordBytes);
+    const auto bytes = digits_file().subspan(record * kDigitBytes, kDigitBytes);
     std::transform(bytes.begin(), bytes.end() - 1, x.begin(),
                    [](std::uint8_t v) { return static_cast<float>(v) / 16; });
     label = bytes[kPixels];

@@ -27,9 +27,9 @@ using ::testing::Not;
 using testing::on_processes;
 using testing::throws;
 
-/// What this process says while it does something.
+/// What this process says of waiting in `doing` while it acts. On a busy machine ranks are late elsewhere, too.
 template <class Action>
-std::vector<std::string> lines_while(Action&& action) {
+std::vector<std::string> lines_while(const std::string& doing, Action&& action) {
   ::testing::internal::CaptureStderr();
   action();
   const std::string said = ::testing::internal::GetCapturedStderr();
@@ -37,7 +37,8 @@ std::vector<std::string> lines_while(Action&& action) {
   std::vector<std::string> lines;
   for (std::size_t at = 0, end = 0; at < said.size(); at = end + 1) {
     end = std::min(said.find('\n', at), said.size());
-    if (said.substr(at, end - at).find("has waited") != std::string::npos) lines.push_back(said.substr(at, end - at));
+    if (said.substr(at, end - at).find(doing + " has waited") != std::string::npos)
+      lines.push_back(said.substr(at, end - at));
   }
   return lines;
 }
@@ -51,9 +52,9 @@ bool matches(const std::vector<std::string>& lines, const ::testing::Matcher<std
 
 TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
-    set_stall_warning(500ms);
-    if (world.rank == 2) std::this_thread::sleep_for(3s);
-    const auto lines = lines_while([&] {
+    set_stall_warning(1s);
+    if (world.rank == 2) std::this_thread::sleep_for(4s);
+    const auto lines = lines_while("the roll", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("the roll", Deadline::after(20s));
       store->leave(Deadline::after(20s));
@@ -66,11 +67,11 @@ TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
 
 TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
   on_processes({.hosts = "abc"}, [](const World& world) {
-    set_stall_warning(500ms);
-    const auto lines = lines_while([&] {
+    set_stall_warning(1s);
+    const auto lines = lines_while("what to do", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));
-      if (world.rank == 1) std::this_thread::sleep_for(3s);
+      if (world.rank == 1) std::this_thread::sleep_for(4s);
       store->broadcast_text("what to do", "nothing", 1, Deadline::after(20s));
       store->barrier("the end", Deadline::after(20s));
       store->leave(Deadline::after(20s));
@@ -84,9 +85,9 @@ TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
 
 TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
-    set_stall_warning(500ms);
-    if (world.rank == 0) std::this_thread::sleep_for(3s);
-    const auto lines = lines_while([&] {
+    set_stall_warning(1s);
+    if (world.rank == 0) std::this_thread::sleep_for(4s);
+    const auto lines = lines_while("joining the other ranks", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));
       store->leave(Deadline::after(20s));
@@ -99,8 +100,8 @@ TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
 
 TEST(MeetingStalls, AFirstRankThatIsStopped) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
-    set_stall_warning(500ms);
-    const auto lines = lines_while([&] {
+    set_stall_warning(1s);
+    const auto lines = lines_while("again", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));
       // They have heard of it: one that still waits for the answer would speak, too.

@@ -15,9 +15,9 @@ namespace lockstep::launcher {
 namespace {
 
 using Role = JobProcess::Role;
-using testing::AllOf;
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 constexpr double kEverythingEndsSeconds = 2.0;  // the promise that is tested here
 

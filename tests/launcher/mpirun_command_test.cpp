@@ -8,10 +8,10 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::Contains;
-using testing::Key;
-using testing::Not;
-using testing::Pair;
+using ::testing::Contains;
+using ::testing::Key;
+using ::testing::Not;
+using ::testing::Pair;
 
 HostFacts two_cores() {
   HostFacts facts;

@@ -9,7 +9,7 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using How = Ending::How;
 
 const Clock::time_point kStart = Clock::now();

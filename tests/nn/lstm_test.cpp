@@ -116,7 +116,7 @@ void expect_close(const Numbers& expected, const Tensor& actual, const char* wha
         << what << " element " << i;
 }
 
-class Lstm : public ::testing::TestWithParam<int> {
+class LstmKernels : public ::testing::TestWithParam<int> {
  protected:
   Tensor random(const Shape& shape, std::uint64_t seed) { return random_tensor(*backend, shape, seed); }
   LstmWeights weights_for(const Sizes& s) {
@@ -143,7 +143,7 @@ class Lstm : public ::testing::TestWithParam<int> {
   std::uint64_t version_ = 0;
 };
 
-TEST_P(Lstm, IsThatOfAPlainLoop) {
+TEST_P(LstmKernels, IsThatOfAPlainLoop) {
   for (const Sizes& s : kLstmSizes)
     for (const bool begins : {false, true}) {
       SCOPED_TRACE(s.text());
@@ -189,7 +189,7 @@ TEST_P(Lstm, IsThatOfAPlainLoop) {
 }
 
 // What nobody wants is left out, and the rest is the same.
-TEST_P(Lstm, ComputesTheGradientsThatAreWanted) {
+TEST_P(LstmKernels, ComputesTheGradientsThatAreWanted) {
   const Sizes s = {3, 4, 5, 33};
   const LstmWeights weights = weights_for(s);
   const Tensor x = random({s.batch, s.steps, s.inputs}, 5), dy = random({s.batch, s.steps, s.width}, 6);
@@ -213,7 +213,7 @@ TEST_P(Lstm, ComputesTheGradientsThatAreWanted) {
 }
 
 // A sequence in pieces, each from the state that the one before has left.
-TEST_P(Lstm, GoesOnFromItsState) {
+TEST_P(LstmKernels, GoesOnFromItsState) {
   for (const Sizes& s : {Sizes{2, 7, 5, 19}, {1, 4, 3, 64}}) {
     const LstmWeights weights = weights_for(s);
     const Tensor x = random({s.batch, s.steps, s.inputs}, 5), whole = unset({s.batch, s.steps, s.width});
@@ -239,7 +239,7 @@ TEST_P(Lstm, GoesOnFromItsState) {
 }
 
 // Packed weights are those of the version.
-TEST_P(Lstm, FollowsItsWeights) {
+TEST_P(LstmKernels, FollowsItsWeights) {
   const Sizes s = {2, 3, 4, 40};
   LstmWeights weights = weights_for(s);
   const Tensor x = random({s.batch, s.steps, s.inputs}, 5), dy = random({s.batch, s.steps, s.width}, 6);
@@ -282,7 +282,7 @@ TEST(LstmThreads, DoNotChangeTheNumbers) {
   EXPECT_EQ(results[0], results[2]);
 }
 
-TEST_P(Lstm, KeepsNaN) {
+TEST_P(LstmKernels, KeepsNaN) {
   const Sizes s = {2, 3, 4, 5};
   const LstmWeights weights = weights_for(s);
   const Tensor x = random({s.batch, s.steps, s.inputs}, 5), y = unset({s.batch, s.steps, s.width});
@@ -292,7 +292,7 @@ TEST_P(Lstm, KeepsNaN) {
     EXPECT_EQ(std::isnan(y.f32()[i]), i >= s.width && i < s.steps * s.width) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Lstm, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Threads, LstmKernels, ::testing::Values(1, 2));
 
 TEST(Panels, AreProductsOfAnySize) {
   const auto backend = make_cpu_backend(1);

@@ -30,8 +30,8 @@ struct GroupLayer {
 };
 
 /// For tests that leave the group broken, or never join it (lockstep_test(… OWN_GROUPS), whose programs link
-/// own_groups.cpp): main() then makes no group, group() may not be called, and the ranks agree on nothing at the end (each
-/// one's exit code stands for itself).
+/// own_groups.cpp): main() then makes no group, group() may not be called, and the ranks agree on nothing at the end
+/// (each one's exit code stands for itself).
 struct OwnGroups {
   OwnGroups();
 };

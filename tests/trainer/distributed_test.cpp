@@ -6,6 +6,7 @@
 #include "base/splitmix.h"
 #include "sampler/slice.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 #include "tests/trainer/rank_backend.h"
 #include "trainer/sync_batch_norm.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 using lockstep::testing::group;
 using lockstep::testing::rank_backend;
+using lockstep::testing::refusal_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Options = DistributedDataParallel::Options;
@@ -136,17 +138,6 @@ void expect_same_parameters(const nn::Module& got, const nn::Module& wanted, con
   const auto a = got.named_parameters(), b = wanted.named_parameters();
   for (std::size_t i = 0; i < a.size(); ++i)
     expect_near(a[i].parameter->value(), b[i].parameter->value(), a[i].name + when, 1e-5f);
-}
-
-// What comes out of `work` on this rank: what its error says; empty without one.
-template <class Work>
-std::string refusal_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.line();
-  }
-  return "";
 }
 
 class Distributed : public ::testing::TestWithParam<std::optional<double>> {

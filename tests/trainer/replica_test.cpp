@@ -16,7 +16,7 @@ namespace {
 
 using lockstep::testing::group;
 
-constexpr std::int64_t kSide = 8, kClasses = 10;
+constexpr std::int64_t kSide = 8, kDigits = 10;
 
 struct Samples {
   std::vector<float> x;
@@ -29,7 +29,7 @@ Samples samples(std::uint64_t first, std::uint64_t count) {
   for (std::uint64_t i = first; i < first + count; ++i) {
     for (std::uint64_t k = 0; k < kSide * kSide; ++k)
       made.x.push_back(static_cast<float>(SplitMix64::word(i, k) % 1000) / 1000.0f);
-    made.labels.push_back(static_cast<std::int32_t>(SplitMix64::word(i, 99) % kClasses));
+    made.labels.push_back(static_cast<std::int32_t>(SplitMix64::word(i, 99) % kDigits));
   }
   return made;
 }
@@ -39,7 +39,7 @@ struct ReplicaTrainee {
       : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
     module = nn::make_model(context, {.name = name,
                                       .sample_shape = {kSide, kSide, 1},
-                                      .classes = kClasses,
+                                      .classes = kDigits,
                                       .hidden = {33, 17},
                                       .lstm = {.layers = 2, .width = 24}});
     tape.emplace(*backend);

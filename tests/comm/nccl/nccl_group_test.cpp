@@ -228,7 +228,7 @@ TEST_F(NcclGroupTest, ACallThatStaysInTheBackgroundTimesOut) {
   make(500ms);
   script().call_hangs = true;
   const std::string what = broken_by<TimeoutError>([&] { all_reduce(); });
-  EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0) timed out after 0.5"));
+  EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0) timed out after "));
 }
 
 TEST_F(NcclGroupTest, AnEndThatDoesNotComeTimesOut) {

@@ -8,8 +8,8 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(Greeting, ALineAndBack) {
   Greeting greeting = own_greeting(3);

@@ -18,10 +18,10 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Role = JobProcess::Role;
 
 // What a name stands for is in its first part: "refused-1" refuses.

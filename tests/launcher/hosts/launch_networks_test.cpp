@@ -22,7 +22,7 @@ namespace lockstep::launcher {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr const char* kAddressA = "10.79.0.1";
 constexpr const char* kAddressB = "10.79.0.2";

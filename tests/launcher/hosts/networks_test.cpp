@@ -8,8 +8,8 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 TEST(Interfaces, TextAndBack) {
   const std::string text = "eth0/10.0.0.1/24,ib0/192.168.7.9/16";

@@ -11,9 +11,9 @@
 namespace lockstep::launcher {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using How = Ending::How;
 
 RemoteAgent agent_for(const std::map<std::string, std::string>& environment) {
