@@ -154,9 +154,9 @@ class Compare(ScriptTest):
     def test_a_peer_that_hangs_is_named_and_ended_with_all_it_started(self):
         peers = self.fake_torch("trap '' TERM; sleep 1000 & while :; do sleep 1; done\n")
         code, out, err = self.compare("--peers-dir", peers, "--only", "allreduce", "--sizes", "4K",
-                                      "--timeout-seconds", 5)
+                                      "--timeout-seconds", 15)
         self.assertEqual(code, 1, err)
-        self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 5 s")
+        self.assertRegex(out, r"Gloo: failed: Gloo, rank [01] hangs: it did not answer within 15 s")
         self.assertRegex(out, r"\| 4 KB \| [\d.]+ \(")
 
     def test_what_cannot_work_is_said_in_one_line_before_anything_is_measured(self):
