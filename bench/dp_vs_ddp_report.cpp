@@ -10,8 +10,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
-OrderedJson json_of(std::optional<double> value) { return value ? OrderedJson(to_four_places(*value)) : OrderedJson(); }
+OrderedJson json_of(std::optional<double> value) { return value ? OrderedJson(rounded(*value)) : OrderedJson(); }
 
 double moved_by(const Way& way) {
   double bytes = 0;
@@ -20,8 +19,8 @@ double moved_by(const Way& way) {
 }
 
 OrderedJson json_of(const Way& way) {
-  OrderedJson json = {{"step_ms", to_four_places(way.step_ms)},
-                      {"samples_per_s", to_four_places(way.samples_per_s)},
+  OrderedJson json = {{"step_ms", rounded(way.step_ms)},
+                      {"samples_per_s", rounded(way.samples_per_s)},
                       {"peak_memory_bytes", OrderedJson::array()},
                       {"busy_share", OrderedJson::array()},
                       {"bytes_in", OrderedJson::array()},

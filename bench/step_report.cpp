@@ -12,8 +12,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-double rounded(double value, double places = 1e4) { return std::round(value * places) / places; }
-
 OrderedJson json_of(const Timeline& timeline) {
   OrderedJson json = {{"clock", timeline.clock},
                       {"last_ready_ms", rounded(timeline.last_ready_ms)},

@@ -71,26 +71,24 @@ namespace {
 
 constexpr double kLearningRate = 1e-3;
 
-bool is_resnet(const TrainConfig& config) { return config.model.name.starts_with("resnet"); }
-
 }  // namespace
 
 Optimizer optimizer_of(const TrainConfig& config) {
-  return config.optimizer.value_or(is_resnet(config) ? Optimizer::kSgd : Optimizer::kAdamW);
+  return config.optimizer.value_or(nn::is_resnet(config.model.name) ? Optimizer::kSgd : Optimizer::kAdamW);
 }
 
 double momentum_of(const TrainConfig& config) { return config.momentum.value_or(kDefaultMomentum); }
 
 double learning_rate_of(const TrainConfig& config, int world_size) {
   if (config.lr) return *config.lr;
-  if (!is_resnet(config) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
+  if (!nn::is_resnet(config.model.name) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
   return 0.1 * static_cast<double>(global_batch_of(config, world_size)) / 256;
 }
 
 double weight_decay_of(const TrainConfig& config) {
   if (config.weight_decay) return *config.weight_decay;
   if (optimizer_of(config) == Optimizer::kAdamW) return 0.01;
-  return is_resnet(config) ? 1e-4 : 0.0;
+  return nn::is_resnet(config.model.name) ? 1e-4 : 0.0;
 }
 
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {

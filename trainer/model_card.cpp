@@ -18,12 +18,10 @@ constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 
-bool has_gpt_sizes(const std::string& name) { return name.starts_with("gpt"); }
-
 Json json_of(const nn::ModelSpec& spec) {
   Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
   if (spec.name == "mlp") json["hidden"] = spec.hidden;
-  if (has_gpt_sizes(spec.name)) {
+  if (nn::is_gpt(spec.name)) {
     json["layers"] = spec.gpt.layers;
     json["heads"] = spec.gpt.heads;
     json["width"] = spec.gpt.width;
@@ -99,7 +97,7 @@ class Reader {
       spec.hidden.clear();
       if (!hidden.empty()) spec.hidden = sizes(hidden, "hidden", kMostLayers);
     }
-    if (has_gpt_sizes(spec.name)) {
+    if (nn::is_gpt(spec.name)) {
       spec.gpt.layers = size(json, "layers");
       spec.gpt.heads = size(json, "heads");
       spec.gpt.width = size(json, "width");

@@ -16,9 +16,6 @@ constexpr std::int64_t kHeadWidth = 64;  // of every GPT-2
 constexpr std::int64_t kCnnChannels =
     64;  // that its last pooling hands on, at a quarter of the image's height and width
 
-bool names_resnet(const std::string& name) { return name.starts_with("resnet"); }
-bool names_gpt(const std::string& name) { return name.starts_with("gpt"); }
-
 /// Tensors of a state dict by name, without what stands before all names.
 class Tensors {
  public:
@@ -119,9 +116,9 @@ int default_image_size(const std::string& model) {
 nn::ModelSpec spec_of(const ModelConfig& given, const std::vector<nn::HostTensor>& all) {
   const Tensors tensors(all);
   nn::ModelSpec spec{.name = given.name, .sample_shape = {}};
-  if (names_gpt(given.name)) {
+  if (nn::is_gpt(given.name)) {
     read_gpt(given, tensors, spec);
-  } else if (names_resnet(given.name) || given.name == "cnn") {
+  } else if (nn::is_resnet(given.name) || given.name == "cnn") {
     read_image_model(given, tensors, spec);
   } else if (given.name == "lstm") {
     read_lstm(given, tensors, spec);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/columns.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -214,6 +215,8 @@ Opened open_file(const std::string& path) {
 }
 
 }  // namespace
+
+std::string shown_name(std::string_view name) { return cut_columns(name, 80); }
 
 std::map<std::string, std::string> read_safetensors_metadata(const std::string& path) {
   const Opened opened = open_file(path);

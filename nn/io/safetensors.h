@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -22,6 +23,9 @@ struct HostTensor {
   std::vector<std::int64_t> shape;
   std::vector<std::byte> bytes;  // little-endian, row-major
 };
+
+/// The name of a tensor, as messages have it: its first 80 columns.
+std::string shown_name(std::string_view name);
 
 /// What stands of a tensor in the header.
 struct TensorHeader {

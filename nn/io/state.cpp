@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/columns.h"
 #include "base/sha256.h"
 #include "base/text.h"
 
@@ -88,10 +87,6 @@ bool may_be_missing(const std::string& name) { return name.ends_with("num_batche
 
 // Of many the first ones: a line of kilobytes tells nobody more.
 constexpr std::size_t kNamed = 5;
-
-constexpr int kNameColumns = 80;
-
-std::string shown(const std::string& name) { return cut_columns(name, kNameColumns); }
 
 std::string first_of(const std::vector<std::string>& faults) {
   if (faults.size() <= kNamed) return join(faults, ", ");
@@ -198,9 +193,9 @@ class Assignment {
     const Tensor& value = *slot.target.value;
     const auto wanted = file_shape(value, slot.target.layout);
     if (slot.given != nullptr)
-      misshapen_.push_back(shown(name) + " is there twice");
+      misshapen_.push_back(shown_name(name) + " is there twice");
     else if (tensor.shape != wanted || !converts(tensor.dtype, value.dtype()))
-      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", shown(name), lockstep::name_of(tensor.dtype),
+      misshapen_.push_back(fmt::format("{} is {} {}, not {} {}", shown_name(name), lockstep::name_of(tensor.dtype),
                                        shape_text(tensor.shape), lockstep::name_of(value.dtype()), shape_text(wanted)));
     else
       LOCKSTEP_ASSERT(tensor.bytes.size() == static_cast<std::size_t>(value.count()) * size_of(tensor.dtype),
@@ -224,7 +219,7 @@ bool same_content(const HostTensor& a, const HostTensor& b) {
 std::string few_of(const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
   for (const auto& name : std::span(names).first(std::min(names.size(), kNamed + 1)))
-    quoted.push_back('"' + shown(name) + '"');
+    quoted.push_back('"' + shown_name(name) + '"');
   if (names.size() <= kNamed) return join(quoted, ", ");
   return fmt::format("{} and {} more", join(std::span(quoted).first(kNamed), ", "), names.size() - kNamed);
 }
@@ -319,7 +314,7 @@ void load_entries(const std::vector<StateEntry>& entries, const std::vector<Host
   }
   for (const auto& tensor : tensors)
     if (std::ranges::find(entries, tensor.name, &StateEntry::name) == entries.end())
-      faults.push_back("unexpected " + shown(tensor.name));
+      faults.push_back("unexpected " + shown_name(tensor.name));
   if (!faults.empty())
     throw UsageError(fmt::format("{} does not fit: {}", source, first_of(faults)),
                      "load it into what it was saved from");

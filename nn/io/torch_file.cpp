@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 
-#include "base/columns.h"
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "nn/io/half.h"
@@ -68,9 +67,6 @@ class Budget {
   std::size_t left_;
 };
 
-constexpr int kTensorColumns = 80;
-std::string shown_tensor(const std::string& name) { return cut_columns(name, kTensorColumns); }
-
 /// The tensors of the state dict that an unpickled file holds.
 class State {
  public:
@@ -81,9 +77,9 @@ class State {
       const auto* const tensor = std::get_if<PickledTensor>(&value->is);
       if (name == nullptr) not_of_pytorch(path_, "an entry without a name is no tensor");
       if (tensor == nullptr)
-        not_of_pytorch(path_, fmt::format("'{}' is no tensor but {}", shown_tensor(*name), kind_of(*value)));
+        not_of_pytorch(path_, fmt::format("'{}' is no tensor but {}", shown_name(*name), kind_of(*value)));
       if (!tensor->storage->dtype)
-        not_of_pytorch(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown_tensor(*name),
+        not_of_pytorch(path_, fmt::format("'{}' is a tensor of '{}', which is not read", shown_name(*name),
                                           tensor->storage->type));
       entries_.push_back({name, tensor});
     }
@@ -128,10 +124,10 @@ class State {
     const std::size_t width = kind.element_bytes;
     const auto elements = static_cast<std::uint64_t>(kind.elements);
     if (storage.size() / width < elements)
-      not_of_pytorch(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown_tensor(name),
+      not_of_pytorch(path_, fmt::format("the storage of '{}' has {} bytes, too few for {} elements", shown_name(name),
                                         storage.size(), elements));
     if (tensor.shape.size() != tensor.strides.size())
-      not_of_pytorch(path_, fmt::format("'{}' has {} sizes and {} strides", shown_tensor(name), tensor.shape.size(),
+      not_of_pytorch(path_, fmt::format("'{}' has {} sizes and {} strides", shown_name(name), tensor.shape.size(),
                                         tensor.strides.size()));
     // Elements may be shared, never more of them than the storage has: a few bytes cannot stand for a huge tensor.
     std::uint64_t count = 1, last = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.offset, 0));
@@ -143,11 +139,11 @@ class State {
       if (__builtin_mul_overflow(count, extent, &count) || count > elements ||
           __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[axis]), &reach) ||
           __builtin_add_overflow(last, reach, &last))
-        not_of_pytorch(path_, fmt::format("'{}' is larger than its storage", shown_tensor(name)));
+        not_of_pytorch(path_, fmt::format("'{}' is larger than its storage", shown_name(name)));
     }
     if (tensor.offset < 0 || (!empty && last >= elements))
       not_of_pytorch(path_,
-                     fmt::format("'{}' reaches element {} of a storage of {}", shown_tensor(name), last, elements));
+                     fmt::format("'{}' reaches element {} of a storage of {}", shown_name(name), last, elements));
 
     HostTensor host{name, *kind.dtype, tensor.shape, {}};
     if (empty) return host;

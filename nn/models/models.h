@@ -27,6 +27,9 @@ GptSpec default_gpt(const std::string& name);
 
 /// "linear", "mlp", "cnn", "resnet18", "resnet50", "resnet18-cifar", "lstm", "gpt", "gpt2".
 const std::vector<std::string>& model_names();
+/// Of the family of that name, whatever its size.
+inline bool is_gpt(const std::string& model) { return model.starts_with("gpt"); }
+inline bool is_resnet(const std::string& model) { return model.starts_with("resnet"); }
 /// Throws UsageError for another name, with the nearest right one.
 void check_model_name(const std::string& name);
 

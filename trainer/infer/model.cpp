@@ -10,8 +10,6 @@
 namespace lockstep::trainer {
 namespace {
 
-bool is_resnet(const std::string& name) { return name.starts_with("resnet"); }
-
 nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
   return nn::load_state(module, tensors, config.weights,
                         {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}});
@@ -34,7 +32,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   model.spec = model.card ? model.card->spec : spec_of(given, tensors);
   nn::ModelSpec& spec = model.spec;
   if (config.image_size && spec.sample_shape.size() == 3) {
-    if (model.card && !is_resnet(spec.name))
+    if (model.card && !nn::is_resnet(spec.name))
       throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
                                    spec.sample_shape[0], spec.sample_shape[1]),
                        "leave --image-size out");
