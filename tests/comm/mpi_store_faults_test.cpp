@@ -30,7 +30,7 @@ TEST(MpiStoreFaults, ARankThatDoesNotComeIsNamed) {
       }
     };
     const std::string line = attempt();
-    EXPECT_THAT(line, AllOf(HasSubstr("the start timed out after 0.5"),
+    EXPECT_THAT(line, AllOf(HasSubstr("the start timed out after "),
                             HasSubstr(fmt::format("waiting for rank {} (host ", last))));
     EXPECT_EQ(attempt(), line);
   }

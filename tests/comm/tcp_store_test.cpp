@@ -255,7 +255,7 @@ TEST(TcpStore, ARankThatNeverJoinsIsNamedAndAllEndAlike) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_LT(Clock::now() - begin, 5s);
   EXPECT_THAT(errors[1],
-              AllOf(HasSubstr("the start timed out after 0.3"), HasSubstr("waiting for rank 3, which has not joined"),
+              AllOf(HasSubstr("the start timed out after "), HasSubstr("waiting for rank 3, which has not joined"),
                     HasSubstr("start rank 3 with the same MASTER_ADDR")));
   for (const int rank : {0, 2})
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank 1: the start timed out")) << rank;
@@ -271,7 +271,7 @@ TEST(TcpStore, ARankThatDoesNotComeIsNamed) {
     if (store.rank() == 0) std::this_thread::sleep_for(200ms);
     store.all_gather_text("texts", "x", Deadline::after(500ms));
   });
-  EXPECT_THAT(errors[1], AllOf(HasSubstr("texts timed out after 0.5"), HasSubstr("waiting for rank 2 (host "),
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("texts timed out after "), HasSubstr("waiting for rank 2 (host "),
                                HasSubstr("look at the log of rank 2")));
   EXPECT_THAT(errors[0], HasSubstr("peer error 5: rank 1: texts timed out"));
 }
@@ -282,7 +282,7 @@ TEST(TcpStore, AKeyThatNobodySets) {
     if (store.rank() == 0) store.wait(std::vector<std::string>{"a", "b"}, Deadline::after(100ms));
     error_of<PeerError>([&] { store.barrier("on", soon()); });
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("getting 'a', 'b' timed out after 0.1"), HasSubstr("all ranks have joined")));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("getting 'a', 'b' timed out after "), HasSubstr("all ranks have joined")));
 }
 
 TEST(TcpStore, RankZeroNeverComes) {
@@ -583,7 +583,7 @@ TEST(TcpStore, LeavingWaitsForTheSlowest) {
     else
       std::this_thread::sleep_for(800ms);
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("leaving timed out after 0.2"), HasSubstr("waiting for rank 1 (host ")));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("leaving timed out after "), HasSubstr("waiting for rank 1 (host ")));
 }
 
 TEST(TcpStore, NothingIsLeftOpen) {

@@ -67,7 +67,7 @@ TEST_F(NcclGpuFaults, ARankThatNeverComes) {
     work.wait(producer_on_gpu().view());
     work.wait_host();
   });
-  EXPECT_THAT(what, AllOf(StartsWith("allreduce #3 (sum of 262144 f32 at byte 0, step 9) timed out after 3"),
+  EXPECT_THAT(what, AllOf(StartsWith("allreduce #3 (sum of 262144 f32 at byte 0, step 9) timed out after "),
                           HasSubstr(fmt::format("rank {} (host ", control_->size() - 1))));
   // The abort has let go of the stream.
   producer_on_gpu().synchronize();
@@ -108,7 +108,7 @@ TEST_F(NcclGpuFaults, ARankThatDoesNotLaunch) {
     const std::string what = broken_by<TimeoutError>([&] {
       for (;;) group_->poll();
     });
-    EXPECT_THAT(what, StartsWith("allreduce #3 (sum of 262144 f32 at byte 0, step 9) timed out after 3"));
+    EXPECT_THAT(what, StartsWith("allreduce #3 (sum of 262144 f32 at byte 0, step 9) timed out after "));
     producer_on_gpu().synchronize();
   }
   check_cuda(cudaGraphExecDestroy(executable), "letting go of a graph");

@@ -186,7 +186,7 @@ TEST_F(NcclGroupTest, AWaitEndsAtItsDeadline) {
   all_reduce();
   const Work last = all_reduce();
   const std::string what = broken_by<TimeoutError>([&] { last.wait_host(Deadline::after(300ms)); });
-  EXPECT_THAT(what, AllOf(StartsWith("allreduce #2 (sum of 16 f32 at byte 0, step 3) timed out after 0.3"),
+  EXPECT_THAT(what, AllOf(StartsWith("allreduce #2 (sum of 16 f32 at byte 0, step 3) timed out after "),
                           HasSubstr("although every rank has issued it")));
   EXPECT_THAT(remedy_, HasSubstr("--timeout-seconds"));
 }

@@ -293,7 +293,7 @@ TEST_F(NcclCapture, AStallInALaunchIsNamed) {
   const std::string what = broken_by<TimeoutError>([&] {
     for (;;) group_->poll();
   });
-  EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0, step 12) timed out after 1"));
+  EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0, step 12) timed out after "));
 }
 
 // Something in a step that cannot be captured: the steps go on without a graph.
