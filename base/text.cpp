@@ -56,6 +56,11 @@ std::string join(std::span<const std::string> pieces, std::string_view separator
   return joined;
 }
 
+std::string listed(std::span<const std::string> pieces, std::string_view before_last) {
+  if (pieces.size() < 2) return join(pieces, "");
+  return fmt::format("{} {} {}", join(pieces.first(pieces.size() - 1), ", "), before_last, pieces.back());
+}
+
 namespace {
 
 // Optimal string alignment distance, three rows at a time.

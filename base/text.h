@@ -20,6 +20,8 @@ std::string_view trim(std::string_view text);
 /// The first `most_bytes` bytes of `text`, fewer where that would cut a UTF-8 character in two.
 std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes);
 std::string join(std::span<const std::string> pieces, std::string_view separator);
+/// "a", "a and b", "a, b and c".
+std::string listed(std::span<const std::string> pieces, std::string_view before_last = "and");
 
 /// The candidate with the smallest edit distance to `word` (insertions, deletions, replacements and swaps of
 /// neighbours count 1), if it is near enough to be what was meant.

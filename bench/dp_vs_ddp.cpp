@@ -8,7 +8,7 @@
 #include "base/env.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "bench/made_up.h"
+#include "bench/flops.h"
 #include "bench/own_processes.h"
 #include "bench/timings.h"
 #include "comm/world.h"
@@ -129,7 +129,7 @@ int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& ref
   const auto count = static_cast<int>(ids.size());
   train.global_batch = trainer::global_batch_of(train, count);
   train.batch.reset();
-  if (train.data.empty()) train.data = made_up_data(train.model.name, *train.global_batch);
+  if (train.data.empty()) train.data = synthetic_data(train.model.name, *train.global_batch);
   trainer::validate(train);
   if (*train.global_batch < count)
     throw UsageError(fmt::format("bench dp-vs-ddp with {} samples for {} devices", *train.global_batch, count),

@@ -14,7 +14,6 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "bench/flops.h"
-#include "bench/made_up.h"
 #include "bench/muted_group.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
@@ -142,7 +141,7 @@ class StepBenchmark {
     result.precision = precision_of(config, session_.device.kind);
     result.samples_per_s = 1e3 * static_cast<double>(batch_->plan.global_count) / result.step_ms;
     result.flops_per_step =
-        flops_per_step(products_of(trainer::model_spec(config.model, *splits_.train)), result.batch);
+        flops_per_step(nn::products_of(trainer::model_spec(config.model, *splits_.train)), result.batch);
     result.peak_tflops = options_.peak_tflops ? options_.peak_tflops : peak_tflops(result.device, result.precision);
     if (result.peak_tflops) result.mfu = 1e-9 * result.flops_per_step / result.step_ms / *result.peak_tflops;
     result.graphs = result.replays_per_step > 0;
@@ -216,7 +215,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
-    options.train.data = made_up_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
+    options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
   trainer::Session session = trainer::open_session(options.train, refusal);
   {
     StepBenchmark benchmark(options, session);

@@ -1,4 +1,4 @@
-#include "cli/bench_command.h"
+#include "cli/commands.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,11 +7,20 @@
 #include "base/error.h"
 #include "base/status_report.h"
 #include "base/text.h"
-#include "cli/rank_options.h"
-#include "cli/values.h"
+#include "options/values.h"
+#include "trainer/options.h"
 
 namespace lockstep::cli {
 namespace {
+
+using options::boolean;
+using options::choice;
+using options::Complaint;
+using options::integer;
+using options::kMost;
+using options::number;
+using options::OptionKind;
+using options::Setter;
 
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
@@ -48,7 +57,7 @@ Setter size_in_bytes(std::int64_t& target) {
 Setter chosen_format(bench::Format& target, bench::Format format) {
   return [&target, format](const std::string& text) {
     bool wanted = false;
-    auto complaint = parse_bool(text, wanted);
+    auto complaint = options::parse_bool(text, wanted);
     if (!complaint && wanted) target = format;
     return complaint;
   };
@@ -59,13 +68,13 @@ void add_format_options(OptionTable& table, bench::Format& format) {
   table.add({.name = "json",
              .kind = OptionKind::kFlag,
              .help = "print JSON",
-             .set = chosen_format(format, bench::Format::kJson)});
+             .value = chosen_format(format, bench::Format::kJson)});
   table.add({.name = "csv",
              .kind = OptionKind::kFlag,
              .help = "print comma-separated values under a heading",
-             .set = chosen_format(format, bench::Format::kCsv)});
+             .value = chosen_format(format, bench::Format::kCsv)});
   table.exclusive({"json", "csv"});
-  add_config_option(table);
+  options::add_config_option(table);
 }
 
 void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, std::int64_t& warmup_steps) {
@@ -73,12 +82,12 @@ void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, 
              .placeholder = "S",
              .help = help,
              .default_text = fmt::to_string(steps),
-             .set = integer(steps, 1, kMostSteps)});
+             .value = integer(steps, 1, kMostSteps)});
   table.add({.name = "warmup-steps",
              .placeholder = "S",
              .help = "steps before the measured ones",
              .default_text = fmt::to_string(warmup_steps),
-             .set = integer(warmup_steps, 1, kMost)});
+             .value = integer(warmup_steps, 1, kMost)});
 }
 
 /// Reads the flags and runs `measure`, which is told what is wrong with them once the ranks have met.
@@ -100,49 +109,49 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
              .placeholder = "BYTES",
              .help = "smallest size; K, M and G are powers of 1024",
              .default_text = fmt::to_string(options.min_bytes),
-             .set = size_in_bytes(options.min_bytes)});
+             .value = size_in_bytes(options.min_bytes)});
   table.add({.name = "max",
              .placeholder = "BYTES",
              .help = "largest size",
              .default_text = fmt::format("{}M", options.max_bytes >> 20),
-             .set = size_in_bytes(options.max_bytes)});
+             .value = size_in_bytes(options.max_bytes)});
   table.add({.name = "factor",
              .placeholder = "X",
              .help = "each size is so many times the one before",
              .default_text = fmt::to_string(options.factor),
-             .set = integer(options.factor, 2, 1 << 20)});
+             .value = integer(options.factor, 2, 1 << 20)});
   table.group("Operation");
   table.add({.name = "dtype",
              .placeholder = "f32|f64|bf16|i32|i64",
              .help = "type of the elements",
              .default_text = name_of(options.dtype),
-             .set = choice(options.dtype, {{"f32", DType::kF32},
-                                           {"f64", DType::kF64},
-                                           {"bf16", DType::kBF16},
-                                           {"i32", DType::kI32},
-                                           {"i64", DType::kI64}})});
+             .value = choice(options.dtype, {{"f32", DType::kF32},
+                                             {"f64", DType::kF64},
+                                             {"bf16", DType::kBF16},
+                                             {"i32", DType::kI32},
+                                             {"i64", DType::kI64}})});
   table.add(
       {.name = "op",
        .placeholder = "sum|min|max",
        .help = "what becomes of the ranks' elements",
        .default_text = comm::name_of(options.op),
-       .set = choice(options.op,
-                     {{"sum", comm::ReduceOp::kSum}, {"min", comm::ReduceOp::kMin}, {"max", comm::ReduceOp::kMax}})});
+       .value = choice(options.op,
+                       {{"sum", comm::ReduceOp::kSum}, {"min", comm::ReduceOp::kMin}, {"max", comm::ReduceOp::kMax}})});
   table.add({.name = "iterations",
              .placeholder = "N",
              .help = "timed rounds a size",
              .default_text = "as many as take a quarter of a second",
-             .set = integer(options.iterations, 1, kMostSteps)});
+             .value = integer(options.iterations, 1, kMostSteps)});
   table.add({.name = "check",
              .placeholder = "yes|no",
              .help = "compare every element with a plain sum, once a size",
              .default_text = "yes",
-             .set = boolean(options.check)});
+             .value = boolean(options.check)});
   table.group("Ranks");
-  add_backend_option(table, options.group.backend);
-  add_timeout_option(table, options.group.timeout_seconds);
-  add_stall_option(table, options.group.stall_warning_seconds);
-  add_encrypt_option(table, options.group.encrypt);
+  trainer::add_backend_option(table, options.group.backend);
+  trainer::add_timeout_option(table, options.group.timeout_seconds);
+  trainer::add_stall_option(table, options.group.stall_warning_seconds);
+  table.add(trainer::encrypt_option(options.group.encrypt));
   add_format_options(table, options.format);
   return table;
 }
@@ -151,32 +160,31 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   OptionTable table(
       "bench step",
       "Measures training steps of MODEL, with and without communication in turns, on one batch that stays.");
-  add_model_options(table, options.train);
-  add_training_options(table, options.train);
-  add_batch_options(table, options.train);
+  trainer::add_model_options(table, options.train);
+  trainer::add_training_options(table, options.train);
+  trainer::add_batch_options(table, options.train);
   add_step_counts(table, "measured steps with communication, and as many without", options.steps, options.warmup_steps);
   table.add({.name = "copy-batch",
              .placeholder = "yes|no",
              .help = "copy the batch to the GPU in every step, as training does; otherwise it stays there",
              .default_text = "no",
-             .set = boolean(options.copy_batch)});
-  add_update_options(table, options.train);
-  add_device_options(table, options.train);
-  add_graphs_option(table, options.train);
-  add_bucket_options(table, options.train);
+             .value = boolean(options.copy_batch)});
+  trainer::add_update_options(table, options.train);
+  trainer::add_device_options(table, options.train);
+  trainer::add_graphs_option(table, options.train);
+  trainer::add_bucket_options(table, options.train);
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,
              .help = "tell also, of one step that is not recorded, when each bucket was ready, started and ended",
-             .set = boolean(options.timeline)});
+             .value = boolean(options.timeline)});
   table.add({.name = "peak-tflops",
              .placeholder = "X",
              .help = "what the device can do in this precision, in 10^12 operations a second, to tell the share of it "
                      "that is reached",
              .default_text = "from the data sheet, where the GPU is known",
-             .set = number(options.peak_tflops, {.low = 0, .open_low = true})});
+             .value = number(options.peak_tflops, {.low = 0, .open_low = true})});
   table.exclusive({"csv", "timeline"});
-  refuse_inapplicable(table, options.train);
   return table;
 }
 
@@ -184,26 +192,25 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   OptionTable table("bench dp-vs-ddp",
                     "Measures training steps of MODEL on several devices, with one process for all of them and with "
                     "one for each, in turns.");
-  add_model_options(table, options.train);
-  add_training_options(table, options.train);
-  add_batch_options(table, options.train);
+  trainer::add_model_options(table, options.train);
+  trainer::add_training_options(table, options.train);
+  trainer::add_batch_options(table, options.train);
   add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps);
   table.add({.name = "rounds",
              .placeholder = "R",
              .help = "how often the two take turns",
              .default_text = fmt::to_string(options.rounds),
-             .set = integer(options.rounds, 1, 1000)});
-  add_update_options(table, options.train);
-  add_device_options(table, options.train);
-  add_graphs_option(table, options.train);
-  add_bucket_options(table, options.train);
+             .value = integer(options.rounds, 1, 1000)});
+  trainer::add_update_options(table, options.train);
+  trainer::add_device_options(table, options.train);
+  trainer::add_graphs_option(table, options.train);
+  trainer::add_bucket_options(table, options.train);
   table.group("Report");
   table.add({.name = "json",
              .kind = OptionKind::kFlag,
              .help = "print JSON",
-             .set = chosen_format(options.format, bench::Format::kJson)});
-  add_config_option(table);
-  refuse_inapplicable(table, options.train);
+             .value = chosen_format(options.format, bench::Format::kJson)});
+  options::add_config_option(table);
   return table;
 }
 

@@ -1,11 +1,11 @@
-#include "cli/checkpoint_command.h"
+#include "cli/commands.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
 #include "base/error.h"
-#include "cli/values.h"
+#include "options/values.h"
 #include "trainer/checkpoint/folder.h"
 
 namespace lockstep::cli {
@@ -70,10 +70,10 @@ OptionTable checkpoint_options(std::string& action, std::string& path) {
   OptionTable table("checkpoint",
                     "Shows what a checkpoint is of, or reads it whole and compares all bytes with their SHA-256. PATH "
                     "is one, or a --checkpoint-dir: show takes the newest whole one, verify all of them.");
-  table.positional({"show|verify", "what to do", text(action)});
-  table.positional({"PATH", "a checkpoint, or a directory of them", text(path)});
+  table.positional({"show|verify", "what to do", options::text(action)});
+  table.positional({"PATH", "a checkpoint, or a directory of them", options::text(path)});
   table.group("Flags");
-  add_config_option(table);
+  options::add_config_option(table);
   return table;
 }
 

@@ -1,12 +1,12 @@
-#include "cli/devices_command.h"
+#include "cli/commands.h"
 
 #include <cstdio>
 
-#include "cli/values.h"
 #include "devices/json.h"
 #include "devices/read_cpu.h"
 #include "devices/read_gpus.h"
 #include "devices/table.h"
+#include "options/values.h"
 
 namespace lockstep::cli {
 
@@ -15,10 +15,10 @@ OptionTable devices_options(bool& json) {
                     "Shows this machine's GPUs, who uses them, and its CPU. What a card does not tell is N/A.");
   table.group("Flags");
   table.add({.name = "json",
-             .kind = OptionKind::kFlag,
+             .kind = options::OptionKind::kFlag,
              .help = "print one JSON object instead of the table",
-             .set = boolean(json)});
-  add_config_option(table);
+             .value = options::boolean(json)});
+  options::add_config_option(table);
   return table;
 }
 

@@ -1,4 +1,4 @@
-#include "cli/launch_command.h"
+#include "cli/commands.h"
 
 #include <algorithm>
 #include <cctype>
@@ -8,22 +8,31 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/build_config.h"
-#include "cli/values.h"
 #include "devices/read_gpus.h"
 #include "devices/visible.h"
 #include "launcher/hosts/host_helper.h"
 #include "launcher/launch.h"
 #include "launcher/rank_status.h"
+#include "options/values.h"
 
 namespace lockstep::cli {
 namespace {
+
+using options::boolean;
+using options::choice;
+using options::Complaint;
+using options::number;
+using options::OptionKind;
+using options::ParsedOptions;
+using options::Setter;
+using options::text;
 
 /// "auto" (stored as 0) or a number of ranks.
 Setter rank_count(int& target) {
   return [&target](const std::string& text) -> std::optional<Complaint> {
     std::int64_t value = 0;
     if (text != "auto") {
-      if (auto complaint = parse_integer(text, 1, launcher::kMaxRanks, value))
+      if (auto complaint = options::parse_integer(text, 1, launcher::kMaxRanks, value))
         return Complaint{complaint->what, complaint->remedy + ", or auto"};
     }
     target = static_cast<int>(value);
@@ -86,13 +95,13 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
                      "is told --device cpu; on several hosts: as many as these have slots",
              .default_text = "auto",
-             .set = rank_count(options.ranks)});
+             .value = rank_count(options.ranks)});
   table.add({.name = "hosts",
              .synonyms = {"host", "H"},
              .kind = OptionKind::kList,
              .placeholder = "a:4,b:4",
              .help = "hosts to run on, and how many ranks each takes; without a number as many as -n auto starts there",
-             .set = [&options](const std::string& list) {
+             .value = [&options](const std::string& list) {
                options.hosts = launcher::parse_hosts(list);
                return std::nullopt;
              }});
@@ -100,7 +109,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .synonyms = {"machinefile"},
              .placeholder = "FILE",
              .help = "file with a host a line, as HOST, HOST slots=N or HOST:N",
-             .set = [&options](const std::string& path) {
+             .value = [&options](const std::string& path) {
                options.hosts = launcher::read_hostfile(path);
                return std::nullopt;
              }});
@@ -110,7 +119,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
        .placeholder = "S",
        .help = "time without a word from a host after which it is taken for lost, in seconds",
        .default_text = fmt::to_string(options.host_seconds),
-       .set = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
+       .value = number(options.host_seconds, {.low = launcher::kLeastHostSeconds, .high = launcher::kMaxHostSeconds})});
   table.add({.name = "export",
              .synonyms = {"x"},
              .kind = OptionKind::kRepeatable,
@@ -118,30 +127,30 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .help =
                  "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
                  "they are set here too",
-             .set = exports(options.exports)});
+             .value = exports(options.exports)});
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
              .help = "what each rank's threads stay on",
              .default_text = "core",
-             .set = choice(options.bind_to, {{"core", launcher::BindTo::kCore},
-                                             {"socket", launcher::BindTo::kSocket},
-                                             {"none", launcher::BindTo::kNone}})});
+             .value = choice(options.bind_to, {{"core", launcher::BindTo::kCore},
+                                               {"socket", launcher::BindTo::kSocket},
+                                               {"none", launcher::BindTo::kNone}})});
   table.add({.name = "log-dir",
              .placeholder = "DIR",
              .help = "directory for one log file a rank",
-             .set = text(options.log_dir)});
+             .value = text(options.log_dir)});
   table.add(
       {.name = "grace-seconds",
        .placeholder = "S",
        .help = "time that ranks have to end by themselves once asked to, in seconds",
        .default_text = fmt::format("{}; {} and two steps where they save a checkpoint",
                                    launcher::RankStatus::kGraceSeconds, launcher::RankStatus::kSavingGraceSeconds),
-       .set = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
+       .value = number(options.grace_seconds, {.low = 0, .high = launcher::kMaxGraceSeconds})});
   table.add({.name = "no-prefix",
              .kind = OptionKind::kFlag,
              .help = "do not put the rank before each output line",
-             .set = boolean(options.no_prefix)});
-  add_config_option(table);
+             .value = boolean(options.no_prefix)});
+  options::add_config_option(table);
   return table;
 }
 

@@ -8,17 +8,11 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/bench_command.h"
-#include "cli/checkpoint_command.h"
-#include "cli/devices_command.h"
-#include "cli/eval_command.h"
-#include "cli/infer_command.h"
-#include "cli/launch_command.h"
-#include "cli/option_sources.h"
-#include "cli/train_command.h"
-#include "cli/version_command.h"
+#include "cli/commands.h"
 #include "launcher/hosts/rsh.h"
 #include "launcher/rank_wrapper.h"
+#include "trainer/infer/options.h"
+#include "trainer/options.h"
 
 namespace lockstep::cli {
 namespace {
@@ -38,15 +32,15 @@ std::vector<std::string> launch_flags() {
 }
 std::vector<std::string> train_flags() {
   trainer::TrainConfig config;
-  return train_options(config).names();
+  return trainer::train_options(config).names();
 }
 std::vector<std::string> eval_flags() {
   trainer::TrainConfig config;
-  return eval_options(config).names();
+  return trainer::eval_options(config).names();
 }
 std::vector<std::string> infer_flags() {
   trainer::InferConfig config;
-  return infer_options(config).names();
+  return trainer::infer_options(config).names();
 }
 std::vector<std::string> checkpoint_flags() {
   std::string action, path;
@@ -88,7 +82,7 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
     if (other.name == name) continue;
     for (auto& flag : other.flags()) foreign.emplace(std::move(flag), other.name);
   }
-  return chosen.run(process_sources({args.begin(), args.end()}), foreign);
+  return chosen.run(options::process_sources({args.begin(), args.end()}), foreign);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "cli/version_command.h"
+#include "cli/commands.h"
 
 #define CXXOPTS_NO_REGEX true
 #include <fmt/format.h>
@@ -98,7 +98,7 @@ std::string cuda_lines(const CudaProbe& probe) {
 
 OptionTable version_options() {
   OptionTable table("version", "Prints this build, its backends, the instruction set in use and library versions.");
-  add_config_option(table);
+  options::add_config_option(table);
   return table;
 }
 

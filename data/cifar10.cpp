@@ -11,6 +11,7 @@
 #include "base/random_access_file.h"
 #include "base/splitmix.h"
 #include "data/image_form.h"
+#include "data/open.h"
 
 namespace lockstep::data {
 
@@ -143,6 +144,20 @@ DataSplits open_cifar10(const std::string& given, int classes, bool augment) {
                     kFiles);
   return {open_part(directory, train, "train", classes, augment),
           open_part(directory, {"test_batch"}, "test", classes, augment)};
+}
+
+const DatasetFamily& cifar10_family() {
+  static const DatasetFamily family = {
+      .name = "cifar10",
+      .argument = "DIR",
+      .about = "binary version",
+      .remedy = "the directory with the files of its binary version",
+      .settings = {augment_setting()},
+      .classes = kCifar10Classes,
+      .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
+        return open_cifar10(directory, options.classes, options.settings.flag(kAugment));
+      }};
+  return family;
 }
 
 }  // namespace lockstep::data

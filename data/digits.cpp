@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "data/image_form.h"
+#include "data/open.h"
 
 extern "C" {
 extern const unsigned char lockstep_digits[];
@@ -60,6 +61,16 @@ std::span<const std::uint8_t> digits_file() { return {lockstep_digits, lockstep_
 DataSplits open_digits(int classes) {
   return {std::make_shared<Digits>(Digits::Part::kTrain, classes),
           std::make_shared<Digits>(Digits::Part::kTest, classes)};
+}
+
+const DatasetFamily& digits_family() {
+  static const DatasetFamily family = {.name = "digits",
+                                       .about = "shipped",
+                                       .classes = kDigitsClasses,
+                                       .open = [](const std::string&, const std::string&, const OpenOptions& options) {
+                                         return open_digits(options.classes);
+                                       }};
+  return family;
 }
 
 }  // namespace lockstep::data

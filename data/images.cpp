@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "data/image_form.h"
 #include "data/image_list.h"
+#include "data/open.h"
 
 namespace lockstep::data {
 
@@ -235,6 +236,35 @@ DataSplits open_images(const std::string& given, const ImagesOptions& options) {
   others.resize(validation->size());
   for (std::uint32_t i = 0; i < others.size(); ++i) others[i] = i;
   return {part("train", list, std::move(mine)), part("validation", validation, std::move(others))};
+}
+
+const DatasetFamily& images_family() {
+  static const DatasetFamily family = {
+      .name = "images",
+      .argument = "DIR",
+      .about = "JPEG and PNG, a folder a class",
+      .remedy = "a directory with a folder for each class",
+      .settings = {augment_setting(),
+                   {.name = kImageSize,
+                    .fallback = 0,
+                    .help = "height and width of a sample, in pixels",
+                    .low = 1,
+                    .high = kMostImageSize,
+                    .default_text = "what the weights say, or what the model is known for"},
+                   {.name = "most-damaged",
+                    .fallback = kDefaultMostDamaged,
+                    .help = "files that cannot be read and are replaced by others, before a rank gives up",
+                    .role = SettingSpec::Role::kTolerance}},
+      .any_image_size = true,
+      .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
+        const auto size = static_cast<int>(options.settings.integer(kImageSize));
+        return open_images(directory,
+                           {.classes = options.classes,
+                            .size = size > 0 ? size : options.usual_image_size,
+                            .augment = options.settings.flag(kAugment),
+                            .most_damaged = static_cast<std::uint64_t>(options.settings.integer("most-damaged"))});
+      }};
+  return family;
 }
 
 }  // namespace lockstep::data

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "data/idx.h"
 #include "data/image_form.h"
+#include "data/open.h"
 
 namespace lockstep::data {
 
@@ -104,6 +105,18 @@ DataSplits open_mnist(const std::string& directory, int classes) {
                   "take all four files from the same source");
   }
   return splits;
+}
+
+const DatasetFamily& mnist_family() {
+  static const DatasetFamily family = {
+      .name = "mnist",
+      .argument = "DIR",
+      .about = "IDX files, plain or .gz",
+      .remedy = "the directory with MNIST's IDX files",
+      .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
+        return open_mnist(directory, options.classes > 0 ? options.classes : kMnistClasses);
+      }};
+  return family;
 }
 
 }  // namespace lockstep::data

@@ -1,39 +1,66 @@
-// From a data set's name, as people type it, to the data set.
+// The registry of data sets: a family is one file in this directory, which declares a `DatasetFamily`, and a line in
+// open.cpp. From a data set's name, as people type it, to the data set.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "base/settings.h"
 #include "data/dataset.h"
+#include "data/image_views.h"
 
 namespace lockstep::data {
 
 inline constexpr std::int64_t kDefaultContext = 256;
 
 struct OpenOptions {
-  int classes = 0;                         // 0: the data set's own number
-  std::uint64_t seed = 1;                  // of made-up data
-  std::int64_t context = kDefaultContext;  // tokens of a sample
-  // What only data sets of images take, and others refuse.
-  std::optional<bool> augment = {};                // training samples are changed at random; default: yes
-  std::optional<int> image_size = {};              // images: height and width of a sample; default: kDefaultImageSize
-  std::optional<std::uint64_t> most_damaged = {};  // images: files that are put up with; default: kDefaultMostDamaged
+  int classes = 0;                                    // 0: the data set's own number
+  std::uint64_t seed = 1;                             // of synthetic data
+  std::int64_t context = kDefaultContext;             // tokens of a sample
+  Settings settings = {};                             // its family's; those that are not given have their defaults
+  int usual_image_size = kDefaultImageSize;           // pixels, of data whose images may have any size
   std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
 };
 
-/// Opens
-///   digits            8×8 handwritten digits, shipped inside the program;
-///   mnist:DIR         MNIST's four IDX files, plain or .gz;
-///   cifar10:DIR       CIFAR-10's binary version (data/cifar10.h);
-///   images:DIR        JPEG and PNG files, a folder for each class (data/images.h);
-///   random:SHAPE,LEN  LEN made-up samples; SHAPE is a number of features (5) or CxHxW (3x32x32; the samples' dims are
-///                     {H, W, C} all the same);
-///   text:FILE         the characters of a text in UTF-8 (data/text.h);
-///   tokens:FILE       16-bit numbers (data/tokens.h).
-/// Throws UsageError for a name, shape or number of classes that cannot be, naming the nearest right name, and IoError
-/// for files that are missing or malformed and for data sets without a sample.
+struct DatasetFamily {
+  std::string name;           // "mnist"
+  std::string argument = {};  // what follows the colon: "DIR"; empty: nothing
+  std::string about;          // "IDX files, plain or .gz"
+  std::string remedy = {};    // for an argument that is missing: "the directory with MNIST's IDX files"
+  std::vector<SettingSpec> settings = {};
+  /// Classes that its files have; fewer cannot be asked for. 0: they say it, or whoever opens it.
+  int classes = 0;
+  bool has_tokens = false;      // of all its samples
+  bool any_classes = false;     // its numbers do not say how many classes there are
+  bool any_image_size = false;  // its images are scaled to what is asked for
+  bool synthetic = false;       // nothing is read
+  /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0.
+  DataSplits (*open)(const std::string& spec, const std::string& argument, const OpenOptions& options) = nullptr;
+  /// The regular files that `argument` names; nullptr: it is a directory, or none.
+  std::vector<std::string> (*files)(const std::string& argument) = nullptr;
+};
+
+const std::vector<const DatasetFamily*>& dataset_families();
+/// That of "mnist:DIR"; nullptr: there is none.
+const DatasetFamily* find_dataset_family(const std::string& spec);
+/// "DIR" of "mnist:DIR"; empty where there is none.
+std::string dataset_argument(const std::string& spec);
+/// Whether its samples are tokens, as far as the name says: random ones may be.
+bool may_have_tokens(const std::string& spec);
+
+/// Opens what `spec` names (`lockstep train --help` lists them). Throws UsageError for a name, shape, setting or number
+/// of classes that cannot be, naming the nearest right name, and IoError for files that are missing or malformed and
+/// for data sets without a sample.
 DataSplits open_data(const std::string& spec, const OpenOptions& options = {});
+
+/// "digits (shipped), mnist:DIR (IDX files, plain or .gz), …"
+std::string dataset_help();
+
+inline constexpr const char *kAugment = "augment", *kImageSize = "image-size";
+/// Whether training samples are cropped and mirrored at random: of data sets of photographs.
+SettingSpec augment_setting();
 
 }  // namespace lockstep::data

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/splitmix.h"
+#include "base/text.h"
+#include "data/open.h"
 
 namespace lockstep::data {
 
@@ -100,6 +102,70 @@ DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t leng
 DataSplits make_random_tokens(std::int64_t context, std::uint64_t length, int classes, std::uint64_t seed) {
   if (context < 1) throw UsageError(fmt::format("samples of {} tokens", context), "give --context 1 or more");
   return make_parts<RandomTokens>(length, {context}, classes, true, seed);
+}
+
+namespace {
+
+constexpr const char* kRandomHelp =
+    "write random:SHAPE,LEN with SHAPE a number of features, CxHxW or 'tokens', such as random:3x32x32,1000";
+constexpr std::string_view kTokens = "tokens";
+// 4 GiB of f32: far above any sample, far below overflow.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+
+// "5" → {5}; "3x32x40" (C, H, W, as people write it) → {32, 40, 3} (H, W, C, as memory holds it).
+std::vector<std::int64_t> parse_shape(const std::string& spec, const std::string& text) {
+  std::vector<std::int64_t> dims;
+  std::int64_t elements = 1;
+  for (const auto& piece : split(text, 'x')) {
+    const auto dim = parse_int(piece);
+    if (!dim || *dim < 1) throw UsageError(fmt::format("data '{}': '{}' is not a shape", spec, text), kRandomHelp);
+    if (*dim > kMostElements / elements)
+      throw UsageError(fmt::format("data '{}': a sample of more than 2^30 numbers", spec), "give a smaller shape");
+    elements *= *dim;
+    dims.push_back(*dim);
+  }
+  if (dims.size() == 3) return {dims[1], dims[2], dims[0]};
+  if (dims.size() == 1) return dims;
+  throw UsageError(fmt::format("data '{}': '{}' has {} dimensions, not 1 or 3", spec, text, dims.size()), kRandomHelp);
+}
+
+DataSplits open_random(const std::string& spec, const std::string& argument, const OpenOptions& options) {
+  const auto pieces = split(argument, ',');
+  if (pieces.size() != 2) throw UsageError(fmt::format("data '{}' needs a shape and a length", spec), kRandomHelp);
+  const bool tokens = pieces[0] == kTokens;
+  const auto dims = tokens ? std::vector<std::int64_t>() : parse_shape(spec, pieces[0]);
+  const auto length = parse_int(pieces[1]);
+  if (!length || *length < 0)
+    throw UsageError(fmt::format("data '{}': '{}' is not a number of samples", spec, pieces[1]), kRandomHelp);
+  if (*length == 0) throw IoError(fmt::format("data '{}': empty data set", spec), "give data with at least one sample");
+  const int classes = options.classes > 0 ? options.classes : tokens ? kRandomTokens : kRandomClasses;
+  if (tokens) return make_random_tokens(options.context, static_cast<std::uint64_t>(*length), classes, options.seed);
+  return make_random(dims, static_cast<std::uint64_t>(*length), classes, options.seed);
+}
+
+}  // namespace
+
+bool may_have_tokens(const std::string& spec) {
+  const DatasetFamily* const family = find_dataset_family(spec);
+  return family != nullptr &&
+         (family->has_tokens || (family->synthetic && dataset_argument(spec).starts_with(kTokens)));
+}
+
+std::string random_data(std::span<const std::int64_t> dims, std::uint64_t length) {
+  std::string shape(kTokens);
+  if (dims.size() == 1) shape = fmt::to_string(dims[0]);
+  if (dims.size() == 3) shape = fmt::format("{}x{}x{}", dims[2], dims[0], dims[1]);
+  return fmt::format("random:{},{}", shape, length);
+}
+
+const DatasetFamily& random_family() {
+  static const DatasetFamily family = {.name = "random",
+                                       .argument = "SHAPE,LEN",
+                                       .about = "synthetic",
+                                       .any_classes = true,
+                                       .synthetic = true,
+                                       .open = open_random};
+  return family;
 }
 
 }  // namespace lockstep::data

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "data/dataset.h"
@@ -18,5 +20,8 @@ DataSplits make_random(const std::vector<std::int64_t>& dims, std::uint64_t leng
 
 /// The same with samples of `context` tokens, uniform in [0, classes). A token's label is the one that follows.
 DataSplits make_random_tokens(std::int64_t context, std::uint64_t length, int classes, std::uint64_t seed);
+
+/// What open_data() takes for `length` random samples of these dims; none: of tokens.
+std::string random_data(std::span<const std::int64_t> dims, std::uint64_t length);
 
 }  // namespace lockstep::data

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "data/open.h"
 #include "data/token_rows.h"
 
 namespace lockstep::data {
@@ -129,6 +130,24 @@ DataSplits open_text(const std::string& path, std::int64_t context, std::shared_
                                   tokens, rows);
   };
   return {part("train", parts.train), part("validation", parts.validation)};
+}
+
+const DatasetFamily& text_family() {
+  static const DatasetFamily family = {
+      .name = "text",
+      .argument = "FILE",
+      .about = "its characters",
+      .has_tokens = true,
+      .open =
+          [](const std::string& spec, const std::string& path, const OpenOptions& options) {
+            if (options.classes > 0)
+              throw UsageError(fmt::format("--classes {} for {}: a text has as many tokens as it has characters",
+                                           options.classes, spec),
+                               "leave --classes out");
+            return open_text(path, options.context, options.characters);
+          },
+      .files = [](const std::string& path) -> std::vector<std::string> { return {path}; }};
+  return family;
 }
 
 }  // namespace lockstep::data

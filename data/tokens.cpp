@@ -7,9 +7,13 @@
 
 #include "base/error.h"
 #include "base/random_access_file.h"
+#include "data/open.h"
 #include "data/token_rows.h"
 
 namespace lockstep::data {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr std::size_t kTokenBytes = 2;
@@ -63,6 +67,15 @@ class Tokens final : public Dataset {
 
 }  // namespace
 
+namespace {
+
+// val.bin beside a train.bin; otherwise nothing.
+fs::path validation_of(const fs::path& path) {
+  return path.filename() == "train.bin" ? fs::path(path).replace_filename("val.bin") : fs::path();
+}
+
+}  // namespace
+
 DataSplits open_tokens(const std::string& path, std::int64_t context, int classes) {
   const auto open = [](const std::string& name) { return std::make_shared<const TokenFile>(name); };
   const auto part = [&](const char* name, const std::shared_ptr<const TokenFile>& file, const TokenRows& rows) {
@@ -74,14 +87,32 @@ DataSplits open_tokens(const std::string& path, std::int64_t context, int classe
                                     file, rows);
   };
   const auto file = open(path);
-  const std::filesystem::path beside = std::filesystem::path(path).replace_filename("val.bin");
-  if (std::filesystem::path(path).filename() != "train.bin" || !std::filesystem::exists(beside)) {
+  const fs::path beside = validation_of(path);
+  if (beside.empty() || !fs::exists(beside)) {
     const TokenParts parts = split_tokens(file->tokens(), context, path);
     return {part("train", file, parts.train), part("validation", file, parts.validation)};
   }
   const auto other = open(beside.string());
   return {part("train", file, whole_tokens(file->tokens(), context, path)),
           part("validation", other, whole_tokens(other->tokens(), context, beside.string()))};
+}
+
+const DatasetFamily& tokens_family() {
+  static const DatasetFamily family = {.name = "tokens",
+                                       .argument = "FILE",
+                                       .about = "16-bit",
+                                       .has_tokens = true,
+                                       .any_classes = true,
+                                       .open =
+                                           [](const std::string&, const std::string& path, const OpenOptions& options) {
+                                             return open_tokens(path, options.context,
+                                                                options.classes > 0 ? options.classes : kGpt2Tokens);
+                                           },
+                                       .files = [](const std::string& path) -> std::vector<std::string> {
+                                         const fs::path beside = validation_of(path);
+                                         return beside.empty() ? std::vector{path} : std::vector{path, beside.string()};
+                                       }};
+  return family;
 }
 
 }  // namespace lockstep::data

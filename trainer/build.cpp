@@ -10,98 +10,84 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "data/open.h"
-#include "data/tokens.h"
 #include "nn/io/state.h"
+#include "nn/optim/optimizers.h"
 #include "trainer/adopt_card.h"
 #include "trainer/model_of_file.h"
 #include "trainer/module_manifest.h"
 #include "trainer/replica.h"
-#include "trainer/spec_of_file.h"
 
 namespace lockstep::trainer {
 
-namespace {
-
-// Tokens of a sample, and the most that the model takes.
-std::int64_t context_of(const ModelConfig& model) {
-  return model.context ? *model.context : nn::default_gpt(model.name).context;
+std::optional<std::int64_t> classes_setting(const ModelConfig& model) {
+  for (const auto& setting : nn::model_family(model.name).settings)
+    if (setting.role == SettingSpec::Role::kClasses)
+      if (const SettingValue* const given = model.settings.find(setting.name))
+        return std::get<std::int64_t>(given->any());
+  return std::nullopt;
 }
 
-// What only data sets of images take.
-std::optional<int> image_size_of(const TrainConfig& config) {
-  if (config.image_size || !config.data.starts_with("images:")) return config.image_size;
-  return default_image_size(config.model.name);
+int usual_image_size(const std::string& model) {
+  const nn::ModelFamily& family = nn::model_family(model);
+  return family.any_image_size ? static_cast<int>(family.variant(model).sample_shape[0]) : data::kDefaultImageSize;
 }
-
-}  // namespace
 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
-  const double decay = weight_decay_of(config);
-  if (optimizer_of(config) == Optimizer::kSgd)
-    return nn::make_sgd(parameters,
-                        {.momentum = momentum_of(config), .nesterov = config.nesterov, .weight_decay = decay});
-  const auto [beta1, beta2] = config.betas.value_or(kDefaultBetas);
-  return nn::make_adamw(parameters, {.beta1 = beta1, .beta2 = beta2, .weight_decay = decay});
+  return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config));
 }
 
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
+  const nn::ModelFamily& model = nn::model_family(config.model.name);
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
-                            .context = context_of(config.model),
-                            .augment = config.augment,
-                            .image_size = image_size_of(config),
-                            .most_damaged = {},
+                            .settings = config.data_settings,
+                            .usual_image_size = usual_image_size(config.model.name),
                             .characters = card ? card->characters : nullptr};
-  if (config.most_damaged) options.most_damaged = static_cast<std::uint64_t>(*config.most_damaged);
-  if (config.model.name == "linear" && options.classes == 0) {
-    // Made-up data has as many classes as the model is asked for: 2, as in the 5 → 2 layer of the tutorials.
-    if (config.model.out)
-      options.classes = *config.model.out;
-    else if (config.data.starts_with("random:"))
-      options.classes = 2;
-  }
-  if (config.model.name == "gpt2" && options.classes == 0 && config.data.starts_with("random:tokens"))
-    options.classes = data::kGpt2Tokens;
+  if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
+  const data::DatasetFamily* const family = data::find_dataset_family(config.data);
+  if (options.classes == 0) options.classes = static_cast<int>(classes_setting(config.model).value_or(0));
+  // Synthetic data has as many classes as the model is known for.
+  if (options.classes == 0 && family != nullptr && family->synthetic &&
+      model.takes_tokens == data::may_have_tokens(config.data))
+    options.classes = static_cast<int>(model.variant(config.model.name).classes_of_random_data.value_or(0));
   return data::open_data(config.data, options);
 }
 
+std::int64_t tokens_of(const ModelConfig& model) {
+  const nn::ModelFamily& family = nn::model_family(model.name);
+  return resolve(family.settings_of(model.name), model.settings, "model " + model.name).integer(family.tokens_setting);
+}
+
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset) {
-  nn::ModelSpec spec{.name = model.name, .sample_shape = dataset.sample_dims(), .classes = dataset.classes()};
-  if (!model.hidden.empty()) spec.hidden.assign(model.hidden.begin(), model.hidden.end());
-  spec.gpt = nn::default_gpt(model.name);
-  spec.gpt.layers = model.layers.value_or(spec.gpt.layers);
-  spec.gpt.heads = model.heads.value_or(spec.gpt.heads);
-  spec.gpt.width = model.width.value_or(spec.gpt.width);
-  spec.gpt.context = context_of(model);
-  spec.gpt.tied = model.tied_head;
-  spec.gpt.dropout = model.dropout;
-  spec.lstm = {.layers = model.layers.value_or(spec.lstm.layers),
-               .width = model.width.value_or(spec.lstm.width),
-               .dropout = model.dropout};
-  spec.zero_init_residual = model.zero_init_residual;
-  return spec;
+  return nn::complete({.name = model.name,
+                       .sample_shape = dataset.sample_dims(),
+                       .classes = dataset.classes(),
+                       .settings = model.settings});
 }
 
 namespace {
 
 // What a model takes, and what the data has. Sizes of images are the model's own matter.
 void check_fit(const std::string& model, const data::Dataset& dataset) {
-  const bool tokens = dataset.has_tokens(), language = model.starts_with("gpt") || model == "lstm";
-  if (tokens && !language)
-    throw UsageError(fmt::format("{} takes numbers, and the samples of {} are tokens", model, dataset.name()),
-                     "use gpt, gpt2 or lstm for these data, or give other data");
+  const nn::ModelFamily& family = nn::model_family(model);
   const auto dims = dataset.sample_dims().size();
-  if (tokens || !language || (model == "lstm" && dims == 3)) return;
+  const bool tokens = dataset.has_tokens(), images = !tokens && dims == 3, vectors = !tokens && dims == 1;
+  if (tokens && !family.takes_tokens)
+    throw UsageError(fmt::format("{} takes numbers, and the samples of {} are tokens", model, dataset.name()),
+                     fmt::format("use {} for these data, or give other data",
+                                 nn::models_that([](const auto& other) { return other.takes_tokens; }, "or")));
+  if (!family.takes_tokens || tokens || (images && family.takes_images) || (vectors && family.takes_vectors)) return;
   throw UsageError(fmt::format("{} takes tokens{}, and the samples of {} are {}", model,
-                               model == "lstm" ? " or images" : "", dataset.name(), dims == 3 ? "images" : "vectors"),
+                               family.takes_images ? " or images" : "", dataset.name(), images ? "images" : "vectors"),
                    "give --data text:FILE, tokens:FILE or random:tokens,LEN, or use another model for these data");
 }
 
 // What the last layer's parameters are called up to their last dot.
 std::string head_of(const TrainConfig& config, const nn::Module& model) {
-  check_usage(!config.model.name.starts_with("gpt"), "--reset-head with gpt, whose last layer is its embedding",
-              "leave --reset-head out");
+  if (!nn::model_family(config.model.name).separate_head)
+    throw UsageError(fmt::format("--reset-head with {}, whose last layer is its embedding", config.model.name),
+                     "leave --reset-head out");
   const std::string last = model.named_parameters().back().name;
   return last.substr(0, last.rfind('.') + 1);
 }
@@ -129,9 +115,10 @@ void check_meaning(const TrainConfig& config, const data::Dataset& dataset, cons
 // Of a language model that has another vocabulary than the data: one line, where names and shapes would be many.
 void check_vocabulary(const TrainConfig& config, const std::vector<nn::HostTensor>& tensors,
                       const data::Dataset& dataset) {
-  if (!dataset.has_tokens()) return;
+  const std::string& table = nn::model_family(config.model.name).token_table;
+  if (!dataset.has_tokens() || table.empty()) return;
   for (const auto& tensor : tensors)
-    if (tensor.name.ends_with("wte.weight") && tensor.shape.size() == 2 && tensor.shape[0] != dataset.classes())
+    if (tensor.name.ends_with(table) && tensor.shape.size() == 2 && tensor.shape[0] != dataset.classes())
       throw UsageError(fmt::format("{} has {} tokens, and {} has {}", config.weights, tensor.shape[0], dataset.name(),
                                    dataset.classes()),
                        "use data with the vocabulary that it was trained on, or give --classes for tokens:FILE");
@@ -173,14 +160,20 @@ namespace {
 
 void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
   check_fit(config.model.name, dataset);
-  if (config.model.in && static_cast<std::size_t>(*config.model.in) != dataset.sample_elements())
-    throw UsageError(fmt::format("--in {} where the samples of {} have {} numbers", *config.model.in, dataset.name(),
-                                 dataset.sample_elements()),
-                     "leave --in out: it follows the data");
-  if (config.model.out && *config.model.out != dataset.classes())
-    throw UsageError(
-        fmt::format("--out {} where {} has {} classes", *config.model.out, dataset.name(), dataset.classes()),
-        "leave --out out: it follows the data and --classes");
+  for (const auto& setting : nn::model_family(config.model.name).settings) {
+    const SettingValue* const given = config.model.settings.find(setting.name);
+    if (given == nullptr) continue;
+    const auto refuse = [&](std::uint64_t there, const char* what, const char* remedy) {
+      throw UsageError(
+          fmt::format("--{} {} where {} {} {}", setting.name, to_string(*given), dataset.name(), what, there),
+          fmt::format("leave --{} out: it follows {}", setting.name, remedy));
+    };
+    if (setting.role == SettingSpec::Role::kSampleElements &&
+        std::get<std::int64_t>(given->any()) != static_cast<std::int64_t>(dataset.sample_elements()))
+      refuse(dataset.sample_elements(), "has numbers in a sample:", "the data");
+    if (setting.role == SettingSpec::Role::kClasses && std::get<std::int64_t>(given->any()) != dataset.classes())
+      refuse(static_cast<std::uint64_t>(dataset.classes()), "has classes:", "the data and --classes");
+  }
 }
 
 }  // namespace
@@ -245,7 +238,7 @@ TrainingStep::Options step_options(const TrainConfig& config) {
   return {.clip_norm = config.clip_norm,
           .activations = activations_of(config),
           .record = config.graphs.value_or(true) && !config.find_unused && config.parallel != Parallel::kDp,
-          .dropout = config.model.dropout > 0,
+          .dropout = dropout_of(config.model) > 0,
           .seed = config.seed,
           .accumulate = config.accumulate,
           .in_step = config.sync_batchnorm};

@@ -22,7 +22,14 @@ namespace lockstep::trainer {
 /// IoError for files.
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card = std::nullopt);
 
-/// With the shape of `dataset`'s samples and its classes.
+/// What the model's setting for classes says, if it has one and it was given.
+std::optional<std::int64_t> classes_setting(const ModelConfig& model);
+/// Height and width in pixels of images for this model, where nobody says any.
+int usual_image_size(const std::string& model);
+/// Tokens of a sample, for a model that takes tokens.
+std::int64_t tokens_of(const ModelConfig& model);
+
+/// Complete, with the shape of `dataset`'s samples and its classes.
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
 /// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Throws

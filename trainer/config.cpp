@@ -4,33 +4,20 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "nn/io/weights.h"
 #include "nn/models/models.h"
-#include "trainer/applicability.h"
+#include "nn/optim/optimizers.h"
 #include "trainer/device_request.h"
+#include "trainer/options.h"
 
 namespace lockstep::trainer {
 namespace {
 
 void require(bool ok, const std::string& what, const std::string& remedy) {
   if (!ok) throw UsageError(what, remedy);
-}
-
-/// NaN is in no range.
-template <class T>
-void require_range(const char* flag, T value, T low, T high = std::numeric_limits<T>::max()) {
-  require(value >= low && value <= high, fmt::format("{} {} is out of range", flag, value),
-          high == std::numeric_limits<T>::max() ? fmt::format("give a finite number of at least {}", low)
-                                                : fmt::format("give {} to {}", low, high));
-}
-
-template <class T>
-std::string text_of(const std::optional<T>& value) {
-  return value ? fmt::to_string(*value) : "default";
 }
 
 }  // namespace
@@ -67,28 +54,46 @@ void validate_device(const TrainConfig& config) {
 
 }  // namespace
 
+std::string optimizer_of(const TrainConfig& config) {
+  return config.optimizer.empty() ? nn::model_family(config.model.name).training.optimizer : config.optimizer;
+}
+
 namespace {
 
-constexpr double kLearningRate = 1e-3;
+/// What the model is trained with, where that is with this optimizer.
+const nn::TrainingDefaults* model_defaults(const TrainConfig& config) {
+  const nn::TrainingDefaults& training = nn::model_family(config.model.name).training;
+  return training.optimizer == optimizer_of(config) ? &training : nullptr;
+}
 
 }  // namespace
 
-Optimizer optimizer_of(const TrainConfig& config) {
-  return config.optimizer.value_or(nn::is_resnet(config.model.name) ? Optimizer::kSgd : Optimizer::kAdamW);
-}
-
-double momentum_of(const TrainConfig& config) { return config.momentum.value_or(kDefaultMomentum); }
-
 double learning_rate_of(const TrainConfig& config, int world_size) {
   if (config.lr) return *config.lr;
-  if (!nn::is_resnet(config.model.name) || optimizer_of(config) != Optimizer::kSgd) return kLearningRate;
-  return 0.1 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+  if (const auto* model = model_defaults(config); model != nullptr && model->lr_per_256)
+    return *model->lr_per_256 * static_cast<double>(global_batch_of(config, world_size)) / 256;
+  return nn::optimizer_family(optimizer_of(config)).lr;
 }
 
 double weight_decay_of(const TrainConfig& config) {
   if (config.weight_decay) return *config.weight_decay;
-  if (optimizer_of(config) == Optimizer::kAdamW) return 0.01;
-  return nn::is_resnet(config.model.name) ? 1e-4 : 0.0;
+  if (const auto* model = model_defaults(config); model != nullptr && model->weight_decay) return *model->weight_decay;
+  return nn::optimizer_family(optimizer_of(config)).weight_decay;
+}
+
+Settings optimizer_settings_of(const TrainConfig& config) {
+  const std::string name = optimizer_of(config);
+  return resolve(nn::optimizer_family(name).settings, config.optimizer_settings, "optimizer " + name);
+}
+
+Settings schedule_settings_of(const TrainConfig& config) {
+  return resolve(nn::schedule_family(config.schedule).settings, config.schedule_settings,
+                 "schedule " + config.schedule);
+}
+
+double dropout_of(const ModelConfig& model) {
+  const SettingValue* const given = model.settings.find("dropout");
+  return given != nullptr ? std::get<double>(given->any()) : 0.0;
 }
 
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
@@ -96,17 +101,6 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size) {
 }
 
 const char* name_of(Parallel parallel) { return parallel == Parallel::kDdp ? "ddp" : "dp"; }
-
-const char* name_of(Optimizer optimizer) { return optimizer == Optimizer::kSgd ? "sgd" : "adamw"; }
-
-const char* name_of(Schedule schedule) {
-  switch (schedule) {
-    case Schedule::kConstant: return "constant";
-    case Schedule::kCosine: return "cosine";
-    case Schedule::kStep: return "step";
-  }
-  return "?";
-}
 
 const char* name_of(sampler::Tail tail) {
   switch (tail) {
@@ -145,38 +139,13 @@ void validate(const TrainConfig& config) {
   nn::check_model_name(config.model.name);
   require(!config.data.empty(), "no data was named", "give --data digits, for example");
   require(!(config.batch && config.global_batch), "both --batch and --global-batch were given", "give one of them");
-  constexpr std::int64_t kNone = 0, kOne = 1, kMostBatch = std::int64_t{1} << 40;
-  require_range("--batch", config.batch.value_or(1), kOne, kMostBatch);
-  require_range("--global-batch", config.global_batch.value_or(1), kOne, kMostBatch);
-  require_range("--accumulate", config.accumulate, 1, kMostParts);
-  require_range("--workers", config.workers, 0);
-  require_range("--most-damaged", config.most_damaged.value_or(0), kNone);
-  require_range("--epochs", config.epochs, kOne);
-  require_range("--steps", config.steps.value_or(1), kOne);
-  require_range("--eval-every", config.eval_every, kNone);
-  require_range("--warmup", config.warmup, kNone);
-  require_range("--threads", config.threads, 0);
-  require_range("--check-replicas", config.check_replicas, kNone);
-  require(config.model.dropout >= 0 && config.model.dropout < 1,
-          fmt::format("--dropout {} is not in [0, 1)", config.model.dropout), "use --dropout 0.1, for example");
-  require_range("--log-every", config.log_every, kOne);
-  require_range("--lr", config.lr.value_or(0.0), 0.0);
-  require_range("--min-lr", config.min_lr, 0.0);
+  TrainConfig same = config;  // options are bound to what they can change
+  train_options(same).check();
   const double lr = learning_rate_of(config, 1);  // the least, of all numbers of ranks
-  require(config.min_lr <= lr, fmt::format("--min-lr {} is above --lr {}", config.min_lr, lr),
-          "give a smaller --min-lr");
-  require_range("--momentum", momentum_of(config), 0.0, 1.0);
-  const auto betas = config.betas.value_or(kDefaultBetas);
-  for (const double beta : {betas.first, betas.second})
-    require(beta >= 0 && beta < 1, fmt::format("a beta of {} is not in [0, 1)", beta), "use --betas 0.9,0.999");
-  require_range("--weight-decay", config.weight_decay.value_or(0.0), 0.0);
-  require_range("--clip-norm", config.clip_norm, 0.0);
-  constexpr double kLeastBucketMib = std::numeric_limits<double>::min();
-  require_range("--bucket-mb", config.bucket_mb.value_or(1), kLeastBucketMib, kMostBucketMib);
-  require_range("--first-bucket-mb", config.first_bucket_mb, kLeastBucketMib, kMostBucketMib);
+  if (const SettingValue* const least = config.schedule_settings.find("min-lr"))
+    require(std::get<double>(least->any()) <= lr, fmt::format("--min-lr {} is above --lr {}", to_string(*least), lr),
+            "give a smaller --min-lr");
   validate_device(config);
-  require_range("--checkpoint-every", config.checkpoint_every.value_or(0), kNone);
-  require_range("--keep", config.keep.value_or(kDefaultKeep), kNone);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
           "--resume auto goes on from the newest checkpoint, and nothing says where they are",
           "add --checkpoint-dir DIR, or give --resume PATH");
@@ -184,58 +153,25 @@ void validate(const TrainConfig& config) {
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   if (!config.save.empty()) nn::check_weights_path(config.save);
   check_log_level(config.log_level);
-  check_applicability(config);
 }
 
 std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& config) {
-  std::vector<std::string> hidden;
-  for (const int width : config.model.hidden) hidden.push_back(fmt::to_string(width));
-  const auto betas = config.betas.value_or(kDefaultBetas);
-  return {
-      {"model", config.model.name},
-      {"hidden", join(hidden, ",")},
-      {"gpt", fmt::format("{} layers, {} heads, width {}, context {}", text_of(config.model.layers),
-                          text_of(config.model.heads), text_of(config.model.width), text_of(config.model.context))},
-      {"zero-init-residual", fmt::to_string(config.model.zero_init_residual)},
-      {"dropout", fmt::to_string(config.model.dropout)},
-      {"freeze", config.freeze},
-      {"data", config.data},
-      {"classes", config.classes ? fmt::to_string(*config.classes) : "default"},
-      {"augment", text_of(config.augment)},
-      {"image-size", text_of(config.image_size)},
-      {"batch", text_of(config.batch)},
-      {"global-batch", text_of(config.global_batch)},
-      {"accumulate", fmt::to_string(config.accumulate)},
-      {"tail", name_of(config.tail)},
-      {"epochs", fmt::to_string(config.epochs)},
-      {"steps", text_of(config.steps)},
-      {"eval-every", fmt::to_string(config.eval_every)},
-      {"optimizer", name_of(optimizer_of(config))},
-      {"lr", config.lr ? fmt::to_string(*config.lr) : "default"},
-      {"min-lr", fmt::to_string(config.min_lr)},
-      {"momentum", fmt::to_string(momentum_of(config))},
-      {"nesterov", fmt::to_string(config.nesterov)},
-      {"betas", fmt::format("{},{}", betas.first, betas.second)},
-      {"weight-decay", config.weight_decay ? fmt::to_string(*config.weight_decay) : "default"},
-      {"schedule", name_of(config.schedule)},
-      {"warmup", fmt::to_string(config.warmup)},
-      {"clip-norm", fmt::to_string(config.clip_norm)},
-      {"seed", fmt::to_string(config.seed)},
-      {"parallel", name_of(config.parallel)},
-      {"precision", name_of(config.precision)},
-      {"tf32", fmt::to_string(config.tf32)},
-      {"graphs", fmt::to_string(config.graphs.value_or(true))},
-      {"bucket-mb", config.bucket_mb ? fmt::to_string(*config.bucket_mb) : "default"},
-      {"first-bucket-mb", fmt::to_string(config.first_bucket_mb)},
-      {"find-unused", fmt::to_string(config.find_unused)},
-      {"no-broadcast-buffers", fmt::to_string(config.no_broadcast_buffers)},
-      {"sync-batchnorm", fmt::to_string(config.sync_batchnorm)},
-      {"check-replicas", fmt::to_string(config.check_replicas)},
-      {"checkpoints", config.checkpoint_dir.empty() ? "no" : "yes"},
-      {"checkpoint-every", text_of(config.checkpoint_every)},
-      {"resume", config.resume.empty() ? "no" : "yes"},
-      {"trace", config.trace.empty() ? "no" : "yes"},  // it compares the ranks' clocks
-  };
+  std::vector<std::pair<std::string, std::string>> facts = {{"model", config.model.name}};
+  TrainConfig same = config;
+  const OptionTable table = train_options(same);
+  for (const auto& option : table.options()) {
+    if (option.agree == Agree::kNo) continue;
+    const std::string text = option.value.text();
+    facts.emplace_back(option.name, option.agree == Agree::kValue ? text : text.empty() ? "no" : "yes");
+  }
+  return facts;
+}
+
+void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts) {
+  if (config.encrypt && kind == DeviceKind::kCuda && several_hosts)
+    throw UsageError(
+        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
+        "leave it out and connect the hosts by a network that encrypts (WireGuard, IPsec), or use --device cpu");
 }
 
 }  // namespace lockstep::trainer

@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "base/device.h"
+#include "base/settings.h"
 #include "comm/make_group.h"
 #include "sampler/sampler.h"
 
 namespace lockstep::trainer {
 
-enum class Optimizer { kSgd, kAdamW };
-enum class Schedule { kConstant, kCosine, kStep };
 enum class Parallel {
   kDdp,  // a process for each device; one alone is a world of one
   kDp,   // one process for all devices (trainer/data_parallel.h)
@@ -24,22 +23,14 @@ enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients 
 using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
-inline constexpr double kDefaultMomentum = 0.9;
-inline constexpr std::pair<double, double> kDefaultBetas = {0.9, 0.999};
 inline constexpr std::int64_t kDefaultKeep = 3;    // checkpoints
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
+/// A model, and what was said of it: settings that its family declares (nn/models/models.h).
 struct ModelConfig {
-  std::string name;            // one of nn::model_names()
-  std::optional<int> in, out;  // linear: features in and out (default: 5 and 2, or what the data has)
-  std::vector<int> hidden;     // mlp: widths of the hidden layers (default 1024, 1024)
-  // gpt: blocks, attention heads, features and tokens (defaults 4, 4, 256 and 256, of gpt2 12, 12, 768 and 1024);
-  // lstm: layers, features and tokens (2, 256 and 256)
-  std::optional<int> layers, heads, width, context;
-  bool zero_init_residual = false;  // ResNets: each block starts as the identity
-  bool tied_head = true;            // gpt: the last layer is the table of tokens again; no flag says it, but weights do
-  double dropout = 0.0;             // gpt, lstm: probability with which an element is dropped in training
+  std::string name;  // one of nn::model_names()
+  Settings settings;
 };
 
 struct TrainConfig {
@@ -47,17 +38,13 @@ struct TrainConfig {
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
   std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (data/open.h)
+  Settings data_settings;                    // that its family declares
   std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and part of a step
   std::optional<std::int64_t> global_batch;  // samples of all ranks together and step
   int accumulate = 1;                        // parts in which a rank computes its share of a step, one after the other
   sampler::Tail tail = sampler::Tail::kExact;
   int workers = 1;  // loader threads a rank; 0: the training thread assembles batches
-  // Data sets of images alone: training samples are changed at random (default: yes), a sample's height and width in
-  // pixels, files a rank puts up with that cannot be read (data/open.h).
-  std::optional<bool> augment;
-  std::optional<int> image_size;
-  std::optional<std::int64_t> most_damaged;
 
   // Length. steps wins over epochs when given.
   std::int64_t epochs = 10;
@@ -65,16 +52,14 @@ struct TrainConfig {
   std::int64_t eval_every = 1;  // epochs; 0: only at the end
 
   // Optimisation.
-  std::optional<Optimizer> optimizer;              // default: optimizer_of()
-  std::optional<double> lr;                        // default: learning_rate_of()
-  double min_lr = 0.0;                             // where a cosine ends; the floor of step
-  std::optional<double> momentum;                  // sgd; default: kDefaultMomentum
-  bool nesterov = false;                           // sgd
-  std::optional<std::pair<double, double>> betas;  // adamw; default: kDefaultBetas
-  std::optional<double> weight_decay;              // default: weight_decay_of()
-  Schedule schedule = Schedule::kConstant;
-  std::int64_t warmup = 0;  // steps over which the rate rises linearly from 0
-  double clip_norm = 0.0;   // largest L2 norm of all gradients together; 0: no clipping
+  std::string optimizer;               // one of nn::optimizer_names(); default: the model's
+  Settings optimizer_settings;         // that it declares
+  std::optional<double> lr;            // default: learning_rate_of()
+  std::optional<double> weight_decay;  // default: weight_decay_of()
+  std::string schedule = "constant";   // one of nn::schedule_names()
+  Settings schedule_settings;          // that it declares
+  std::int64_t warmup = 0;             // steps over which the rate rises linearly from 0
+  double clip_norm = 0.0;              // largest L2 norm of all gradients together; 0: no clipping
   std::uint64_t seed = 1;
 
   // Processes and devices.
@@ -121,24 +106,24 @@ struct TrainConfig {
 const char* name_of(Precision precision);
 /// "ddp" or "dp".
 const char* name_of(Parallel parallel);
-/// "sgd" or "adamw".
-const char* name_of(Optimizer optimizer);
-/// "constant", "cosine" or "step".
-const char* name_of(Schedule schedule);
 /// "exact", "pad" or "drop".
 const char* name_of(sampler::Tail tail);
 
-/// What holds where the configuration says nothing: AdamW with 1e-3 and a weight decay of 0.01 (0 for SGD); for ResNets
-/// SGD with 0.1 · global batch / 256 (Goyal et al., "Accurate, Large Minibatch SGD", 2017) and 1e-4.
-Optimizer optimizer_of(const TrainConfig& config);
+/// What holds where the configuration says nothing: what the model is trained with (nn::TrainingDefaults), and the
+/// optimizer's own. All throw UsageError for an unknown model or optimizer.
+std::string optimizer_of(const TrainConfig& config);
 double learning_rate_of(const TrainConfig& config, int world_size);
 double weight_decay_of(const TrainConfig& config);
-double momentum_of(const TrainConfig& config);
+/// The optimizer's and the schedule's settings, with the defaults of those that are not given.
+Settings optimizer_settings_of(const TrainConfig& config);
+Settings schedule_settings_of(const TrainConfig& config);
+/// The probability with which the model drops elements in training; 0: it does not.
+double dropout_of(const ModelConfig& model);
 /// Samples of all ranks together and step.
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range, for an unknown model, and for settings
-/// that would have no effect (trainer/applicability.h). Data is checked where it is opened, and check_kind() comes when
+/// that would have no effect (trainer/options.h). Data is checked where it is opened, and check_kind() comes when
 /// `auto` has become a device.
 void validate(const TrainConfig& config);
 
@@ -148,6 +133,9 @@ void check_log_level(const std::string& level);
 /// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where
 /// config.device says so.
 void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
+
+/// What only the ranks together know: throws UsageError where --encrypt cannot hold for GPUs that `several_hosts` have.
+void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts);
 
 /// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
 /// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,

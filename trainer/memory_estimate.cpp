@@ -11,6 +11,7 @@
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "nn/ops/meta_backend.h"
+#include "nn/optim/optimizers.h"
 #include "trainer/build.h"
 #include "trainer/forward.h"
 
@@ -44,7 +45,7 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   nn::Tape tape(backend);
   tape.set_recording(train);
   tape.set_activations(activations_of(config));
-  if (config.model.dropout > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
+  if (dropout_of(config.model) > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
   const Inputs inputs = with_activations(backend, inputs_of_shapes(backend, format, samples), activations_of(config));
   const nn::Loss loss = forward(tape, module, inputs, 1.0f);
@@ -81,7 +82,7 @@ MemoryNeeds estimate_inference(const nn::ModelSpec& spec, nn::Backend& backend, 
   nn::Context context{*meta, generator};
   const auto model = nn::make_model(context, spec);
   model->train(false);
-  const bool tokens = spec.name.starts_with("gpt") || (spec.name == "lstm" && spec.sample_shape.size() == 1);
+  const bool tokens = nn::model_family(spec.name).takes_tokens && spec.sample_shape.size() == 1;
   const SampleFormat format = {.dims = spec.sample_shape, .tokens = tokens};
   if (activations != DType::kF32)
     for (const auto& named : model->named_parameters()) named.parameter->as(activations);
@@ -142,7 +143,10 @@ std::string remedy_of(const MemoryNeed& need, std::size_t ranks) {
   std::vector<std::string> ways = {"use a smaller model"};
   if (need.activations + need.batches > need.parameters) ways.emplace_back("a smaller batch");
   if (need.moments > need.gradients / 2)
-    ways.emplace_back("an optimizer that remembers less (--optimizer sgd --momentum 0)");
+    for (const auto* family : nn::optimizer_families())
+      if (!family->leanest.empty())
+        ways.push_back(
+            fmt::format("an optimizer that remembers less (--optimizer {} {})", family->name, family->leanest));
   if (ranks > 1) ways.emplace_back("fewer ranks here");
   return join(ways, ", ") + ", or more memory";
 }

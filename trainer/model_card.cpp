@@ -18,19 +18,17 @@ constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
 
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 
+/// What a file says of a setting: sizes of the model. Switches are there where they differ from the usual.
+bool is_said(const SettingSpec& setting) { return setting.role == SettingSpec::Role::kStructure; }
+
 Json json_of(const nn::ModelSpec& spec) {
   Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
-  if (spec.name == "mlp") json["hidden"] = spec.hidden;
-  if (nn::is_gpt(spec.name)) {
-    json["layers"] = spec.gpt.layers;
-    json["heads"] = spec.gpt.heads;
-    json["width"] = spec.gpt.width;
-    json["context"] = spec.gpt.context;
-    if (!spec.gpt.tied) json["tied"] = false;
-  }
-  if (spec.name == "lstm") {
-    json["layers"] = spec.lstm.layers;
-    json["width"] = spec.lstm.width;
+  const nn::ModelSpec whole = nn::complete(spec);
+  for (const auto& setting : nn::model_family(spec.name).settings) {
+    if (!is_said(setting)) continue;
+    const SettingValue& value = *whole.settings.find(setting.name);
+    if (!std::holds_alternative<bool>(value.any()) || value != setting.fallback)
+      std::visit([&](const auto& plain) { json[setting.name] = plain; }, value.any());
   }
   return json;
 }
@@ -82,6 +80,21 @@ class Reader {
     return numbers;
   }
 
+  /// Nothing: a switch that is not there.
+  std::optional<SettingValue> setting_from(const Json& json, const SettingSpec& setting) const {
+    const char* const name = setting.name.c_str();
+    const auto& kind = setting.fallback.any();
+    if (std::holds_alternative<bool>(kind))
+      return json.contains(name) ? std::optional<SettingValue>(json.at(name).get<bool>()) : std::nullopt;
+    if (std::holds_alternative<std::int64_t>(kind)) return size(json, name);
+    if (std::holds_alternative<std::vector<std::int64_t>>(kind)) {
+      const Json& list = json.at(name);
+      if (list.is_array() && list.empty()) return std::vector<std::int64_t>();
+      return sizes(list, name, setting.most_many);
+    }
+    return json.at(name).get<double>();
+  }
+
   nn::ModelSpec spec_from(const Json& json) const {
     nn::ModelSpec spec{.name = json.at("name").get<std::string>(),
                        .sample_shape = sizes(json.at("sample"), "sample", 3),
@@ -91,22 +104,15 @@ class Reader {
       if (elements > kMostElements / dim) refuse("a sample has more than 2^30 numbers");
       elements *= dim;
     }
-    if (spec.name == "mlp") {
-      constexpr std::size_t kMostLayers = 1024;
-      const Json& hidden = json.at("hidden");
-      spec.hidden.clear();
-      if (!hidden.empty()) spec.hidden = sizes(hidden, "hidden", kMostLayers);
-    }
-    if (nn::is_gpt(spec.name)) {
-      spec.gpt.layers = size(json, "layers");
-      spec.gpt.heads = size(json, "heads");
-      spec.gpt.width = size(json, "width");
-      spec.gpt.context = size(json, "context");
-      spec.gpt.tied = json.value("tied", true);
-    }
-    if (spec.name == "lstm") {
-      spec.lstm.layers = size(json, "layers");
-      spec.lstm.width = size(json, "width");
+    const nn::ModelFamily* const family = nn::find_model_family(spec.name);
+    if (family == nullptr) return spec;  // whoever builds it says so
+    for (const auto& setting : family->settings) {
+      if (!is_said(setting)) continue;
+      const auto value = setting_from(json, setting);
+      if (!value) continue;
+      if (const auto complaint = complaint_about(setting, *value))
+        refuse(fmt::format("'{}': {}", setting.name, complaint->what));
+      spec.settings.set(setting.name, *value);
     }
     return spec;
   }

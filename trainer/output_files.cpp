@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/open.h"
 #include "trainer/checkpoint/folder.h"
 
 namespace lockstep::trainer {
@@ -39,14 +40,8 @@ std::vector<NamedFile> outputs_of(const TrainConfig& config) {
 std::vector<NamedFile> inputs_of(const TrainConfig& config) {
   std::vector<NamedFile> files = {{"--weights", config.weights}, {"--config", config.config_file}};
   if (config.resume != "auto") files.push_back({"--resume", config.resume});
-  const auto colon = config.data.find(':');
-  const std::string kind = config.data.substr(0, colon);
-  if (kind == "text" || kind == "tokens") {
-    const fs::path path = config.data.substr(colon + 1);
-    files.push_back({"--data", path.string()});
-    if (kind == "tokens" && path.filename() == "train.bin")
-      files.push_back({"--data", fs::path(path).replace_filename("val.bin").string()});
-  }
+  if (const auto* family = data::find_dataset_family(config.data); family != nullptr && family->files != nullptr)
+    for (const auto& path : family->files(data::dataset_argument(config.data))) files.push_back({"--data", path});
   return given(std::move(files));
 }
 

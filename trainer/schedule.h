@@ -3,24 +3,22 @@
 
 #include <cstdint>
 
+#include "nn/optim/optimizers.h"
 #include "trainer/config.h"
 
 namespace lockstep::trainer {
 
-/// The course of the learning rate over a run of `total_steps`. A pure function; steps count from 0.
-///   warm-up   lr · (step + 1) / warmup during the first `warmup` steps; then, with t in [0, 1) the share of the
-///             remaining steps that is done:
-///   constant  lr
-///   cosine    min_lr + (lr − min_lr) · (1 + cos(π t)) / 2      (Loshchilov and Hutter, 2017)
-///   step      lr / 10 after each third of the remaining steps, never below min_lr
+/// The learning rates of a run of `total_steps`. A pure function; steps count from 0. During the first `warmup` steps
+/// lr · (step + 1) / warmup; then what the schedule says of the share of the remaining steps that is done.
 class LearningRate {
  public:
   LearningRate(const TrainConfig& config, std::int64_t total_steps, int world_size = 1);
   double at(std::int64_t step) const;
 
  private:
-  Schedule schedule_;
-  double lr_, min_lr_;
+  const nn::ScheduleFamily& schedule_;
+  Settings settings_;
+  double lr_;
   std::int64_t warmup_, total_steps_;
 };
 

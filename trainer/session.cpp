@@ -11,11 +11,11 @@
 #include "comm/agree.h"
 #include "comm/nccl/nccl_group.h"
 #include "devices/read_gpus.h"
-#include "trainer/applicability.h"
 #include "trainer/data_parallel.h"
 #include "trainer/device_choice.h"
 #include "trainer/device_request.h"
 #include "trainer/device_view.h"
+#include "trainer/options.h"
 #include "trainer/output_files.h"
 
 namespace lockstep::trainer {
@@ -59,7 +59,10 @@ RankView view_of(const TrainConfig& config, const Session& session) {
 }
 
 /// What is about to be refused on all ranks, once they have met and in one line, is no reason for a line of each.
-bool may_encrypt(const TrainConfig& config) { return config.encrypt && !inapplicable(config, "encrypt"); }
+bool may_encrypt(const TrainConfig& config) {
+  TrainConfig same = config;
+  return config.encrypt && !options::inapplicable(*train_options(same).find("encrypt"));
+}
 
 void mention_encryption(bool wanted, const Session& session) {
   if (wanted && !session.group->encrypts() && session.group->rank() == 0)

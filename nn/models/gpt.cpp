@@ -4,6 +4,8 @@
 #include <string>
 
 #include "nn/autograd/generation.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {
@@ -178,6 +180,91 @@ Var Gpt::forward(Tape& tape, Var tokens) {
   Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
   for (Block* block : blocks_) x = block->forward(tape, x);
   return linear(tape, ln_f_.forward(tape, x), head(), nullptr);
+}
+
+const ModelFamily& gpt_family();
+
+namespace {
+
+constexpr std::int64_t kHeadWidth = 64;  // of every GPT-2
+
+GptSpec gpt_spec(const ModelSpec& spec) {
+  return {.layers = spec.settings.integer("layers"),
+          .heads = spec.settings.integer("heads"),
+          .width = spec.settings.integer("width"),
+          .context = spec.settings.integer("context"),
+          .vocabulary = spec.classes,
+          .tied = spec.settings.flag("tied"),
+          .dropout = spec.settings.number("dropout")};
+}
+
+// Nothing reads the data but the embedding, which is no product.
+std::vector<MatrixProduct> gpt_products(const ModelSpec& spec) {
+  const GptSpec gpt = gpt_spec(spec);
+  const std::int64_t tokens = spec.sample_shape[0], width = gpt.width;
+  const MatrixProduct attention = {.rows = gpt.heads * tokens * (tokens + 1) / 2, .in = width / gpt.heads, .out = 1};
+  std::vector<MatrixProduct> all;
+  for (std::int64_t layer = 0; layer < gpt.layers; ++layer) {
+    all.push_back({.rows = tokens, .in = width, .out = 3 * width});
+    all.push_back(attention);
+    all.push_back(attention);
+    all.push_back({.rows = tokens, .in = width, .out = width});
+    all.push_back({.rows = tokens, .in = width, .out = 4 * width});
+    all.push_back({.rows = tokens, .in = 4 * width, .out = width});
+  }
+  all.push_back({.rows = tokens, .in = width, .out = spec.classes});
+  return all;
+}
+
+void read_gpt_tensors(const TensorsByName& tensors, ModelSpec& spec) {
+  const auto* const tokens = tensors.find("wte.weight", 2);
+  const auto* const head = tensors.find("lm_head.weight", 2);
+  spec.settings.set("tied", tokens == nullptr || head == nullptr || same_content(*tokens, *head));
+  if (const auto* positions = tensors.shape("wpe.weight", 2)) spec.settings.set("context", (*positions)[0]);
+  // A file that has each tensor once may have kept the head's name of the two.
+  const HostTensor* const table = tokens != nullptr ? tokens : head;
+  if (table == nullptr) return;
+  const std::int64_t width = table->shape[1];
+  spec.classes = table->shape[0];
+  // Heads leave no trace in shapes: GPT-2's are known, and so are a model's of the usual width.
+  const auto usual = find_setting(gpt_family().settings_of(spec.name), "width")->fallback;
+  if (spec.name == "gpt2" && width % kHeadWidth == 0)
+    spec.settings.set("heads", width / kHeadWidth);
+  else if (!spec.settings.has("heads") && SettingValue(width) != usual)
+    throw UsageError("the weights do not say how many attention heads their model has", "give --heads");
+  spec.settings.set("width", width);
+  std::int64_t layers = 0;
+  while (tensors.shape(fmt::format("h.{}.ln_1.weight", layers), 1) != nullptr) ++layers;
+  if (layers > 0) spec.settings.set("layers", layers);
+}
+
+}  // namespace
+
+const ModelFamily& gpt_family() {
+  constexpr GptSpec kUsual;
+  static const ModelFamily family = {
+      .variants = {{.name = "gpt", .classes_of_weights = kUsual.vocabulary},
+                   {.name = "gpt2",
+                    .defaults = {{"layers", 12}, {"heads", 12}, {"width", 768}, {"context", 1024}},
+                    .classes_of_random_data = kUsual.vocabulary,
+                    .classes_of_weights = kUsual.vocabulary}},
+      .settings = {size_setting("layers", kUsual.layers, "blocks"),
+                   size_setting("heads", kUsual.heads, "attention heads"),
+                   size_setting("width", kUsual.width, "features"),
+                   size_setting("context", kUsual.context, "tokens of a sample, and the most that it takes"),
+                   {.name = "tied", .fallback = kUsual.tied, .help = "a head of its own", .is_flag = false},
+                   dropout_setting()},
+      .takes_tokens = true,
+      .tokens_setting = "context",
+      .token_table = "wte.weight",
+      .separate_head = false,
+      .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
+        return std::make_unique<Gpt>(context, gpt_spec(spec));
+      },
+      .products = gpt_products,
+      .read_tensors = read_gpt_tensors,
+  };
+  return family;
 }
 
 }  // namespace lockstep::nn

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "nn/models/models.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -93,6 +95,67 @@ Var LstmClassifier::forward(Tape& tape, Var images) {
     known = last_steps_.insert(last_steps_.end(), {samples, steps, std::move(placed)});
   }
   return decoder_.forward(tape, drop_.forward(tape, take_rows(tape, all, known->rows)));
+}
+
+namespace {
+
+LstmSpec lstm_spec(const ModelSpec& spec) {
+  return {.layers = spec.settings.integer("layers"),
+          .width = spec.settings.integer("width"),
+          .dropout = spec.settings.number("dropout")};
+}
+
+bool reads_images(const ModelSpec& spec) { return spec.sample_shape.size() == 3; }
+
+// Over images the first layer reads the data, and only the last step is decoded.
+std::vector<MatrixProduct> lstm_products(const ModelSpec& spec) {
+  const LstmSpec lstm = lstm_spec(spec);
+  const bool images = reads_images(spec);
+  const std::int64_t steps = spec.sample_shape[0];
+  std::vector<MatrixProduct> all;
+  for (std::int64_t layer = 0; layer < lstm.layers; ++layer) {
+    const bool reads_data = images && layer == 0;
+    const std::int64_t in = reads_data ? spec.sample_shape[1] * spec.sample_shape[2] : lstm.width;
+    all.push_back({.rows = steps, .in = in, .out = 4 * lstm.width, .reads_data = reads_data});
+    all.push_back({.rows = steps, .in = lstm.width, .out = 4 * lstm.width});
+  }
+  all.push_back({.rows = images ? 1 : steps, .in = lstm.width, .out = spec.classes});
+  return all;
+}
+
+// An encoder is there where it reads tokens; rows of images are taken to be those of squares.
+void read_lstm_tensors(const TensorsByName& tensors, ModelSpec& spec) {
+  const auto* const first = tensors.shape("rnn.weight_ih_l0", 2);
+  if (const auto* state = tensors.shape("rnn.weight_hh_l0", 2)) spec.settings.set("width", (*state)[1]);
+  if (const auto* decoder = tensors.shape("decoder.weight", 2)) spec.classes = (*decoder)[0];
+  if (first == nullptr) return;
+  std::int64_t layers = 1;
+  while (tensors.shape(fmt::format("rnn.weight_ih_l{}", layers), 2) != nullptr) ++layers;
+  spec.settings.set("layers", layers);
+  if (tensors.shape("encoder.weight", 2) == nullptr) spec.sample_shape = {(*first)[1], (*first)[1], 1};
+}
+
+}  // namespace
+
+const ModelFamily& lstm_family() {
+  static const ModelFamily family = {
+      .variants = {{.name = "lstm"}},
+      .settings = {size_setting("layers", LstmSpec().layers, "layers"),
+                   size_setting("width", LstmSpec().width, "features of the embedding and of each layer"),
+                   size_setting("context", 256, "tokens of a sample", SettingSpec::Role::kTokens), dropout_setting()},
+      .takes_images = true,
+      .takes_tokens = true,
+      .tokens_setting = "context",
+      .token_table = "encoder.weight",
+      .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
+        if (!reads_images(spec)) return std::make_unique<LstmLanguageModel>(context, lstm_spec(spec), spec.classes);
+        return std::make_unique<LstmClassifier>(context, lstm_spec(spec), spec.sample_shape[1] * spec.sample_shape[2],
+                                                spec.classes);
+      },
+      .products = lstm_products,
+      .read_tensors = read_lstm_tensors,
+  };
+  return family;
 }
 
 }  // namespace lockstep::nn

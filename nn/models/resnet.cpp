@@ -1,10 +1,32 @@
-#include "nn/models/resnet.h"
-
+// Residual networks for images: He et al., "Deep Residual Learning for Image Recognition" (2016), as torchvision has
+// it, with the strides of 3 × 3 convolutions, its names and its initial values. (N, H, W, channels) → (N, classes).
+#include <array>
 #include <string>
 #include <vector>
 
+#include "nn/models/models.h"
+
 namespace lockstep::nn {
 namespace {
+
+constexpr const char* kZeroInit = "zero-init-residual";
+
+/// What tells the models apart.
+struct Depth {
+  const char* name;
+  bool bottlenecks;           // three convolutions a block instead of two
+  std::array<int, 4> blocks;  // of each stage
+  // For images of 32 × 32 pixels: a stem of one 3 × 3 convolution and no pooling, as He et al. have for CIFAR-10.
+  bool small_images = false;
+};
+constexpr std::array kDepths = {Depth{"resnet18", false, {2, 2, 2, 2}}, Depth{"resnet50", true, {3, 4, 6, 3}},
+                                Depth{"resnet18-cifar", false, {2, 2, 2, 2}, true}};
+
+const Depth& depth_of(const std::string& name) {
+  for (const Depth& depth : kDepths)
+    if (name == depth.name) return depth;
+  LOCKSTEP_ASSERT(false, "'{}' is no residual network", name);
+}
 
 Window square(std::int64_t kernel, std::int64_t stride) {
   const std::int64_t padding = kernel / 2;
@@ -144,18 +166,18 @@ class Stage final : public Module {
 
 class ResNet final : public Module {
  public:
-  ResNet(Context& context, const ResNetSpec& spec) : small_images_(spec.small_images) {
-    conv1_ = &register_module("conv1", small_images_ ? convolution(context, spec.channels, 64, 3, 1)
-                                                     : convolution(context, spec.channels, 64, 7, 2));
+  ResNet(Context& context, const ModelSpec& spec) : depth_(depth_of(spec.name)) {
+    const std::int64_t channels = spec.sample_shape[2];
+    conv1_ = &register_module("conv1", depth_.small_images ? convolution(context, channels, 64, 3, 1)
+                                                           : convolution(context, channels, 64, 7, 2));
     bn1_ = &register_module("bn1", std::make_unique<BatchNorm>(context, 64));
-    const bool deep = spec.depth == 50;
-    const int blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
-    BlockSpec block = {.in = 64, .width = 64, .stride = 1, .zero_init = spec.zero_init_residual};
-    for (int i = 0; i < 4; ++i) {
+    BlockSpec block = {.in = 64, .width = 64, .stride = 1, .zero_init = spec.settings.flag(kZeroInit)};
+    for (std::size_t i = 0; i < depth_.blocks.size(); ++i) {
       const std::string name = "layer" + std::to_string(i + 1);
-      stages_.push_back(&register_module(name, deep ? Stage::of<Bottleneck>(context, blocks[1][i], block)
-                                                    : Stage::of<BasicBlock>(context, blocks[0][i], block)));
-      block.in = block.width * (deep ? Bottleneck::kExpansion : BasicBlock::kExpansion);
+      stages_.push_back(&register_module(name, depth_.bottlenecks
+                                                   ? Stage::of<Bottleneck>(context, depth_.blocks[i], block)
+                                                   : Stage::of<BasicBlock>(context, depth_.blocks[i], block)));
+      block.in = block.width * (depth_.bottlenecks ? Bottleneck::kExpansion : BasicBlock::kExpansion);
       block.width *= 2;
       block.stride = 2;
     }
@@ -163,11 +185,11 @@ class ResNet final : public Module {
   }
 
   Var forward(Tape& tape, Var x) override {
-    if (!small_images_ && bn1_->absorbed()) {
+    if (!depth_.small_images && bn1_->absorbed()) {
       x = conv1_->forward(tape, x, Epilogue::kRelu, square(3, 2));
     } else {
       x = bn1_->forward_behind(*conv1_, tape, x, Epilogue::kRelu);
-      if (!small_images_) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
+      if (!depth_.small_images) x = pool2d(tape, PoolKind::kMax, x, square(3, 2));
     }
     for (Stage* stage : stages_) x = stage->forward(tape, x);
     const std::int64_t height = x.shape()[1], width = x.shape()[2];
@@ -180,18 +202,79 @@ class ResNet final : public Module {
  private:
   void fuse_children() override { conv1_->absorb(*bn1_); }
 
-  bool small_images_;
+  const Depth& depth_;
   Conv2d* conv1_ = nullptr;
   BatchNorm* bn1_ = nullptr;
   std::vector<Stage*> stages_;
   Linear* fc_ = nullptr;
 };
 
+// Paddings are half a kernel: an extent of n becomes ceil(n / stride).
+std::vector<MatrixProduct> resnet_products(const ModelSpec& spec) {
+  const Depth& depth = depth_of(spec.name);
+  std::int64_t height = spec.sample_shape[0], width = spec.sample_shape[1];
+  const auto shrink = [&] {
+    height = (height + 1) / 2;
+    width = (width + 1) / 2;
+  };
+  std::vector<MatrixProduct> all;
+  const auto convolve = [&](std::int64_t kernel, std::int64_t in, std::int64_t out) {
+    all.push_back({.rows = height * width, .in = kernel * kernel * in, .out = out});
+  };
+  if (!depth.small_images) shrink();
+  convolve(depth.small_images ? 3 : 7, spec.sample_shape[2], 64);
+  all[0].reads_data = true;
+  if (!depth.small_images) shrink();  // the pooling
+  std::int64_t in = 64;
+  for (std::size_t stage = 0; stage < depth.blocks.size(); ++stage) {
+    const std::int64_t inner = std::int64_t{64} << stage,
+                       out = (depth.bottlenecks ? Bottleneck::kExpansion : BasicBlock::kExpansion) * inner;
+    for (int block = 0; block < depth.blocks[stage]; ++block) {
+      const bool strided = block == 0 && stage > 0;
+      if (depth.bottlenecks) convolve(1, in, inner);  // before the stride
+      if (strided) shrink();
+      convolve(3, depth.bottlenecks ? inner : in, inner);
+      depth.bottlenecks ? convolve(1, inner, out) : convolve(3, inner, inner);
+      if (strided || in != out) convolve(1, in, out);
+      in = out;
+    }
+  }
+  all.push_back({.in = in, .out = spec.classes});
+  return all;
+}
+
+// Any size of images will do: the usual one stays.
+void read_resnet_tensors(const TensorsByName& tensors, ModelSpec& spec) {
+  if (const auto* head = tensors.shape("fc.weight", 2)) spec.classes = (*head)[0];
+  if (const auto* stem = tensors.shape("conv1.weight", 4)) spec.sample_shape[2] = (*stem)[1];
+}
+
 }  // namespace
 
-std::unique_ptr<Module> make_resnet(Context& context, const ResNetSpec& spec) {
-  LOCKSTEP_ASSERT(spec.depth == 18 || spec.depth == 50, "a residual network of {} layers", spec.depth);
-  return std::make_unique<ResNet>(context, spec);
+const ModelFamily& resnet_family() {
+  static const ModelFamily family = {
+      .title = "ResNets",
+      .variants = {{.name = "resnet18", .sample_shape = {224, 224, 3}, .classes_of_weights = 1000},
+                   {.name = "resnet50", .sample_shape = {224, 224, 3}, .classes_of_weights = 1000},
+                   {.name = "resnet18-cifar", .sample_shape = {32, 32, 3}, .whole_images = true}},
+      .settings = {{.name = kZeroInit,
+                    .fallback = false,
+                    // The weight of a block's last normalisation is 0: torchvision's zero_init_residual.
+                    .help = "each block starts as the identity",
+                    .role = SettingSpec::Role::kInitialValues}},
+      .takes_images = true,
+      .batch_norm = true,
+      .any_image_size = true,
+      // Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+      .training = {.optimizer = "sgd", .lr_per_256 = 0.1, .weight_decay = 1e-4},
+      .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
+        check_images(spec, depth_of(spec.name).small_images ? 8 : 32);
+        return std::make_unique<ResNet>(context, spec);
+      },
+      .products = resnet_products,
+      .read_tensors = read_resnet_tensors,
+  };
+  return family;
 }
 
 }  // namespace lockstep::nn

@@ -1,19 +1,10 @@
 #include "nn/optim/optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 namespace lockstep::nn {
 namespace {
-
-std::vector<Tensor> zeros_like(const std::vector<NamedParameter>& parameters) {
-  std::vector<Tensor> made;
-  made.reserve(parameters.size());
-  for (const auto& [name, parameter] : parameters)
-    made.push_back(parameter->backend().zeros(parameter->value().shape()));
-  return made;
-}
 
 // Before memory is taken for what is remembered of them.
 std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
@@ -34,80 +25,6 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
   }
   return parameters;
 }
-
-class Sgd final : public Optimizer {
- public:
-  Sgd(std::vector<NamedParameter> parameters, const SgdOptions& options)
-      : Optimizer(std::move(parameters)),
-        constants_{.momentum = static_cast<float>(options.momentum),
-                   .weight_decay = static_cast<float>(options.weight_decay),
-                   .nesterov = options.nesterov} {
-    check_usage(options.momentum >= 0 && options.weight_decay >= 0, "SGD with a negative momentum or weight decay");
-    check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum",
-                "set momentum above 0");
-    if (options.momentum > 0) momentum_ = zeros_like(parameters_);
-  }
-
-  std::vector<NamedMoment> moments() const override {
-    std::vector<NamedMoment> all;
-    name_moments(momentum_, "momentum_buffer", all);
-    return all;
-  }
-
- private:
-  std::array<float, StepControl::kRates> rates(double lr, std::int64_t) const override {
-    return {static_cast<float>(lr), 0.0f, 0.0f};
-  }
-  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
-    if (!momentum_.empty()) arrays.first = momentum_[index].f32();
-  }
-  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
-    kernels.sgd(constants_, control, all);
-  }
-
-  SgdConstants constants_;
-  std::vector<Tensor> momentum_;
-};
-
-class AdamW final : public Optimizer {
- public:
-  AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options)
-      : Optimizer(std::move(parameters)),
-        constants_{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps},
-        weight_decay_(options.weight_decay),
-        m_(zeros_like(parameters_)),
-        v_(zeros_like(parameters_)) {
-    check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                "AdamW's betas must lie in [0, 1)");
-    check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
-  }
-
-  std::vector<NamedMoment> moments() const override {
-    std::vector<NamedMoment> all;
-    name_moments(m_, "exp_avg", all);
-    name_moments(v_, "exp_avg_sq", all);
-    return all;
-  }
-
- private:
-  std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const override {
-    const auto t = static_cast<double>(step);
-    return {static_cast<float>(lr / (1.0 - std::pow(constants_.beta1, t))),
-            static_cast<float>(1.0 - lr * weight_decay_),
-            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(constants_.beta2, t)))};
-  }
-  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
-    arrays.first = m_[index].f32();
-    arrays.second = v_[index].f32();
-  }
-  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
-    kernels.adamw(constants_, control, all);
-  }
-
-  AdamWConstants constants_;
-  double weight_decay_;
-  std::vector<Tensor> m_, v_;
-};
 
 }  // namespace
 
@@ -152,6 +69,14 @@ void Optimizer::step(double lr) {
     update({from, to});
     from = to;
   }
+}
+
+std::vector<Tensor> Optimizer::zeros_like_parameters() const {
+  std::vector<Tensor> made;
+  made.reserve(parameters_.size());
+  for (const auto& [name, parameter] : parameters_)
+    made.push_back(parameter->backend().zeros(parameter->value().shape()));
+  return made;
 }
 
 void Optimizer::name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const {
@@ -213,14 +138,6 @@ void Optimizer::update(std::span<const std::size_t> indices) {
   if (all.empty()) return;
   run(backend_->optim(), control_, all);
   for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
-}
-
-std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options) {
-  return std::make_unique<Sgd>(std::move(parameters), options);
-}
-
-std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options) {
-  return std::make_unique<AdamW>(std::move(parameters), options);
 }
 
 }  // namespace lockstep::nn

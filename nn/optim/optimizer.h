@@ -1,4 +1,4 @@
-// SGD and AdamW, bucket by bucket.
+// What all optimizers are: parameters move bucket by bucket. nn/optim/optimizers.h has all by name.
 #pragma once
 
 #include <array>
@@ -10,17 +10,6 @@
 #include "nn/layers/module.h"
 
 namespace lockstep::nn {
-
-struct SgdOptions {
-  double momentum = 0.0;
-  bool nesterov = false;
-  double weight_decay = 0.0;
-};
-
-struct AdamWOptions {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double weight_decay = 0.01;
-};
 
 /// What an optimizer remembers of a parameter, of the parameter's shape and in its layout.
 struct NamedMoment {
@@ -72,6 +61,8 @@ class Optimizer {
   virtual void add_moments(std::size_t index, UpdateArrays& arrays) const = 0;
   virtual void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) = 0;
 
+  /// For what it remembers of each.
+  std::vector<Tensor> zeros_like_parameters() const;
   /// Adds each of `values`, which are by parameter, to `to`.
   void name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const;
 
@@ -90,6 +81,17 @@ class Optimizer {
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
   std::int64_t step_ = 0;                   // counts from 1 once a step has begun
+};
+
+struct SgdOptions {
+  double momentum = 0.0;
+  bool nesterov = false;
+  double weight_decay = 0.0;
+};
+
+struct AdamWOptions {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0.01;
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).

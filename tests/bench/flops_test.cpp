@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "tests/support/settings_of.h"
 
 namespace lockstep::bench {
 namespace {
@@ -14,21 +15,21 @@ nn::ModelSpec spec_of(const std::string& name, std::vector<std::int64_t> shape) 
 TEST(Flops, OfMlpAreCountedByHand) {
   // 784·1024 + 1024·1024 + 1024·10 multiply-adds; the first layer's twice, the others' three times, 2 operations each.
   const double once = 2.0 * (2 * 802816.0 + 3 * (1048576.0 + 10240.0));
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec_of("mlp", {28, 28, 1})), 1), once);
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec_of("mlp", {28, 28, 1})), 64), 64 * 9564160.0);
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec_of("mlp", {28, 28, 1})), 1), once);
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec_of("mlp", {28, 28, 1})), 64), 64 * 9564160.0);
 }
 
 TEST(Flops, OfCnnAreCountedByHand) {
   // conv1 28·28·9·32, conv2 14·14·9·32·64, fc1 3136·128, fc2 128·10.
   const double once = 2.0 * (2 * 225792.0 + 3 * (3612672.0 + 401408.0 + 1280.0));
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec_of("cnn", {28, 28, 1})), 1), once);
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec_of("cnn", {28, 28, 1})), 1), once);
   EXPECT_DOUBLE_EQ(once, 24995328.0);
 }
 
 TEST(Flops, OfLinearHaveNoInputGradient) {
   auto spec = spec_of("linear", {5});
   spec.classes = 2;
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 3), 3 * 2.0 * 2 * 5 * 2);
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 3), 3 * 2.0 * 2 * 5 * 2);
 }
 
 // Multiply-adds of a forward pass, as they are published.
@@ -37,28 +38,28 @@ TEST(Flops, OfResNetsAreThosePublished) {
     auto spec = spec_of(name, {224, 224, 3});
     spec.classes = 1000;
     double forward = 0;
-    for (const auto& p : products_of(spec)) forward += static_cast<double>(p.rows * p.in * p.out);
+    for (const auto& p : nn::products_of(spec)) forward += static_cast<double>(p.rows * p.in * p.out);
     EXPECT_NEAR(forward, published, 1e-3 * published) << name;
   }
 }
 
 TEST(Flops, OfGptAreCountedByHand) {
   auto spec = spec_of("gpt", {5});
-  spec.gpt = {.layers = 3, .heads = 2, .width = 8};
+  spec.settings = {{"layers", 3}, {"heads", 2}, {"width", 8}};
   spec.classes = 11;
   // Of a token 12 · 8² in each layer and 8 · 11 behind them; of each of 15 pairs 2 · 8.
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 7), 7 * 6.0 * (3 * (5 * 768.0 + 15 * 16.0) + 5 * 88.0));
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * (3 * (5 * 768.0 + 15 * 16.0) + 5 * 88.0));
 }
 
 TEST(Flops, OfLstmAreCountedByHand) {
   auto spec = spec_of("lstm", {5});
-  spec.lstm = {.layers = 3, .width = 8};
+  spec.settings = {{"layers", 3}, {"width", 8}};
   spec.classes = 11;
   // Of a token 2 · 4 · 8² in each layer and 8 · 11 behind them.
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 7), 7 * 6.0 * 5 * (3 * 512.0 + 88.0));
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * 5 * (3 * 512.0 + 88.0));
   // Of a row of 6 · 2 numbers, whose gradient nobody wants, 4 · 8 · 12; the last of four is decoded.
   spec.sample_shape = {4, 6, 2};
-  EXPECT_DOUBLE_EQ(flops_per_step(products_of(spec), 1), 4 * (4 * 384.0 + 6 * (256.0 + 2 * 512.0)) + 6 * 88.0);
+  EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 1), 4 * (4 * 384.0 + 6 * (256.0 + 2 * 512.0)) + 6 * 88.0);
 }
 
 TEST(Flops, AreOfTheModelsThatThereAre) {
@@ -70,19 +71,18 @@ TEST(Flops, AreOfTheModelsThatThereAre) {
     for (const auto& shape : {std::vector<std::int64_t>{32, 32, 1}, {33, 47, 3}, {9}}) {
       if (gpt != (shape.size() == 1) && !(name == "lstm" && shape.size() == 1)) continue;
       auto spec = spec_of(name, shape);
-      spec.hidden = {33, 17};
-      spec.gpt = {.layers = 2, .heads = 3, .width = 12, .context = 9};
-      spec.lstm = {.layers = 3, .width = 12};
+      spec.settings = testing::settings_of(
+          name, {{"hidden", {33, 17}}, {"layers", 3}, {"heads", 3}, {"width", 12}, {"context", 9}});
       std::int64_t weights = 0, counted = 0;
       for (const auto& [parameter, p] : nn::make_model(context, spec)->named_parameters())
         if (p->value().shape().size() >= 2 && parameter != "wpe.weight" && parameter != "encoder.weight")
           weights += p->value().count();
-      for (const auto& product : products_of(spec))
+      for (const auto& product : nn::products_of(spec))
         if (product.out > 1) counted += product.in * product.out;  // attention has no weights
       EXPECT_EQ(counted, weights) << name;
     }
   }
-  EXPECT_THROW(products_of(spec_of("transformer", {5})), UsageError);
+  EXPECT_THROW(nn::products_of(spec_of("transformer", {5})), UsageError);
 }
 
 TEST(PeakTflops, IsKnownByTheNameOfTheGpu) {

@@ -5,10 +5,9 @@
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
-#include "cli/infer_command.h"
-#include "cli/launch_command.h"
-#include "cli/train_command.h"
-#include "cli/version_command.h"
+#include "cli/commands.h"
+#include "trainer/infer/options.h"
+#include "trainer/options.h"
 
 namespace lockstep::cli {
 namespace {
@@ -61,7 +60,7 @@ TEST(Subcommands, TheOverviewNamesThem) {
 // Each set of flags is one that applies together.
 trainer::InferConfig infer_config(std::vector<std::string> flags) {
   trainer::InferConfig config;
-  parse_options(infer_options(config), words(std::move(flags)));
+  parse_options(trainer::infer_options(config), words(std::move(flags)));
   return config;
 }
 
@@ -92,10 +91,10 @@ TEST(InferFlags, ReachTheConfiguration) {
                               "--log-level=warn",
                               "--quiet"});
   EXPECT_EQ(config.model.name, "gpt");
-  EXPECT_EQ(config.model.layers, 2);
-  EXPECT_EQ(config.model.heads, 3);
-  EXPECT_EQ(config.model.width, 6);
-  EXPECT_EQ(config.model.context, 7);
+  EXPECT_EQ(config.model.settings.integer("layers"), 2);
+  EXPECT_EQ(config.model.settings.integer("heads"), 3);
+  EXPECT_EQ(config.model.settings.integer("width"), 6);
+  EXPECT_EQ(config.model.settings.integer("context"), 7);
   EXPECT_EQ(config.weights, "w.safetensors");
   EXPECT_TRUE(config.non_strict && config.keep_prefix && config.lines && config.tf32 && config.json && config.quiet);
   EXPECT_EQ(config.input, "to");
@@ -118,12 +117,12 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.top, 2);
   EXPECT_EQ(config.class_names, "c.txt");
   EXPECT_EQ(config.image_size, 96);
-  EXPECT_THAT(infer_config({"mlp", "--hidden=5"}).model.hidden, ElementsAre(5));
+  EXPECT_THAT(infer_config({"mlp", "--hidden=5"}).model.settings.integers("hidden"), ElementsAre(5));
 }
 
 trainer::TrainConfig train_config(std::vector<std::string> flags) {
   trainer::TrainConfig config;
-  parse_options(train_options(config), words(std::move(flags)));
+  parse_options(trainer::train_options(config), words(std::move(flags)));
   return config;
 }
 
@@ -187,22 +186,22 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.name, "resnet18");
   EXPECT_EQ(config.data, "images:x");
   EXPECT_EQ(config.classes, 9);
-  EXPECT_EQ(config.augment, false);
-  EXPECT_EQ(config.image_size, 96);
-  EXPECT_EQ(config.most_damaged, 3);
+  EXPECT_EQ(config.data_settings.flag("augment"), false);
+  EXPECT_EQ(config.data_settings.integer("image-size"), 96);
+  EXPECT_EQ(config.data_settings.integer("most-damaged"), 3);
   EXPECT_FALSE(config.batch);
   EXPECT_EQ(config.global_batch, 64);
   EXPECT_EQ(config.tail, sampler::Tail::kPad);
   EXPECT_EQ(config.workers, 0);
   EXPECT_EQ(config.steps, 7);
   EXPECT_EQ(config.eval_every, 2);
-  EXPECT_EQ(config.optimizer, trainer::Optimizer::kSgd);
+  EXPECT_EQ(config.optimizer, "sgd");
   EXPECT_EQ(config.lr, 0.1);
-  EXPECT_EQ(config.min_lr, 0.01);
-  EXPECT_EQ(config.momentum, 0.8);
-  EXPECT_TRUE(config.nesterov);
+  EXPECT_EQ(config.schedule_settings.number("min-lr"), 0.01);
+  EXPECT_EQ(config.optimizer_settings.number("momentum"), 0.8);
+  EXPECT_TRUE(config.optimizer_settings.flag("nesterov"));
   EXPECT_EQ(config.weight_decay, 0.0);
-  EXPECT_EQ(config.schedule, trainer::Schedule::kCosine);
+  EXPECT_EQ(config.schedule, "cosine");
   EXPECT_EQ(config.warmup, 5);
   EXPECT_EQ(config.clip_norm, 1);
   EXPECT_EQ(config.seed, 42u);
@@ -223,7 +222,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_TRUE(config.sync_batchnorm);
   EXPECT_EQ(config.check_replicas, 1);
   EXPECT_EQ(config.weights, "w.safetensors");
-  EXPECT_TRUE(config.non_strict && config.keep_prefix && config.reset_head && config.model.zero_init_residual);
+  EXPECT_TRUE(config.non_strict && config.keep_prefix && config.reset_head &&
+              config.model.settings.flag("zero-init-residual"));
   EXPECT_EQ(config.freeze, "conv1.*,bn1.*");
   EXPECT_EQ(config.save, "s.safetensors");
   EXPECT_EQ(config.checkpoint_dir, "c");
@@ -236,29 +236,29 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.log_every, 3);
   config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--encrypt",
                          "--batch=8", "--epochs=3", "--betas=0.8,0.9"});
-  EXPECT_EQ(config.model.in, 3);
-  EXPECT_EQ(config.model.out, 4);
+  EXPECT_EQ(config.model.settings.integer("in"), 3);
+  EXPECT_EQ(config.model.settings.integer("out"), 4);
   EXPECT_EQ(config.threads, 2);
   EXPECT_EQ(config.parallel, trainer::Parallel::kDp);
   EXPECT_TRUE(config.quiet);
   EXPECT_TRUE(config.encrypt);
   EXPECT_EQ(config.batch, 8);
   EXPECT_EQ(config.epochs, 3);
-  EXPECT_EQ(config.betas, std::pair(0.8, 0.9));
+  EXPECT_THAT(config.optimizer_settings.numbers("betas"), ElementsAre(0.8, 0.9));
   EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
-  EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.hidden, ElementsAre(64, 32));
+  EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.settings.integers("hidden"), ElementsAre(64, 32));
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
-  EXPECT_EQ(config.model.layers, 2);
-  EXPECT_EQ(config.model.heads, 3);
-  EXPECT_EQ(config.model.width, 6);
-  EXPECT_EQ(config.model.context, 7);
-  EXPECT_EQ(config.model.dropout, 0.5);
+  EXPECT_EQ(config.model.settings.integer("layers"), 2);
+  EXPECT_EQ(config.model.settings.integer("heads"), 3);
+  EXPECT_EQ(config.model.settings.integer("width"), 6);
+  EXPECT_EQ(config.model.settings.integer("context"), 7);
+  EXPECT_EQ(config.model.settings.number("dropout"), 0.5);
 }
 
 TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {
   trainer::TrainConfig config;
   config.epochs = 123;
-  EXPECT_THAT(train_options(config).help(), HasSubstr("(default 123)"));
+  EXPECT_THAT(trainer::train_options(config).help(), HasSubstr("(default 123)"));
 }
 
 TEST(LaunchFlags, ReachTheOptions) {

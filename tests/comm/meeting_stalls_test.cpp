@@ -27,6 +27,9 @@ using ::testing::Not;
 using testing::on_processes;
 using testing::throws;
 
+/// When a rank comes that is late: after the first two lines (1 s and 2 s), and a second before the third.
+constexpr auto kLate = 3s;
+
 /// What this process says of waiting in `doing` while it acts. On a busy machine ranks are late elsewhere, too.
 template <class Action>
 std::vector<std::string> lines_while(const std::string& doing, Action&& action) {
@@ -53,7 +56,7 @@ bool matches(const std::vector<std::string>& lines, const ::testing::Matcher<std
 TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     set_stall_warning(1s);
-    if (world.rank == 2) std::this_thread::sleep_for(4s);
+    if (world.rank == 2) std::this_thread::sleep_for(kLate);
     const auto lines = lines_while("the roll", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("the roll", Deadline::after(20s));
@@ -71,7 +74,7 @@ TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
     const auto lines = lines_while("what to do", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));
-      if (world.rank == 1) std::this_thread::sleep_for(4s);
+      if (world.rank == 1) std::this_thread::sleep_for(kLate);
       store->broadcast_text("what to do", "nothing", 1, Deadline::after(20s));
       store->barrier("the end", Deadline::after(20s));
       store->leave(Deadline::after(20s));
@@ -86,7 +89,7 @@ TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
 TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     set_stall_warning(1s);
-    if (world.rank == 0) std::this_thread::sleep_for(4s);
+    if (world.rank == 0) std::this_thread::sleep_for(kLate);
     const auto lines = lines_while("joining the other ranks", [&] {
       const auto store = make_tcp_store(world, Deadline::after(20s));
       store->barrier("all", Deadline::after(20s));

@@ -43,7 +43,7 @@ class ImagesTest : public ::testing::Test {
             i % 2 == 0 ? "rgb.png" : "rgb420.jpg");
   }
   DataSplits open(OpenOptions options = {}) const {
-    if (!options.image_size) options.image_size = 8;
+    if (!options.settings.has(kImageSize)) options.settings.set(kImageSize, 8);
     return open_data("images:" + directory_.path().string(), options);
   }
   template <class E = IoError>
@@ -85,7 +85,7 @@ TEST_F(ImagesTest, EveryTenthIsForValidation) {
   }
   EXPECT_EQ(open({.classes = 5}).train->classes(), 5);
   EXPECT_THAT(error<UsageError>({.classes = 2}), AllOf(HasSubstr("--classes 2"), HasSubstr("3 folders")));
-  EXPECT_EQ(open({.image_size = 224}).train->sample_elements(), 224u * 224 * 3);
+  EXPECT_EQ(open({.settings = {{"image-size", 224}}}).train->sample_elements(), 224u * 224 * 3);
 }
 
 TEST_F(ImagesTest, TrainAndValAreFoundAndLabelledAlike) {
@@ -174,7 +174,7 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
 TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
   put_classes({"a", "b"});
   for (int i = 0; i < 8; i += 2) put_text(fmt::format("a/{}.png", i), "damaged");
-  const DataSplits splits = open({.most_damaged = 3});
+  const DataSplits splits = open({.settings = {{"most-damaged", 3}}});
   for (std::uint64_t i = 0; i < 6; ++i) EXPECT_NO_THROW(read(*splits.train, i)) << i;
   try {
     read(*splits.train, 6);
@@ -183,7 +183,7 @@ TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
     EXPECT_THAT(thrown.line(),
                 AllOf(HasSubstr("4 images are damaged"), HasSubstr("a/6.png"), HasSubstr("--most-damaged 3")));
   }
-  EXPECT_NO_THROW(read(*open({.most_damaged = 4}).train, 6));
+  EXPECT_NO_THROW(read(*open({.settings = {{"most-damaged", 4}}}).train, 6));
 }
 
 TEST_F(ImagesTest, NoWholeImageIsAnErrorToo) {
@@ -244,7 +244,7 @@ TEST_F(ImagesTest, ChangesAreTheSameOnAnyNumberOfRanksAndAfterAResume) {
 
 TEST_F(ImagesTest, WithoutChangesTrainingReadsWhatEvaluationReads) {
   put_classes({"a", "b"});
-  const auto train = open({.augment = false}).train;
+  const auto train = open({.settings = {{"augment", false}}}).train;
   for (const auto& [index, x] : epoch_of(train, 2, {}, 1)) EXPECT_EQ(x, read(*train, index));
 }
 

@@ -1,10 +1,10 @@
 // A config file, with options of all kinds.
-#include "cli/option_sources.h"
-#include "cli/values.h"
+#include "options/sources.h"
+#include "options/values.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace lockstep::cli;
+  using namespace lockstep::options;
   const std::string path = lockstep::fuzz::file_of(data, size);
   return lockstep::fuzz::parse([&] {
     std::string word;
@@ -14,19 +14,24 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::vector<int> hidden;
     std::pair<double, double> betas;
     OptionTable table("train", "Trains.");
-    table.add({.name = "data", .placeholder = "DATA", .set = lockstep::cli::text(word)});
-    table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .set = integer(batch, 1, 1000)});
-    table.add({.name = "lr", .placeholder = "X", .set = number(lr, {})});
-    table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(quiet)});
-    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
-    table.add({.name = "betas", .kind = OptionKind::kList, .placeholder = "A,B", .set = number_pair(betas, {})});
-    table.add(
-        {.name = "export", .kind = OptionKind::kRepeatable, .placeholder = "NAME,…", .set = lockstep::cli::text(word)});
+    table.add({.name = "data", .placeholder = "DATA", .value = lockstep::options::text(word)});
+    table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .value = integer(batch, 1, 1000)});
+    table.add({.name = "lr", .placeholder = "X", .value = number(lr, {})});
+    table.add({.name = "quiet", .kind = OptionKind::kFlag, .value = boolean(quiet)});
+    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .value = integers(hidden, 1, 99)});
+    table.add({.name = "betas",
+               .kind = OptionKind::kList,
+               .placeholder = "A,B",
+               .value = number_pair(betas, {}),
+               .applies = {.to = "others", .unless = [&]() -> std::optional<std::string> {
+                             if (lr > 1) return "this is another";
+                             return std::nullopt;
+                           }}});
+    table.add({.name = "export",
+               .kind = OptionKind::kRepeatable,
+               .placeholder = "NAME,…",
+               .value = lockstep::options::text(word)});
     table.exclusive({"quiet", "batch"});
-    table.applicability([&](const std::string& name, bool) -> std::optional<Complaint> {
-      if (name == "betas" && lr > 1) return Complaint{"it applies to others", "leave it out"};
-      return std::nullopt;
-    });
     add_config_option(table);
     parse_options(table, {{"--config", path}, [](const std::string&) { return std::nullopt; }, {}},
                   {{"hosts", "launch"}});

@@ -1,11 +1,11 @@
 // A command line: the input's lines are its words. Those behind an empty line are variables, NAME=VALUE.
 #include "base/text.h"
-#include "cli/option_sources.h"
-#include "cli/values.h"
+#include "options/sources.h"
+#include "options/values.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace lockstep::cli;
+  using namespace lockstep::options;
   Sources sources;
   std::map<std::string, std::string> variables;
   bool words = true;
@@ -33,19 +33,26 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     bool quiet = false;
     std::vector<int> hidden;
     OptionTable table("train", "Trains.");
-    table.positional({"MODEL", "a model", lockstep::cli::text(model)});
-    table.add({.name = "data", .placeholder = "DATA", .set = lockstep::cli::text(word)});
-    table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .set = integer(batch, 1, 1000)});
-    table.add({.name = "quiet", .kind = OptionKind::kFlag, .set = boolean(quiet)});
-    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .set = integers(hidden, 1, 99)});
-    table.add(
-        {.name = "export", .kind = OptionKind::kRepeatable, .placeholder = "NAME,…", .set = lockstep::cli::text(word)});
+    table.positional({"MODEL", "a model", lockstep::options::text(model)});
+    table.add({.name = "data", .placeholder = "DATA", .value = lockstep::options::text(word)});
+    table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .value = integer(batch, 1, 1000)});
+    table.add({.name = "quiet", .kind = OptionKind::kFlag, .value = boolean(quiet)});
+    table.add({.name = "hidden",
+               .kind = OptionKind::kList,
+               .placeholder = "N,…",
+               .value = integers(hidden, 1, 99),
+               .applies = {.to = "others",
+                           .unless = [&]() -> std::optional<std::string> {
+                             if (batch > 1) return "this is another";
+                             return std::nullopt;
+                           },
+                           .forget = [] {}}});
+    table.add({.name = "export",
+               .kind = OptionKind::kRepeatable,
+               .placeholder = "NAME,…",
+               .value = lockstep::options::text(word)});
     table.exclusive({"batch", "hidden"});
     table.exclusive({"quiet", "data"});
-    table.applicability([&](const std::string& name, bool typed) -> std::optional<Complaint> {
-      if (typed && name == "hidden" && batch > 1) return Complaint{"it applies to others", "leave it out"};
-      return std::nullopt;
-    });
     parse_options(table, sources, {{"hosts", "launch"}});
   });
 }

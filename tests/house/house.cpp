@@ -6,6 +6,7 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <regex>
 #include <sstream>
 
 #include "base/text.h"
@@ -90,9 +91,12 @@ const Arrows& allowed_arrows() {
       {"devices", {"base"}},
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
-      {"trainer", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices"}},
+      {"options", {"base"}},
+      {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices"}},
       {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "trainer"}},
-      {"cli", {"base", "bench", "comm", "sampler", "nn", "parallel", "launcher", "data", "ddp", "devices", "trainer"}},
+      {"cli",
+       {"base", "bench", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
+        "trainer"}},
   };
   return kAllowed;
 }
@@ -184,6 +188,27 @@ std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
         found.push_back(fmt::format("{}: {} lines, at most {}", path.lexically_relative(root).string(), lines, most));
     }
   }
+  return found;
+}
+
+std::vector<std::string> names_elsewhere(const fs::path& root, const std::set<std::string>& names,
+                                         const std::set<std::string>& words, const std::vector<std::string>& own) {
+  std::vector<std::string> found;
+  const std::regex literal("\"(?:[^\"\\\\]|\\\\.)*\"");
+  for_each_line(root, rooms(), [&](const SourceLine& line) {
+    if (std::ranges::any_of(own, [&](const auto& place) { return line.file.starts_with(place); })) return;
+    const std::string code = without_comment(line.text);
+    if (directive(code)) return;
+    for (std::sregex_iterator at(code.begin(), code.end(), literal), end; at != end; ++at) {
+      const std::string before = at->prefix();
+      const bool compared = before.ends_with("== ") || before.ends_with("!= ") || before.ends_with("starts_with(");
+      for (const auto& name : names) {
+        if (words.contains(name) && !compared) continue;
+        if (std::regex_search(at->str(), std::regex("(^|[^A-Za-z0-9_-])" + name + "([^A-Za-z0-9_-]|$)")))
+          found.push_back(fmt::format("{}: {} knows '{}' by its name", line.at(), at->str(), name));
+      }
+    }
+  });
   return found;
 }
 

@@ -29,6 +29,11 @@ std::vector<std::string> backend_conditions(const std::filesystem::path& root);
 /// Code and build files outside tests/ of more than `most` lines.
 std::vector<std::string> long_files(const std::filesystem::path& root, std::size_t most);
 
+/// Text literals that have one of `names` as a word, in rooms; `own` are the folders and files that may: the families'.
+/// Names that are words of English too (`words`) count where something is compared with them alone.
+std::vector<std::string> names_elsewhere(const std::filesystem::path& root, const std::set<std::string>& names,
+                                         const std::set<std::string>& words, const std::vector<std::string>& own);
+
 /// Text literals "LOCKSTEP_…" of the rooms other than cli: environment variables that are no flags.
 std::set<std::string> variables_in_rooms(const std::filesystem::path& root);
 

@@ -6,7 +6,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "cli/option_sources.h"
+#include "data/open.h"
+#include "nn/models/models.h"
+#include "nn/optim/optimizers.h"
+#include "options/sources.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::house {
@@ -36,7 +39,21 @@ TEST(House, FilesStayShort) { EXPECT_THAT(long_files(kRoot, 600), IsEmpty()); }
 TEST(House, VariablesThatAreNoFlagsAreReserved) {
   const auto variables = variables_in_rooms(kRoot);
   EXPECT_THAT(variables, Not(IsEmpty()));
-  for (const auto& name : variables) EXPECT_TRUE(cli::is_reserved_variable(name)) << name;
+  for (const auto& name : variables) EXPECT_TRUE(options::is_reserved_variable(name)) << name;
+}
+
+// Models, optimizers, schedules and data sets are known to their registries alone: adding one is adding its file.
+TEST(House, NobodyKnowsAFamilyByItsName) {
+  std::set<std::string> names;
+  const auto add = [&](const auto& all) { names.insert(all.begin(), all.end()); };
+  add(nn::model_names());
+  add(nn::optimizer_names());
+  add(nn::schedule_names());
+  for (const auto* family : data::dataset_families()) names.insert(family->name);
+  const std::set<std::string> words = {"linear", "constant", "step", "digits", "images", "text", "tokens", "random"};
+  std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/autograd/", "nn/ops/"};
+  for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
+  EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());
 }
 
 // The rules themselves, held against trees that break them.
@@ -91,6 +108,15 @@ TEST_F(BadTree, LongFiles) {
   write("scripts/demo", "1\n2\n3\n4\n");
   write("tests/nn/a.cpp", "1\n2\n3\n4\n");
   EXPECT_THAT(long_files(tree_, 3), ElementsAre("nn/b.cpp: 4 lines, at most 3", "scripts/demo: 4 lines, at most 3"));
+}
+
+TEST_F(BadTree, NamesElsewhere) {
+  write("trainer/a.cpp", "// \"gpt\"\nif (x == \"gpt\") f(\"a gpt-like\", \"of gpt2\");\n#include \"nn/gpt.h\"\n");
+  write("trainer/b.cpp", "f(\"step\", s == \"step\", \"a step\");\n");
+  write("nn/models/gpt.cpp", "f(\"gpt\");\n");
+  EXPECT_THAT(names_elsewhere(tree_, {"gpt", "gpt2", "step"}, {"step"}, {"nn/models/"}),
+              ElementsAre(HasSubstr("trainer/a.cpp:2: \"gpt\" knows 'gpt'"), HasSubstr("\"of gpt2\" knows 'gpt2'"),
+                          HasSubstr("trainer/b.cpp:1: \"step\" knows 'step'")));
 }
 
 TEST_F(BadTree, Variables) {

@@ -33,7 +33,7 @@ class Inference : public ::testing::Test {
     return model({.name = "gpt",
                   .sample_shape = {context},
                   .classes = 11,
-                  .gpt = {.layers = 3, .heads = 2, .width = 16, .context = context}});
+                  .settings = {{"layers", 3}, {"heads", 2}, {"width", 16}, {"context", context}}});
   }
   void nudge(const Tensor& tensor, float by, std::uint64_t seed) {
     auto values = values_of(*backend, tensor);

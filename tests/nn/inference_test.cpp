@@ -82,10 +82,11 @@ TEST_F(Inference, SequentialsAreFusedToo) {
 
 // Dropout is training's alone.
 TEST_F(Inference, NothingIsDropped) {
-  const auto dropped = model({.name = "gpt",
-                              .sample_shape = {4},
-                              .classes = 5,
-                              .gpt = {.layers = 1, .heads = 1, .width = 8, .context = 4, .dropout = 0.5}});
+  const auto dropped =
+      model({.name = "gpt",
+             .sample_shape = {4},
+             .classes = 5,
+             .settings = {{"layers", 1}, {"heads", 1}, {"width", 8}, {"context", 4}, {"dropout", 0.5}}});
   // Without a seed and step, dropout in training would be refused.
   const Tensor tokens = tokens_of({1, 4}, {0, 1, 2, 3});
   EXPECT_EQ(forward(*backend, *dropped, tokens), forward(*backend, *dropped, tokens));

@@ -8,6 +8,7 @@
 
 #include "nn/models/models.h"
 #include "tests/nn/values.h"
+#include "tests/support/settings_of.h"
 
 namespace lockstep::nn {
 namespace {
@@ -84,11 +85,15 @@ TEST_F(Layers, InitialBitsNeverChange) {
 TEST_F(Layers, NamesAndOrderArePyTorchs) {
   EXPECT_THAT(names_of(*make_model(context, {.name = "linear", .sample_shape = {5}, .classes = 2})),
               ElementsAre("fc.weight [2, 5]", "fc.bias [2]"));
-  EXPECT_THAT(names_of(*make_model(context, {.name = "mlp", .sample_shape = {28, 28, 1}, .hidden = {7, 9}})),
-              ElementsAre("fc1.weight [7, 784]", "fc1.bias [7]", "fc2.weight [9, 7]", "fc2.bias [9]",
-                          "fc3.weight [10, 9]", "fc3.bias [10]"));
-  EXPECT_THAT(names_of(*make_model(context, {.name = "mlp", .sample_shape = {3}, .classes = 2, .hidden = {}})),
-              ElementsAre("fc1.weight [2, 3]", "fc1.bias [2]"));
+  EXPECT_THAT(
+      names_of(*make_model(context, {.name = "mlp", .sample_shape = {28, 28, 1}, .settings = {{"hidden", {7, 9}}}})),
+      ElementsAre("fc1.weight [7, 784]", "fc1.bias [7]", "fc2.weight [9, 7]", "fc2.bias [9]", "fc3.weight [10, 9]",
+                  "fc3.bias [10]"));
+  EXPECT_THAT(
+      names_of(*make_model(
+          context,
+          {.name = "mlp", .sample_shape = {3}, .classes = 2, .settings = {{"hidden", std::vector<std::int64_t>()}}})),
+      ElementsAre("fc1.weight [2, 3]", "fc1.bias [2]"));
   EXPECT_THAT(
       names_of(*make_model(context, {.name = "cnn", .sample_shape = {9, 7, 3}})),
       ElementsAre("conv1.weight [32, 3, 3, 3]", "conv1.bias [32]", "conv2.weight [64, 3, 3, 32]", "conv2.bias [64]",
@@ -116,8 +121,9 @@ TEST_F(Layers, ResidualBlocksMayStartAsTheIdentity) {
        {Case{"resnet18", ".bn2.weight", 8, 20}, Case{"resnet50", ".bn3.weight", 16, 53}})
     for (const bool zero : {true, false}) {
       SCOPED_TRACE(name);
-      const auto model =
-          make_model(context, {.name = name, .sample_shape = {32, 32, 3}, .classes = 2, .zero_init_residual = zero});
+      const auto model = make_model(
+          context,
+          {.name = name, .sample_shape = {32, 32, 3}, .classes = 2, .settings = {{"zero-init-residual", zero}}});
       int at_zero = 0, at_one = 0;
       for (const auto& [key, parameter] : model->named_parameters()) {
         if (parameter->value().shape().size() != 1 || !key.ends_with("weight")) continue;
@@ -137,7 +143,9 @@ TEST_F(Layers, ModelsTakeTheirSamples) {
                                     {"mlp", {8, 8, 1}},
                                     {"cnn", {8, 8, 1}},
                                     {"cnn", {4, 7, 3}}}) {
-    const auto model = make_model(context, {.name = name, .sample_shape = shape, .classes = 3, .hidden = {6}});
+    const auto model = make_model(
+        context,
+        {.name = name, .sample_shape = shape, .classes = 3, .settings = testing::settings_of(name, {{"hidden", {6}}})});
     for (const std::int64_t n : {0, 1, 5}) {
       std::vector<std::int64_t> dims = {n};
       dims.insert(dims.end(), shape.begin(), shape.end());
@@ -163,8 +171,8 @@ TEST_F(Layers, ModelsThatCannotBe) {
   EXPECT_THAT(message({.name = "cnn", .sample_shape = {8, 3, 1}}), HasSubstr("at least 4x4"));
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .classes = 0}), HasSubstr("at least 1"));
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {0}}), HasSubstr("at least 1"));
-  EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .hidden = {5, -1}}), HasSubstr("[5, -1]"));
-  EXPECT_THAT(message({.name = "mlp", .sample_shape = {1 << 30}, .hidden = {std::int64_t{1} << 40}}),
+  EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .settings = {{"hidden", {5, -1}}}}), HasSubstr("-1 is out"));
+  EXPECT_THAT(message({.name = "mlp", .sample_shape = {1 << 30}, .settings = {{"hidden", {1 << 24}}}}),
               HasSubstr("no size that memory can have"));
 }
 

@@ -442,7 +442,7 @@ class LstmModels : public LstmLayer {
     return {.name = "lstm",
             .sample_shape = std::move(sample_shape),
             .classes = kVocabulary,
-            .lstm = {.layers = 2, .width = 6}};
+            .settings = {{"layers", 2}, {"width", 6}}};
   }
   static std::vector<std::string> names_of(const Module& module) {
     std::vector<std::string> names;
@@ -467,8 +467,8 @@ TEST_F(LstmModels, OfTextHaveTheNamesOfPyTorchsExample) {
   for (const std::int64_t n : {0, 1, 3})
     EXPECT_EQ(model->forward(tape, tape.input(tokens({n, 5}, 1))).shape(), (Shape{n, 5, kVocabulary}));
   EXPECT_THROW(model->forward(tape, tape.input(backend->zeros({2, 5}))), UsageError);
-  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .lstm = {.layers = 0}}), UsageError);
-  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .lstm = {.width = 0}}), UsageError);
+  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .settings = {{"layers", 0}}}), UsageError);
+  EXPECT_THROW(make_model(context, {.name = "lstm", .sample_shape = {9}, .settings = {{"width", 0}}}), UsageError);
 }
 
 // A text in pieces, each from where the one before has ended, as when it is generated.

@@ -9,6 +9,7 @@
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/data_parallel.h"
+#include "tests/support/settings_of.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -69,11 +70,11 @@ std::vector<std::vector<float>> trained(nn::Module& module, nn::Backend& backend
 TEST(CudaDataParallel, TrainsAsOneCpu) {
   if (probe_cuda().devices < 2) GTEST_SKIP() << "one GPU only";
   for (const char* name : {"mlp", "cnn", "lstm"}) {
-    const nn::ModelSpec spec = {.name = name,
-                                .sample_shape = {8, 8, 1},
-                                .classes = kClasses,
-                                .hidden = {16, 12},
-                                .lstm = {.layers = 1, .width = 12}};
+    const nn::ModelSpec spec = {
+        .name = name,
+        .sample_shape = {8, 8, 1},
+        .classes = kClasses,
+        .settings = testing::settings_of(name, {{"hidden", {16, 12}}, {"layers", 1}, {"width", 12}})};
     const auto build = [&](nn::Backend& backend) {
       nn::Generator generator(1);
       nn::Context context{backend, generator};

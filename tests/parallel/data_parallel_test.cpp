@@ -11,6 +11,7 @@
 #include "nn/io/state.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
+#include "tests/support/settings_of.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -39,8 +40,7 @@ nn::ModelSpec spec_of(const std::string& name) {
   return {.name = name,
           .sample_shape = {kSide, kSide, 1},
           .classes = kClasses,
-          .hidden = {33, 17},
-          .lstm = {.layers = 2, .width = 24}};
+          .settings = testing::settings_of(name, {{"hidden", {33, 17}}, {"layers", 2}, {"width", 24}})};
 }
 
 std::unique_ptr<nn::Module> model_of(const nn::ModelSpec& spec, nn::Backend& backend, std::uint64_t seed = 1) {
@@ -389,7 +389,7 @@ TEST(DataParallel, KeepsTheFirstDevicesStatistics) {
 
 TEST(DataParallel, DropsWhatOneProcessWouldDrop) {
   nn::ModelSpec spec = spec_of("lstm");
-  spec.lstm.dropout = 0.4;
+  spec.settings.set("dropout", 0.4);
   Devices devices = Devices::cpu(3);
   DataParallel model(model_of(spec, devices[0]), devices);
   const auto alone_backend = nn::make_cpu_backend(1);

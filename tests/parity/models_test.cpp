@@ -153,13 +153,13 @@ nn::ModelSpec spec_of(const char* name, std::vector<std::int64_t> sample_shape, 
 }
 nn::ModelSpec tiny_gpt() {
   nn::ModelSpec spec = spec_of("gpt", {11}, 37);
-  spec.gpt = {.layers = 2, .heads = 2, .width = 24, .context = 16};
+  spec.settings = {{"layers", 2}, {"heads", 2}, {"width", 24}, {"context", 16}};
   return spec;
 }
 
 nn::ModelSpec tiny_lstm() {
   nn::ModelSpec spec = spec_of("lstm", {9}, 29);
-  spec.lstm = {.layers = 2, .width = 16};
+  spec.settings = {{"layers", 2}, {"width", 16}};
   return spec;
 }
 

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "trainer/applicability.h"
+#include "trainer/options.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -27,11 +27,17 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.data.clear(); },
       [](auto& c) { c.batch = 8, c.global_batch = 16; },
       [](auto& c) { c.lr = -1; },
-      [](auto& c) { c.min_lr = 1, c.schedule = Schedule::kCosine; },
-      [](auto& c) { c.nesterov = true; },
-      [](auto& c) { c.optimizer = Optimizer::kSgd, c.nesterov = true, c.momentum = 0; },
       [](auto& c) {
-        c.betas = {1.0, 0.9};
+        c.schedule_settings = {{"min-lr", 1.0}}, c.schedule = "cosine";
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"nesterov", true}};
+      },
+      [](auto& c) {
+        c.optimizer = "sgd", c.optimizer_settings = {{"nesterov", true}, {"momentum", 0.0}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"betas", {1.0, 0.9}}};
       },
       [](auto& c) { c.weight_decay = -0.1; },
       [](auto& c) { c.clip_norm = -1; },
@@ -47,9 +53,11 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.lr = std::numeric_limits<double>::infinity(); },
       [](auto& c) { c.lr = std::numeric_limits<double>::quiet_NaN(); },
       [](auto& c) { c.clip_norm = std::numeric_limits<double>::quiet_NaN(); },
-      [](auto& c) { c.momentum = 1.5; },
       [](auto& c) {
-        c.betas = {0.9, std::numeric_limits<double>::quiet_NaN()};
+        c.optimizer_settings = {{"momentum", 1.5}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"betas", {0.9, std::numeric_limits<double>::quiet_NaN()}}};
       },
       [](auto& c) { c.bucket_mb = 1e300; },
       [](auto& c) { c.first_bucket_mb = 0; },
@@ -106,6 +114,10 @@ std::string why_not(const TrainConfig& config) {
   return "";
 }
 
+bool inapplicable(TrainConfig config, const char* setting) {
+  return options::inapplicable(*train_options(config).find(setting)).has_value();
+}
+
 TEST(TrainConfig, ModelsAreKnownBeforeDataAreMissed) {
   TrainConfig config;
   config.model.name = "nosuch";
@@ -122,32 +134,80 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
     Change set, applies;
   };
   const auto model = [](const char* name) { return [name](TrainConfig& c) { c.model.name = name; }; };
-  const auto sgd = [](TrainConfig& c) { c.optimizer = Optimizer::kSgd; };
+  const auto sgd = [](TrainConfig& c) { c.optimizer = "sgd"; };
   const auto weights = [](TrainConfig& c) { c.weights = "w"; };
   const auto directory = [](TrainConfig& c) { c.checkpoint_dir = "d"; };
   const auto tokens = [](TrainConfig& c) { c.model.name = "lstm", c.data = "text:t"; };
   const auto cuda = [](TrainConfig& c) { c.device = "cuda"; };
   const Case cases[] = {
-      {"in", [](auto& c) { c.model.in = 64; }, model("linear")},
-      {"out", [](auto& c) { c.model.out = 10; }, model("linear")},
-      {"hidden", [](auto& c) { c.model.hidden = {8}; }, model("mlp")},
-      {"layers", [](auto& c) { c.model.layers = 2; }, model("lstm")},
-      {"heads", [](auto& c) { c.model.heads = 2; }, model("gpt")},
-      {"width", [](auto& c) { c.model.width = 8; }, model("gpt2")},
-      {"context", [](auto& c) { c.model.context = 8; }, tokens},
-      {"zero-init-residual", [](auto& c) { c.model.zero_init_residual = true; }, model("resnet50")},
-      {"dropout", [](auto& c) { c.model.dropout = 0.5; }, model("lstm")},
+      {"in",
+       [](auto& c) {
+         c.model.settings = {{"in", 64}};
+       },
+       model("linear")},
+      {"out",
+       [](auto& c) {
+         c.model.settings = {{"out", 10}};
+       },
+       model("linear")},
+      {"hidden",
+       [](auto& c) {
+         c.model.settings = {{"hidden", {8}}};
+       },
+       model("mlp")},
+      {"layers",
+       [](auto& c) {
+         c.model.settings = {{"layers", 2}};
+       },
+       model("lstm")},
+      {"heads",
+       [](auto& c) {
+         c.model.settings = {{"heads", 2}};
+       },
+       model("gpt")},
+      {"width",
+       [](auto& c) {
+         c.model.settings = {{"width", 8}};
+       },
+       model("gpt2")},
+      {"context",
+       [](auto& c) {
+         c.model.settings = {{"context", 8}};
+       },
+       tokens},
+      {"zero-init-residual",
+       [](auto& c) {
+         c.model.settings = {{"zero-init-residual", true}};
+       },
+       model("resnet50")},
+      {"dropout",
+       [](auto& c) {
+         c.model.settings = {{"dropout", 0.5}};
+       },
+       model("lstm")},
       {"non-strict", [](auto& c) { c.non_strict = true; }, weights},
       {"keep-prefix", [](auto& c) { c.keep_prefix = true; }, weights},
       {"reset-head", [](auto& c) { c.reset_head = true; }, weights},
-      {"momentum", [](auto& c) { c.momentum = 0.9; }, sgd},
-      {"nesterov", [](auto& c) { c.nesterov = true; }, sgd},
+      {"momentum",
+       [](auto& c) {
+         c.optimizer_settings = {{"momentum", 0.9}};
+       },
+       sgd},
+      {"nesterov",
+       [](auto& c) {
+         c.optimizer_settings = {{"nesterov", true}};
+       },
+       sgd},
       {"betas",
        [](auto& c) {
-         c.model.name = "resnet18", c.betas = {0.9, 0.99};
+         c.model.name = "resnet18", c.optimizer_settings = {{"betas", {0.9, 0.99}}};
        },
-       [](auto& c) { c.optimizer = Optimizer::kAdamW; }},
-      {"min-lr", [](auto& c) { c.min_lr = 1e-6; }, [](auto& c) { c.schedule = Schedule::kStep; }},
+       [](auto& c) { c.optimizer = "adamw"; }},
+      {"min-lr",
+       [](auto& c) {
+         c.schedule_settings = {{"min-lr", 1e-6}};
+       },
+       [](auto& c) { c.schedule = "step"; }},
       {"share-devices", [](auto& c) { c.device = "cpu", c.share_devices = true; },
        [](auto& c) { c.device = "cpu:0,0"; }},
       {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.find_unused = true; },
@@ -243,27 +303,39 @@ TEST(TrainConfig, WhatADeviceDoesNotDo) {
 TEST(TrainConfig, DescribesWhatChangesNumbers) {
   const std::vector<std::function<void(TrainConfig&)>> changes = {
       [](auto& c) { c.model.name = "mlp"; },
-      [](auto& c) { c.model.hidden = {7}; },
+      [](auto& c) {
+        c.model.settings = {{"hidden", {7}}};
+      },
       [](auto& c) { c.data = "random:5,100"; },
       [](auto& c) { c.classes = 3; },
-      [](auto& c) { c.augment = false; },
-      [](auto& c) { c.image_size = 64; },
+      [](auto& c) {
+        c.data_settings = {{"augment", false}};
+      },
+      [](auto& c) {
+        c.data_settings = {{"image-size", 64}};
+      },
       [](auto& c) { c.batch = 7; },
       [](auto& c) { c.global_batch = 7; },
       [](auto& c) { c.tail = sampler::Tail::kDrop; },
       [](auto& c) { c.epochs = 3; },
       [](auto& c) { c.steps = 3; },
       [](auto& c) { c.eval_every = 3; },
-      [](auto& c) { c.optimizer = Optimizer::kSgd; },
+      [](auto& c) { c.optimizer = "sgd"; },
       [](auto& c) { c.lr = 0.2; },
-      [](auto& c) { c.min_lr = 1e-9; },
-      [](auto& c) { c.momentum = 0.1; },
-      [](auto& c) { c.nesterov = true; },
       [](auto& c) {
-        c.betas = {0.9, 0.5};
+        c.schedule_settings = {{"min-lr", 1e-9}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"momentum", 0.1}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"nesterov", true}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"betas", {0.9, 0.5}}};
       },
       [](auto& c) { c.weight_decay = 0.5; },
-      [](auto& c) { c.schedule = Schedule::kStep; },
+      [](auto& c) { c.schedule = "step"; },
       [](auto& c) { c.warmup = 3; },
       [](auto& c) { c.clip_norm = 3; },
       [](auto& c) { c.seed = 3; },

@@ -17,6 +17,7 @@
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/models/models.h"
+#include "tests/support/settings_of.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/evaluate.h"
 #include "trainer/step.h"
@@ -55,9 +56,12 @@ class Training {
             context_, {.name = setting.model,
                        .sample_shape = splits_.train->sample_dims(),
                        .classes = splits_.train->classes(),
-                       .hidden = {32, 24},
-                       .gpt = {.layers = 1, .heads = 2, .width = 16, .context = kTokens, .dropout = setting.dropout},
-                       .lstm = {.layers = 2, .width = 12, .dropout = setting.dropout}})),
+                       .settings = testing::settings_of(setting.model, {{"hidden", {32, 24}},
+                                                                        {"layers", setting.model == "gpt" ? 1 : 2},
+                                                                        {"heads", 2},
+                                                                        {"width", setting.model == "gpt" ? 16 : 12},
+                                                                        {"context", kTokens},
+                                                                        {"dropout", setting.dropout}})})),
         group_(make_group()),
         loader_(splits_.train,
                 sampler::DistributedSampler({.length = splits_.train->size(),

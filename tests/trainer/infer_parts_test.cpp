@@ -229,72 +229,67 @@ nn::HostTensor shaped(const std::string& name, std::vector<std::int64_t> shape) 
   return {.name = name, .dtype = DType::kF32, .shape = std::move(shape), .bytes = {}};
 }
 
-ModelConfig named(const char* name) {
-  ModelConfig made;
-  made.name = name;
-  return made;
+nn::ModelSpec spec_of(const char* name, const std::vector<nn::HostTensor>& tensors) {
+  return nn::spec_of_tensors(name, {}, tensors);
 }
 
 TEST(SpecOf, ReadsSizesFromShapes) {
-  const auto resnet =
-      spec_of(named("resnet18"), {shaped("conv1.weight", {64, 3, 7, 7}), shaped("fc.weight", {17, 512})});
+  const auto resnet = spec_of("resnet18", {shaped("conv1.weight", {64, 3, 7, 7}), shaped("fc.weight", {17, 512})});
   EXPECT_EQ(resnet.classes, 17);
   EXPECT_THAT(resnet.sample_shape, ElementsAre(224, 224, 3));
-  const auto gpt2 = spec_of(
-      named("gpt2"), {shaped("transformer.wte.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
-                      shaped("transformer.h.0.ln_1.weight", {128}), shaped("transformer.h.1.ln_1.weight", {128})});
+  const auto gpt2 =
+      spec_of("gpt2", {shaped("transformer.wte.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
+                       shaped("transformer.h.0.ln_1.weight", {128}), shaped("transformer.h.1.ln_1.weight", {128})});
   EXPECT_EQ(gpt2.classes, 100);
-  EXPECT_EQ(gpt2.gpt.width, 128);
-  EXPECT_EQ(gpt2.gpt.context, 40);
-  EXPECT_EQ(gpt2.gpt.layers, 2);
-  EXPECT_EQ(gpt2.gpt.heads, 2);
-  const auto mlp =
-      spec_of(named("mlp"), {shaped("module.fc1.weight", {30, 784}), shaped("module.fc2.weight", {4, 30})});
-  EXPECT_THAT(mlp.hidden, ElementsAre(30));
+  EXPECT_EQ(gpt2.settings.integer("width"), 128);
+  EXPECT_EQ(gpt2.settings.integer("context"), 40);
+  EXPECT_EQ(gpt2.settings.integer("layers"), 2);
+  EXPECT_EQ(gpt2.settings.integer("heads"), 2);
+  const auto mlp = spec_of("mlp", {shaped("module.fc1.weight", {30, 784}), shaped("module.fc2.weight", {4, 30})});
+  EXPECT_THAT(mlp.settings.integers("hidden"), ElementsAre(30));
   EXPECT_THAT(mlp.sample_shape, ElementsAre(784));
   EXPECT_EQ(mlp.classes, 4);
-  const auto cnn = spec_of(named("cnn"), {shaped("conv1.weight", {32, 1, 3, 3}), shaped("fc1.weight", {128, 64 * 49}),
-                                          shaped("fc2.weight", {10, 128})});
+  const auto cnn = spec_of("cnn", {shaped("conv1.weight", {32, 1, 3, 3}), shaped("fc1.weight", {128, 64 * 49}),
+                                   shaped("fc2.weight", {10, 128})});
   EXPECT_THAT(cnn.sample_shape, ElementsAre(28, 28, 1));
-  EXPECT_THROW(spec_of(named("gpt"), {shaped("wte.weight", {10, 12})}), UsageError);
-  const auto text = spec_of(named("lstm"), {shaped("encoder.weight", {90, 24}), shaped("rnn.weight_ih_l0", {96, 24}),
-                                            shaped("rnn.weight_hh_l0", {96, 24}), shaped("rnn.weight_ih_l1", {96, 24}),
-                                            shaped("rnn.weight_ih_l2", {96, 24}), shaped("decoder.weight", {90, 24})});
-  EXPECT_EQ(text.lstm.layers, 3);
-  EXPECT_EQ(text.lstm.width, 24);
+  EXPECT_THROW(spec_of("gpt", {shaped("wte.weight", {10, 12})}), UsageError);
+  const auto text = spec_of("lstm", {shaped("encoder.weight", {90, 24}), shaped("rnn.weight_ih_l0", {96, 24}),
+                                     shaped("rnn.weight_hh_l0", {96, 24}), shaped("rnn.weight_ih_l1", {96, 24}),
+                                     shaped("rnn.weight_ih_l2", {96, 24}), shaped("decoder.weight", {90, 24})});
+  EXPECT_EQ(text.settings.integer("layers"), 3);
+  EXPECT_EQ(text.settings.integer("width"), 24);
   EXPECT_EQ(text.classes, 90);
   EXPECT_EQ(text.sample_shape.size(), 1u);
-  const auto rows = spec_of(named("lstm"), {shaped("rnn.weight_ih_l0", {96, 28}), shaped("rnn.weight_hh_l0", {96, 24}),
-                                            shaped("decoder.weight", {10, 24})});
-  EXPECT_EQ(rows.lstm.layers, 1);
+  const auto rows = spec_of("lstm", {shaped("rnn.weight_ih_l0", {96, 28}), shaped("rnn.weight_hh_l0", {96, 24}),
+                                     shaped("decoder.weight", {10, 24})});
+  EXPECT_EQ(rows.settings.integer("layers"), 1);
   EXPECT_EQ(rows.classes, 10);
   EXPECT_THAT(rows.sample_shape, ElementsAre(28, 28, 1));
 }
 
 TEST(SpecOf, TheHeadStandsForATableThatIsMissing) {
   // As safetensors.torch.save_model() writes GPT2LMHeadModel.
-  const auto once =
-      spec_of(named("gpt2"), {shaped("lm_head.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
-                              shaped("transformer.h.0.ln_1.weight", {128})});
+  const auto once = spec_of("gpt2", {shaped("lm_head.weight", {100, 128}), shaped("transformer.wpe.weight", {40, 128}),
+                                     shaped("transformer.h.0.ln_1.weight", {128})});
   EXPECT_EQ(once.classes, 100);
-  EXPECT_EQ(once.gpt.width, 128);
-  EXPECT_EQ(once.gpt.layers, 1);
-  EXPECT_EQ(once.gpt.heads, 2);
-  EXPECT_TRUE(once.gpt.tied);
+  EXPECT_EQ(once.settings.integer("width"), 128);
+  EXPECT_EQ(once.settings.integer("layers"), 1);
+  EXPECT_EQ(once.settings.integer("heads"), 2);
+  EXPECT_TRUE(once.settings.flag("tied"));
 }
 
 TEST(SpecOf, AHeadThatDiffersFromTheTableIsOneOfItsOwn) {
   auto table = shaped("transformer.wte.weight", {2, 256}), head = shaped("lm_head.weight", {2, 256});
   table.bytes.resize(2048);
   head.bytes.resize(2048);
-  EXPECT_TRUE(spec_of(named("gpt"), {table, head}).gpt.tied);
+  EXPECT_TRUE(spec_of("gpt", {table, head}).settings.flag("tied"));
   head.bytes.back() = std::byte{1};
-  EXPECT_FALSE(spec_of(named("gpt"), {table, head}).gpt.tied);
+  EXPECT_FALSE(spec_of("gpt", {table, head}).settings.flag("tied"));
 }
 
 TEST(SpecOf, CompiledModelsHaveTheNamesWithinTheirWrappers) {
   for (const char* prefix : {"_orig_mod.", "module._orig_mod.", "_orig_mod.module."})
-    EXPECT_EQ(spec_of(named("linear"), {shaped(std::string(prefix) + "fc.weight", {7, 9})}).classes, 7) << prefix;
+    EXPECT_EQ(spec_of("linear", {shaped(std::string(prefix) + "fc.weight", {7, 9})}).classes, 7) << prefix;
 }
 
 // A model of three positions whose next token is the sum of those that it sees, modulo 10.

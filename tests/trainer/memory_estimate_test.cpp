@@ -26,8 +26,8 @@ class Estimate : public ::testing::TestWithParam<EstimateCase> {
   Estimate() {
     config.model.name = GetParam().model;
     config.data = GetParam().data;
-    if (config.model.name == "gpt2") config.model.layers = 1;
-    if (config.data.starts_with("random:tokens")) config.model.context = 16;
+    if (config.model.name == "gpt2") config.model.settings.set("layers", 1);
+    if (config.data.starts_with("random:tokens")) config.model.settings.set("context", 16);
     dataset = open_splits(config).train;
   }
   std::uint64_t peak() const { return backend->allocator().stats().peak_bytes_asked; }
@@ -114,7 +114,7 @@ class EstimateOf : public ::testing::Test {
   TrainConfig config = [] {
     TrainConfig made;
     made.model.name = "mlp";
-    made.model.hidden = {64, 32};
+    made.model.settings = {{"hidden", {64, 32}}};
     made.data = "digits";
     return made;
   }();
@@ -132,9 +132,9 @@ TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
   EXPECT_EQ(found.batches, 3u * 4 * (64 + 1) * 4);
   EXPECT_EQ(found.checkpoint, 0u);
   EXPECT_GE(need({.samples = 4, .checkpoints = true}).checkpoint, 3 * kAll);
-  config.optimizer = Optimizer::kSgd;
+  config.optimizer = "sgd";
   EXPECT_LT(need({.samples = 4}).moments, kAll + 256);
-  config.momentum = 0;
+  config.optimizer_settings = {{"momentum", 0.0}};
   EXPECT_LT(need({.samples = 4}).moments, 256u);
   config.freeze = "fc1.*";
   found = need({.samples = 4});
@@ -150,7 +150,7 @@ TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
 }
 
 TEST_F(EstimateOf, SizesThatNoMachineHasTakeNoTime) {
-  config.model.hidden = {3000000, 3000000};
+  config.model.settings = {{"hidden", {3000000, 3000000}}};
   EXPECT_GT(need({.samples = 1 << 20}).total(), std::uint64_t{100} << 40);
 }
 

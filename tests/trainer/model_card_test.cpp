@@ -50,18 +50,18 @@ TEST(ModelCard, OfImages) {
 TEST(ModelCard, OfOtherModels) {
   const auto splits = data::open_data("random:5,10");
   auto config = config_of("mlp", "random:5,10");
-  config.model.hidden = {7, 8};
+  config.model.settings = {{"hidden", {7, 8}}};
   const ModelCard card = read_back(card_of(config, *splits.train));
-  EXPECT_THAT(card.spec.hidden, ElementsAre(7, 8));
+  EXPECT_THAT(card.spec.settings.integers("hidden"), ElementsAre(7, 8));
   EXPECT_EQ(card.image, nullptr);
 
   ModelConfig open;
   adopt(open, card, "f");
-  EXPECT_THAT(open.hidden, ElementsAre(7, 8));
+  EXPECT_THAT(open.settings.integers("hidden"), ElementsAre(7, 8));
   ModelConfig other;
-  other.hidden = {7};
+  other.settings = {{"hidden", {7}}};
   EXPECT_THROW(adopt(other, card, "f"), UsageError);
-  other.hidden = {7, 8};
+  other.settings = {{"hidden", {7, 8}}};
   EXPECT_NO_THROW(adopt(other, card, "f"));
   other.name = "linear";
   EXPECT_THROW(adopt(other, card, "f"), UsageError);
@@ -78,15 +78,15 @@ nlohmann::json gpt() {
 
 TEST(ModelCard, OfTexts) {
   const ModelCard card = read_back(card_among({{"lockstep", gpt().dump()}}, "it").value());
-  EXPECT_EQ(card.spec.gpt.heads, 4);
+  EXPECT_EQ(card.spec.settings.integer("heads"), 4);
   ASSERT_NE(card.characters, nullptr);
   EXPECT_EQ(card.characters->text(), "\naé");
   ModelConfig config;
-  config.heads = 4;
+  config.settings.set("heads", 4);
   adopt(config, card, "f");
-  EXPECT_EQ(config.layers, 2);
-  EXPECT_EQ(config.context, 16);
-  config.width = 9;
+  EXPECT_EQ(config.settings.integer("layers"), 2);
+  EXPECT_EQ(config.settings.integer("context"), 16);
+  config.settings.set("width", 9);
   try {
     adopt(config, card, "some.file");
     ADD_FAILURE() << "nothing was thrown";
@@ -97,13 +97,13 @@ TEST(ModelCard, OfTexts) {
 
 TEST(ModelCard, OfAHeadOfItsOwn) {
   auto json = gpt();
-  EXPECT_TRUE(card_among({{"lockstep", json.dump()}}, "it").value().spec.gpt.tied);
+  EXPECT_TRUE(nn::complete(card_among({{"lockstep", json.dump()}}, "it").value().spec).settings.flag("tied"));
   json["model"]["tied"] = false;
   const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
-  EXPECT_FALSE(card.spec.gpt.tied);
+  EXPECT_FALSE(card.spec.settings.flag("tied"));
   ModelConfig config;
   adopt(config, card, "f");
-  EXPECT_FALSE(config.tied_head);
+  EXPECT_FALSE(config.settings.flag("tied"));
 }
 
 TEST(ModelCard, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
@@ -112,10 +112,10 @@ TEST(ModelCard, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
   const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
   ModelConfig config;
   adopt(config, card, "f");
-  EXPECT_EQ(config.context, 33);
-  config.context = 5;
+  EXPECT_EQ(config.settings.integer("context"), 33);
+  config.settings.set("context", 5);
   EXPECT_NO_THROW(adopt(config, card, "f"));
-  EXPECT_EQ(config.context, 5);
+  EXPECT_EQ(config.settings.integer("context"), 5);
 }
 
 TEST(ModelCard, OtherFilesHaveNone) {

@@ -36,7 +36,7 @@ nn::ModelSpec gpt(std::int64_t layers, std::int64_t heads, std::int64_t width, s
   return {.name = "gpt",
           .sample_shape = {context},
           .classes = 8,
-          .gpt = {.layers = layers, .heads = heads, .width = width, .context = context}};
+          .settings = {{"layers", layers}, {"heads", heads}, {"width", width}, {"context", context}}};
 }
 
 TEST_F(ModelOfFile, IsMadeWhereTheFileHasItsParameters) {
@@ -44,8 +44,8 @@ TEST_F(ModelOfFile, IsMadeWhereTheFileHasItsParameters) {
       gpt(3, 2, 8, 16),
       {.name = "resnet18-cifar", .sample_shape = {8, 8, 3}, .classes = 4},
       {.name = "cnn", .sample_shape = {8, 8, 1}, .classes = 4},
-      {.name = "mlp", .sample_shape = {5}, .classes = 3, .hidden = {7, 9}},
-      {.name = "lstm", .sample_shape = {8, 8, 1}, .classes = 4, .lstm = {.layers = 2, .width = 12}},
+      {.name = "mlp", .sample_shape = {5}, .classes = 3, .settings = {{"hidden", {7, 9}}}},
+      {.name = "lstm", .sample_shape = {8, 8, 1}, .classes = 4, .settings = {{"layers", 2}, {"width", 12}}},
       {.name = "linear", .sample_shape = {5}, .classes = 3}};
   for (const auto& spec : specs) {
     nn::Context context{*backend_, generator_};
@@ -68,9 +68,12 @@ TEST_F(ModelOfFile, TakesNoMemoryOnTrust) {
        {gpt(kMost, 1, 64, 16), gpt(1, 1, kMost, 16), gpt(1, 1, 8, kMost), gpt(kMost, kMost, kMost, kMost),
         nn::ModelSpec{.name = "resnet18", .sample_shape = {64, 64, std::int64_t{1} << 40}, .classes = 8},
         nn::ModelSpec{.name = "linear", .sample_shape = {kMost}, .classes = kMost},
+        nn::ModelSpec{.name = "mlp",
+        .sample_shape = {8},
+        .classes = 8,
+        .settings = {{"hidden", std::vector<std::int64_t>(1024, kMost)}}},
         nn::ModelSpec{
-            .name = "mlp", .sample_shape = {8}, .classes = 8, .hidden = std::vector<std::int64_t>(1024, kMost)},
-        nn::ModelSpec{.name = "lstm", .sample_shape = {8, 8, 1}, .classes = 8, .lstm = {.layers = kMost, .width = 64}}})
+            .name = "lstm", .sample_shape = {8, 8, 1}, .classes = 8, .settings = {{"layers", kMost}, {"width", 64}}}})
     EXPECT_THAT(refusal(spec), HasSubstr("w.safetensors: the " + spec.name + " of its sizes has more parameters"));
   EXPECT_LT(backend_->allocator().stats().bytes_held, std::size_t{4} << 20);
   EXPECT_NO_THROW(make(gpt(2, 2, 256, 16), {}, {.card = true, .all_are_loaded = false}));  // what need not be in it

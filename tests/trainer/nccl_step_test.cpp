@@ -40,7 +40,7 @@ class Training {
         module_(nn::make_model(context_, {.name = "mlp",
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
-                                          .hidden = {32, 24}})),
+                                          .settings = {{"hidden", {32, 24}}}})),
         gpus_(setting.cuda
                   ? comm::make_nccl_group(
                         group(), {.producer = backend_->stream(), .timeout = kPatience, .api = &comm::fake_nccl::api()})

@@ -10,6 +10,7 @@
 #include "nn/models/models.h"
 #include "sampler/slice.h"
 #include "tests/support/ranks.h"
+#include "tests/support/settings_of.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -37,11 +38,11 @@ Samples samples(std::uint64_t first, std::uint64_t count) {
 struct ReplicaTrainee {
   explicit ReplicaTrainee(const std::string& name, std::uint64_t seed)
       : backend(nn::make_cpu_backend(1)), generator(seed), context{*backend, generator} {
-    module = nn::make_model(context, {.name = name,
-                                      .sample_shape = {kSide, kSide, 1},
-                                      .classes = kDigits,
-                                      .hidden = {33, 17},
-                                      .lstm = {.layers = 2, .width = 24}});
+    module = nn::make_model(
+        context, {.name = name,
+                  .sample_shape = {kSide, kSide, 1},
+                  .classes = kDigits,
+                  .settings = testing::settings_of(name, {{"hidden", {33, 17}}, {"layers", 2}, {"width", 24}})});
     tape.emplace(*backend);
   }
   nn::Loss forward(Samples& batch, std::uint64_t global_count) {

@@ -5,23 +5,23 @@
 namespace lockstep::trainer {
 namespace {
 
-TrainConfig config_with(Schedule schedule, std::int64_t warmup, double lr, double min_lr) {
+TrainConfig config_with(const char* schedule, std::int64_t warmup, double lr, double min_lr) {
   TrainConfig config;
   config.schedule = schedule;
   config.warmup = warmup;
   config.lr = lr;
-  config.min_lr = min_lr;
+  if (min_lr > 0) config.schedule_settings = {{"min-lr", min_lr}};
   return config;
 }
 
 TEST(LearningRate, ConstantStays) {
-  const LearningRate rate(config_with(Schedule::kConstant, 0, 0.1, 0.0), 10);
+  const LearningRate rate(config_with("constant", 0, 0.1, 0.0), 10);
   EXPECT_EQ(rate.at(0), 0.1);
   EXPECT_EQ(rate.at(9), 0.1);
 }
 
 TEST(LearningRate, WarmupRisesLinearlyAndIsNeverZero) {
-  const LearningRate rate(config_with(Schedule::kConstant, 4, 0.8, 0.0), 10);
+  const LearningRate rate(config_with("constant", 4, 0.8, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(0), 0.2);
   EXPECT_DOUBLE_EQ(rate.at(1), 0.4);
   EXPECT_DOUBLE_EQ(rate.at(3), 0.8);
@@ -29,7 +29,7 @@ TEST(LearningRate, WarmupRisesLinearlyAndIsNeverZero) {
 }
 
 TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
-  const LearningRate rate(config_with(Schedule::kCosine, 0, 1.0, 0.2), 100);
+  const LearningRate rate(config_with("cosine", 0, 1.0, 0.2), 100);
   EXPECT_DOUBLE_EQ(rate.at(0), 1.0);
   EXPECT_NEAR(rate.at(50), 0.6, 1e-12);
   EXPECT_NEAR(rate.at(99), 0.2, 1e-3);
@@ -38,14 +38,14 @@ TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
 }
 
 TEST(LearningRate, CosineStartsAfterWarmup) {
-  const LearningRate rate(config_with(Schedule::kCosine, 10, 1.0, 0.0), 110);
+  const LearningRate rate(config_with("cosine", 10, 1.0, 0.0), 110);
   EXPECT_DOUBLE_EQ(rate.at(9), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(10), 1.0);
   EXPECT_NEAR(rate.at(60), 0.5, 1e-12);
 }
 
 TEST(LearningRate, StepFallsTenfoldAfterEachThird) {
-  const LearningRate rate(config_with(Schedule::kStep, 0, 1.0, 0.05), 9);
+  const LearningRate rate(config_with("step", 0, 1.0, 0.05), 9);
   EXPECT_DOUBLE_EQ(rate.at(0), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(2), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(3), 0.1);
@@ -53,7 +53,7 @@ TEST(LearningRate, StepFallsTenfoldAfterEachThird) {
 }
 
 TEST(LearningRate, AWarmupAsLongAsTheRun) {
-  const LearningRate rate(config_with(Schedule::kCosine, 20, 1.0, 0.0), 10);
+  const LearningRate rate(config_with("cosine", 20, 1.0, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(9), 0.5);
 }
 

@@ -21,7 +21,7 @@ TEST(TrainerSteadyLoop, AllocatesNothingMoreInLongerRuns) {
   for (const int steps : {0, 20, 40}) {  // the first for what is made once in a process
     TrainConfig config;
     config.model.name = "mlp";
-    config.model.hidden = {64};
+    config.model.settings = {{"hidden", {64}}};
     config.data = "random:1x8x8,4096";
     config.steps = std::max(1, steps);
     config.quiet = true;

@@ -15,6 +15,7 @@
 #include "nn/models/models.h"
 #include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
+#include "tests/support/settings_of.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
@@ -39,8 +40,8 @@ class Training {
         module_(nn::make_model(context_, {.name = model,
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
-                                          .hidden = {128, 64},
-                                          .lstm = {.layers = 2, .width = 40}})),
+                                          .settings = testing::settings_of(
+                                              model, {{"hidden", {128, 64}}, {"layers", 2}, {"width", 40}})})),
         sampler_({.length = splits_.train->size(), .seed = 1, .global_batch = global_batch}, group().rank(),
                  group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),

@@ -13,6 +13,7 @@
 #include "nn/io/state.h"
 #include "nn/models/models.h"
 #include "tests/support/ranks.h"
+#include "tests/support/settings_of.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/evaluate.h"
 #include "trainer/step.h"
@@ -45,8 +46,11 @@ TEST_P(TextTraining, IsLearnt) {
       nn::make_model(context, {.name = GetParam(),
                                .sample_shape = splits.train->sample_dims(),
                                .classes = splits.train->classes(),
-                               .gpt = {.layers = 1, .heads = 2, .width = 32, .context = kContext, .dropout = 0.05},
-                               .lstm = {.layers = 2, .width = 32, .dropout = 0.05}});
+                               .settings = testing::settings_of(GetParam(), {{"layers", GetParam() == "gpt" ? 1 : 2},
+                                                                             {"heads", 2},
+                                                                             {"width", 32},
+                                                                             {"context", kContext},
+                                                                             {"dropout", 0.05}})});
   // Steps of 13 samples leave a tail in each epoch.
   const sampler::DistributedSampler sampler({.length = splits.train->size(), .seed = 1, .global_batch = 13},
                                             group().rank(), group().size());

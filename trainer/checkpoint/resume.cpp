@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 
 #include "base/error.h"
@@ -11,9 +10,12 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "comm/agree.h"
+#include "data/open.h"
 #include "ddp/replicate.h"
 #include "nn/io/state.h"
+#include "nn/optim/optimizers.h"
 #include "trainer/build.h"
+#include "trainer/options.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -22,46 +24,29 @@ namespace fs = std::filesystem;
 
 constexpr const char* kGlobalBatch = "global batch";
 
+/// "layers 4, heads 4, width 256, context 256".
 std::string sizes_of(const nn::ModelSpec& spec) {
-  if (spec.name == "mlp") return fmt::format("hidden {}", fmt::join(spec.hidden, ","));
-  if (spec.name.starts_with("gpt"))
-    return fmt::format("layers {}, heads {}, width {}, context {}{}", spec.gpt.layers, spec.gpt.heads, spec.gpt.width,
-                       spec.gpt.context, spec.gpt.tied ? "" : ", a head of its own");
-  if (spec.name == "lstm") return fmt::format("layers {}, width {}", spec.lstm.layers, spec.lstm.width);
-  return "its own";
+  std::vector<std::string> sizes;
+  for (const auto& setting : nn::model_family(spec.name).settings) {
+    if (setting.role != SettingSpec::Role::kStructure) continue;
+    const SettingValue& value = *spec.settings.find(setting.name);
+    if (!std::holds_alternative<bool>(value.any()))
+      sizes.push_back(fmt::format("{} {}", setting.name, to_string(value)));
+    else if (value != setting.fallback)
+      sizes.push_back(setting.help);
+  }
+  return sizes.empty() ? "its own" : join(sizes, ", ");
 }
 
 std::string optimizer_text(const TrainConfig& config) {
-  if (optimizer_of(config) == Optimizer::kAdamW) return "adamw";
-  return momentum_of(config) > 0 ? "sgd with momentum" : "sgd without momentum";
+  const std::string name = optimizer_of(config);
+  const auto state = nn::optimizer_family(name).state;
+  return state != nullptr ? state(optimizer_settings_of(config)) : name;
 }
 
-// What describe() has that is told of otherwise, or concerns nobody who goes on.
-bool is_told_otherwise(const std::string& name) {
-  constexpr std::array kNames = {"model",
-                                 "hidden",
-                                 "gpt",
-                                 "freeze",
-                                 "classes",
-                                 "augment",
-                                 "image-size",
-                                 "batch",
-                                 "global-batch",
-                                 "tail",
-                                 "epochs",
-                                 "steps",
-                                 "eval-every",
-                                 "optimizer",
-                                 "lr",
-                                 "weight-decay",
-                                 "seed",
-                                 "check-replicas",
-                                 "trace",
-                                 "checkpoints",
-                                 "checkpoint-every",
-                                 "resume",
-                                 "zero-init-residual"};
-  return std::ranges::find(kNames, name) != kNames.end();
+bool augments(const TrainConfig& config) {
+  const SettingValue* const given = config.data_settings.find(data::kAugment);
+  return given == nullptr || std::get<bool>(given->any());
 }
 
 // "global batch 64 there and 96 here; seed 1 there and 2 here"
@@ -132,7 +117,16 @@ void load_module(const Resumed& resumed, const CheckpointCard& plan, nn::Module&
   const std::string file = fmt::format("{}/{}", resumed.path, kWeightsFile);
   nn::load_entries(nn::entries_of(module), nn::read_safetensors(file), file);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
-  if (const auto differing = differences(resumed.card.settings, plan.settings); !differing.empty())
+  // One that another version does not have is no difference.
+  const auto known_to = [](const Facts& others) {
+    return [&others](const auto& fact) {
+      return std::ranges::find(others, fact.first, &Facts::value_type::first) != others.end();
+    };
+  };
+  Facts there, here;
+  std::ranges::copy_if(resumed.card.settings, std::back_inserter(there), known_to(plan.settings));
+  std::ranges::copy_if(plan.settings, std::back_inserter(here), known_to(there));
+  if (const auto differing = differences(there, here); !differing.empty())
     log_info("checkpoint {} is of a run with other settings: {}", resumed.path, join(differing, "; "));
 }
 
@@ -156,12 +150,9 @@ CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, 
       {"samples", fmt::to_string(dataset.size())},
       {"sample", fmt::format("[{}]", fmt::join(dataset.sample_dims(), ", "))},
       {"classes", fmt::to_string(dataset.classes())},
-      {"augment", config.augment.value_or(true) ? "yes" : "no"},
-      {"seed", fmt::to_string(config.seed)},
+      {"augment", augments(config) ? "yes" : "no"},
       {kGlobalBatch, fmt::to_string(global_batch_of(config, world_size))},
-      {"tail", name_of(config.tail)},
       {"optimizer", optimizer_text(config)},
-      {"frozen", config.freeze.empty() ? "nothing" : config.freeze},
   };
   card.settings = {
       {"ranks", fmt::to_string(world_size)},
@@ -170,8 +161,13 @@ CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, 
       {"weight-decay", fmt::to_string(weight_decay_of(config))},
       {"lockstep", fmt::format("{} {}", version(), git_revision())},
   };
-  for (const auto& fact : describe(config))
-    if (!is_told_otherwise(fact.first)) card.settings.push_back(fact);
+  TrainConfig same = config;
+  const OptionTable table = train_options(same);
+  for (const auto& option : table.options()) {
+    const std::string text = option.value.text ? option.value.text() : std::string();
+    if (!option.identity.empty()) card.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
+    if (option.may_change) card.settings.emplace_back(option.name, text);
+  }
   return card;
 }
 

@@ -150,7 +150,8 @@ data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
     form.height = static_cast<int>(dims[0]);
     form.width = static_cast<int>(dims[1]);
     form.channels = static_cast<int>(dims[2]);
-    form.cropped = form.height == form.width && !model.spec.name.ends_with("-cifar");
+    form.cropped =
+        form.height == form.width && !nn::model_family(model.spec.name).variant(model.spec.name).whole_images;
   }
   if (config.image_size) form.height = form.width = *config.image_size;
   return form;

@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "comm/world.h"
 #include "nn/models/models.h"
-#include "trainer/applicability.h"
 #include "trainer/device_request.h"
+#include "trainer/infer/options.h"
 #include "trainer/infer/workers.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/session.h"
@@ -85,8 +85,10 @@ void run(const InferConfig& config, Session& session) {
   // Images and texts come one at a time: only flags can ask for more than there is.
   const auto check = [&](const nn::ModelSpec& spec) {
     if (!random) return;
-    // random_task() refuses it.
-    if (spec.name.starts_with("gpt") && (random->sample.size() != 1 || random->sample[0] > spec.gpt.context)) return;
+    // random_task() refuses what the model does not take.
+    const nn::ModelFamily& family = nn::model_family(spec.name);
+    if (family.takes_tokens && !family.takes_images && random->sample.size() != 1) return;
+    if (const auto most = nn::most_tokens(spec); most && random->sample[0] > *most) return;
     const DType activations = config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
     check_memory(*session.group, *session.backend,
                  estimate_inference(spec, *session.backend, random->batch, activations, std::max(1, config.threads)));
@@ -119,7 +121,7 @@ void run(const InferConfig& config, Session& session) {
 }  // namespace
 
 void validate(const InferConfig& config) {
-  check_usage(!config.model.name.empty(), "no model was named", "name one: lockstep infer resnet18 …");
+  if (config.model.name.empty()) throw UsageError("no model was named", "name one of " + join(nn::model_names(), ", "));
   nn::check_model_name(config.model.name);
   check_usage(config.input.empty() != !config.prompt.has_value(), "infer needs one input",
               "give --input FILE, DIR or random:SHAPE, or for text --prompt TEXT, and not both");
@@ -131,7 +133,8 @@ void validate(const InferConfig& config) {
     throw UsageError(fmt::format("--device {}: infer computes on one device", config.device),
                      "name one of them; --threads T makes T streams on it");
   check_log_level(config.log_level);
-  check_applicability(config);
+  InferConfig same = config;  // options are bound to what they can change
+  infer_options(same).check();
 }
 
 int infer(const InferConfig& config) {

@@ -29,10 +29,10 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
     tensors = nn::read_weights(config.weights);
     check_not_empty(tensors, config.weights);
   }
-  model.spec = model.card ? model.card->spec : spec_of(given, tensors);
+  model.spec = model.card ? model.card->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
   nn::ModelSpec& spec = model.spec;
   if (config.image_size && spec.sample_shape.size() == 3) {
-    if (model.card && !nn::is_resnet(spec.name))
+    if (model.card && !nn::model_family(spec.name).any_image_size)
       throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
                                    spec.sample_shape[0], spec.sample_shape[1]),
                        "leave --image-size out");

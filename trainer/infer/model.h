@@ -12,7 +12,6 @@
 #include "nn/models/models.h"
 #include "trainer/infer/config.h"
 #include "trainer/model_card.h"
-#include "trainer/spec_of_file.h"
 
 namespace lockstep::trainer {
 

@@ -1,0 +1,129 @@
+// Settings by name: what a model family, an optimizer, a schedule or a data set lets users choose, declared once in its
+// own file, and the values that were given.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+
+/// One value. Whole numbers are held as std::int64_t, others as double.
+class SettingValue {
+ public:
+  using Any = std::variant<bool, std::int64_t, double, std::vector<std::int64_t>, std::vector<double>>;
+
+  SettingValue(bool value) : any_(value) {}
+  template <std::integral T>
+  requires(!std::same_as<T, bool>) SettingValue(T value) : any_(static_cast<std::int64_t>(value)) {}
+  SettingValue(double value) : any_(value) {}
+  SettingValue(std::vector<std::int64_t> values) : any_(std::move(values)) {}
+  SettingValue(std::vector<double> values) : any_(std::move(values)) {}
+  SettingValue(std::initializer_list<int> values) : any_(std::vector<std::int64_t>(values.begin(), values.end())) {}
+  SettingValue(std::initializer_list<double> values) : any_(std::vector<double>(values)) {}
+
+  const Any& any() const { return any_; }
+  friend bool operator==(const SettingValue&, const SettingValue&) = default;
+
+ private:
+  Any any_;
+};
+
+/// As a command line would have it: "true", "12", "0.5", "512,256", "0.9,0.999".
+std::string to_string(const SettingValue& value);
+
+/// Values by name. The getters are for names that hold a value of that kind (else it is an error of ours).
+class Settings {
+ public:
+  Settings() = default;
+  Settings(std::initializer_list<std::pair<const std::string, SettingValue>> values) : values_(values) {}
+
+  void set(const std::string& name, SettingValue value) { values_.insert_or_assign(name, std::move(value)); }
+  void erase(const std::string& name) { values_.erase(name); }
+  bool has(const std::string& name) const { return values_.contains(name); }
+  /// nullptr: there is none.
+  const SettingValue* find(const std::string& name) const;
+
+  bool flag(const std::string& name) const { return get<bool>(name); }
+  std::int64_t integer(const std::string& name) const { return get<std::int64_t>(name); }
+  double number(const std::string& name) const { return get<double>(name); }
+  const std::vector<std::int64_t>& integers(const std::string& name) const {
+    return get<std::vector<std::int64_t>>(name);
+  }
+  const std::vector<double>& numbers(const std::string& name) const { return get<std::vector<double>>(name); }
+
+  auto begin() const { return values_.begin(); }
+  auto end() const { return values_.end(); }
+  bool empty() const { return values_.empty(); }
+  friend bool operator==(const Settings&, const Settings&) = default;
+
+ private:
+  template <class T>
+  const T& get(const std::string& name) const;
+
+  std::map<std::string, SettingValue> values_;
+};
+
+/// A condition beside the choice of the family under which a setting has an effect.
+struct SettingNeed {
+  const char* what = nullptr;                    // "a momentum above 0"; nullptr: none
+  const char* otherwise = nullptr;               // "the momentum is 0"
+  bool (*holds)(const Settings& all) = nullptr;  // of the family's settings, defaults included
+};
+
+/// One setting, as its family declares it.
+struct SettingSpec {
+  /// What a setting says, for those who know settings by what they are, not by their names.
+  enum class Role {
+    kStructure,       // of what is computed and saved: files hold it, and a run that resumes cannot change it
+    kTraining,        // how it is trained; a run that resumes may change it
+    kInitialValues,   // of parameters that start from random values
+    kSampleElements,  // numbers of a sample, which the data say
+    kClasses,         // classes, which the data say
+    kTokens,          // tokens of a sample
+    kTolerance,       // how much is put up with: a rank's own
+  };
+  static constexpr double kMost = std::numeric_limits<double>::max();
+
+  std::string name;       // of the flag, without dashes, and in files
+  SettingValue fallback;  // where nothing is given; its kind is the setting's
+  std::string help;       // a few words, with the unit
+  Role role = Role::kStructure;
+  double low = 0, high = kMost;                  // of a number, or of each in a list
+  bool open_low = false, open_high = false;      // the bound itself is not allowed
+  std::string placeholder = "N";                 // "N", "X", "yes|no"; flags have none
+  std::string default_text = {};                 // for help; empty: `fallback`
+  std::size_t least_many = 0, most_many = 1024;  // of a list
+  std::optional<SettingValue> neutral = {};  // asks for nothing, so it is accepted where it has no effect; false is so
+  SettingNeed need = {};
+  bool is_flag = true;  // false: only files say it
+};
+
+/// What is wrong with `value` for this setting, and what would be right; nothing: it is within the ranges.
+struct SettingComplaint {
+  std::string what, remedy;
+};
+std::optional<SettingComplaint> complaint_about(const SettingSpec& spec, const SettingValue& value);
+/// Whether `value`, which may have no effect where it is given, asks for nothing.
+bool asks_for_nothing(const SettingSpec& spec, const SettingValue& value);
+
+/// `given`, and the fallbacks of those that are not. Throws UsageError, naming `whose` ("optimizer sgd"), for a name
+/// that is not declared, a value of another kind and one out of range.
+Settings resolve(std::span<const SettingSpec> specs, const Settings& given, const std::string& whose);
+
+/// Throws UsageError for a `what` ("optimizer") that nobody knows, with the nearest of `names`, or all of them.
+[[noreturn]] void throw_unknown(const std::string& what, const std::string& name, std::span<const std::string> names);
+
+/// The one with that name; nullptr: there is none.
+const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_view name);
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+// The subcommands, each in the file of its name: the tables of their flags, whose targets must outlive them, and what
+// runs them. They return the exit code.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "bench/allreduce.h"
+#include "bench/dp_vs_ddp.h"
+#include "bench/step.h"
+#include "devices/machine.h"
+#include "launcher/options.h"
+#include "options/sources.h"
+#include "options/table.h"
+
+namespace lockstep::cli {
+
+using options::ForeignFlags;
+using options::OptionTable;
+using options::Sources;
+
+/// lockstep train, eval and infer: what they take is the trainer's to say (trainer/options.h, trainer/infer/options.h).
+int train_command(const Sources& sources, const ForeignFlags& foreign);
+int eval_command(const Sources& sources, const ForeignFlags& foreign);
+int infer_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// lockstep bench: what the ranks can do, measured. `lockstep bench allreduce …`, `lockstep bench step MODEL …` or
+/// `lockstep bench dp-vs-ddp MODEL …`.
+OptionTable bench_allreduce_options(bench::AllReduceOptions& options);
+OptionTable bench_step_options(bench::StepOptions& options);
+OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options);
+/// All flags of them.
+std::vector<std::string> bench_flags();
+int bench_command(const Sources& sources, const ForeignFlags& foreign);
+
+OptionTable launch_options(launcher::LaunchOptions& options);
+/// How many ranks -n auto starts for these GPUs: as many as CUDA will show a process, which is one where they are split
+/// into MIG devices. 0, for as many as there are cores, where there are none, or the program is told `--device cpu`, by
+/// flag or environment: what else it may be told (a config file), a launcher cannot know. Pure.
+int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup);
+int launch_command(const Sources& sources, const ForeignFlags& foreign);
+/// `lockstep _host`, the launcher's helper on another host.
+int host_command();
+
+/// lockstep checkpoint show|verify PATH
+OptionTable checkpoint_options(std::string& action, std::string& path);
+int checkpoint_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// lockstep devices: what this machine has to compute with. The exit code is 0 also where there is no GPU or it fails:
+/// that is an answer.
+OptionTable devices_options(bool& json);
+int devices_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// lockstep version: what this build is made of.
+OptionTable version_options();
+/// The text that it prints: one "name  value" a line. Starts no MPI, and makes no CUDA context; opens NVIDIA's
+/// libraries, if they are there, to ask them for their versions.
+std::string version_text();
+int version_command(const Sources& sources, const ForeignFlags& foreign);
+
+/// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;
+/// keeps what is wrong in `refusal`, to be thrown once the ranks have met, so that a flag that is wrong on all of them
+/// is one line.
+bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                     std::optional<UsageError>& refusal);
+
+}  // namespace lockstep::cli

@@ -1,0 +1,51 @@
+// lockstep train, eval and infer.
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "trainer/evaluation.h"
+#include "trainer/infer/infer.h"
+#include "trainer/infer/options.h"
+#include "trainer/options.h"
+#include "trainer/train.h"
+
+namespace lockstep::cli {
+
+bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
+                     std::optional<UsageError>& refusal) {
+  try {
+    if (!parse_options(table, sources, foreign).help) return false;
+    std::fputs(table.help().c_str(), stdout);
+    return true;
+  } catch (const UsageError& error) {
+    refusal = error;
+    return false;
+  }
+}
+
+int train_command(const Sources& sources, const ForeignFlags& foreign) {
+  trainer::TrainConfig config;
+  const OptionTable table = trainer::train_options(config);
+  std::optional<UsageError> refusal;
+  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
+  return trainer::train(config, refusal);
+}
+
+int eval_command(const Sources& sources, const ForeignFlags& foreign) {
+  trainer::TrainConfig config;
+  const OptionTable table = trainer::eval_options(config);
+  std::optional<UsageError> refusal;
+  if (parse_or_refuse(table, sources, foreign, refusal)) return 0;
+  return trainer::evaluate(config, refusal);
+}
+
+int infer_command(const Sources& sources, const ForeignFlags& foreign) {
+  trainer::InferConfig config;
+  const OptionTable table = trainer::infer_options(config);
+  if (parse_options(table, sources, foreign).help) {
+    std::fputs(table.help().c_str(), stdout);
+    return 0;
+  }
+  return trainer::infer(config);
+}
+
+}  // namespace lockstep::cli

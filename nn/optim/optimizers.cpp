@@ -1,0 +1,47 @@
+#include "nn/optim/optimizers.h"
+
+#include "base/text.h"
+
+namespace lockstep::nn {
+
+const OptimizerFamily& sgd_family();
+const OptimizerFamily& adamw_family();
+
+const std::vector<const OptimizerFamily*>& optimizer_families() {
+  static const std::vector<const OptimizerFamily*> families = {
+      &sgd_family(),  //
+      &adamw_family(),
+  };
+  return families;
+}
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const auto* family : optimizer_families()) names.push_back(family->name);
+  return names;
+}
+
+const OptimizerFamily& optimizer_family(const std::string& name) {
+  for (const auto* family : optimizer_families())
+    if (family->name == name) return *family;
+  throw_unknown("optimizer", name, optimizer_names());
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
+                                          const Settings& settings, double weight_decay) {
+  const OptimizerFamily& family = optimizer_family(name);
+  return family.make(std::move(parameters), resolve(family.settings, settings, "optimizer " + name), weight_decay);
+}
+
+SettingSpec betas_setting() {
+  return {.name = "betas",
+          .fallback = {0.9, 0.999},
+          .help = "decay of the two moments",
+          .high = 1,
+          .open_high = true,
+          .placeholder = "A,B",
+          .least_many = 2,
+          .most_many = 2};
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,54 @@
+// The registries of optimizers and of learning-rate schedules. An optimizer is one file in this directory, which
+// declares an `OptimizerFamily`, and a line in optimizers.cpp; a schedule is a row of the table in schedules.cpp.
+// Nobody else knows one by its name.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "nn/optim/optimizer.h"
+
+namespace lockstep::nn {
+
+struct OptimizerFamily {
+  std::string name;                        // "sgd"
+  std::vector<SettingSpec> settings = {};  // beside learning rate and weight decay, which all of them have
+  // Where neither the user nor the model says anything.
+  double lr = 1e-3;
+  double weight_decay = 0;
+  /// `settings` are complete. Throws UsageError for those that PyTorch refuses.
+  std::unique_ptr<Optimizer> (*make)(std::vector<NamedParameter> parameters, const Settings& settings,
+                                     double weight_decay) = nullptr;
+  /// Flags with which it remembers nothing of a parameter; empty: there are none.
+  std::string leanest = {};
+  /// What its state on disk is: a run resumes with the same. nullptr: its name.
+  std::string (*state)(const Settings& settings) = nullptr;
+};
+
+const std::vector<const OptimizerFamily*>& optimizer_families();
+/// Throws UsageError for another name, with the nearest right one.
+const OptimizerFamily& optimizer_family(const std::string& name);
+std::vector<std::string> optimizer_names();
+/// Throws UsageError for an unknown name and for settings that it does not have.
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
+                                          const Settings& settings, double weight_decay);
+
+/// Decay of the two moments of Adam and its kin.
+SettingSpec betas_setting();
+
+struct ScheduleFamily {
+  std::string name;  // "cosine"
+  std::vector<SettingSpec> settings = {};
+  /// The rate once `done`, from 0 to below 1, of the steps after warm-up are over. `settings` are complete.
+  double (*at)(double done, double lr, const Settings& settings) = nullptr;
+};
+
+const std::vector<ScheduleFamily>& schedule_families();
+/// Throws UsageError for another name, with the nearest right one.
+const ScheduleFamily& schedule_family(const std::string& name);
+std::vector<std::string> schedule_names();
+
+}  // namespace lockstep::nn

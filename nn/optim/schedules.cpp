@@ -1,0 +1,56 @@
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/text.h"
+#include "nn/optim/optimizers.h"
+
+namespace lockstep::nn {
+namespace {
+
+SettingSpec min_lr() {
+  return {.name = "min-lr",
+          .fallback = 0.0,
+          .help = "learning rate that the schedule ends at",
+          .role = SettingSpec::Role::kTraining,
+          .placeholder = "X",
+          .neutral = 0.0};
+}
+
+double constant(double, double lr, const Settings&) { return lr; }
+
+// min_lr + (lr − min_lr) · (1 + cos(π t)) / 2 (Loshchilov and Hutter, 2017).
+double cosine(double done, double lr, const Settings& settings) {
+  const double least = settings.number("min-lr");
+  return least + (lr - least) * 0.5 * (1.0 + std::cos(std::numbers::pi * std::min(done, 1.0)));
+}
+
+// A tenth after each third, never below min_lr.
+double step(double done, double lr, const Settings& settings) {
+  return std::max(settings.number("min-lr"), lr * std::pow(0.1, std::floor(3.0 * std::min(done, 0.999999))));
+}
+
+}  // namespace
+
+const std::vector<ScheduleFamily>& schedule_families() {
+  static const std::vector<ScheduleFamily> families = {
+      {.name = "constant", .at = constant},
+      {.name = "cosine", .settings = {min_lr()}, .at = cosine},
+      {.name = "step", .settings = {min_lr()}, .at = step},
+  };
+  return families;
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const auto& family : schedule_families()) names.push_back(family.name);
+  return names;
+}
+
+const ScheduleFamily& schedule_family(const std::string& name) {
+  for (const auto& family : schedule_families())
+    if (family.name == name) return family;
+  throw_unknown("schedule", name, schedule_names());
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,159 @@
+#include "options/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "options/normalise.h"
+
+namespace lockstep::options {
+namespace {
+
+constexpr std::size_t kWidth = 100;
+constexpr std::size_t kHelpColumn = 34;
+
+/// Columns that UTF-8 text takes, for text without wide or combining characters.
+std::size_t columns(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+/// `text` broken at spaces; lines after the first start with `indent` spaces.
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t at) {
+  std::string out;
+  for (const auto& word : split(text, ' ')) {
+    if (at > indent && at + 1 + columns(word) > kWidth) {
+      out += "\n" + std::string(indent, ' ');
+      at = indent;
+    } else if (at > indent) {
+      out += ' ';
+      ++at;
+    }
+    out += word;
+    at += columns(word);
+  }
+  return out + "\n";
+}
+
+std::string row(std::string left, std::string_view help) {
+  left.insert(0, "  ");
+  if (columns(left) + 2 > kHelpColumn)
+    left += "\n" + std::string(kHelpColumn, ' ');
+  else
+    left.append(kHelpColumn - columns(left), ' ');
+  return left + wrapped(help, kHelpColumn, kHelpColumn);
+}
+
+std::string dashed(const std::string& name) { return fmt::format("{}{}", name.size() == 1 ? "-" : "--", name); }
+
+std::string spellings(const Option& option) {
+  std::string text;
+  for (const auto& synonym : option.synonyms) {
+    if (synonym.size() == 1) text += dashed(synonym) + ", ";
+  }
+  text += dashed(option.name);
+  return option.placeholder.empty() ? text : text + " " + option.placeholder;
+}
+
+std::string description(const Option& option) {
+  std::string text = option.help;
+  if (!option.default_text.empty()) text += fmt::format(" (default {})", option.default_text);
+  std::vector<std::string> longer;
+  for (const auto& synonym : option.synonyms) {
+    if (synonym.size() > 1) longer.push_back(dashed(synonym));
+  }
+  if (!longer.empty()) text += fmt::format("; also {}", join(longer, ", "));
+  return text;
+}
+
+}  // namespace
+
+OptionTable::OptionTable(std::string subcommand, std::string about)
+    : subcommand_(std::move(subcommand)), about_(std::move(about)) {}
+
+void OptionTable::group(std::string title) { groups_.push_back({std::move(title), options_.size()}); }
+
+void OptionTable::add(Option option) {
+  LOCKSTEP_ASSERT(option.name.size() >= 2 && option.value.set, "option {}", option.name);
+  LOCKSTEP_ASSERT(find(option.name) == nullptr, "option {} is declared twice", option.name);
+  for (const auto& synonym : option.synonyms)
+    LOCKSTEP_ASSERT(find(synonym) == nullptr, "synonym {} of {} is taken", synonym, option.name);
+  options_.push_back(std::move(option));
+}
+
+void OptionTable::positional(Positional positional) { positionals_.push_back(std::move(positional)); }
+
+void OptionTable::exclusive(std::vector<std::string> names) {
+  for (const auto& name : names) LOCKSTEP_ASSERT(find(name) != nullptr, "exclusive names an unknown option {}", name);
+  exclusive_.push_back(std::move(names));
+}
+
+std::optional<Complaint> inapplicable(const Option& option) {
+  if (!option.applies.unless || (option.value.asked && !option.value.asked())) return std::nullopt;
+  const auto instead = option.applies.unless();
+  if (!instead) return std::nullopt;
+  return Complaint{fmt::format("it applies to {}, and {}", option.applies.to, *instead), option.applies.remedy};
+}
+
+void OptionTable::check() const {
+  for (const auto& option : options_) {
+    if (const auto complaint = option.value.check ? option.value.check() : std::nullopt)
+      throw UsageError(fmt::format("--{} {}: {}", option.name, option.value.text(), complaint->what),
+                       complaint->remedy);
+  }
+  for (const auto& option : options_)
+    if (const auto complaint = inapplicable(option))
+      throw UsageError(fmt::format("--{}: {}", option.name, complaint->what), complaint->remedy);
+}
+
+const Option* OptionTable::find(std::string_view name) const {
+  const std::string plain = with_dashes(name);
+  for (const auto& option : options_) {
+    if (option.name == plain || std::ranges::find(option.synonyms, plain) != option.synonyms.end()) return &option;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> OptionTable::names() const {
+  std::vector<std::string> names;
+  for (const auto& option : options_) {
+    names.push_back(option.name);
+    names.insert(names.end(), option.synonyms.begin(), option.synonyms.end());
+  }
+  return names;
+}
+
+std::vector<std::string> OptionTable::excluded_by(std::string_view name) const {
+  std::vector<std::string> others;
+  for (const auto& set : exclusive_) {
+    if (std::ranges::find(set, name) == set.end()) continue;
+    std::ranges::copy_if(set, std::back_inserter(others), [&](const std::string& other) { return other != name; });
+  }
+  return others;
+}
+
+std::string OptionTable::help() const {
+  std::string usage = "Usage: lockstep " + subcommand_;
+  for (const auto& positional : positionals_) usage += " " + positional.placeholder;
+  usage += " [flags]";
+  if (takes_program_) usage += " -- PROGRAM ARGS…";
+  std::string text = usage + "\n\n" + wrapped(about_, 0, 0);
+  if (!positionals_.empty()) text += "\n";
+  for (const auto& positional : positionals_) text += row(positional.placeholder, positional.help);
+  std::size_t next_group = 0;
+  for (std::size_t i = 0; i < options_.size(); ++i) {
+    for (; next_group < groups_.size() && groups_[next_group].first == i; ++next_group)
+      text += "\n" + groups_[next_group].title + "\n";
+    text += row(spellings(options_[i]), description(options_[i]));
+  }
+  text += "\n";
+  text += wrapped(
+      "Every flag can also stand in a TOML file (--config FILE, as \"flag-name = value\") and in the environment "
+      "(LOCKSTEP_FLAG_NAME); the command line wins over the environment, and the environment over the file.",
+      0, 0);
+  return text;
+}
+
+}  // namespace lockstep::options

@@ -1,0 +1,137 @@
+// The flags of one subcommand: their names, what they take, what they mean and where their values go.
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lockstep::options {
+
+/// What is wrong with a value ("not a number") and what would be right ("give a finite number"). Whoever knows where
+/// the value stood makes an error of it.
+struct Complaint {
+  std::string what;
+  std::string remedy;
+};
+
+/// Parses one value and stores it; says what is wrong, or nothing.
+using Setter = std::function<std::optional<Complaint>(const std::string& value)>;
+
+/// Where a setting is held, and how it is read from and written as text (options/values.h makes most of them). Only
+/// `set` need be there.
+struct Binding {
+  Setter set;
+  std::function<std::string()> text = {};                // as `set` takes it; "default" for none
+  std::function<std::optional<Complaint>()> check = {};  // what is wrong with what it holds now
+  std::function<bool()> asked = {};                      // it was given, and asks for something
+
+  Binding() = default;
+  Binding(Setter set, std::function<std::string()> text, std::function<std::optional<Complaint>()> check,
+          std::function<bool()> asked)
+      : set(std::move(set)), text(std::move(text)), check(std::move(check)), asked(std::move(asked)) {}
+  template <std::invocable<const std::string&> F>
+  Binding(F set) : set(std::move(set)) {}
+};
+
+enum class OptionKind {
+  kFlag,        // --quiet; the setter gets "true" or "false"
+  kValue,       // --lr 0.1; at most once
+  kList,        // --hidden 512,256; commas separate, or a list in a config file; at most once
+  kRepeatable,  // --export A --export B,C: a list that each one adds to, joined by commas
+};
+
+/// Which runs a setting has an effect on. One that is asked for elsewhere is refused: nothing is taken in silence. What
+/// depends on how long a run is or on how many ranks it has is not looked at: the same command is run at several sizes.
+struct Applies {
+  std::string to = {};  // "GPUs"; empty: to all
+  /// What this run is instead ("the model is cnn"); nothing where it has an effect. Called when all values are set.
+  std::function<std::optional<std::string>()> unless = {};
+  std::string remedy = "leave it out";
+  /// Takes the value back where a file or the environment, which serve other subcommands too, has given it.
+  std::function<void()> forget = {};
+};
+
+/// What the ranks of a job compare before the first step.
+enum class Agree {
+  kNo,  // each may have its own: paths, patience, what is printed
+  kValue,
+  kPresence,  // whether it was given
+};
+
+/// Plain names: lower case, words joined by '-', no leading dashes. People may write '_' for '-'.
+struct Option {
+  std::string name;                        // at least two letters
+  std::vector<std::string> synonyms = {};  // may be one letter: "n"
+  OptionKind kind = OptionKind::kValue;
+  std::string placeholder = {};   // "B", "constant|cosine|step"; empty for flags
+  std::string help = {};          // a few words, with the unit
+  std::string default_text = {};  // "32"; empty: none worth telling
+  Binding value;
+  Applies applies = {};
+  Agree agree = Agree::kNo;
+  /// A run that resumes may have another value, which is logged.
+  bool may_change = false;
+  /// What checkpoints call it that only the same run resumes from; empty: they do not compare it.
+  std::string identity = {};
+};
+
+struct Positional {
+  std::string placeholder;  // "MODEL"
+  std::string help;
+  Binding value;
+};
+
+/// Why an option that was asked for has no effect, and what to do; nothing where it has one.
+std::optional<Complaint> inapplicable(const Option& option);
+
+/// Filled once, then only read. The setters' targets must outlive it. Not thread-safe while it is being filled.
+class OptionTable {
+ public:
+  /// `subcommand` is "train"; `about` says in one or two sentences what it does.
+  OptionTable(std::string subcommand, std::string about);
+
+  /// Options that follow belong under this heading of the help text.
+  void group(std::string title);
+  void add(Option option);
+  void positional(Positional positional);
+  /// The subcommand takes "-- PROGRAM ARGS…".
+  void takes_program() { takes_program_ = true; }
+  /// At most one of these may be given by one source; a stronger source's silences a weaker one's.
+  void exclusive(std::vector<std::string> names);
+  /// The option with this name or synonym, '_' or '-'; nullptr if there is none.
+  const Option* find(std::string_view name) const;
+  /// All names and synonyms.
+  std::vector<std::string> names() const;
+  /// Names that `name` excludes.
+  std::vector<std::string> excluded_by(std::string_view name) const;
+
+  /// Throws UsageError for the first option that holds what is out of range, or is asked for where it has no effect:
+  /// for those who fill the targets without text.
+  void check() const;
+  const std::string& subcommand() const { return subcommand_; }
+  const std::vector<Option>& options() const { return options_; }
+  const std::vector<Positional>& positionals() const { return positionals_; }
+  bool accepts_program() const { return takes_program_; }
+
+  /// What --help prints: at most 100 columns wide, ends with a newline.
+  std::string help() const;
+
+ private:
+  struct Group {
+    std::string title;
+    std::size_t first;  // index of its first option
+  };
+  std::string subcommand_;
+  std::string about_;
+  std::vector<Option> options_;
+  std::vector<Group> groups_;
+  std::vector<Positional> positionals_;
+  std::vector<std::vector<std::string>> exclusive_;
+  bool takes_program_ = false;
+};
+
+}  // namespace lockstep::options

@@ -1,0 +1,453 @@
+#include "trainer/options.h"
+
+#include "base/text.h"
+#include "nn/models/models.h"
+#include "options/sources.h"
+#include "options/values.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using options::Applies;
+using options::boolean;
+using options::choice;
+using options::integer;
+using options::kMost;
+using options::number;
+using options::Option;
+using options::OptionKind;
+using options::Range;
+using options::text;
+
+constexpr Range kBucketMib = {.low = 0, .high = kMostBucketMib, .open_low = true};
+
+bool is_on_cpu(const std::string& device) { return device.starts_with("cpu"); }
+std::string device_of(const std::string& device) { return "this run has --device " + device; }
+
+/// For settings of models of which `does` is true.
+Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFamily& family), const char* kind) {
+  return {.to = fmt::format("{}: {}", kind, nn::models_that(does)), .unless = [&model, does] {
+            return when(nn::find_model_family(model.name) != nullptr && !does(nn::model_family(model.name)),
+                        "the model is " + model.name);
+          }};
+}
+
+Applies to_weights(const std::string& file) {
+  return {.to = "a file of weights",
+          .unless = [&file] { return when(file.empty(), "there is none"); },
+          .remedy = "add --weights FILE, or leave it out"};
+}
+
+Applies to_checkpoints(const std::string& directory) {
+  return {.to = "a directory of checkpoints",
+          .unless = [&directory] { return when(directory.empty(), "there is none"); },
+          .remedy = "add --checkpoint-dir DIR, or leave it out"};
+}
+
+Applies to_gpus(const std::string& device) {
+  return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_of(device)); }};
+}
+
+}  // namespace
+
+void add_weight_file(OptionTable& table, const WeightFile& weights, const std::string& help) {
+  table.add({.name = "weights",
+             .placeholder = "FILE",
+             .help = help + ": safetensors, an index of several, or what torch.save() has written",
+             .value = text(weights.file)});
+  table.add({.name = "non-strict",
+             .kind = OptionKind::kFlag,
+             .help = "weights that the file lacks start anew, and others that it has are not used",
+             .value = boolean(weights.non_strict),
+             .applies = to_weights(weights.file)});
+  table.add({.name = "keep-prefix",
+             .kind = OptionKind::kFlag,
+             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
+             .value = boolean(weights.keep_prefix),
+             .applies = to_weights(weights.file)});
+}
+
+namespace {
+
+void add_weight_file(OptionTable& table, TrainConfig& config) {
+  add_weight_file(table, WeightFile{config.weights, config.non_strict, config.keep_prefix}, "file to start from");
+}
+
+/// --save, and what is trained of the weights.
+void add_tuning_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "save",
+             .placeholder = "FILE",
+             .help = "weights to write at the end: safetensors, or for .pt, .pth and .bin what torch.load() reads",
+             .value = text(config.save)});
+  table.add({.name = "reset-head",
+             .kind = OptionKind::kFlag,
+             .help = "the last layer starts anew: the file's is not used, and may be of another size",
+             .value = boolean(config.reset_head),
+             .applies = to_weights(config.weights)});
+  table.add({.name = "freeze",
+             .kind = OptionKind::kList,
+             .placeholder = "PATTERN,…",
+             .help = "parameters that are not trained, by their names; * stands for any characters",
+             .value = text(config.freeze),
+             .agree = Agree::kValue,
+             .identity = "frozen"});
+}
+
+void add_workers_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "workers",
+             .placeholder = "N",
+             .help = "threads a rank that prepare batches; 0: the training thread does it",
+             .default_text = fmt::to_string(config.workers),
+             .value = integer(config.workers, 0, 256)});
+}
+
+constexpr std::int64_t kMostBatch = std::int64_t{1} << 40;
+
+Option batch_option(TrainConfig& config, const char* help) {
+  return {.name = "batch",
+          .synonyms = {"batch-size"},
+          .placeholder = "B",
+          .help = help,
+          .default_text = fmt::to_string(kDefaultBatch),
+          .value = integer(config.batch, 1, kMostBatch),
+          .agree = Agree::kValue};
+}
+
+void add_accumulate_option(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "accumulate",
+             .placeholder = "A",
+             .help = "parts of a step that a rank computes one after the other, in less memory; --batch is then the "
+                     "samples of one, and the global batch is B · A · ranks",
+             .default_text = fmt::to_string(config.accumulate),
+             .value = integer(config.accumulate, 1, kMostParts),
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
+/// How long, and how the data is walked through.
+void add_length_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "epochs",
+             .placeholder = "E",
+             .help = "passes over the training data",
+             .default_text = fmt::to_string(config.epochs),
+             .value = integer(config.epochs, 1, kMost),
+             .agree = Agree::kValue});
+  table.add({.name = "steps",
+             .synonyms = {"max-steps"},
+             .placeholder = "S",
+             .help = "steps, instead of epochs",
+             .value = integer(config.steps, 1, kMost),
+             .agree = Agree::kValue});
+  table.exclusive({"epochs", "steps"});
+  table.add({.name = "eval-every",
+             .placeholder = "E",
+             .help = "epochs between evaluations; 0: only at the end",
+             .default_text = fmt::to_string(config.eval_every),
+             .value = integer(config.eval_every, 0, kMost),
+             .agree = Agree::kValue});
+  using sampler::Tail;
+  table.add({.name = "tail",
+             .placeholder = "exact|pad|drop",
+             .help = "an epoch's last samples: a short step, filled up by repeating some, or left out",
+             .default_text = name_of(config.tail),
+             .value = choice(config.tail, {{"exact", Tail::kExact}, {"pad", Tail::kPad}, {"drop", Tail::kDrop}}),
+             .agree = Agree::kValue,
+             .identity = "tail"});
+  add_workers_option(table, config);
+}
+
+}  // namespace
+
+void add_batch_options(OptionTable& table, TrainConfig& config) {
+  table.group("Batches and length");
+  table.add(batch_option(config, "samples a rank and step"));
+  table.add({.name = "global-batch",
+             .placeholder = "G",
+             .help = "samples of all ranks together and step",
+             .value = integer(config.global_batch, 1, kMostBatch),
+             .agree = Agree::kValue});
+  table.exclusive({"batch", "global-batch"});
+}
+
+void add_backend_option(OptionTable& table, Backend& backend) {
+  table.add({.name = "backend",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory inside a host and sockets between hosts; memory alone; MPI",
+             .default_text = "auto",
+             .value = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
+}
+
+void add_timeout_option(OptionTable& table, double& seconds) {
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(seconds),
+             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
+}
+
+void add_stall_option(OptionTable& table, double& seconds) {
+  table.add({.name = "stall-warning-seconds",
+             .placeholder = "S",
+             .help = "a wait for another rank that lasts so long is mentioned, with the rank that is waited for, and "
+                     "again after twice as long, and so on; 0: never",
+             .default_text = fmt::to_string(seconds),
+             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
+}
+
+Option encrypt_option(bool& encrypt) {
+  return {.name = "encrypt",
+          .kind = OptionKind::kFlag,
+          .help = "encrypt all that ranks of different hosts say to each other; on all ranks or none",
+          .value = boolean(encrypt)};
+}
+
+Option precision_option(Precision& precision, const char* help) {
+  return {.name = "precision",
+          .placeholder = "f32|bf16",
+          .help = help,
+          .default_text = name_of(precision),
+          .value = choice(precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}}),
+          .agree = Agree::kValue,
+          .may_change = true};
+}
+
+Option tf32_option(bool& tf32, const std::string& device) {
+  return {.name = "tf32",
+          .kind = OptionKind::kFlag,
+          .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
+          .value = boolean(tf32),
+          .applies = to_gpus(device),
+          .agree = Agree::kValue,
+          .may_change = true};
+}
+
+Option log_level_option(std::string& level, const char* help) {
+  return {.name = "log-level",
+          .placeholder = "debug|info|warn|error",
+          .help = help,
+          .default_text = level,
+          .value = text(level)};
+}
+
+void add_device_options(OptionTable& table, TrainConfig& config) {
+  table.group("Ranks and devices");
+  table.add({.name = "device",
+             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
+             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
+                     "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
+                     "each where there is one for every rank, else the CPU",
+             .default_text = config.device,
+             .value = text(config.device)});
+  table.add({.name = "share-devices",
+             .kind = OptionKind::kFlag,
+             .help = "several ranks may compute on one GPU, taking turns",
+             .value = boolean(config.share_devices),
+             .applies = {.to = "GPUs, and CPU devices that are listed",
+                         .unless = [&config] { return when(config.device == "cpu", device_of(config.device)); }}});
+  table.add(
+      {.name = "backend",
+       .placeholder = "auto|nccl|mpi|shm",
+       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory inside a host and sockets between hosts; "
+               "memory alone; MPI",
+       .default_text = "auto",
+       .value = choice(
+           config.backend,
+           {{"auto", Backend::kAuto}, {"nccl", Backend::kNccl}, {"mpi", Backend::kMpi}, {"shm", Backend::kShm}})});
+  table.add(precision_option(config.precision, "what GPUs compute in; parameters, gradients and sums stay f32"));
+  table.add(tf32_option(config.tf32, config.device));
+  table.add({.name = "threads",
+             .placeholder = "N",
+             .help = "compute threads a device, on the CPU",
+             .default_text = "its share of the cores",
+             .value = integer(config.threads, 1, 4096, /*unset=*/0),
+             .applies = {.to = "the CPU", .unless = [&config] {
+                           return when(config.device.starts_with("cuda"), device_of(config.device));
+                         }}});
+  add_timeout_option(table, config.timeout_seconds);
+  add_stall_option(table, config.stall_warning_seconds);
+  Option encrypt = encrypt_option(config.encrypt);
+  encrypt.applies = {.to = "what lockstep itself sends between hosts",
+                     .unless = [&config]() -> std::optional<std::string> {
+                       if (config.backend == Backend::kMpi) return "MPI (--backend mpi) does not encrypt";
+                       return when(config.backend == Backend::kNccl, "NCCL (--backend nccl) does not encrypt");
+                     },
+                     .remedy = "leave one of them out"};
+  table.add(std::move(encrypt));
+}
+
+void add_graphs_option(OptionTable& table, TrainConfig& config) {
+  options::Binding graphs = boolean(config.graphs);
+  graphs.text = [&config] { return fmt::to_string(config.graphs.value_or(true)); };
+  table.add({.name = "graphs",
+             .placeholder = "yes|no",
+             .help = "GPUs run a step that repeats as one CUDA graph",
+             .default_text = "yes",
+             .value = std::move(graphs),
+             .applies = {.to = "GPUs, without --find-unused and --parallel dp",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           if (is_on_cpu(config.device)) return device_of(config.device);
+                           if (config.find_unused) return "this run has --find-unused";
+                           return when(config.parallel == Parallel::kDp, "this run has --parallel dp");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
+void add_bucket_options(OptionTable& table, TrainConfig& config) {
+  table.add({.name = "bucket-mb",
+             .placeholder = "X",
+             .help = "size of a gradient bucket, in MiB",
+             .default_text = "25, between hosts on the CPU 4",
+             .value = number(config.bucket_mb, kBucketMib),
+             .agree = Agree::kValue,
+             .may_change = true});
+  table.add({.name = "first-bucket-mb",
+             .placeholder = "X",
+             .help = "size of the bucket that is ready first, in MiB",
+             .default_text = fmt::to_string(config.first_bucket_mb),
+             .value = number(config.first_bucket_mb, kBucketMib),
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
+namespace {
+
+/// One process for each device, or one for all; what ranks do with gradients and statistics.
+void add_ddp_options(OptionTable& table, TrainConfig& config) {
+  const auto normalises = [](const nn::ModelFamily& family) { return family.batch_norm; };
+  const Applies to_batch_norm = to_models_that(config.model, normalises, "models with batch normalisation");
+  table.add({.name = "find-unused",
+             .kind = OptionKind::kFlag,
+             .help = "parameters may have no gradient in a step; those that no rank has used are left alone",
+             .value = boolean(config.find_unused),
+             .agree = Agree::kValue,
+             .may_change = true});
+  table.add({.name = "no-broadcast-buffers",
+             .kind = OptionKind::kFlag,
+             .help = "running statistics stay each rank's own, else they are rank 0's",
+             .value = boolean(config.no_broadcast_buffers),
+             .applies = to_batch_norm,
+             .agree = Agree::kValue,
+             .may_change = true});
+  table.add({.name = "sync-batchnorm",
+             .kind = OptionKind::kFlag,
+             .help = "batch normalisation over the samples of all ranks",
+             .value = boolean(config.sync_batchnorm),
+             .applies = to_batch_norm,
+             .agree = Agree::kValue,
+             .may_change = true});
+  table.add({.name = "check-replicas",
+             .placeholder = "STEPS",
+             .help = "every so many steps, stop unless all ranks' parameters are bitwise equal; 0: only at checkpoints "
+                     "and the end",
+             .default_text = fmt::to_string(config.check_replicas),
+             .value = integer(config.check_replicas, 0, kMost),
+             .agree = Agree::kValue});
+}
+
+/// Where and how often training is saved, and whether it resumes; opens a group.
+void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
+  table.group("Checkpoints");
+  table.add({.name = "checkpoint-dir",
+             .placeholder = "DIR",
+             .help = "directory for all that training goes on from; SIGTERM then saves it there and exits with 75",
+             .value = text(config.checkpoint_dir),
+             .agree = Agree::kPresence});
+  table.add({.name = "checkpoint-every",
+             .placeholder = "STEPS",
+             .help = "steps between checkpoints; 0: only at the end and when asked to stop",
+             .default_text = "an epoch",
+             .value = integer(config.checkpoint_every, 0, kMost),
+             .applies = to_checkpoints(config.checkpoint_dir),
+             .agree = Agree::kValue});
+  table.add({.name = "keep",
+             .placeholder = "K",
+             .help = "checkpoints that are kept, the newest ones; 0: all",
+             .default_text = fmt::to_string(kDefaultKeep),
+             .value = integer(config.keep, 0, kMost),
+             .applies = to_checkpoints(config.checkpoint_dir)});
+  table.add({.name = "resume",
+             .placeholder = "auto|PATH",
+             .help = "go on from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
+             .value = text(config.resume),
+             .agree = Agree::kPresence});
+}
+
+/// Metrics, trace, logs; opens a group. Adds --config.
+void add_report_options(OptionTable& table, TrainConfig& config, bool training) {
+  table.group("Reports");
+  table.add({.name = "metrics",
+             .placeholder = "FILE.jsonl",
+             .help = "file for measurements, one JSON object a line",
+             .value = text(config.metrics)});
+  if (training) {
+    table.add({.name = "trace",
+               .placeholder = "FILE.json",
+               .help = "file for what all ranks did when: open it in ui.perfetto.dev or chrome://tracing",
+               .value = text(config.trace),
+               .agree = Agree::kPresence});  // it compares the ranks' clocks
+    table.add({.name = "log-every",
+               .placeholder = "STEPS",
+               .help = "steps between lines where stdout is no terminal",
+               .default_text = fmt::to_string(config.log_every),
+               .value = integer(config.log_every, 1, kMost)});
+  }
+  table.add(log_level_option(config.log_level,
+                             "what goes to stderr; debug: also when each bucket of each step started and ended"));
+  if (training) {
+    table.add({.name = "quiet",
+               .kind = OptionKind::kFlag,
+               .help = "no progress, only the summary and errors",
+               .value = boolean(config.quiet)});
+    table.exclusive({"log-every", "quiet"});
+  }
+  options::add_config_option(table, config.config_file);
+}
+
+}  // namespace
+
+OptionTable train_options(TrainConfig& config) {
+  OptionTable table("train",
+                    "Trains MODEL on DATA, as one rank of the world that mpirun, srun or lockstep launch has "
+                    "started, or alone.");
+  add_model_options(table, config);
+  add_training_options(table, config);
+  add_weight_file(table, config);
+  add_tuning_options(table, config);
+  add_batch_options(table, config);
+  add_accumulate_option(table, config);
+  add_length_options(table, config);
+  add_update_options(table, config);
+  add_schedule_options(table, config);
+  add_device_options(table, config);
+  add_graphs_option(table, config);
+  table.add({.name = "parallel",
+             .placeholder = "ddp|dp",
+             .help = "ddp: a process for each device; dp: this one shares each batch out to all devices that --device "
+                     "names",
+             .default_text = name_of(config.parallel),
+             .value = choice(config.parallel, {{"ddp", Parallel::kDdp}, {"dp", Parallel::kDp}}),
+             .agree = Agree::kValue,
+             .may_change = true});
+  add_bucket_options(table, config);
+  add_ddp_options(table, config);
+  add_checkpoint_options(table, config);
+  add_report_options(table, config, /*training=*/true);
+  return table;
+}
+
+OptionTable eval_options(TrainConfig& config) {
+  OptionTable table("eval",
+                    "Evaluates MODEL with the weights of a file on DATA's test part, shared out among the ranks of the "
+                    "world that mpirun, srun or lockstep launch has started, or alone.");
+  add_model_options(table, config);
+  add_weight_file(table, config);
+  table.group("Batches");
+  table.add(batch_option(config, "samples that a rank looks at together"));
+  add_workers_option(table, config);
+  add_device_options(table, config);
+  add_report_options(table, config, /*training=*/false);
+  return table;
+}
+
+}  // namespace lockstep::trainer
