@@ -1,10 +1,10 @@
-"""What README.md and docs/*.md tell people to type: commands are run, C++ must stand in examples/, which compiles.
+"""The code in README.md, docs/*.md and */README.md: commands are run, C++ must be in examples/, which compiles.
 
   documents_test.py [--source DIR] [--build DIR] [unittest's arguments]
 
 Commands are the blocks marked `sh`, and the middle column of docs/from-pytorch.md. They run as they stand, the
-document's one after the other in one directory; those that take what is not there are in NOT_RUN, and their flags are
-held against the program's.
+document's one after the other in one directory; those that need something else are in NOT_RUN, and their flags are
+compared with the program's.
 """
 import argparse
 import pathlib
@@ -52,10 +52,6 @@ NOT_RUN = {
         "lockstep train mlp --data digits --device cuda:3 --tf32",
         "lockstep bench step cnn --batch 4096 --device cuda --precision bf16 --timeline",
     ),
-    "a container engine; scripts/try-images": (
-        "docker build -f docker/cpu.Dockerfile -t lockstep:cpu .", "docker run --rm lockstep:cpu",
-        "docker run --rm lockstep:cpu lockstep train --help",
-    ),
     "other hosts; tests/launcher/hosts": (
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits",
         "lockstep launch --hosts a:4,b:4 -- lockstep train cnn --data digits --encrypt",
@@ -71,7 +67,7 @@ REASONS = {line: why for why, lines in NOT_RUN.items() for line in lines}
 
 def documents():
     found = {str(path.relative_to(SOURCE)): path.read_text() for path in
-             (SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md")))}
+             (SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md")), *sorted(SOURCE.glob("*/README.md")))}
     return {name: text for name, text in found.items() if name not in ELSEWHERE}
 
 
@@ -199,7 +195,7 @@ class Code(unittest.TestCase):
 
 for document in documents():
     if document == TABLE or blocks(documents()[document], "sh"):
-        test_name = "test_" + re.sub(r"\W", "_", pathlib.Path(document).stem.lower())
+        test_name = "test_" + re.sub(r"\W", "_", document.removesuffix(".md").lower())
         setattr(Commands, test_name, lambda self, name=document: self.run_document(name))
 
 if __name__ == "__main__":
