@@ -1,4 +1,5 @@
-"""What the documents name exists: targets of links and their headings, files in backticks, titles of notes.
+"""What the documents name exists: targets of links and their headings, files in backticks, titles of notes, and the
+glossary's types.
 
   links_test.py [--source DIR] [unittest's arguments]
 """
@@ -75,6 +76,19 @@ class Names(unittest.TestCase):
         known = notes()
         self.for_each(lambda text: [" ".join(name.split()) for name in re.findall(r"`Note\s\[([^\]]+)\]`", text)],
                       lambda document, name: name not in known)
+
+    def test_glossary(self):
+        rows = re.findall(r"^\|.*\| (.*) \|$", (SOURCE / "docs/glossary.md").read_text(), re.MULTILINE)
+        self.assertGreater(len(rows), 60)
+        everything = "".join(path.read_text() for module in MODULES for path in module.rglob("*") if path.suffix in CODE)
+        for row in rows:
+            code = re.findall(r"`([^`]+)`", row)
+            files = [name for name in code if "/" in name]
+            text = "".join((SOURCE / name).read_text() for name in files) or everything
+            for name in set(code) - set(files):
+                with self.subTest(name):
+                    for part in re.split(r"::|\(\)", name):
+                        self.assertIn(part, text, row)
 
     def test_the_checks_find_mistakes(self):
         text = "# A `b` c\n```\n[x](y)\n```\n[a](b.md#c) `[i](j)` `comm/x.h` and `Note [Any]`\n"

@@ -2,11 +2,13 @@
 
   prose_test.py [--source DIR] [unittest's arguments]
 
-RETIRED is the one table. A row says what to write instead, and a pattern for each scope in which the word is retired.
-Scopes are in SCOPES: the prose of documents, and of the sources identifiers, file names and texts (help, errors). A row
-that names a scope is enforced there, so a word is retired in another scope by adding a pattern to its row.
+RETIRED is the one table: a scope, a pattern, and what to write instead. Scopes are the prose of documents, and of the
+sources comments, texts (help, errors), identifiers and file names; READERS says what each of them reads. To retire a word
+in another scope, add that scope to its row, or to WORDS for all phrases; identifiers and file names take rows of their
+own.
 """
 import argparse
+import enum
 import pathlib
 import re
 import sys
@@ -18,53 +20,69 @@ parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__
 places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
-PROSE, IDENTIFIERS, FILE_NAMES, TEXTS = "prose", "identifiers", "file names", "texts"
 
-RETIRED = [  # (what to write instead, {scope: pattern}); patterns of prose ignore case and are whole words
-    ("module", {PROSE: r"rooms?"}),
-    ("dependency, include", {PROSE: r"arrows?"}),
-    ("layering, modules", {PROSE: r"houses?"}),
-    ("rank or node control block", {PROSE: r"seats?|desks?"}),
-    ("wakeup pipes, futex", {PROSE: r"door ?bells?|bells?|lie down|lies down|get up|gets up"}),
-    ("intra-host synchronisation", {PROSE: r"rosters?"}),
-    ("channel", {PROSE: r"lanes?|lane talk"}),
-    ("peer", {PROSE: r"visitors?|strangers? (?:at|in) the door"}),
-    ("reject", {PROSE: r"turn(?:s|ed|ing)? away"}),
-    ("abort reason, root cause", {PROSE: r"verdicts?"}),
-    ("check peers", {PROSE: r"looks? around"}),
-    ("progress of a rank, progress exchange", {PROSE: r"whereabouts|roll calls?"}),
-    ("operation log, event ring", {PROSE: r"ledgers?"}),
-    ("preferred bucket size", {PROSE: r"long enough bytes"}),
-    ("rebuild buckets", {PROSE: r"ready order"}),
-    ("CUDA graph, repeats", {PROSE: r"recorded steps?|steps? that (?:comes?|came) again|(?:comes?|came|coming) again"}),
-    ("asynchronous scalars", {PROSE: r"late results?|readbacks?"}),
-    ("saved preactivation", {PROSE: r"asides?"}),
-    ("a stream's own backend", {PROSE: r"siblings?"}),
-    ("clear the gradient", {PROSE: r"forget(?:s|ting)? (?:the |a )?gradients?|gradients? (?:that|are|is) forgotten"}),
-    ("factory", {PROSE: r"recipes?"}),
-    ("corrupt", {PROSE: r"damage(?:d|s)?"}),
-    ("synthetic", {PROSE: r"made[- ]up"}),
-    ("untrusted", {PROSE: r"foreign (?:bytes|data|files?)"}),
-    ("checkpoint manifest, model metadata", {PROSE: r"(?:model|checkpoint) cards?|adopt(?:s|ed)? (?:a |the )?cards?"}),
-    ("exit status, local addresses, stale directories", {PROSE: r"own names?|left[- ]behind"}),
-    ("after", {PROSE: r"behind"}),
-    ("before", {PROSE: r"in front of|in front"}),
-    ("checked against, compared with", {PROSE: r"held (?:to|against)|holds? \w+(?: \w+)? against"}),
-    ("evaluate, measure", {PROSE: r"judg(?:e|es|ed|ing)"}),
-    ("given, sent, reported", {PROSE: r"told|tells?|telling"}),
-    ("resume, continue", {PROSE: r"go(?:es|ing)? on|went on|gone on"}),
-    ("alternate", {PROSE: r"tak(?:e|es|en|ing) turns|took turns|in turns"}),
-    ("hand over, share", {PROSE: r"len(?:d|ds|t|ding)"}),
-    ("rendezvous, connect, exist", {PROSE: r"meets?|meetings?|meeting point|met"}),
-    ("hint, remedy", {PROSE: r"counsel"}),
-    ("per rank, per step", {PROSE: r"(?:\d[\d,.]*|one|two|batch) (?:(?!(?:in|of|on|within) )[\w/-]+ ){0,2}an? (?:rank|step|host|line|class|input|"
-                                   r"operation|primitive|device|core|second)"}),
-    ("every process does the same work", {PROSE: r"master of"}),
-    ("learning-rate schedule", {PROSE: r"course of the (?:learning )?rate"}),
-    ("last heard from at", {PROSE: r"does not answer since"}),
+class Scope(enum.Flag):
+    PROSE = enum.auto()
+    COMMENTS = enum.auto()
+    TEXTS = enum.auto()
+    IDENTIFIERS = enum.auto()
+    FILE_NAMES = enum.auto()
+
+
+# Where phrases are retired.
+WORDS = Scope.PROSE
+# Phrases are whole words in any case. Patterns of identifiers are whole identifiers, those of file names whole names
+# without their ending.
+RETIRED = [
+    # Private words
+    (WORDS, r"rooms?", "module"),
+    (WORDS, r"arrows?", "dependency, include"),
+    (WORDS, r"houses?", "layering, modules"),
+    (WORDS, r"seats?|desks?", "rank control block, node control block"),
+    (WORDS, r"door ?bells?|bells?|l(?:ie|ies|ying) down|g(?:et|ets|etting) up", "wakeup pipe, announce sleep, end sleep"),
+    (WORDS, r"rosters?", "intra-host synchronisation"),
+    (WORDS, r"lanes?", "channel"),
+    (WORDS, r"visitors?", "pending peer"),
+    (WORDS, r"turn(?:s|ed|ing)? away", "reject"),
+    (WORDS, r"verdicts?", "abort reason, root cause"),
+    (WORDS, r"look(?:s|ed|ing)? around", "check peers"),
+    (WORDS, r"whereabouts|roll calls?", "rank progress, progress exchange"),
+    (WORDS, r"ledgers?", "operation log"),
+    (WORDS, r"long enough bytes", "preferred bucket size"),
+    (WORDS, r"ready order", "rebuilt buckets"),
+    (WORDS, r"record(?:ed|ing) (?:of )?steps?|c(?:ome|omes|oming|ame) again", "CUDA graph, repeats"),
+    (WORDS, r"late results?|readbacks?", "asynchronous scalars"),
+    (WORDS, r"siblings?", "stream of its own"),
+    (WORDS, r"forg[eo]t(?:s|ten|ting)? (?:the |a |all )?gradients?", "clear the gradient"),
+    (WORDS, r"asides?", "saved preactivation"),
+    (WORDS, r"recipes?", "factory"),
+    (WORDS, r"damage[ds]?", "corrupt"),
+    (WORDS, r"made[- ]up", "synthetic"),
+    (WORDS, r"foreign (?:bytes|data|files?)", "untrusted input"),
+    (WORDS, r"(?:model|checkpoint) cards?|adopt(?:s|ed|ing)? (?:a |the )?cards?", "model metadata, checkpoint manifest"),
+    (WORDS, r"own names?|left[- ]behind", "local addresses, stale directories"),
+    # Phrases
+    (WORDS, r"behind", "after"),
+    (WORDS, r"in front(?: of)?", "before"),
+    (WORDS, r"held (?:to|against)|holds? \w+(?: \w+)? against", "checked against, compared with"),
+    (WORDS, r"judg(?:e|es|ed|ing)", "evaluate, measure"),
+    (WORDS, r"told|tells?|telling", "given, sent, reported"),
+    (WORDS, r"go(?:es|ing)? on|went on|gone on", "resume, continue"),
+    (WORDS, r"t(?:ake|akes|aken|aking|ook) turns|in turns", "alternate"),
+    (WORDS, r"len(?:d|ds|t|ding)", "share"),
+    (WORDS, r"meets?|meetings?|met", "rendezvous, connect"),
+    (WORDS, r"counsels?", "hint, remedy"),
+    (WORDS, r"(?:\d[\d,.]*|one|two|batch) (?:(?!(?:in|of|on|within) )[\w/-]+ ){0,2}an? "
+            r"(?:rank|step|host|line|class|input|operation|primitive|device|core|second)", "per rank, per step"),
+    (WORDS, r"master of", "every process does the same work; none gathers outputs or losses"),
+    (WORDS, r"leav(?:e|es|ing) nothing behind|nothing (?:is|was) left", "clean up"),
+    (WORDS, r"course of the (?:learning )?rate", "learning-rate schedule"),
+    (WORDS, r"does not answer since", "last heard from at"),
 ]
 
 GENERATED = re.compile(r"<!-- bench/compare: begin .*?<!-- bench/compare: end -->", re.DOTALL)  # the program's words
+TOKEN = re.compile(r"""(?P<text>"(?:\\.|[^"\\\n])*")|(?P<character>'(?:\\.|[^'\\\n])+')|(?P<comment>//[^\n]*|/\*.*?\*/)""",
+                   re.DOTALL)
 
 
 def blank(match):
@@ -79,76 +97,93 @@ def prose_of(text):
     return re.sub(r"\]\([^)]*\)", blank, text)
 
 
+def code_of(text):
+    """Without comments and texts."""
+    return TOKEN.sub(blank, re.sub(r"^#include.*", blank, text, flags=re.MULTILINE))
+
+
+def only(kind, text):
+    """The tokens of a kind, at their places."""
+    text = re.sub(r"^#include.*", blank, text, flags=re.MULTILINE)
+    end, parts = 0, []
+    for match in TOKEN.finditer(text):
+        if match[kind]:
+            parts += [re.sub(r"[^\n]", " ", text[end:match.start()]), match[kind]]
+            end = match.end()
+    return "".join(parts)
+
+
 def documents():
-    names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-    return [*(SOURCE / name for name in names), *sorted((SOURCE / "docs").glob("*.md")), *sorted(SOURCE.glob("*/README.md"))]
+    names = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    return names + sorted((SOURCE / "docs").glob("*.md")) + sorted(SOURCE.glob("*/README.md"))
 
 
 def sources():
-    """The modules' sources, tests and examples."""
-    modules = sorted(path.parent for path in SOURCE.glob("*/CMakeLists.txt") if not (path.parent / "CMakeCache.txt").exists())
-    return [path for module in modules for path in sorted(module.rglob("*"))
+    """Of the modules, tests and examples."""
+    top = [path.parent for path in SOURCE.glob("*/CMakeLists.txt") if not (path.parent / "CMakeCache.txt").exists()]
+    return [path for directory in sorted(top) for path in sorted(directory.rglob("*"))
             if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
 
 
-def code_of(path):
-    """Without comments and texts."""
-    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', path.read_text())
-    return re.sub(r"//.*|/\*.*?\*/", blank, text, flags=re.DOTALL if "/*" in text and "//" not in text else 0)
-
-
-def texts_of(path):
-    text = re.sub(r"^\s*(?:#include|//).*", "", path.read_text(), flags=re.MULTILINE)
-    return "\n".join(re.findall(r'"((?:\\.|[^"\\\n])*)"', text))
-
-
-SCOPES = {  # what is searched: pairs of a name and a text
-    PROSE: lambda: [(path, prose_of(path.read_text())) for path in documents()],
-    IDENTIFIERS: lambda: [(path, code_of(path)) for path in sources()],
-    FILE_NAMES: lambda: [(path, path.name) for path in sources()],
-    TEXTS: lambda: [(path, texts_of(path)) for path in sources()],
+READERS = {
+    Scope.PROSE: lambda: ((path, prose_of(path.read_text())) for path in documents()),
+    Scope.COMMENTS: lambda: ((path, re.sub(r"//+", blank, only("comment", path.read_text()))) for path in sources()),
+    Scope.TEXTS: lambda: ((path, only("text", path.read_text())) for path in sources()),
+    Scope.IDENTIFIERS: lambda: ((path, code_of(path.read_text())) for path in sources()),
+    Scope.FILE_NAMES: lambda: ((path, path.stem) for path in sources()),
 }
 
 
-def pattern_of(scope, words):
-    if scope in (PROSE, TEXTS):
-        words = words.replace(" ", r"\s+")
-        return re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE)
-    return re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])")
+def compiled(scope, pattern):
+    if scope in Scope.IDENTIFIERS | Scope.FILE_NAMES:
+        return re.compile(rf"(?<!\w)(?:{pattern})(?!\w)")
+    return re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])".replace(" ", r"\s+"), re.IGNORECASE)
 
 
-def found_in(text, scope):
+def found_in(text, scope, retired):
     """Line numbers, words and what to write instead."""
-    for instead, patterns in RETIRED:
-        if scope in patterns:
-            for match in pattern_of(scope, patterns[scope]).finditer(text):
-                yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead
+    found = []
+    for scopes, pattern, instead in retired:
+        if scope in scopes:
+            for match in compiled(scope, pattern).finditer(text):
+                found.append((text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead))
+    return sorted(found)
 
 
 class Words(unittest.TestCase):
     def test_retired_words(self):
-        for scope, read in SCOPES.items():
-            if not any(scope in patterns for _, patterns in RETIRED):
-                continue
-            wrong = [f"{path.relative_to(SOURCE)}:{line}: {word} → {instead}"
-                     for path, text in read() for line, word, instead in sorted(found_in(text, scope))]
-            with self.subTest(scope):
-                self.assertEqual(wrong, [], "\n".join(["", *wrong]))
+        for scope, read in READERS.items():
+            if any(scope in scopes for scopes, _, _ in RETIRED):
+                wrong = [f"{path.relative_to(SOURCE)}:{line}: {word} → {instead}" for path, text in read()
+                         for line, word, instead in found_in(text, scope, RETIRED)]
+                with self.subTest(scope.name):
+                    if wrong:
+                        self.fail("\n".join(["", *wrong]))
 
-    def test_what_is_prose(self):
+    def words(self, text, scope=Scope.PROSE, retired=RETIRED):
+        return [(line, word) for line, word, _ in found_in(text, scope, retired)]
+
+    def test_prose(self):
         text = ("a `room` and [b](room.md)\n```\nroom\n```\ntwo\n`room\nroom` c\n"
                 "<!-- bench/compare: begin (x) -->\nroom\n<!-- bench/compare: end -->\nThe Rooms")
-        self.assertEqual(list(found_in(prose_of(text), PROSE)), [(11, "Rooms", "module")])
-        wrapped = "the same step takes\n  turns with it, mushrooms, a lane-less row"
-        self.assertEqual([word for _, word, _ in found_in("batch 64 a rank; which samples a rank takes", PROSE)],
-                         ["batch 64 a rank"])
-        self.assertEqual(list(found_in(prose_of(wrapped), PROSE)), [(1, "takes turns", "alternate")])
+        self.assertEqual(self.words(prose_of(text)), [(11, "Rooms")])
+        self.assertEqual(self.words("the same step takes\n  turns with it"), [(1, "takes turns")])
+        self.assertEqual(self.words("mushrooms, a lane-less row, which samples a rank takes"), [])
+        self.assertEqual(self.words("batch 64 a rank"), [(1, "batch 64 a rank")])
 
-    def test_scopes_read_something(self):
-        for scope, read in SCOPES.items():
-            with self.subTest(scope):
+    def test_sources(self):
+        text = '#include "a/seat.h"\nSeat seat;  // a seat\nsay("a seat", \'"\', my_seat, Seats{});\n'
+        retired = [(~Scope.PROSE, r"[Ss]eat", "")]
+        self.assertEqual(self.words(code_of(text), Scope.IDENTIFIERS, retired), [(2, "Seat"), (2, "seat")])
+        self.assertEqual(self.words(only("comment", text), Scope.COMMENTS, retired), [(2, "seat")])
+        self.assertEqual(self.words(only("text", text), Scope.TEXTS, retired), [(3, "seat")])
+        self.assertEqual(self.words("seat", Scope.FILE_NAMES, retired), [(1, "seat")])
+
+    def test_all_scopes_have_something_to_read(self):
+        self.assertEqual(list(READERS), list(Scope))
+        for scope, read in READERS.items():
+            with self.subTest(scope.name):
                 self.assertGreater(sum(bool(text.strip()) for _, text in read()), 10)
-        self.assertEqual({scope for _, patterns in RETIRED for scope in patterns} - set(SCOPES), set())
 
 
 if __name__ == "__main__":
