@@ -21,6 +21,9 @@ namespace {
 ///             changed then comes in one exchange instead of two.
 /// Stores that go past the caches would be slower: the lines are there, for they have just been read.
 /// Where the bytes may fit the core's own caches both only cost time.
+///
+/// All this is for the sums that gradients are: of f32 and bf16, compiled once for each instruction set. Other
+/// reductions are of a few numbers, and go block by block through a plain loop (reduce_by_blocks()).
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAheadBytes = 1024;
 constexpr std::size_t kStrips = 4;
@@ -37,37 +40,13 @@ using Line [[gnu::vector_size(kLine)]] = T;
 // Lines are passed by reference: by value their place would depend on the instruction set.
 #define LOCKSTEP_INLINE [[gnu::always_inline]] inline
 
-struct Sum {
-  template <class V>
-  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
-    a += b;
-  }
-};
-// `a != a` keeps a NaN on the left; one on the right makes the comparison false, which takes b.
-struct Min {
-  template <class V>
-  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
-    a = ((a < b) | (a != a)) ? a : b;
-  }
-};
-struct Max {
-  template <class V>
-  LOCKSTEP_INLINE static void apply(V& a, const V& b) {
-    a = ((a > b) | (a != a)) ? a : b;
-  }
-};
-
 /// What a line is while it is being reduced: itself.
-template <class T>
-struct Plain {
-  Line<T> sum;
+struct F32Line {
+  Line<float> sum;
 
   LOCKSTEP_INLINE void load(const std::byte* from) { std::memcpy(&sum, from, kLine); }
   LOCKSTEP_INLINE void store(std::byte* to) const { std::memcpy(to, &sum, kLine); }
-  template <class Op>
-  LOCKSTEP_INLINE void add(const Plain& other) {
-    Op::apply(sum, other.sum);
-  }
+  LOCKSTEP_INLINE void add(const F32Line& other) { sum += other.sum; }
 };
 
 /// A line of bf16: two of f32, one of every other element each, so that nothing has to move between lanes.
@@ -87,10 +66,9 @@ struct Widened {
     const Line<std::uint32_t> pairs = (even >> 16) | (odd & 0xffff0000u);
     std::memcpy(to, &pairs, kLine);
   }
-  template <class Op>
   LOCKSTEP_INLINE void add(const Widened& other) {
-    Op::apply(low, other.low);
-    Op::apply(high, other.high);
+    low += other.low;
+    high += other.high;
   }
 
  private:
@@ -138,19 +116,19 @@ struct IntoAll {
   }
 };
 
-template <class Acc, class Op, class Ends>
+template <class Acc, class Ends>
 LOCKSTEP_INLINE void reduce_line(const Ends& ends, std::size_t at) {
   Acc sum, next;
   sum.load(ends.sources[0] + at);
   for (std::size_t r = 1; r < ends.sources.size(); ++r) {
     next.load(ends.sources[r] + at);
-    sum.template add<Op>(next);
+    sum.add(next);
   }
   ends.each_target([&](std::byte * target) __attribute__((always_inline)) { sum.store(target + at); });
 }
 
 /// Whole lines.
-template <class Acc, class Op, class Ends>
+template <class Acc, class Ends>
 LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
   std::size_t at = 0;
   if (bytes * ends.sources.size() > kFewBytes && bytes >= 2 * kStrips * kPage) {
@@ -159,15 +137,15 @@ LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
       for (std::size_t strip = 0; strip < kStrips; ++strip) {
         // Behind the last line, asking is harmless.
         ends.ask(strip * strip_bytes + in_strip + kAheadBytes);
-        reduce_line<Acc, Op>(ends, strip * strip_bytes + in_strip);
+        reduce_line<Acc>(ends, strip * strip_bytes + in_strip);
       }
     at = kStrips * strip_bytes;
   }
-  for (; at < bytes; at += kLine) reduce_line<Acc, Op>(ends, at);
+  for (; at < bytes; at += kLine) reduce_line<Acc>(ends, at);
 }
 
 /// What is no whole line is made one.
-template <class Acc, class Op, class Ends>
+template <class Acc, class Ends>
 void reduce_rest(const Ends& ends, std::size_t at, std::size_t bytes) {
   Acc sum, next;
   alignas(kLine) std::array<std::byte, kLine> line{};
@@ -176,40 +154,96 @@ void reduce_rest(const Ends& ends, std::size_t at, std::size_t bytes) {
   for (std::size_t r = 1; r < ends.sources.size(); ++r) {
     std::memcpy(line.data(), ends.sources[r] + at, bytes);
     next.load(line.data());
-    sum.template add<Op>(next);
+    sum.add(next);
   }
   sum.store(line.data());
   ends.each_target([&](std::byte* target) { std::memcpy(target + at, line.data(), bytes); });
 }
 
-template <class Acc, class Op, class Ends>
+template <class Acc, class Ends>
 void reduce_as(const Ends& ends, std::size_t bytes) {
   const std::size_t whole = bytes / kLine * kLine;
-  reduce_lines<Acc, Op>(ends, whole);
-  if (whole < bytes) reduce_rest<Acc, Op>(ends, whole, bytes - whole);
+  reduce_lines<Acc>(ends, whole);
+  if (whole < bytes) reduce_rest<Acc>(ends, whole, bytes - whole);
 }
 
-template <class Op, class Ends>
-void reduce_with(DType dtype, const Ends& ends, std::size_t bytes) {
-  // Sums of signed integers wrap around as those of unsigned ones.
-  constexpr bool kSum = std::is_same_v<Op, Sum>;
+// Bytes that are worked on at a time where no lines are.
+constexpr std::size_t kBlockBytes = 4096;
+
+template <ReduceOp kOp, class T>
+T joined(T a, T b) {
+  static_assert(kOp != ReduceOp::kSum || !std::is_same_v<T, BFloat16>);
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return BFloat16::from_float(joined<kOp>(a.to_float(), b.to_float()));
+  else if constexpr (kOp == ReduceOp::kSum && std::is_integral_v<T>)
+    // Signed integers wrap around as unsigned ones.
+    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+  else if constexpr (kOp == ReduceOp::kSum)
+    return a + b;
+  // `a != a` keeps a NaN on the left; one on the right makes the comparison false, which takes b.
+  else if constexpr (kOp == ReduceOp::kMin)
+    return a < b || a != a ? a : b;
+  else
+    return a > b || a != a ? a : b;
+}
+
+/// sums[i] = sums[i] op next[i].
+using Join = void (*)(std::byte* sums, const std::byte* next, std::size_t bytes);
+
+template <ReduceOp kOp, class T>
+void join(std::byte* sums, const std::byte* next, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
+    T a, b;
+    std::memcpy(&a, sums + at, sizeof(T));
+    std::memcpy(&b, next + at, sizeof(T));
+    a = joined<kOp>(a, b);
+    std::memcpy(sums + at, &a, sizeof(T));
+  }
+}
+
+template <ReduceOp kOp>
+Join join_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return reduce_as<Plain<float>, Op>(ends, bytes);
-    case DType::kF64: return reduce_as<Plain<double>, Op>(ends, bytes);
-    case DType::kBF16: return reduce_as<Widened, Op>(ends, bytes);
-    case DType::kI32: return reduce_as<Plain<std::conditional_t<kSum, std::uint32_t, std::int32_t>>, Op>(ends, bytes);
-    case DType::kI64: return reduce_as<Plain<std::conditional_t<kSum, std::uint64_t, std::int64_t>>, Op>(ends, bytes);
-    case DType::kU8: return reduce_as<Plain<std::uint8_t>, Op>(ends, bytes);
+    case DType::kF32: return join<kOp, float>;
+    case DType::kF64: return join<kOp, double>;
+    case DType::kBF16:
+      if constexpr (kOp == ReduceOp::kSum)
+        break;  // rounded once, not with each contribution: by lines
+      else
+        return join<kOp, BFloat16>;
+    case DType::kI32: return join<kOp, std::int32_t>;
+    case DType::kI64: return join<kOp, std::int64_t>;
+    case DType::kU8: return join<kOp, std::uint8_t>;
+  }
+  return nullptr;
+}
+
+Join join_of(DType dtype, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return join_of<ReduceOp::kSum>(dtype);
+    case ReduceOp::kMin: return join_of<ReduceOp::kMin>(dtype);
+    case ReduceOp::kMax: return join_of<ReduceOp::kMax>(dtype);
+  }
+  return nullptr;
+}
+
+/// A block is whole before any of it is stored: a source may be the destination.
+template <class Ends>
+void reduce_by_blocks(Join join, const Ends& ends, std::size_t bytes) {
+  alignas(kLine) std::array<std::byte, kBlockBytes> sums;
+  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
+    const std::size_t size = std::min(kBlockBytes, bytes - at);
+    std::memcpy(sums.data(), ends.sources[0] + at, size);
+    for (std::size_t r = 1; r < ends.sources.size(); ++r) join(sums.data(), ends.sources[r] + at, size);
+    ends.each_target([&](std::byte* target) { std::memcpy(target + at, sums.data(), size); });
   }
 }
 
 template <class Ends>
 void reduce(DType dtype, ReduceOp op, const Ends& ends, std::size_t bytes) {
-  switch (op) {
-    case ReduceOp::kSum: return reduce_with<Sum>(dtype, ends, bytes);
-    case ReduceOp::kMin: return reduce_with<Min>(dtype, ends, bytes);
-    case ReduceOp::kMax: return reduce_with<Max>(dtype, ends, bytes);
-  }
+  if (op == ReduceOp::kSum && dtype == DType::kF32) return reduce_as<F32Line>(ends, bytes);
+  if (op == ReduceOp::kSum && dtype == DType::kBF16) return reduce_as<Widened>(ends, bytes);
+  reduce_by_blocks(join_of(dtype, op), ends, bytes);
 }
 
 }  // namespace
