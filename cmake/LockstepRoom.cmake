@@ -5,7 +5,7 @@
 # this one may include; the list is also what the arrow test (tests/house) holds the includes against.
 #
 # Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
-# are each compiled alone: kernels, whose inlining is theirs.
+# are each compiled alone: kernels of the CPU, whose inlining is theirs, and what takes long itself.
 #
 # LIGHT: it decides, starts and reports, and what it computes takes no time: -O1 compiles it in two thirds of the time.
 #
@@ -37,13 +37,15 @@ function(lockstep_room name)
     return()
   endif()
 
+  list(TRANSFORM ROOM_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM ROOM_APART PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  lockstep_kernels_together(ROOM_CUDA SOURCES ${ROOM_CUDA} APART ${ROOM_APART})
   add_library(lockstep_${name}_cuda STATIC ${ROOM_CUDA})
   lockstep_precompiled(lockstep_${name}_cuda)
   lockstep_together(lockstep_${name}_cuda SOURCES ${ROOM_CUDA} APART ${ROOM_APART})
   target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} lockstep::cuda)
   set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
   target_link_libraries(lockstep_${name} INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:${chosen}>)
-  list(TRANSFORM ROOM_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${ROOM_CUDA})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_ROOMS ${name})
 endfunction()
@@ -57,10 +59,47 @@ function(lockstep_together target)
     if(NOT source MATCHES "[.]cpp$" OR source IN_LIST T_APART OR folder IN_LIST T_APART)
       continue()
     endif()
+    if(IS_ABSOLUTE "${folder}")
+      file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
+    endif()
     string(MAKE_C_IDENTIFIER "${target}_${folder}" group)
     list(APPEND files_${group} ${source})
     list(LENGTH files_${group} number)
     math(EXPR part "(${number} - 1) / 6")
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group}_${part})
   endforeach()
+endfunction()
+
+# lockstep_kernels_together(RESULT SOURCES files… [APART files…]): the same for .cu files, which CMake's unity builds leave
+# out, and for both compilers of them, nvcc and the CPU's: RESULT is SOURCES with files that include several .cu files in
+# their place. All paths are whole.
+function(lockstep_kernels_together result)
+  cmake_parse_arguments(T "" "" "SOURCES;APART" ${ARGN})
+  if(NOT LOCKSTEP_UNITY_BUILD)
+    set(${result} ${T_SOURCES} PARENT_SCOPE)
+    return()
+  endif()
+  set(sources "")
+  set(groups "")
+  foreach(source IN LISTS T_SOURCES)
+    if(NOT source MATCHES "[.]cu$" OR source IN_LIST T_APART)
+      list(APPEND sources ${source})
+      continue()
+    endif()
+    get_filename_component(folder "${source}" DIRECTORY)
+    file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
+    string(MAKE_C_IDENTIFIER "${folder}" group)
+    list(APPEND files_${group} ${source})
+    list(LENGTH files_${group} number)
+    math(EXPR part "(${number} - 1) / 6")
+    list(APPEND groups ${group}_${part})
+    string(APPEND text_${group}_${part} "#include \"${source}\"\n")
+  endforeach()
+  list(REMOVE_DUPLICATES groups)
+  foreach(group IN LISTS groups)
+    set(together ${CMAKE_CURRENT_BINARY_DIR}/${group}.cu)
+    file(CONFIGURE OUTPUT ${together} CONTENT "${text_${group}}" @ONLY)
+    list(APPEND sources ${together})
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
 endfunction()

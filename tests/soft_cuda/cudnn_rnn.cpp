@@ -18,9 +18,9 @@ namespace {
 
 constexpr std::int64_t kGates = 4, kMatrices = 8;
 
-std::mutex mutex;
-CudnnRnnSettings settings;
-CudnnRnnCounts counted;
+std::mutex rnn_mutex;
+CudnnRnnSettings rnn_settings;
+CudnnRnnCounts rnn_counted;
 
 struct Handle {
   cudaStream_t stream = nullptr;
@@ -68,22 +68,22 @@ T& as(Pointer pointer) {
 template <class T, class Pointer>
 cudnnStatus_t create(Pointer* to) {
   *to = reinterpret_cast<Pointer>(new T);
-  const std::lock_guard lock(mutex);
-  ++counted.live;
+  const std::lock_guard lock(rnn_mutex);
+  ++rnn_counted.live;
   return CUDNN_STATUS_SUCCESS;
 }
 
 template <class T, class Pointer>
 cudnnStatus_t destroy(Pointer pointer) {
   delete reinterpret_cast<T*>(pointer);
-  const std::lock_guard lock(mutex);
-  --counted.live;
+  const std::lock_guard lock(rnn_mutex);
+  --rnn_counted.live;
   return CUDNN_STATUS_SUCCESS;
 }
 
 std::size_t version() {
-  const std::lock_guard lock(mutex);
-  return settings.version;
+  const std::lock_guard lock(rnn_mutex);
+  return rnn_settings.version;
 }
 
 const char* status_text(cudnnStatus_t status) {
@@ -133,9 +133,9 @@ cudnnStatus_t rnn_set(cudnnRNNDescriptor_t desc, cudnnRNNAlgo_t, cudnnRNNMode_t 
       input != CUDNN_LINEAR_INPUT || math != CUDNN_DATA_FLOAT || inputs < 1 || width < 1 || projection != width ||
       layers != 1 || !as<Dropout>(dropout).set || flags != CUDNN_RNN_PADDED_IO_ENABLED)
     return CUDNN_STATUS_BAD_PARAM;
-  const std::lock_guard lock(mutex);
-  if (type == CUDNN_DATA_BFLOAT16 && settings.version < 91300) return CUDNN_STATUS_NOT_SUPPORTED;
-  as<Rnn>(desc) = {type, inputs, width, settings.scattered};
+  const std::lock_guard lock(rnn_mutex);
+  if (type == CUDNN_DATA_BFLOAT16 && rnn_settings.version < 91300) return CUDNN_STATUS_NOT_SUPPORTED;
+  as<Rnn>(desc) = {type, inputs, width, rnn_settings.scattered};
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -256,9 +256,9 @@ cudnnStatus_t forward(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwa
       (training && reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc))))
     return CUDNN_STATUS_BAD_PARAM;
   {
-    const std::lock_guard lock(mutex);
-    ++counted.forwards;
-    if (layer.rnn.type == CUDNN_DATA_BFLOAT16) ++counted.bf16;
+    const std::lock_guard lock(rnn_mutex);
+    ++rnn_counted.forwards;
+    if (layer.rnn.type == CUDNN_DATA_BFLOAT16) ++rnn_counted.bf16;
   }
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
     std::memset(workspace, 0xee, kWorkspace);
@@ -314,8 +314,8 @@ cudnnStatus_t backward_data(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cons
       dhx != nullptr || dcy != nullptr || dcx != nullptr)
     return CUDNN_STATUS_BAD_PARAM;
   {
-    const std::lock_guard lock(mutex);
-    ++counted.backwards;
+    const std::lock_guard lock(rnn_mutex);
+    ++rnn_counted.backwards;
   }
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
     std::memset(workspace, 0xee, kWorkspace);
@@ -375,8 +375,8 @@ cudnnStatus_t backward_weights(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, c
       workspace == nullptr || reserve_bytes < reserve_of(layer.rnn, as<Data>(x_desc)))
     return CUDNN_STATUS_BAD_PARAM;
   {
-    const std::lock_guard lock(mutex);
-    ++counted.weight_gradients;
+    const std::lock_guard lock(rnn_mutex);
+    ++rnn_counted.weight_gradients;
   }
   const cudaError_t error = submit(as<Handle>(handle).stream, [=] {
     std::memset(workspace, 0xee, kWorkspace);
@@ -413,13 +413,13 @@ cudnnStatus_t backward_weights(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, c
 }  // namespace
 
 void set_cudnn_rnn(const CudnnRnnSettings& wanted) {
-  const std::lock_guard lock(mutex);
-  settings = wanted;
+  const std::lock_guard lock(rnn_mutex);
+  rnn_settings = wanted;
 }
 
 CudnnRnnCounts cudnn_rnn_counts() {
-  const std::lock_guard lock(mutex);
-  return counted;
+  const std::lock_guard lock(rnn_mutex);
+  return rnn_counted;
 }
 
 }  // namespace lockstep::soft_cuda

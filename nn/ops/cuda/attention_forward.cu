@@ -1,14 +1,11 @@
-#include <limits>
-
 #include "nn/ops/cuda/attention_tiles.cuh"
 #include "nn/ops/cuda/columns.cuh"
 
 namespace lockstep::nn::cuda {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kWarps = kBlock / kWarp;
-constexpr int kAtOnce = 4;  // keys of a warp, while decoding
+constexpr int kKeysAtOnce = 4;  // keys of a warp, while decoding
 constexpr int kCopyBlocks = 4096, kCopyRows = 4;
 
 // Softmax as keys come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018): the largest score
@@ -91,15 +88,15 @@ __global__ void __launch_bounds__(kBlock)
   float wanted[kColumns] = {}, results[kColumns] = {};
   visit([&](int c, int column) { wanted[c] = to_float(own.first[column]) * scale; });
   float largest = -kInfinity, sum = 0.0f;
-  for (std::int64_t first = warp; first < seen; first += kWarps * kAtOnce) {
-    float scores[kAtOnce] = {};
-    for (int i = 0; i < kAtOnce; ++i) {
+  for (std::int64_t first = warp; first < seen; first += kWarps * kKeysAtOnce) {
+    float scores[kKeysAtOnce] = {};
+    for (int i = 0; i < kKeysAtOnce; ++i) {
       const std::int64_t key = first + i * kWarps;
       if (key < seen)
         visit([&](int c, int column) { scores[i] += wanted[c] * to_float(keys.first[key * keys.stride + column]); });
     }
     float most = largest;
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kKeysAtOnce; ++i) {
       scores[i] = warp_sum(scores[i]);
       if (first + i * kWarps >= seen) scores[i] = -kInfinity;
       most = fmaxf(most, scores[i]);
@@ -108,7 +105,7 @@ __global__ void __launch_bounds__(kBlock)
     largest = most;
     sum *= factor;
     for (float& result : results) result *= factor;
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kKeysAtOnce; ++i) {
       const std::int64_t key = first + i * kWarps;
       if (key >= seen) continue;
       const float weight = expf(scores[i] - most);

@@ -1,5 +1,6 @@
 #include "nn/ops/cuda/bias.h"
 
+#include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/vector.cuh"
 
 namespace lockstep::nn::cuda {
@@ -8,7 +9,6 @@ namespace {
 // Enough blocks to keep a large GPU busy, and rows enough for each thread that putting partial sums together is cheap.
 constexpr std::int64_t kSumBlocks = 1024;
 constexpr int kRowsPerThread = 8;
-constexpr int kJoinColumns = 8;  // of a block that puts them together: a sector of f32, and many threads for each
 
 // sums[j][c]: over the rows of chunk j of x (rows, packs · kWidth).
 template <int kWidth, class T>

@@ -45,7 +45,8 @@ __device__ inline void leave_sums(const ColumnPlan& plan, const Place& at, const
   }
 }
 
-constexpr int kJoinColumns = 8;  // of a block of the second stage: a sector of f32
+constexpr int kPartBlocks = 512;  // of a first stage: several for each multiprocessor, all of them at once
+constexpr int kJoinColumns = 8;   // of a block of the second stage: a sector of f32, and many threads for each
 
 struct ColumnSums {
   std::int64_t column;

@@ -22,7 +22,7 @@ constexpr int kMoveRows = 4;  // that a thread has on their way at once
 // and a block for each token that is cut adds up its parts. Where pieces end depends on the tokens alone, so the same
 // text gives the same bits.
 constexpr int kPiece = 16;
-constexpr int kAtOnce = 4;  // rows of a piece on their way
+constexpr int kRowsAtOnce = 4;  // rows of a piece on their way
 
 // y (N, C) = table (V, C) [numbers]
 template <int kWidth, class T>
@@ -114,14 +114,14 @@ __global__ void __launch_bounds__(kBlock)
     to = dtable + token * columns + column;
     for (int k = 0; k < kWidth; ++k) to[k] += sum[k];
   };
-  for (std::int64_t first = begin; first < end; first += kAtOnce) {
-    TokenPlace places[kAtOnce] = {};
-    Pack<T, kWidth> values[kAtOnce] = {};
-    for (int i = 0; i < kAtOnce; ++i)
+  for (std::int64_t first = begin; first < end; first += kRowsAtOnce) {
+    TokenPlace places[kRowsAtOnce] = {};
+    Pack<T, kWidth> values[kRowsAtOnce] = {};
+    for (int i = 0; i < kRowsAtOnce; ++i)
       if (first + i < end) places[i] = order[first + i];
-    for (int i = 0; i < kAtOnce; ++i)
+    for (int i = 0; i < kRowsAtOnce; ++i)
       if (first + i < end) values[i] = load_pack<kWidth>(dy + places[i].place * columns + column);
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kRowsAtOnce; ++i) {
       if (first + i >= end) continue;
       if (places[i].token != token) {
         leave();
@@ -159,14 +159,14 @@ __global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t co
 
   float sum[kWidth] = {};
   if (used)
-    for (std::int64_t i = line; i < pieces; i += kAtOnce * lane.lines) {
-      Pack<float, kWidth> values[kAtOnce] = {};
-      for (int j = 0; j < kAtOnce; ++j) {
+    for (std::int64_t i = line; i < pieces; i += kRowsAtOnce * lane.lines) {
+      Pack<float, kWidth> values[kRowsAtOnce] = {};
+      for (int j = 0; j < kRowsAtOnce; ++j) {
         const std::int64_t at = i + j * lane.lines;
         if (at >= pieces) continue;
         values[j] = load_pack<kWidth>(parts + ((piece + at) * 2 + (at == 0 ? 1 : 0)) * columns + column);
       }
-      for (int j = 0; j < kAtOnce; ++j)
+      for (int j = 0; j < kRowsAtOnce; ++j)
         for (int k = 0; k < kWidth; ++k) sum[k] += values[j].of[k];
     }
   for (int k = 0; k < kWidth; ++k) held[k][t] = sum[k];

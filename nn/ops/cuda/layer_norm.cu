@@ -21,9 +21,8 @@ constexpr std::int64_t kWarpRow = std::int64_t{kWarp} * kMany;
 constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
 
 // Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
-constexpr int kPartBlocks = 512;
-constexpr int kSumRows = 4;   // that a thread reads at once
-constexpr int kPartWide = 4;  // columns of a thread
+constexpr int kLayerNormRows = 4;  // that a thread reads at once
+constexpr int kPartWide = 4;       // columns of a thread
 
 template <int kTeam>
 __device__ float team_sum(float value) {
@@ -179,10 +178,10 @@ __global__ void __launch_bounds__(kBlock)
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
   float product[kWidth] = {}, sum[kWidth] = {};
   if (at.pack < plan.packs) {
-    for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-      Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
-      float mean[kSumRows] = {}, inverse[kSumRows] = {};
-      for (int i = 0; i < kSumRows; ++i) {
+    for (std::int64_t row = at.row; row < at.end; row += kLayerNormRows * plan.lines) {
+      Pack<T, kWidth> values[kLayerNormRows] = {}, gradients[kLayerNormRows] = {};
+      float mean[kLayerNormRows] = {}, inverse[kLayerNormRows] = {};
+      for (int i = 0; i < kLayerNormRows; ++i) {
         const std::int64_t r = row + i * plan.lines;
         if (r >= at.end) continue;
         values[i] = load_pack<kWidth>(x + r * columns + column);
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(kBlock)
         mean[i] = means[r];
         inverse[i] = inverses[r];
       }
-      for (int i = 0; i < kSumRows; ++i) {
+      for (int i = 0; i < kLayerNormRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         for (int k = 0; k < kWidth; ++k) {
           const float gradient = to_float(gradients[i].of[k]);
@@ -204,8 +203,8 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 __global__ void __launch_bounds__(kBlock)
-    gradients_of_chunks(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma,
-                        float* dgamma, bool accumulate_beta, float* dbeta) {
+    layer_norm_gradients(std::int64_t chunks, std::int64_t columns, const float* parts, bool accumulate_gamma,
+                         float* dgamma, bool accumulate_beta, float* dbeta) {
   const ColumnSums of = join_sums(chunks, columns, parts);
   if (!of.known) return;
   if (dgamma != nullptr) dgamma[of.column] = accumulate_gamma ? dgamma[of.column] + of.first : of.first;
@@ -265,13 +264,13 @@ class CudaLayerNorm final : public LayerNormKernels {
           columns % kPartWide == 0 && fits_packs(x.data<T>(), kPartWide) && fits_packs(dy.data<T>(), kPartWide);
       with_width<kPartWide>(wide, [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kSumRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kLayerNormRows);
         LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "layer normalisation of {} packs", plan.packs);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("layer normalisation's backward", sums_of_chunks<kWidth, T>,
                dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks)), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), inverse.f32(), parts.f32());
-        launch("layer normalisation's backward", gradients_of_chunks,
+        launch("layer normalisation's backward", layer_norm_gradients,
                dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, plan.chunks,
                columns, parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
                dbeta.defined() ? dbeta.f32() : nullptr);

@@ -12,9 +12,7 @@ namespace {
 constexpr int kSmallRow = 1024;  // classes: one warp
 constexpr int kLargeRow = 16384;
 constexpr int kLargeTeam = 1024;  // threads; and the fewer rows at once, the more of them stay in the second cache
-constexpr int kSumBlock = 1024;
 constexpr int kMostParts = 4096;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The largest logit so far and the sum of exp(logit − largest). NaN is never the largest, but makes the sum NaN.
 struct Softmax {
@@ -135,7 +133,7 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
 
 // totals (2) = the sums of parts (n, 2), or of parts (n) and 0.
 template <bool kPairs>
-__global__ void __launch_bounds__(kSumBlock) add_parts(std::int64_t n, const double* parts, float* totals) {
+__global__ void __launch_bounds__(kSumBlock) add_losses(std::int64_t n, const double* parts, float* totals) {
   double first = 0.0, second = 0.0;
   for (std::int64_t i = threadIdx.x; i < n; i += kSumBlock) {
     first += parts[kPairs ? 2 * i : i];
@@ -239,7 +237,7 @@ class CudaLoss final : public LossKernels {
                                dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan, count,
                                x.f32(), target.f32(), 2.0f * scale, parts.data<double>(), to);
                       });
-    launch("squared error", add_parts<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks,
+    launch("squared error", add_losses<false>, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks,
            parts.data<double>(), totals.f32());
   }
 
@@ -264,7 +262,7 @@ class CudaLoss final : public LossKernels {
              dim3(kThreads), context_.stream, rows, classes, logits.data<T>(), labels.data<std::int32_t>(), scale,
              parts.data<double>(), to);
     });
-    launch("cross entropy", add_parts<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
+    launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            totals.f32());
   }
 

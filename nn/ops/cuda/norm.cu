@@ -15,13 +15,12 @@ namespace {
 // columns and a chunk of the rows and leaves its part in `parts`; the second goes over the chunks. How rows are cut
 // depends on the shape alone, and everything is added in a fixed order: the same input gives the same bits.
 
-constexpr int kPartBlocks = 512;     // of the first stage: several for each multiprocessor, all of them at once
 constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leaves nothing to add up
 constexpr int kMomentRows = 4;       // that a thread reads at once
-constexpr int kSumRows = 2;
+constexpr int kNormRows = 2;
 // Columns of a thread, of f32 and bf16 alike: what is known of each takes registers, and with more of them fewer
 // threads have something on its way.
-constexpr int kWide = 4;
+constexpr int kThreadColumns = 4;
 
 // What is known of some numbers. `squares` is the sum of their squared distances from their mean.
 struct Moments {
@@ -160,15 +159,15 @@ __global__ void __launch_bounds__(kBlock)
     shift[k] = beta[column + k];
     middle[k] = mean[column + k];
   }
-  for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows] = {}, added[kSumRows] = {};
-    for (int i = 0; i < kSumRows; ++i) {
+  for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
+    Pack<T, kWidth> values[kNormRows] = {}, added[kNormRows] = {};
+    for (int i = 0; i < kNormRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
       if (kRelu && residual != nullptr)
         added[i] = load_pack<kWidth>(residual + (row + i * plan.lines) * columns + column);
     }
-    for (int i = 0; i < kSumRows; ++i) {
+    for (int i = 0; i < kNormRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       Pack<T, kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
@@ -195,9 +194,9 @@ __global__ void __launch_bounds__(kBlock)
   if (at.pack < plan.packs) {
     float middle[kWidth];
     for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
-    for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-      Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
-      for (int i = 0; i < kSumRows; ++i) {
+    for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
+      Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
+      for (int i = 0; i < kNormRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
         gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
@@ -208,7 +207,7 @@ __global__ void __launch_bounds__(kBlock)
           store_pack(dy + (row + i * plan.lines) * columns + column, gradients[i]);
         }
       }
-      for (int i = 0; i < kSumRows; ++i) {
+      for (int i = 0; i < kNormRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         for (int k = 0; k < kWidth; ++k) {
           const float gradient = to_float(gradients[i].of[k]);
@@ -223,8 +222,8 @@ __global__ void __launch_bounds__(kBlock)
 
 // dgamma = Σ dy · (x − mean) / sqrt(variance + eps), dbeta = Σ dy.
 __global__ void __launch_bounds__(kBlock)
-    gradients_of_chunks(ColumnPlan plan, std::int64_t columns, const float* parts, const float* variance, float eps,
-                        float* dgamma, float* dbeta) {
+    batch_norm_gradients(ColumnPlan plan, std::int64_t columns, const float* parts, const float* variance, float eps,
+                         float* dgamma, float* dbeta) {
   const ColumnSums of = join_sums(plan.chunks, columns, parts);
   if (!of.known) return;
   dgamma[of.column] = of.first / sqrtf(variance[of.column] + eps);
@@ -250,14 +249,14 @@ __global__ void __launch_bounds__(kBlock)
     offset[k] = dbeta[column + k] * one_of_rows;
     slope[k] = dgamma[column + k] * one_of_rows * one_of_deviation;
   }
-  for (std::int64_t row = at.row; row < at.end; row += kSumRows * plan.lines) {
-    Pack<T, kWidth> values[kSumRows] = {}, gradients[kSumRows] = {};
-    for (int i = 0; i < kSumRows; ++i) {
+  for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
+    Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
+    for (int i = 0; i < kNormRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       if (!given_statistics) values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
       gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
     }
-    for (int i = 0; i < kSumRows; ++i) {
+    for (int i = 0; i < kNormRows; ++i) {
       if (row + i * plan.lines >= at.end) continue;
       Pack<T, kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
@@ -357,7 +356,7 @@ class CudaNorm final : public NormKernels {
   // x may be without rows: zeros.
   void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* rows) {
     with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x}), [&](auto width) {
+      with_width<kThreadColumns>(takes_packs<T>(columns, {&x}), [&](auto width) {
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
@@ -375,8 +374,8 @@ class CudaNorm final : public NormKernels {
     const std::int64_t columns = mean.count();
     const Tensor& added = residual.defined() ? residual : x;
     with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kSumRows);
+      with_width<kThreadColumns>(takes_packs<T>(columns, {&x, &y, &added}), [&](auto width) {
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kSpreadBlocks, kNormRows);
         launch("batch normalisation", normalise<decltype(width)::value, kRelu, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(), eps,
                residual.defined() ? residual.data<T>() : nullptr, y.data<T>());
@@ -398,14 +397,14 @@ class CudaNorm final : public NormKernels {
               double eps, float* dgamma, float* dbeta) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
+      with_width<kThreadColumns>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kSumRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kNormRows);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
         launch("batch normalisation's backward", sums_of_chunks<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
         // Without rows, too: zeros.
-        launch("batch normalisation's backward", gradients_of_chunks, joiners(columns), dim3(kBlock), context_.stream,
+        launch("batch normalisation's backward", batch_norm_gradients, joiners(columns), dim3(kBlock), context_.stream,
                plan, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
       });
     });
@@ -416,9 +415,9 @@ class CudaNorm final : public NormKernels {
                       double eps, bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kWide>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
+      with_width<kThreadColumns>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
-        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kSpreadBlocks, kSumRows);
+        const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kSpreadBlocks, kNormRows);
         launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream,
                plan, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma, dbeta, all_rows, eps,
                given_statistics, dx.data<T>());
@@ -434,8 +433,9 @@ class CudaNorm final : public NormKernels {
 
   template <class T>
   static bool takes_packs(std::int64_t columns, std::initializer_list<const Tensor*> tensors) {
-    return columns % kWide == 0 &&
-           std::ranges::all_of(tensors, [](const Tensor* tensor) { return fits_packs(tensor->data<T>(), kWide); });
+    return columns % kThreadColumns == 0 && std::ranges::all_of(tensors, [](const Tensor* tensor) {
+             return fits_packs(tensor->data<T>(), kThreadColumns);
+           });
   }
 
   Context& context_;

@@ -8,12 +8,11 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-constexpr int kWide = kVector<float>;
+constexpr int kUpdateWide = kVector<float>;
 constexpr int kPerThread = 8;  // elements, of updates
 constexpr int kUpdated = kBlock * kPerThread;
 constexpr int kSquaredPacks = 8;  // of a thread
-constexpr int kSquared = kBlock * kSquaredPacks * kWide;
-constexpr int kSumBlock = 1024;
+constexpr int kSquared = kBlock * kSquaredPacks * kUpdateWide;
 
 // One element's update. `first` and `second` are read and written where the rule, or the parameter, has them.
 struct Sgd {
@@ -48,7 +47,8 @@ struct AdamW {
 __device__ bool takes_packs(const UpdateArrays& a) {
   const auto bits = reinterpret_cast<std::uintptr_t>(a.gradient) | reinterpret_cast<std::uintptr_t>(a.parameter) |
                     reinterpret_cast<std::uintptr_t>(a.first) | reinterpret_cast<std::uintptr_t>(a.second);
-  return bits % kVectorBytes == 0 && reinterpret_cast<std::uintptr_t>(a.copy) % sizeof(Pack<BFloat16, kWide>) == 0;
+  return bits % kVectorBytes == 0 &&
+         reinterpret_cast<std::uintptr_t>(a.copy) % sizeof(Pack<BFloat16, kUpdateWide>) == 0;
 }
 
 template <int kWidth, class Rule>
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(kBlock) update_all(UpdateChunk chunk, Rule rul
     update<1>(rule, held, a, begin, count);
     return;
   }
-  update<kWide>(rule, held, a, begin, count);
+  update<kUpdateWide>(rule, held, a, begin, count);
   // Less than a pack may be left, at the end of an array.
-  const int whole = count / kWide * kWide, left = whole + static_cast<int>(threadIdx.x);
+  const int whole = count / kUpdateWide * kUpdateWide, left = whole + static_cast<int>(threadIdx.x);
   if (left >= count) return;
   const std::int64_t at = begin + left;
   float p = a.parameter[at], first = a.first == nullptr ? 0.0f : a.first[at];
@@ -114,18 +114,18 @@ __global__ void __launch_bounds__(kBlock) squares_of_blocks(UpdateChunk chunk, d
   const float* const from = chunk.arrays[i].gradient + begin;
   const auto count = static_cast<int>(at_most(chunk.arrays[i].count - begin, kSquared));
   const bool aligned = reinterpret_cast<std::uintptr_t>(from) % kVectorBytes == 0;
-  Pack<float, kWide> values[kSquaredPacks];
+  Pack<float, kUpdateWide> values[kSquaredPacks];
   for (int u = 0; u < kSquaredPacks; ++u) {
-    const int at = (static_cast<int>(threadIdx.x) + u * kBlock) * kWide;
-    if (aligned && at + kWide <= count) {
-      values[u] = load_pack<kWide>(from + at);
+    const int at = (static_cast<int>(threadIdx.x) + u * kBlock) * kUpdateWide;
+    if (aligned && at + kUpdateWide <= count) {
+      values[u] = load_pack<kUpdateWide>(from + at);
     } else {
-      for (int k = 0; k < kWide; ++k) values[u].of[k] = at + k < count ? from[at + k] : 0.0f;
+      for (int k = 0; k < kUpdateWide; ++k) values[u].of[k] = at + k < count ? from[at + k] : 0.0f;
     }
   }
   double sum = 0.0;
   for (int u = 0; u < kSquaredPacks; ++u)
-    for (int k = 0; k < kWide; ++k) {
+    for (int k = 0; k < kUpdateWide; ++k) {
       const auto value = static_cast<double>(values[u].of[k]);
       sum += value * value;
     }
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kBlock) squares_of_blocks(UpdateChunk chunk, d
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kSumBlock) add_parts(std::int64_t n, const double* parts, double* squares) {
+__global__ void __launch_bounds__(kSumBlock) sum_squares(std::int64_t n, const double* parts, double* squares) {
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < n; i += kSumBlock) sum += parts[i];
   sum = block_sum<kSumBlock>(sum);
@@ -176,7 +176,7 @@ class CudaOptim final : public OptimKernels {
       launch("the gradients' norm", squares_of_blocks, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk, to);
       to += chunk.blocks();
     });
-    launch("the gradients' norm", add_parts, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
+    launch("the gradients' norm", sum_squares, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            squares.data<double>());
   }
 

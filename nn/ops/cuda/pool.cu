@@ -20,11 +20,11 @@ template <class Choice>
 constexpr Choice kNowhere = std::numeric_limits<Choice>::max();  // no place in a window
 
 // Where a pack lies: pixel (row, column) of sample n.
-struct Place {
+struct PackPlace {
   unsigned n;
   int row, column, pack;
 };
-__device__ Place place_of(unsigned i, int h, int w, int packs) {
+__device__ PackPlace pack_place(unsigned i, int h, int w, int packs) {
   const unsigned pixel = i / static_cast<unsigned>(packs), line = pixel / static_cast<unsigned>(w);
   const unsigned n = line / static_cast<unsigned>(h);
   return {n, static_cast<int>(line - n * static_cast<unsigned>(h)),
@@ -51,7 +51,7 @@ template <int kWidth, int kExtent, class T, class Choice>
 __global__ void __launch_bounds__(kBlock) max_forward_kernel(Geometry g, bool relu, const T* x, T* y, Choice* choices) {
   const unsigned i = blockIdx.x * kBlock + threadIdx.x;
   if (i >= g.count) return;
-  const Place at = place_of(i, g.out_h, g.out_w, g.packs);
+  const PackPlace at = pack_place(i, g.out_h, g.out_w, g.packs);
   const int top = at.row * g.stride_h - g.padding_h, left = at.column * g.stride_w - g.padding_w;
   float best[kWidth];
   int chosen[kWidth];
@@ -107,7 +107,7 @@ template <int kWidth, class T, class Choice>
 __global__ void __launch_bounds__(kBlock) max_backward_kernel(Geometry g, const T* dy, const Choice* choices, T* dx) {
   const unsigned i = blockIdx.x * kBlock + threadIdx.x;
   if (i >= g.count) return;
-  const Place at = place_of(i, g.h, g.w, g.packs);
+  const PackPlace at = pack_place(i, g.h, g.w, g.packs);
   const int down = at.row + g.padding_h, across = at.column + g.padding_w;
   const Reach rows = reach_of(down, g.kernel_h, g.stride_h, g.out_h);
   const Reach columns = reach_of(across, g.kernel_w, g.stride_w, g.out_w);
@@ -131,7 +131,7 @@ template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock) average_forward_kernel(Geometry g, const T* x, T* y) {
   const unsigned i = blockIdx.x * kBlock + threadIdx.x;
   if (i >= g.count) return;
-  const Place at = place_of(i, g.out_h, g.out_w, g.packs);
+  const PackPlace at = pack_place(i, g.out_h, g.out_w, g.packs);
   const int top = at.row * g.stride_h - g.padding_h, left = at.column * g.stride_w - g.padding_w;
   float sum[kWidth] = {};
   for (int a = 0; a < g.kernel_h; ++a)
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kBlock) average_shared_kernel(Geometry g, cons
   const unsigned i = blockIdx.x * kWarp + threadIdx.x % kWarp;
   float sum[kWidth] = {};
   if (i < g.count) {
-    const Place at = place_of(i, g.out_h, g.out_w, g.packs);
+    const PackPlace at = pack_place(i, g.out_h, g.out_w, g.packs);
     const int top = at.row * g.stride_h - g.padding_h, left = at.column * g.stride_w - g.padding_w;
     const int taps = g.kernel_h * g.kernel_w;
     for (int tap = warp; tap < taps; tap += kWarps) {
@@ -184,7 +184,7 @@ template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock) average_backward_kernel(Geometry g, const T* dy, T* dx) {
   const unsigned i = blockIdx.x * kBlock + threadIdx.x;
   if (i >= g.count) return;
-  const Place at = place_of(i, g.h, g.w, g.packs);
+  const PackPlace at = pack_place(i, g.h, g.w, g.packs);
   const Reach rows = reach_of(at.row + g.padding_h, g.kernel_h, g.stride_h, g.out_h);
   const Reach columns = reach_of(at.column + g.padding_w, g.kernel_w, g.stride_w, g.out_w);
   float sum[kWidth] = {};

@@ -1,12 +1,17 @@
 // Sums within a warp and within a block: always in the same order, and the same in all threads.
 #pragma once
 
+#include <limits>
+
 #include "base/cuda/device.cuh"
 #include "nn/ops/cuda/grid.h"
 
 namespace lockstep::nn::cuda {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+constexpr int kSumBlock = 1024;  // threads of a block that adds up what all others have left
 
 /// Of all lanes, which must all call it.
 template <class T>

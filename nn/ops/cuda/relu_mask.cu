@@ -11,7 +11,7 @@ constexpr int kBits = 8;  // of a thread: a byte of the mask, and the elements t
 struct BytePlace {
   std::int64_t row, first;
 };
-__device__ BytePlace place_of(std::int64_t byte, std::int64_t row_bytes) {
+__device__ BytePlace byte_place(std::int64_t byte, std::int64_t row_bytes) {
   const std::int64_t row = byte / row_bytes;
   return {row, (byte - row * row_bytes) * kBits};
 }
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kBlock)
     relu_rows(std::int64_t bytes, std::int64_t row_bytes, std::int64_t columns, T* y, std::uint8_t* mask) {
   const std::int64_t step = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < bytes; i += step) {
-    const BytePlace at = place_of(i, row_bytes);
+    const BytePlace at = byte_place(i, row_bytes);
     T* const own = y + at.row * columns + at.first;
     Pack<T, kWidth> packs[kBits / kWidth] = {};
     for (int k = 0; k < kBits; k += kWidth)
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kBlock)
     clear_unset(std::int64_t bytes, std::int64_t row_bytes, std::int64_t columns, const std::uint8_t* mask, T* dx) {
   const std::int64_t step = std::int64_t{gridDim.x} * kBlock;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x; i < bytes; i += step) {
-    const BytePlace at = place_of(i, row_bytes);
+    const BytePlace at = byte_place(i, row_bytes);
     if (at.first >= columns) continue;
     const unsigned bits = mask[i];
     T* const own = dx + at.row * columns + at.first;
