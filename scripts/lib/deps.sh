@@ -4,7 +4,7 @@
 # says what the build wants.
 
 lockstep_packages=(
-  build-essential cmake ninja-build ccache git
+  build-essential cmake ninja-build ccache lld git
   openmpi-bin libopenmpi-dev
   libdnnl-dev libhwloc-dev libssl-dev zlib1g-dev libzip-dev libpcre2-dev libturbojpeg0-dev libspng-dev
   libcxxopts-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev
