@@ -1,6 +1,6 @@
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
 #               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
-#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA | GPU | CUDA] [TIMEOUT s] [LABELS …])
+#               [OWN_GROUPS] [SERIAL] [SOFT_CUDA | GPU | CUDA [LAZY]] [TIMEOUT s] [LABELS …])
 #
 # One ctest entry, or several, that run the test suites of SOURCES. The tests of a directory below tests/ that run in the
 # same way are one GoogleTest program, PROGRAM: MODULE_tests in one process, MODULE_ranks on several, MODULE_own_ranks
@@ -16,10 +16,12 @@
 #
 # SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
-# from files that are compiled once: neither kind of GPU is seen in them; in software also with streams that run as late
-# as they may (NAME.lazy). All are left out of builds without CUDA.
+# from files that are compiled once: neither kind of GPU is seen in them. LAZY adds an entry in software whose streams run
+# as late as they may (NAME_test.lazy): for tests in which the order of streams, copies and events, or what the host reads
+# and frees meanwhile, can be wrong; not for kernels that one stream runs and the CPU's results are held against. All are
+# left out of builds without CUDA.
 function(lockstep_test name)
-  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
+  cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
                         "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})
   if(T_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_test(${name}): unknown arguments ${T_UNPARSED_ARGUMENTS}")
@@ -149,7 +151,7 @@ function(lockstep_filter_of result program)
   set(${result} "${patterns}" PARENT_SCOPE)
 endfunction()
 
-# NAME_test in software, NAME_test.lazy and NAME_gpu_test.
+# NAME_test in software, NAME_test.lazy if asked for, and NAME_gpu_test.
 function(lockstep_cuda_test_entries)
   file(RELATIVE_PATH module ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
   set(objects ${module}_cuda_test_objects)
@@ -179,10 +181,13 @@ function(lockstep_cuda_test_entries)
     set(labels unit)
   endif()
   add_test(NAME ${name}_test COMMAND ${soft} --gtest_filter=${filter})
-  # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
-  add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
-  set_tests_properties(${name}_test ${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}")
-  set_tests_properties(${name}_test.lazy PROPERTIES ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
+  set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}")
+  if(T_LAZY)
+    # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
+    add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
+    set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}"
+                                                      ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
+  endif()
   add_test(NAME ${name}_gpu_test COMMAND ${gpu} --gtest_filter=${filter})
   set_tests_properties(${name}_gpu_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS};gpu" SKIP_RETURN_CODE 77
                                                    RUN_SERIAL TRUE)

@@ -29,7 +29,8 @@ enum class Streams {
   kThreads,  // by a thread of each stream, as a GPU does it; but for the default streams, which are lazy
 };
 
-/// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs each test of lockstep_cuda_test() both ways.
+/// kLazy where the environment says LOCKSTEP_SOFT_STREAMS=lazy: ctest runs the tests of lockstep_test(… CUDA LAZY) both
+/// ways.
 Streams streams_by_default();
 
 /// What LOCKSTEP_TEST_GPUS says; 2.
