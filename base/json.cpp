@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json_value.h"
+
 namespace lockstep {
 namespace {
 
@@ -66,6 +68,10 @@ Json parse(std::string_view text, int deepest, std::size_t offset) {
   }
 }
 
+std::string text_of(const nlohmann::json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, int deepest, std::size_t offset) {
@@ -74,6 +80,30 @@ nlohmann::json parse_json(std::string_view text, int deepest, std::size_t offset
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, int deepest) {
   return parse<nlohmann::ordered_json>(text, deepest, 0);
+}
+
+JsonText::JsonText(double value) : text_(text_of(value)) {}
+JsonText::JsonText(std::string_view value) : text_(text_of(value)) {}
+
+void JsonText::append(const JsonText& value) {
+  if (text_.size() > 1) text_ += ',';
+  text_ += value.text_;
+}
+
+JsonObject::JsonObject(std::initializer_list<std::pair<const char*, JsonText>> members) {
+  for (const auto& [name, value] : members) add(name, value);
+}
+
+JsonObject& JsonObject::add(std::string_view name, const JsonText& value) {
+  if (members_.size() > 1) members_ += ',';
+  members_ += JsonText(name).text() + ':' + value.text();
+  return *this;
+}
+
+JsonObject::operator JsonText() const {
+  JsonText value;
+  value.text_ = text();
+  return value;
 }
 
 }  // namespace lockstep

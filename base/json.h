@@ -1,12 +1,18 @@
-// JSON that others wrote.
+// JSON: what we write, as text, and what others wrote, read with care. The library that reads it takes longer to
+// compile than most of our files: those that look into values include base/json_value.h, the others this one alone.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
@@ -23,12 +29,46 @@ nlohmann::json parse_json(std::string_view text, int deepest, std::size_t offset
 /// The same, with keys in their order: for few of them.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, int deepest);
 
-/// A number without sign, fraction and exponent, at most `most`; nothing else is one. (The library's get() casts
-/// whatever number it finds.)
-template <class Json>
-std::optional<std::uint64_t> whole_number(const Json& value, std::uint64_t most) {
-  if (!value.is_number_unsigned() || value.template get<std::uint64_t>() > most) return std::nullopt;
-  return value.template get<std::uint64_t>();
-}
+/// One value that is to be written: its text, on one line, without spaces between. Bytes that are no UTF-8 become
+/// U+FFFD, numbers that JSON has not become null.
+class JsonText {
+ public:
+  JsonText(std::nullptr_t) : text_("null") {}
+  JsonText(bool value) : text_(value ? "true" : "false") {}
+  template <std::integral T>
+  JsonText(T value) : text_(std::to_string(value)) {}
+  JsonText(double value);
+  JsonText(std::string_view value);
+  JsonText(const std::string& value) : JsonText(std::string_view(value)) {}
+  JsonText(const char* value) : JsonText(std::string_view(value)) {}
+  template <class T>
+  JsonText(const std::optional<T>& value) : JsonText(value ? JsonText(*value) : JsonText(nullptr)) {}
+  template <class T>
+  JsonText(const std::vector<T>& values) : text_("[") {
+    for (const T& value : values) append(JsonText(value));
+    text_ += ']';
+  }
+
+  const std::string& text() const { return text_; }
+
+ private:
+  friend class JsonObject;
+  JsonText() = default;
+  void append(const JsonText& value);
+
+  std::string text_;
+};
+
+/// An object that is to be written, with its members in the order in which they are added. Each name comes once.
+class JsonObject {
+ public:
+  JsonObject(std::initializer_list<std::pair<const char*, JsonText>> members = {});
+  JsonObject& add(std::string_view name, const JsonText& value);
+  operator JsonText() const;
+  std::string text() const { return members_ + '}'; }
+
+ private:
+  std::string members_ = "{";
+};
 
 }  // namespace lockstep

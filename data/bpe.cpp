@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_value.h"
 #include "base/mapped_file.h"
 
 namespace lockstep::data {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_value.h"
 #include "base/version.h"
 #include "data/image_views.h"
 

@@ -12,7 +12,7 @@
 #include "base/columns.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
+#include "base/json_value.h"
 #include "nn/io/half.h"
 
 namespace lockstep::nn {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_value.h"
 #include "base/mapped_file.h"
 #include "nn/io/torch_file.h"
 #include "nn/io/torch_writer.h"

@@ -1,8 +1,10 @@
-// JSON that others wrote.
-#include "base/json.h"
+// JSON that others wrote, and what we write.
+#include "base/json_value.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <string>
 
 namespace lockstep {
@@ -68,6 +70,32 @@ TEST(Json, WholeNumbers) {
   EXPECT_EQ(whole("100"), 100u);
   for (const char* text : {"101", "-1", "1.0", "1e1", "1.6e120", "18446744073709551616", "\"1\"", "null", "[1]"})
     EXPECT_EQ(whole(text), std::nullopt) << text;
+}
+
+TEST(JsonText, OfValues) {
+  EXPECT_EQ(JsonText(nullptr).text(), "null");
+  EXPECT_EQ(JsonText(true).text(), "true");
+  EXPECT_EQ(JsonText(-7).text(), "-7");
+  EXPECT_EQ(JsonText(std::numeric_limits<std::uint64_t>::max()).text(), "18446744073709551615");
+  EXPECT_EQ(JsonText("a\"b\n\x01").text(), R"("a\"b\n\u0001")");
+  EXPECT_EQ(JsonText(std::string("\xff!")).text(), "\"\xef\xbf\xbd!\"") << "no UTF-8";
+  EXPECT_EQ(JsonText(std::optional<int>()).text(), "null");
+  EXPECT_EQ(JsonText(std::optional<std::string>("x")).text(), R"("x")");
+  EXPECT_EQ(JsonText(std::vector<int>()).text(), "[]");
+  EXPECT_EQ(JsonText(std::vector<std::string>{"a", "b"}).text(), R"(["a","b"])");
+  for (const double value : {0.0, -0.0, 1.0, 0.1, 1e-9, 1e300, 123456789.125, 2.0 / 3})
+    EXPECT_EQ(parse_json(JsonText(value).text(), 0), value) << value;
+  EXPECT_EQ(JsonText(3.0).text(), "3.0") << "a number with a fraction stays one";
+  EXPECT_EQ(JsonText(std::nan("")).text(), "null");
+  EXPECT_EQ(JsonText(INFINITY).text(), "null");
+}
+
+TEST(JsonText, OfObjects) {
+  EXPECT_EQ(JsonObject().text(), "{}");
+  JsonObject object = {{"z", 1}, {"a \"b\"", "x"}};
+  object.add("list", std::vector<JsonText>{JsonText(1), JsonObject{{"in", nullptr}}});
+  EXPECT_EQ(object.text(), R"({"z":1,"a \"b\"":"x","list":[1,{"in":null}]})");
+  EXPECT_EQ(JsonText(object).text(), object.text());
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "trainer/checkpoint/card.h"
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_value.h"
 #include "base/sha256.h"
 #include "base/version.h"
 
