@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/host.h"
+#include "base/json_value.h"
 #include "devices/visible.h"
 
 namespace lockstep::trainer {
@@ -113,7 +113,7 @@ std::string encode(const RankView& view) {
 }
 
 RankView decode_view(const std::string& text) {
-  const Json json = Json::parse(text);
+  const Json json = parse_json(text, /*deepest=*/3);
   RankView view;
   view.machine = json.at("machine");
   view.host = json.at("host");

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/host.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "comm/agree.h"
 #include "trainer/clocks.h"
@@ -21,7 +21,7 @@ constexpr const char* kBegin = R"({"displayTimeUnit":"ms","traceEvents":[)";
 constexpr const char* kFirst = R"({"name":"lockstep","ph":"M","pid":0,"tid":0,"args":{}})";
 constexpr const char* kEnd = "\n]}\n";
 
-std::string json_text(std::string_view text) { return nlohmann::json(text).dump(); }
+std::string json_text(std::string_view text) { return JsonText(text).text(); }
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 

@@ -1,4 +1,3 @@
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/text.h"
@@ -18,7 +18,6 @@ namespace lockstep::trainer {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 /// What all workers look at.
 struct SharedImages {
@@ -51,8 +50,7 @@ class ImageWorker final : public InferWorker {
     } catch (const IoError& error) {
       ++tally.damaged;
       log_warn("damaged image {}", error.what());
-      if (config_.json)
-        put(Json{{"event", "image"}, {"input", path}, {"error", error.what()}}.dump(-1, ' ', false, kErrors) + "\n");
+      if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error.what()}}.text() + "\n");
       return;
     }
     compute();
@@ -63,8 +61,6 @@ class ImageWorker final : public InferWorker {
   }
 
  private:
-  static constexpr auto kErrors = Json::error_handler_t::replace;
-
   // Fills probabilities_ and order_.
   void compute() {
     backend_.upload(std::as_bytes(std::span(values_)), x_);
@@ -109,12 +105,11 @@ class ImageWorker final : public InferWorker {
 
   std::string text_of(const std::string& path, double ms) const {
     if (config_.json) {
-      Json classes = Json::array();
+      std::vector<JsonText> classes;
       for (std::size_t i = 0; i < order_.size(); ++i)
-        classes.push_back({{"class", order_[i]}, {"name", name_of(order_[i])}, {"probability", probabilities_[i]}});
-      return Json{{"event", "image"}, {"input", path}, {"classes", classes}, {"latency_ms", ms}}.dump(-1, ' ', false,
-                                                                                                      kErrors) +
-             "\n";
+        classes.emplace_back(
+            JsonObject{{"class", order_[i]}, {"name", name_of(order_[i])}, {"probability", probabilities_[i]}});
+      return JsonObject{{"event", "image"}, {"input", path}, {"classes", classes}, {"latency_ms", ms}}.text() + "\n";
     }
     std::string line = data::printable(path) + ":";
     for (std::size_t i = 0; i < order_.size(); ++i)

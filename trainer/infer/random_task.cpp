@@ -1,7 +1,7 @@
-#include <nlohmann/json.hpp>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "data/random.h"
@@ -57,8 +57,7 @@ class RandomWorker final : public InferWorker {
     const std::string device = to_string(backend_.device());
     if (!config_.json) return fmt::format("{}, {}\n", to_string(shape), device);
     const std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
-    return nlohmann::ordered_json{{"event", "tensor"}, {"shape", dims}, {"device", device}, {"latency_ms", ms}}.dump() +
-           "\n";
+    return JsonObject{{"event", "tensor"}, {"shape", dims}, {"device", device}, {"latency_ms", ms}}.text() + "\n";
   }
 
   nn::Tensor make(std::uint64_t job) {

@@ -1,17 +1,15 @@
 #include "trainer/infer/report.h"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace lockstep::trainer {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 void append(std::vector<double>& to, const std::vector<double>& from) { to.insert(to.end(), from.begin(), from.end()); }
 
@@ -20,7 +18,7 @@ std::string percentiles_text(std::vector<double>& values) {
                      percentile(values, 99));
 }
 
-Json percentiles_json(std::vector<double>& values) {
+JsonObject percentiles_json(std::vector<double>& values) {
   return {{"p50", percentile(values, 50)}, {"p90", percentile(values, 90)}, {"p99", percentile(values, 99)}};
 }
 
@@ -73,21 +71,21 @@ std::string text_of(InferReport report) {
 
 std::string json_of(InferReport report) {
   Tally& tally = report.tally;
-  Json json = {{"event", "report"},
-               {"device", to_string(report.device)},
-               {"streams", report.streams},
-               {"wall_s", report.wall_s},
-               {"results", tally.results},
-               {"damaged", tally.damaged},
-               {"results_per_s", rate(tally.results, report.wall_s)},
-               {"latency_ms", percentiles_json(tally.result_ms)}};
+  JsonObject json = {{"event", "report"},
+                     {"device", to_string(report.device)},
+                     {"streams", report.streams},
+                     {"wall_s", report.wall_s},
+                     {"results", tally.results},
+                     {"damaged", tally.damaged},
+                     {"results_per_s", rate(tally.results, report.wall_s)},
+                     {"latency_ms", percentiles_json(tally.result_ms)}};
   if (report.kind == InferReport::Kind::kTexts) {
-    json["tokens"] = tally.tokens;
-    json["tokens_per_s"] = rate(tally.tokens, report.wall_s);
-    json["first_token_ms"] = percentiles_json(tally.first_token_ms);
-    json["token_ms"] = percentiles_json(tally.token_ms);
+    json.add("tokens", tally.tokens);
+    json.add("tokens_per_s", rate(tally.tokens, report.wall_s));
+    json.add("first_token_ms", percentiles_json(tally.first_token_ms));
+    json.add("token_ms", percentiles_json(tally.token_ms));
   }
-  return json.dump();
+  return json.text();
 }
 
 }  // namespace lockstep::trainer

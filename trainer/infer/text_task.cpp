@@ -1,10 +1,10 @@
-#include <nlohmann/json.hpp>
 
 #include <cerrno>
 #include <cstdio>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/mapped_file.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -59,9 +59,9 @@ class TextWorker final : public InferWorker {
       put("\n");
       return;
     }
-    const nlohmann::ordered_json json = {{"event", "text"}, {"prompt", prompt.text}, {"sample", job % shared_->samples},
-                                         {"text", all},     {"tokens", tokens},      {"latency_ms", ms}};
-    put(json.dump() + "\n");
+    const JsonObject json = {{"event", "text"}, {"prompt", prompt.text}, {"sample", job % shared_->samples},
+                             {"text", all},     {"tokens", tokens},      {"latency_ms", ms}};
+    put(json.text() + "\n");
   }
 
  private:
