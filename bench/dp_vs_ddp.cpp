@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "base/cuda/probe.h"
 #include "base/env.h"
+#include "base/json_value.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "bench/flops.h"
@@ -67,7 +67,7 @@ Measured measure(DpVsDdpOptions options, trainer::Parallel parallel, std::size_t
   // It is the other way that --graphs yes is about.
   if (parallel == trainer::Parallel::kDp && options.train.graphs == true) options.train.graphs.reset();
   const int processes = parallel == trainer::Parallel::kDp ? 1 : static_cast<int>(devices);
-  const Json json = Json::parse(run_processes(processes, [&](int) { return measure_way(options); }));
+  const Json json = parse_json(run_processes(processes, [&](int) { return measure_way(options); }), /*deepest=*/3);
   Measured found{.way = {}, .device = json["device"], .threads = json["threads"]};
   found.way.step_ms = json["step_ms"];
   for (const Json& each : json["devices"])

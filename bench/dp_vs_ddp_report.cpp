@@ -1,16 +1,16 @@
 // What bench dp-vs-ddp prints.
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "bench/dp_vs_ddp.h"
 
 namespace lockstep::bench {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
-OrderedJson json_of(std::optional<double> value) { return value ? OrderedJson(rounded(*value)) : OrderedJson(); }
+std::optional<double> rounded_if_known(std::optional<double> value) {
+  return value ? std::optional(rounded(*value)) : std::nullopt;
+}
 
 double moved_by(const Way& way) {
   double bytes = 0;
@@ -18,23 +18,23 @@ double moved_by(const Way& way) {
   return bytes;
 }
 
-OrderedJson json_of(const Way& way) {
-  OrderedJson json = {{"step_ms", rounded(way.step_ms)},
-                      {"samples_per_s", rounded(way.samples_per_s)},
-                      {"peak_memory_bytes", OrderedJson::array()},
-                      {"busy_share", OrderedJson::array()},
-                      {"bytes_in", OrderedJson::array()},
-                      {"bytes_out", OrderedJson::array()},
-                      {"bytes_moved", moved_by(way)},
-                      {"memory_ratio", json_of(memory_ratio(way))},
-                      {"busy_ratio", json_of(busy_ratio(way))}};
+JsonObject json_of(const Way& way) {
+  std::vector<JsonText> peaks, busy, in, out;
   for (const DeviceShare& device : way.devices) {
-    json["peak_memory_bytes"].push_back(device.peak_memory_bytes);
-    json["busy_share"].push_back(json_of(device.busy));
-    json["bytes_in"].push_back(device.bytes_in);
-    json["bytes_out"].push_back(device.bytes_out);
+    peaks.emplace_back(device.peak_memory_bytes);
+    busy.emplace_back(rounded_if_known(device.busy));
+    in.emplace_back(device.bytes_in);
+    out.emplace_back(device.bytes_out);
   }
-  return json;
+  return {{"step_ms", rounded(way.step_ms)},
+          {"samples_per_s", rounded(way.samples_per_s)},
+          {"peak_memory_bytes", peaks},
+          {"busy_share", busy},
+          {"bytes_in", in},
+          {"bytes_out", out},
+          {"bytes_moved", moved_by(way)},
+          {"memory_ratio", rounded_if_known(memory_ratio(way))},
+          {"busy_ratio", rounded_if_known(busy_ratio(way))}};
 }
 
 std::string percent(std::optional<double> share) { return share ? fmt::format("{:.1f} %", 100 * *share) : "?"; }
@@ -69,16 +69,16 @@ std::string table_of(const DpVsDdpResult& r) {
 
 std::string text_of(const DpVsDdpResult& result, Format format) {
   if (format != Format::kJson) return table_of(result);
-  const OrderedJson json = {{"model", result.model},
-                            {"devices", result.devices},
-                            {"device", result.device},
-                            {"threads", result.threads},
-                            {"global_batch", result.global_batch},
-                            {"steps", result.steps},
-                            {"rounds", result.rounds},
-                            {"dp", json_of(result.dp)},
-                            {"ddp", json_of(result.ddp)}};
-  return json.dump() + "\n";
+  const JsonObject json = {{"model", result.model},
+                           {"devices", result.devices},
+                           {"device", result.device},
+                           {"threads", result.threads},
+                           {"global_batch", result.global_batch},
+                           {"steps", result.steps},
+                           {"rounds", result.rounds},
+                           {"dp", json_of(result.dp)},
+                           {"ddp", json_of(result.ddp)}};
+  return json.text() + "\n";
 }
 
 }  // namespace lockstep::bench

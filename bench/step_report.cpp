@@ -2,57 +2,55 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "bench/step.h"
 
 namespace lockstep::bench {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
-OrderedJson json_of(const Timeline& timeline) {
-  OrderedJson json = {{"clock", timeline.clock},
-                      {"last_ready_ms", rounded(timeline.last_ready_ms)},
-                      {"end_ms", rounded(timeline.end_ms)},
-                      {"communication_ms", rounded(timeline.communication_ms())},
-                      {"hidden_ms", rounded(timeline.hidden_ms())},
-                      {"buckets", OrderedJson::array()}};
+JsonObject json_of(const Timeline& timeline) {
+  std::vector<JsonText> buckets;
   for (const auto& bucket : timeline.buckets)
-    json["buckets"].push_back({{"bytes", bucket.bytes},
-                               {"ready_ms", rounded(bucket.ready_ms)},
-                               {"start_ms", rounded(bucket.start_ms)},
-                               {"end_ms", rounded(bucket.end_ms)}});
-  return json;
+    buckets.emplace_back(JsonObject{{"bytes", bucket.bytes},
+                                    {"ready_ms", rounded(bucket.ready_ms)},
+                                    {"start_ms", rounded(bucket.start_ms)},
+                                    {"end_ms", rounded(bucket.end_ms)}});
+  return {{"clock", timeline.clock},
+          {"last_ready_ms", rounded(timeline.last_ready_ms)},
+          {"end_ms", rounded(timeline.end_ms)},
+          {"communication_ms", rounded(timeline.communication_ms())},
+          {"hidden_ms", rounded(timeline.hidden_ms())},
+          {"buckets", buckets}};
 }
 
-OrderedJson json_of(const StepResult& r) {
-  OrderedJson json = {{"model", r.model},
-                      {"world_size", r.world_size},
-                      {"batch", r.batch},
-                      {"device", r.device},
-                      {"precision", r.precision},
-                      {"step_ms", rounded(r.step_ms)},
-                      {"samples_per_s", rounded(r.samples_per_s, 10)},
-                      {"compute_ms", rounded(r.compute_ms)},
-                      {"exposed_comm_ms", rounded(r.exposed_comm_ms)},
-                      {"flops_per_step", r.flops_per_step},
-                      {"tflops", rounded(1e-9 * r.flops_per_step / r.step_ms)},
-                      {"graphs", r.graphs},
-                      {"replays_per_step", rounded(r.replays_per_step)},
-                      {"peak_memory_bytes", r.peak_memory_bytes},
-                      {"startup_ms", rounded(r.startup_ms, 10)},
-                      {"step_ms_p10", rounded(r.step_ms_p10)},
-                      {"step_ms_p90", rounded(r.step_ms_p90)},
-                      {"backend", r.backend},
-                      {"threads", r.threads},
-                      {"steps", r.steps},
-                      {"steps_a_block", r.steps_a_block}};
-  if (r.peak_tflops) json["peak_tflops"] = *r.peak_tflops;
-  if (r.mfu) json["mfu"] = rounded(*r.mfu);
-  if (!r.graphs_refused.empty()) json["graphs_refused"] = r.graphs_refused;
-  if (r.timeline) json["timeline"] = json_of(*r.timeline);
+JsonObject json_of(const StepResult& r) {
+  JsonObject json = {{"model", r.model},
+                     {"world_size", r.world_size},
+                     {"batch", r.batch},
+                     {"device", r.device},
+                     {"precision", r.precision},
+                     {"step_ms", rounded(r.step_ms)},
+                     {"samples_per_s", rounded(r.samples_per_s, 10)},
+                     {"compute_ms", rounded(r.compute_ms)},
+                     {"exposed_comm_ms", rounded(r.exposed_comm_ms)},
+                     {"flops_per_step", r.flops_per_step},
+                     {"tflops", rounded(1e-9 * r.flops_per_step / r.step_ms)},
+                     {"graphs", r.graphs},
+                     {"replays_per_step", rounded(r.replays_per_step)},
+                     {"peak_memory_bytes", r.peak_memory_bytes},
+                     {"startup_ms", rounded(r.startup_ms, 10)},
+                     {"step_ms_p10", rounded(r.step_ms_p10)},
+                     {"step_ms_p90", rounded(r.step_ms_p90)},
+                     {"backend", r.backend},
+                     {"threads", r.threads},
+                     {"steps", r.steps},
+                     {"steps_a_block", r.steps_a_block}};
+  if (r.peak_tflops) json.add("peak_tflops", *r.peak_tflops);
+  if (r.mfu) json.add("mfu", rounded(*r.mfu));
+  if (!r.graphs_refused.empty()) json.add("graphs_refused", r.graphs_refused);
+  if (r.timeline) json.add("timeline", json_of(*r.timeline));
   return json;
 }
 
@@ -92,7 +90,7 @@ std::string table_of(const StepResult& r) {
 }  // namespace
 
 std::string text_of(const StepResult& result, Format format) {
-  if (format == Format::kJson) return json_of(result).dump() + "\n";
+  if (format == Format::kJson) return json_of(result).text() + "\n";
   return format == Format::kCsv ? csv_of(result) : table_of(result);
 }
 

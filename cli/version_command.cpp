@@ -8,7 +8,7 @@
 #include <toml++/toml.h>
 #include <zlib.h>
 #include <cxxopts.hpp>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <cstdio>
 

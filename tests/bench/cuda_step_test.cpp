@@ -1,9 +1,8 @@
 // bench step on a GPU: that its figures are there and say what was done; not what they are.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "bench/step.h"
+#include "tests/support/json.h"
 
 namespace lockstep::bench {
 namespace {
@@ -13,7 +12,7 @@ nlohmann::json measured(const StepOptions& options) {
   const int code = bench_step(options, std::nullopt);
   const std::string text = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(code, 0);
-  return nlohmann::json::parse(text);
+  return testing::json_in(text);
 }
 
 StepOptions small(const std::string& model) {

@@ -2,13 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "base/text.h"
 #include "bench/allreduce.h"
 #include "bench/step.h"
 #include "bench/timings.h"
 #include "comm/self_group.h"
+#include "tests/support/json.h"
 
 namespace lockstep::bench {
 namespace {
@@ -55,7 +55,7 @@ TEST(Report, OfAllReduceIsOneFormatOrAnother) {
   AllReduceResult result{
       .bytes = 1024, .count = 256, .out_of_place = speed_of(3, 1024, 1), .in_place = speed_of(2, 1024, 1)};
   result.in_place.wrong = 0;
-  const auto json = nlohmann::json::parse(line_of(result, options, group));
+  const auto json = testing::json_in(line_of(result, options, group));
   EXPECT_EQ(json["bytes"], 1024);
   EXPECT_EQ(json["time_us"], 2.0);
   EXPECT_EQ(json["algbw_gbs"], 0.512);
@@ -70,7 +70,7 @@ TEST(Report, OfAStepHoldsWhatTheCommandLinePromises) {
   StepResult result;
   result.peak_memory_bytes = {7, 8};
   result.backend = "shm";
-  const auto json = nlohmann::json::parse(text_of(result, Format::kJson));
+  const auto json = testing::json_in(text_of(result, Format::kJson));
   for (const char* key : {"model", "world_size", "batch", "precision", "step_ms", "samples_per_s", "compute_ms",
                           "exposed_comm_ms", "peak_memory_bytes", "startup_ms"})
     EXPECT_TRUE(json.contains(key)) << key;
@@ -93,7 +93,7 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
                                          {.bytes = 64, .ready_ms = 2, .start_ms = 3, .end_ms = 4}},
                              .last_ready_ms = 2,
                              .end_ms = 5};
-  const auto json = nlohmann::json::parse(text_of(result, Format::kJson));
+  const auto json = testing::json_in(text_of(result, Format::kJson));
   EXPECT_EQ(json["device"], result.device);
   EXPECT_EQ(json["graphs"], false);
   EXPECT_EQ(json["graphs_refused"], "a kernel waits");

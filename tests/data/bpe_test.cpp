@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {
@@ -41,7 +41,7 @@ class Bpe : public ::testing::Test {
   }
   // The golden vocabulary with one entry changed; null takes it out.
   static std::string vocabulary_with(const std::string& token, const nlohmann::json& number) {
-    auto json = nlohmann::json::parse(read(kGolden / "vocab.json"));
+    auto json = testing::json_in(read(kGolden / "vocab.json"));
     json.erase(token);
     if (!number.is_null()) json[token] = number;
     return json.dump();
@@ -52,7 +52,7 @@ class Bpe : public ::testing::Test {
 };
 
 TEST_F(Bpe, EncodesAsHuggingFaceDoes) {
-  const auto golden = nlohmann::json::parse(read(kGolden / "golden.json"));
+  const auto golden = testing::json_in(read(kGolden / "golden.json"));
   ASSERT_GE(golden["cases"].size(), 20u);
   for (const auto& item : golden["cases"]) {
     const auto text = item["text"].get<std::string>();
@@ -61,7 +61,7 @@ TEST_F(Bpe, EncodesAsHuggingFaceDoes) {
 }
 
 TEST_F(Bpe, WhatIsEncodedComesBack) {
-  const auto golden = nlohmann::json::parse(read(kGolden / "golden.json"));
+  const auto golden = testing::json_in(read(kGolden / "golden.json"));
   for (const auto& item : golden["cases"]) {
     const auto text = item["text"].get<std::string>();
     EXPECT_EQ(golden_.decode(golden_.encode(text, "it")), text);

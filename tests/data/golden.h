@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "data/image_decoder.h"
+#include "tests/support/json.h"
 
 namespace lockstep::data::golden {
 
@@ -21,7 +21,7 @@ inline std::string read(const std::filesystem::path& path) {
 }
 
 inline const nlohmann::json& facts() {
-  static const nlohmann::json kFacts = nlohmann::json::parse(read(kDirectory / "golden.json"));
+  static const nlohmann::json kFacts = testing::json_in(read(kDirectory / "golden.json"));
   return kFacts;
 }
 

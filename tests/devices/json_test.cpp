@@ -2,9 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tests/devices/recorded.h"
+#include "tests/support/json.h"
 
 namespace lockstep::devices {
 namespace {
@@ -14,10 +13,12 @@ using testing::recorded_gpus;
 using testing::recordings;
 using Json = nlohmann::json;
 
-Json parsed(const std::string& recording) { return Json::parse(json_of(machine_with(recorded_gpus(recording)))); }
+Json parsed(const std::string& recording) {
+  return lockstep::testing::json_in(json_of(machine_with(recorded_gpus(recording))));
+}
 
 TEST(Json, OfOneGpu) {
-  const Json expected = Json::parse(R"({
+  const Json expected = lockstep::testing::json_in(R"({
     "driver_version": "570.124.06", "cuda_version": "12.8", "problem": null,
     "gpus": [{
       "index": 0, "problem": null, "no_permission": [], "name": "NVIDIA H100 80GB HBM3",

@@ -164,6 +164,15 @@ std::vector<std::string> stray_getenv(const fs::path& root) {
   return found;
 }
 
+std::vector<std::string> stray_json(const fs::path& root) {
+  std::vector<std::string> found;
+  for_each_line(root, rooms(), [&](const SourceLine& line) {
+    if (line.file != "base/json_value.h" && without_comment(line.text).find("nlohmann/json.hpp") != std::string::npos)
+      found.push_back(line.at() + ": nlohmann/json.hpp; base/json.h writes JSON, base/json_value.h reads it");
+  });
+  return found;
+}
+
 std::vector<std::string> backend_conditions(const fs::path& root) {
   std::vector<std::string> found;
   for_each_line(root, rooms(), [&](const SourceLine& line) {

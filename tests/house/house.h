@@ -24,6 +24,8 @@ std::vector<std::string> undeclarable_arrows(const Arrows& declared);
 std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Arrows& declared);
 /// getenv outside base/env.cpp.
 std::vector<std::string> stray_getenv(const std::filesystem::path& root);
+/// The library that reads JSON elsewhere than in base/json_value.h: it takes seconds to compile.
+std::vector<std::string> stray_json(const std::filesystem::path& root);
 /// Preprocessor conditions on CUDA, NCCL or MPI: a missing backend is another file, not another branch.
 std::vector<std::string> backend_conditions(const std::filesystem::path& root);
 /// Code and build files outside tests/ of more than `most` lines.

@@ -33,6 +33,7 @@ Arrows declared_arrows() {
 TEST(House, RoomsDeclareOnlyAllowedArrows) { EXPECT_THAT(undeclarable_arrows(declared_arrows()), IsEmpty()); }
 TEST(House, RoomsIncludeOnlyWhatTheyDeclare) { EXPECT_THAT(undeclared_includes(kRoot, declared_arrows()), IsEmpty()); }
 TEST(House, OnlyBaseReadsTheEnvironment) { EXPECT_THAT(stray_getenv(kRoot), IsEmpty()); }
+TEST(House, OneHeaderHasTheJsonLibrary) { EXPECT_THAT(stray_json(kRoot), IsEmpty()); }
 TEST(House, BackendsAreFilesNotConditions) { EXPECT_THAT(backend_conditions(kRoot), IsEmpty()); }
 TEST(House, FilesStayShort) { EXPECT_THAT(long_files(kRoot, 600), IsEmpty()); }
 
@@ -90,6 +91,13 @@ TEST_F(BadTree, Getenv) {
   write("nn/a.cpp", "// getenv is elsewhere\nauto x = std::getenv(\"X\");\n");
   write("bench/a.cpp", "secure_getenv(\"X\");\n");
   EXPECT_THAT(stray_getenv(tree_), ElementsAre(HasSubstr("bench/a.cpp:1"), HasSubstr("nn/a.cpp:2")));
+}
+
+TEST_F(BadTree, JsonLibrary) {
+  write("base/json_value.h", "#include <nlohmann/json.hpp>\n");
+  write("base/json.h", "#include <nlohmann/json_fwd.hpp>\n");
+  write("nn/a.h", "// nlohmann/json.hpp\n#include <nlohmann/json.hpp>\n");
+  EXPECT_THAT(stray_json(tree_), ElementsAre(HasSubstr("nn/a.h:2")));
 }
 
 TEST_F(BadTree, BackendConditions) {

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "nn/io/unpickler.h"
 #include "nn/io/weights.h"
+#include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {
@@ -64,7 +64,7 @@ std::string refusal(const std::string& path) {
 }
 
 TEST(TorchFile, ReadsWhatPyTorchWrote) {
-  const auto facts = nlohmann::json::parse(read_file(kGolden + "torch_files.json"))["files"];
+  const auto facts = lockstep::testing::json_in(read_file(kGolden + "torch_files.json"))["files"];
   int files = 0;
   for (const auto& [name, expected] : facts.items()) {
     SCOPED_TRACE(name);

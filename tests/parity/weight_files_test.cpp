@@ -2,13 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "nn/models/models.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
+#include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::parity {
@@ -106,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(All, ConvFiles,
 
 // All of torchvision's names, shapes and types, so that strict loading works either way.
 TEST_F(WeightFiles, ResNetsHaveTorchvisionsNames) {
-  const auto names = nlohmann::json::parse(lockstep::testing::read_file(kFiles + "torchvision_names.json"));
+  const auto names = testing::json_in(lockstep::testing::read_file(kFiles + "torchvision_names.json"));
   for (const char* model : {"resnet18", "resnet50"}) {
     nn::Context context = WeightFiles::context();
     const auto module = nn::make_model(context, {.name = model, .sample_shape = {224, 224, 3}, .classes = 1000});

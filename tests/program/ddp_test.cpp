@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
 #include "tests/support/free_port.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -35,7 +35,7 @@ TEST(DevicesTest, JsonIsOneObject) {
   const auto outcome = run(with_gpus("eight_gpus", "lockstep devices --json"), directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(lines_of(outcome.out).size(), 1u);
-  const auto json = nlohmann::json::parse(outcome.out);
+  const auto json = json_in(outcome.out);
   EXPECT_EQ(json["gpus"].size(), 8u);
   EXPECT_GE(json["cpu"]["processors"], 1);
 }

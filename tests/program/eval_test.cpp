@@ -8,11 +8,11 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/splitmix.h"
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -203,7 +203,7 @@ TEST_F(Eval, ALstmsContextIsTheFiles) {
 void write_plain(const fs::path& to, const std::string& file) {
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof length);
-  auto header = nlohmann::json::parse(file.substr(sizeof length, length));
+  auto header = json_in(file.substr(sizeof length, length));
   header.erase("__metadata__");
   const std::string text = header.dump(), rest = file.substr(sizeof length + length);
   length = text.size();

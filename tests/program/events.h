@@ -2,17 +2,17 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/program/command.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 
 inline std::vector<nlohmann::json> events_of(const std::string& text) {
   std::vector<nlohmann::json> events;
-  for (const auto& line : lines_of(text)) events.push_back(nlohmann::json::parse(line));
+  for (const auto& line : lines_of(text)) events.push_back(json_in(line));
   return events;
 }
 

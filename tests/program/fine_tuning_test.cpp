@@ -5,10 +5,10 @@
 
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tests/program/command.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,7 +25,7 @@ using Weights = std::map<std::string, Saved>;
 Weights weights_in(const std::string& file) {
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof length);
-  const auto header = nlohmann::json::parse(file.substr(sizeof length, length));
+  const auto header = json_in(file.substr(sizeof length, length));
   Weights all;
   for (const auto& [name, tensor] : header.items()) {
     if (name == "__metadata__") continue;

@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {

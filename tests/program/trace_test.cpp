@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tests/program/command.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {

@@ -12,13 +12,13 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/deadline.h"
 #include "base/env.h"
 #include "tests/program/command.h"
 #include "tests/support/free_port.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -144,7 +144,7 @@ class WithoutMpi : public ::testing::Test {
     std::ifstream in(directory_.path() / file);
     std::string last;
     for (std::string line; std::getline(in, line);) last = line;
-    return last.empty() ? "no metrics" : nlohmann::json::parse(last).value("params_sha256", "none");
+    return last.empty() ? "no metrics" : json_in(last).value("params_sha256", "none");
   }
 
   const Arguments for_ever_ = {"train", "cnn", "--data", "digits", "--epochs", "1000000", "--quiet", "--metrics", "m"};

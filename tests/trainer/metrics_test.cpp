@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::trainer {
@@ -23,7 +23,7 @@ class MetricsTest : public ::testing::Test {
   std::vector<nlohmann::json> lines() const {
     std::ifstream in(path_);
     std::vector<nlohmann::json> all;
-    for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line));
+    for (std::string line; std::getline(in, line);) all.push_back(testing::json_in(line));
     return all;
   }
 

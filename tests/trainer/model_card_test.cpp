@@ -4,10 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "data/open.h"
+#include "tests/support/json.h"
 #include "trainer/adopt_card.h"
 
 namespace lockstep::trainer {
