@@ -8,8 +8,9 @@
 #include <stdexcept>
 
 namespace lockstep::testing {
-Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds) {
-  const auto bin = std::filesystem::path(LOCKSTEP_PROGRAM).parent_path();
+Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds,
+            const std::filesystem::path& program) {
+  const auto bin = program.parent_path();
   const std::string shell = "cd '" + directory.string() + "' && PATH='" + bin.string() +
                             "':$PATH OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CUDA_VISIBLE_DEVICES= "
                             "timeout --kill-after=5 " +

@@ -16,8 +16,9 @@ struct Outcome {
 };
 
 /// Runs `line` in a shell, stdin empty, in `directory`; ends it after `seconds`. `lockstep` in the line is the program
-/// under test. It sees no GPU, on machines that have some neither: CUDA_VISIBLE_DEVICES is empty.
-Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60);
+/// under test, `program`. It sees no GPU, on machines that have some neither: CUDA_VISIBLE_DEVICES is empty.
+Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60,
+            const std::filesystem::path& program = LOCKSTEP_PROGRAM);
 
 /// As IDX files have numbers.
 std::string big_endian(std::uint32_t value);

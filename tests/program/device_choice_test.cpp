@@ -16,7 +16,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kTrain = "lockstep train linear --data random:5,64 --steps 2 ";
+constexpr const char* kTrainLinear = "lockstep train linear --data random:5,64 --steps 2 ";
+
+Outcome run_soft(const std::string& line, const std::filesystem::path& directory) {
+  return run(line, directory, 60, LOCKSTEP_SOFT_PROGRAM);
+}
 
 /// What the launcher's account does not repeat.
 std::vector<std::string> lines_with(const Outcome& outcome, const std::string& text) {
@@ -32,9 +36,9 @@ std::string with_nvml(const std::string& recording, const std::string& line) {
 }
 
 /// `ranks` processes whose flags are `flags`, with the rank in $R.
-std::string launched(int ranks, const std::string& flags) {
-  return "lockstep launch -n " + std::to_string(ranks) + " -- bash -c \"R=\\$OMPI_COMM_WORLD_RANK; exec " + kTrain +
-         flags + "\"";
+std::string launched_with(int ranks, const std::string& flags) {
+  return "lockstep launch -n " + std::to_string(ranks) + " -- bash -c \"R=\\$OMPI_COMM_WORLD_RANK; exec " +
+         kTrainLinear + flags + "\"";
 }
 
 struct Refusal {
@@ -47,7 +51,7 @@ class RefusedDevice : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(RefusedDevice, IsOneLine) {
   const TemporaryDirectory directory;
-  const auto outcome = run(GetParam().line, directory.path());
+  const auto outcome = run_soft(GetParam().line, directory.path());
   EXPECT_EQ(outcome.code, GetParam().code) << outcome.out << outcome.err;
   EXPECT_THAT(lines_with(outcome, "error: "),
               ElementsAre(AllOf(HasSubstr(GetParam().says), HasSubstr(" → "), HasSubstr(GetParam().remedy))))
@@ -58,50 +62,53 @@ const std::string kNobodyTells = "driver_not_loaded";
 
 INSTANTIATE_TEST_SUITE_P(
     Alone, RefusedDevice,
-    ::testing::Values(Refusal{with_nvml(kNobodyTells, kTrain + std::string("--device cuda:9")), 4,
+    ::testing::Values(Refusal{with_nvml(kNobodyTells, kTrainLinear + std::string("--device cuda:9")), 4,
                               "there is no GPU 9: this process sees 2 GPUs, cuda:0 to cuda:1", "lockstep devices"},
-                      Refusal{with_nvml(kNobodyTells, kTrain + std::string("--device cuda:free")), 4,
+                      Refusal{with_nvml(kNobodyTells, kTrainLinear + std::string("--device cuda:free")), 4,
                               "free memory of the GPUs is not known: the driver is not loaded", "cuda:0,1"},
-                      Refusal{with_nvml("compute_modes", kTrain + std::string("--device cuda:1")), 4,
+                      Refusal{with_nvml("compute_modes", kTrainLinear + std::string("--device cuda:1")), 4,
                               "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1c:00.0) is 'prohibited'",
                               "nvidia-smi -i 0000:1c:00.0"},
-                      Refusal{kTrain + std::string("--backend shm"), 2, "--backend shm on GPUs", "--device cpu"},
-                      Refusal{kTrain + std::string("--backend mpi"), 2, "travel over NCCL", "--device cpu"}));
+                      Refusal{kTrainLinear + std::string("--backend shm"), 2, "--backend shm on GPUs", "--device cpu"},
+                      Refusal{kTrainLinear + std::string("--backend mpi"), 2, "travel over NCCL", "--device cpu"}));
 
 INSTANTIATE_TEST_SUITE_P(
     OnRanks, RefusedDevice,
     ::testing::Values(
-        Refusal{with_nvml(kNobodyTells, launched(3, "--device cuda")), 4, "--device cuda: 3 ranks on host ",
+        Refusal{with_nvml(kNobodyTells, launched_with(3, "--device cuda")), 4, "--device cuda: 3 ranks on host ",
                 "start at most 2 ranks there"},
-        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:1")), 4, "1 GPU in this list", "--share-devices"},
-        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:0,5")), 4, "there is no GPU 5", "lockstep devices"},
-        Refusal{with_nvml(kNobodyTells, launched(2, "--device cuda:1\\$([ \\$R = 0 ] || echo ,0)")), 4,
+        Refusal{with_nvml(kNobodyTells, launched_with(2, "--device cuda:1")), 4, "1 GPU in this list",
+                "--share-devices"},
+        Refusal{with_nvml(kNobodyTells, launched_with(2, "--device cuda:0,5")), 4, "there is no GPU 5",
+                "lockstep devices"},
+        Refusal{with_nvml(kNobodyTells, launched_with(2, "--device cuda:1\\$([ \\$R = 0 ] || echo ,0)")), 4,
                 "rank 0 and rank 1 would both compute on GPU 1 (0000:1c:00.0) of host ", "--share-devices"},
-        Refusal{with_nvml("compute_modes", launched(2, "--device cuda:0 --share-devices")), 4,
+        Refusal{with_nvml("compute_modes", launched_with(2, "--device cuda:0 --share-devices")), 4,
                 "rank 0 and rank 1 would both compute on GPU 0 (NVIDIA H100 80GB HBM3, 0000:1b:00.0) of host ",
                 "nvidia-smi -i 0000:1b:00.0"},
-        Refusal{with_nvml("compute_modes", launched(2, "--device cuda:free")), 4, "2 ranks on host ",
+        Refusal{with_nvml("compute_modes", launched_with(2, "--device cuda:free")), 4, "2 ranks on host ",
                 "start at most 1 rank there"},
-        Refusal{with_nvml(kNobodyTells, launched(2, "--device c\\$([ \\$R = 0 ] && echo pu || echo uda)")), 5,
+        Refusal{with_nvml(kNobodyTells, launched_with(2, "--device c\\$([ \\$R = 0 ] && echo pu || echo uda)")), 5,
                 "has device=cuda where rank 0", "same binary and options"}));
 
 /// A run of `ranks` that finds GPUs and yet trains on the CPU, which one line explains.
 void expect_cpu(const std::string& line, const std::string& why) {
   const TemporaryDirectory directory;
-  const auto outcome = run(line, directory.path());
+  const auto outcome = run_soft(line, directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(lines_with(outcome, "computing on the CPU"), ElementsAre(HasSubstr(why)));
   EXPECT_THAT(outcome.out, HasSubstr(", cpu, "));
 }
 
 TEST(AutoDevice, IsTheCpuWhereGpusAreTooFew) {
-  expect_cpu(with_nvml(kNobodyTells, launched(3, "")), "3 ranks on host ");
-  expect_cpu(with_nvml("compute_modes", launched(2, "--device auto")), "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1c:00.0)");
+  expect_cpu(with_nvml(kNobodyTells, launched_with(3, "")), "3 ranks on host ");
+  expect_cpu(with_nvml("compute_modes", launched_with(2, "--device auto")),
+             "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1c:00.0)");
 }
 
 TEST(AutoDevice, TheCpuIsTakenInSilenceWhereItIsAskedFor) {
   const TemporaryDirectory directory;
-  const auto outcome = run(launched(2, "--device cpu"), directory.path());
+  const auto outcome = run_soft(launched_with(2, "--device cpu"), directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("computing on the CPU")));
 }
@@ -111,7 +118,7 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
   const TemporaryDirectory directory;
   for (const std::string model : {"cnn", "lstm --width 16"}) {
     const auto trained = [&](const std::string& devices) {
-      const auto outcome = run(
+      const auto outcome = run_soft(
           with_nvml(kNobodyTells, "lockstep train " + model + " --data digits --global-batch 50 --steps 6 --quiet " +
                                       "--eval-every 0 --parallel dp --metrics m.jsonl --device " + devices),
           directory.path());
@@ -129,12 +136,12 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
 // Inference computes there, on a stream of its own for each thread.
 TEST(Inference, TellsTheDeviceThatItComputedOn) {
   const TemporaryDirectory directory;
-  const auto made_up =
-      run(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
-          directory.path());
+  const auto made_up = run_soft(
+      with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
+      directory.path());
   EXPECT_EQ(made_up.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << made_up.err;
   const auto missing =
-      run(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
+      run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
   EXPECT_EQ(missing.code, 4);
   EXPECT_THAT(missing.err, HasSubstr("there is no GPU 3"));
 }
@@ -142,10 +149,10 @@ TEST(Inference, TellsTheDeviceThatItComputedOn) {
 TEST(Inference, TakesImageNetsModelsToTheFourthOfFour) {
   const TemporaryDirectory directory;
   for (const char* visible : {"", "CUDA_VISIBLE_DEVICES=0,1,2,3 "}) {
-    const auto outcome =
-        run(with_nvml(kNobodyTells, std::string("LOCKSTEP_TEST_GPUS=4 ") + visible +
-                                        "lockstep infer resnet18 --input random:1x3x64x64 --device cuda:3 --quiet"),
-            directory.path());
+    const auto outcome = run_soft(
+        with_nvml(kNobodyTells, std::string("LOCKSTEP_TEST_GPUS=4 ") + visible +
+                                    "lockstep infer resnet18 --input random:1x3x64x64 --device cuda:3 --quiet"),
+        directory.path());
     EXPECT_EQ(outcome.out, "[1, 1000], cuda:3\n") << outcome.err;
   }
 }
@@ -155,16 +162,16 @@ TEST(Inference, GoesOnWithATextAsTheCpuDoes) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "a quick dog. ";
   std::ofstream(directory.path() / "text.txt") << text;
-  const auto trained =
-      run("lockstep train gpt --data text:text.txt --layers 1 --heads 2 --width 16 --context 8 --steps 60 --batch 8 "
-          "--lr 0.01 --device cpu --quiet --save text.safetensors",
-          directory.path());
+  const auto trained = run_soft(
+      "lockstep train gpt --data text:text.txt --layers 1 --heads 2 --width 16 --context 8 --steps 60 --batch 8 "
+      "--lr 0.01 --device cpu --quiet --save text.safetensors",
+      directory.path());
   ASSERT_EQ(trained.code, 0) << trained.err;
   const std::string infer =
       "lockstep infer gpt --weights text.safetensors --prompt \"a quick\" --tokens 20 --samples 2 --temperature 0.1 "
       "--threads 2 --quiet --device ";
-  const auto on_cpu = run(infer + "cpu", directory.path());
-  const auto on_gpu = run(with_nvml(kNobodyTells, infer + "cuda:1"), directory.path());
+  const auto on_cpu = run_soft(infer + "cpu", directory.path());
+  const auto on_gpu = run_soft(with_nvml(kNobodyTells, infer + "cuda:1"), directory.path());
   EXPECT_EQ(on_gpu.code, 0) << on_gpu.err;
   EXPECT_EQ(on_gpu.out, on_cpu.out);
   EXPECT_EQ(lines_of(on_cpu.out).size(), 3u);
