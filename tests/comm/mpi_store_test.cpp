@@ -38,14 +38,14 @@ TEST(MpiStore, FromJoiningToLeaving) {
   // Nobody depends on a rank that is elsewhere.
   if (rank == 0) {
     store.set("early", "1");
-    std::this_thread::sleep_for(500ms);
+    std::this_thread::sleep_for(3s);
   } else {
     const auto begin = Clock::now();
     EXPECT_EQ(store.get("early", soon()), "1");
     store.set(fmt::format("from {}", rank), "2");
     if (rank == last) {
       EXPECT_EQ(store.get("from 1", soon()), "2");
-      EXPECT_LT(Clock::now() - begin, 400ms);
+      EXPECT_LT(Clock::now() - begin, 2500ms);
     }
   }
   const std::vector<std::string> never = {"never"};

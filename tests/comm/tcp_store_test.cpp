@@ -246,14 +246,14 @@ TEST(TcpStore, ARankThatNeverJoinsIsNamedAndAllEndAlike) {
       World world = of_four;
       world.rank = world.local_rank = rank;
       const auto store = make_tcp_store(world, soon());
-      const auto wait = Deadline::after(rank == 1 ? 300ms : 8s);
+      const auto wait = Deadline::after(rank == 1 ? 300ms : 60s);
       if (rank == 1)
         errors[1] = error_of<TimeoutError>([&] { store->barrier("the start", wait); });
       else
         errors[static_cast<std::size_t>(rank)] = error_of<PeerError>([&] { store->barrier("the start", wait); });
     });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_LT(Clock::now() - begin, 40s);
   EXPECT_THAT(errors[1],
               AllOf(HasSubstr("the start timed out after "), HasSubstr("waiting for rank 3, which has not joined"),
                     HasSubstr("start rank 3 with the same MASTER_ADDR")));
@@ -292,7 +292,7 @@ TEST(TcpStore, RankZeroNeverComes) {
       error_of<TimeoutError>([&] { make_tcp_store(world_of(1, 2, port), Deadline::after(400ms)); });
   EXPECT_THAT(error, AllOf(HasSubstr(fmt::format("rank 0 did not come to 127.0.0.1:{}", port)), HasSubstr("0.4"),
                            HasSubstr("Connection refused"), HasSubstr("MASTER_PORT")));
-  EXPECT_LT(Clock::now() - begin, 3s);
+  EXPECT_LT(Clock::now() - begin, 10s);
 }
 
 TEST(TcpStore, PortInUse) {
@@ -553,7 +553,7 @@ TEST(TcpStore, ARankThatEndsIsNamedAtOnce) {
         const auto begin = Clock::now();
         EXPECT_THAT(error_of<DeviceError>([&] { store->barrier("never", soon()); }),
                     AllOf(HasSubstr(fmt::format("rank {} (host ", doomed)), HasSubstr("has ended")));
-        EXPECT_LT(Clock::now() - begin, 1500ms);
+        EXPECT_LT(Clock::now() - begin, 7s) << "it is seen, not waited for until soon()";
         EXPECT_THAT(error_of<DeviceError>([&] { store->set("a", "b"); }), HasSubstr("has ended"));
       });
     }

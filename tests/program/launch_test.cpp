@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -88,7 +88,7 @@ TEST(Launched, AStopWaitsForTheEndOfLongSteps) {
 // scripts/try-stop does the same more often.
 TEST(Launched, EveryWayToStopSavesACheckpoint) {
   const TemporaryDirectory directory;
-  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-stop 1", directory.path(), 150);
+  const auto outcome = run(LOCKSTEP_SOURCE_DIR "/scripts/try-stop 1", directory.path(), 400);
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
 }
 

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
 #include "tests/program/command.h"
 #include "tests/program/events.h"
+#include "tests/support/json.h"
 
 namespace lockstep::testing {
 namespace {
@@ -183,7 +183,8 @@ TEST(SameTraining, WaitsOfThreadsAreShortAndTheirBitsTheSame) {
 TEST(SameTraining, IsStillCalledLockstep) {
   const TemporaryDirectory directory;
   auto outcome =
-      run("lockstep train cnn --data digits --epochs 100000 --quiet & sleep 0.5; "
+      run("lockstep train cnn --data digits --epochs 100000 --quiet --metrics m.jsonl & "
+          "until grep -q step m.jsonl 2>/dev/null; do sleep 0.05; done; "
           "cat /proc/$!/comm /proc/$!/cmdline; kill $!; wait $!",
           directory.path());
   std::ranges::replace(outcome.out, '\0', ' ');
