@@ -23,8 +23,10 @@ bool is_said(const SettingSpec& setting) { return setting.role == SettingSpec::R
 
 Json json_of(const nn::ModelSpec& spec) {
   Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
+  const nn::ModelFamily* const family = nn::find_model_family(spec.name);
+  if (family == nullptr) return json;  // whoever builds it says so
   const nn::ModelSpec whole = nn::complete(spec);
-  for (const auto& setting : nn::model_family(spec.name).settings) {
+  for (const auto& setting : family->settings) {
     if (!is_said(setting)) continue;
     const SettingValue& value = *whole.settings.find(setting.name);
     if (!std::holds_alternative<bool>(value.any()) || value != setting.fallback)
