@@ -30,11 +30,11 @@ struct Binding {
   std::function<bool()> asked = {};                      // it was given, and asks for something
 
   Binding() = default;
-  Binding(Setter set, std::function<std::string()> text, std::function<std::optional<Complaint>()> check,
-          std::function<bool()> asked)
-      : set(std::move(set)), text(std::move(text)), check(std::move(check)), asked(std::move(asked)) {}
+  Binding(Setter setter, std::function<std::string()> as_text, std::function<std::optional<Complaint>()> checker,
+          std::function<bool()> was_asked)
+      : set(std::move(setter)), text(std::move(as_text)), check(std::move(checker)), asked(std::move(was_asked)) {}
   template <std::invocable<const std::string&> F>
-  Binding(F set) : set(std::move(set)) {}
+  Binding(F setter) : set(std::move(setter)) {}
 };
 
 enum class OptionKind {

@@ -125,26 +125,25 @@ Binding number(Target& target, Range range) {
 /// One of the names, stored as the enumerator beside it.
 template <class Enum>
 Binding choice(Enum& target, std::vector<std::pair<std::string, Enum>> choices) {
-  const auto name = [&target, choices]() -> std::string {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : choices) names.push_back(name);
+  const auto current = [&target, choices]() -> std::string {
     for (const auto& [name, value] : choices)
       if (value == target) return name;
     return "none of them";
   };
-  const auto check = [choices, name]() -> std::optional<Complaint> {
-    std::vector<std::string> names;
-    for (const auto& [each, value] : choices) names.push_back(each);
-    std::size_t index = 0;
-    return parse_choice(name(), names, index);
-  };
-  return {[&target, choices](const std::string& text) {
-            std::vector<std::string> names;
-            for (const auto& [name, value] : choices) names.push_back(name);
+  return {[&target, choices, names](const std::string& text) {
             std::size_t index = 0;
             auto complaint = parse_choice(text, names, index);
             if (!complaint) target = choices[index].second;
             return complaint;
           },
-          name, check, [&target] { return is_asked(target); }};
+          current,
+          [current, names] {
+            std::size_t index = 0;
+            return parse_choice(current(), names, index);
+          },
+          [&target] { return is_asked(target); }};
 }
 
 /// One of the names; empty: none.
