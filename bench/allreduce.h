@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "bench/format.h"
 #include "comm/make_group.h"
-#include "comm/types.h"
+#include "comm/op.h"
 
 namespace lockstep::bench {
 

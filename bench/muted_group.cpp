@@ -36,11 +36,12 @@ std::vector<std::string> MutedGroup::exchange(const std::string& mine) {
 
 comm::Work MutedGroup::forward(const Op& op) {
   inner_.set_step(op.step);
+  const comm::Region region{op.arena, op.offset_bytes, op.count, op.dtype};
   switch (op.kind) {
-    case OpKind::kAllReduce: return inner_.all_reduce(op.region, op.reduce, op.bucket);
-    case OpKind::kReduceScatter: return inner_.reduce_scatter(op.region, op.reduce);
-    case OpKind::kAllGather: return inner_.all_gather(op.region);
-    case OpKind::kBroadcast: return inner_.broadcast(op.region, op.root);
+    case OpKind::kAllReduce: return inner_.all_reduce(region, op.reduce, op.bucket);
+    case OpKind::kReduceScatter: return inner_.reduce_scatter(region, op.reduce);
+    case OpKind::kAllGather: return inner_.all_gather(region);
+    case OpKind::kBroadcast: return inner_.broadcast(region, op.root);
     case OpKind::kBarrier: return inner_.barrier();
   }
   LOCKSTEP_ASSERT(false, "an unknown operation");

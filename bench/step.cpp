@@ -184,7 +184,7 @@ class StepBenchmark {
     time_ms(kTimeline, 1);
     if (!on_gpu_) return timeline_of(replica_->reducer().timeline(), Clock::now());
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
-    muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.region.bytes()); });
+    muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
     group_.barrier().wait_host();
     timer->begin();
     run_step();

@@ -7,7 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "comm/op_signature.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 
@@ -38,6 +38,8 @@ class Arena {
   std::size_t bytes() const { return bytes_; }
   /// Its group's arenas are counted from 1, on all ranks alike; 0: it belongs to no group.
   std::uint32_t id() const { return id_; }
+  /// Where the ranks of a host share memory: what lies between their copies, which are in the order of the ranks.
+  std::size_t stride_bytes() const { return stride_bytes_; }
 
   /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
   /// where that is the CPU.
@@ -50,7 +52,8 @@ class Arena {
   }
 
  protected:
-  Arena(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  Arena(std::byte* data, std::size_t bytes, std::size_t stride_bytes = 0)
+      : data_(data), bytes_(bytes), stride_bytes_(stride_bytes) {}
 
   /// For destructors of backends, before anything else: takes it off its group, and says whether the memory may go.
   /// It may not where operations on it may still be under way: in this process, on a GPU, or on other ranks.
@@ -61,9 +64,10 @@ class Arena {
 
   std::byte* data_;
   std::size_t bytes_;
+  std::size_t stride_bytes_;
   ProcessGroup* group_ = nullptr;  // nullptr: of none, or it has ended
   std::uint32_t id_ = 0;
-  mutable OpSignature last_use_;  // the operation on it that was issued last; its sequence 0: none was
+  mutable OpDescriptor last_use_;  // the operation on it that was issued last; its sequence 0: none was
 };
 
 /// What a collective works on: `count` elements of `dtype` from `offset_bytes` of `arena`. All ranks of the group

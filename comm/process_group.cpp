@@ -44,7 +44,7 @@ bool ProcessGroup::has(const Arena* arena) const { return std::ranges::find(aren
 
 bool ProcessGroup::detach(const Arena& arena) noexcept {
   std::erase(arenas_, &arena);
-  const OpSignature& use = arena.last_use_;
+  const OpDescriptor& use = arena.last_use_;
   // An exception that unwinds past an arena is reason enough for its operations to be left as they are.
   if (std::uncaught_exceptions() > 0) return false;
   if (use.sequence <= waited_for_ || has_let_go(use.sequence)) return true;
@@ -88,19 +88,24 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
     check_region(region, name_of(kind));
     check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
   }
-  Op op{.sequence = ++sequence_,
-        .kind = kind,
-        .reduce = reduce,
-        .root = root,
-        .region = region,
-        .step = step_,
-        .bucket = bucket};
+  Op op;
+  op.sequence = ++sequence_;
+  op.kind = kind;
+  op.reduce = reduce;
+  op.root = root;
+  op.step = step_;
+  op.bucket = bucket;
+  op.count = region.count;
+  op.offset_bytes = region.offset_bytes;
+  op.dtype = region.dtype;
   if (region.arena != nullptr) {
+    op.arena = region.arena;
     op.data = region.data();
+    op.stride_bytes = region.arena->stride_bytes_;
     op.arena_id = region.arena->id_;
     op.arena_bytes = region.arena->bytes_;
     // On behalf of another group, it is that one's to note.
-    if (region.arena->group_ == this) region.arena->last_use_ = signature_of(op);
+    if (region.arena->group_ == this) region.arena->last_use_ = op;
   }
   start(op);
   return Work(this, op.sequence);

@@ -14,8 +14,6 @@
 #include "comm/arena.h"
 #include "comm/failure.h"
 #include "comm/op.h"
-#include "comm/slice.h"
-#include "comm/types.h"
 #include "comm/work.h"
 
 namespace lockstep::comm {

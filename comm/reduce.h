@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/dtype.h"
-#include "comm/types.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 

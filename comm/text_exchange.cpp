@@ -16,8 +16,8 @@ Op TextExchange::begin(const std::string& mine) {
   std::memcpy(own, mine.data(), mine.size());
   Op op;
   op.kind = OpKind::kAllGather;
-  op.region.count = texts_->size();
-  op.region.dtype = DType::kU8;
+  op.count = texts_->size();
+  op.dtype = DType::kU8;
   op.data = texts_->data();
   return op;
 }

@@ -26,8 +26,9 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
 // ---- Operations ----
 
 void HostEngine::submit(const Order& order) {
-  history_ = digest(signature_of(order.op), history_);
+  history_ = digest(order.op, history_);
   Entry& entry = entries_.emplace_back(Entry{order.op, order.part_bytes, order.here});
+  entry.op.op_index = submitted_ + 1;
   entry.op.history = history_;
   ++submitted_;
 }
@@ -113,8 +114,8 @@ HostEngine::Order HostEngine::order_for_all_texts() {
   std::memcpy(own, own_text_.data(), own_text_.size());
   Order order;
   order.op.kind = OpKind::kAllGather;
-  order.op.region.count = static_cast<std::size_t>(ranks) * kTextBytes;
-  order.op.region.dtype = DType::kU8;
+  order.op.count = static_cast<std::size_t>(ranks) * kTextBytes;
+  order.op.dtype = DType::kU8;
   order.op.data = all_texts();
   order.part_bytes = met_.board.part_bytes();
   return order;
@@ -124,7 +125,7 @@ HostEngine::Order HostEngine::order_for_texts_here() {
   own_text_.resize(kTextBytes, '\0');
   Order order;
   order.op.kind = OpKind::kAllGather;
-  order.op.region.dtype = DType::kU8;
+  order.op.dtype = DType::kU8;
   order.here = true;
   return order;
 }

@@ -11,7 +11,6 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/hosts/host_engine.h"
-#include "comm/hosts/names.h"
 
 namespace lockstep::comm {
 namespace {
@@ -73,7 +72,7 @@ void HostEngine::check_step() const {
   const int local = roster_.posted_otherwise(place, ours);
   if (local < 0) return;
   throw OutOfStepError(
-      out_of_step_text(met_.peers.name_of(rank_of_local(local)), roster_.posted_by(local, place), signature_of(ours)),
+      out_of_step_text(met_.peers.name_of(rank_of_local(local)), roster_.posted_by(local, place), ours),
       kSameProgram);
 }
 

@@ -72,7 +72,7 @@ void HostsGroup::run(const HostEngine::Order& order) { wait_for_place(hand_over(
 void HostsGroup::start(const Op& op) {
   HostEngine::Order order;
   order.op = op;
-  if (op.kind != OpKind::kBarrier) order.part_bytes = static_cast<const ShmArena*>(op.region.arena)->part_bytes();
+  order.part_bytes = op.stride_bytes;
   hand_over(order);
 }
 

@@ -103,12 +103,12 @@ std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
   }
   if (header.kind != MessageKind::kContribute && header.kind != MessageKind::kPublish)
     not_understood(link, "an unknown message");
-  if (header.place <= closed_) {
+  if (header.op.op_index <= closed_) {
     compare_with_known(header, link);
     out_of_step(link, header, nullptr);
   }
-  if (header.place > closed_ + kWindow) return nullptr;
-  Operation& operation = this->operation(header.place);
+  if (header.op.op_index > closed_ + kWindow) return nullptr;
+  Operation& operation = this->operation(header.op.op_index);
   Way& way = operation.ways[index_of(link)];
   if (!way.heard) {
     way.heard = true;
@@ -134,7 +134,7 @@ std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
 void Lane::arrived(Link& link, const MessageHeader& header) {
   Peer& peer = peers_[index_of(link)];
   if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) return take_notice(peer, header);
-  Operation& operation = this->operation(header.place);
+  Operation& operation = this->operation(header.op.op_index);
   Way& way = operation.ways[index_of(link)];
   ChunkPool::Block* const block = std::exchange(peer.filling, nullptr);
   if (header.kind == MessageKind::kContribute) {
@@ -163,27 +163,27 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
     peer.knows = true;
     if (!verdict_) verdict_ = verdict;
   } else {
-    peer.said_place = header.place;
+    peer.said_place = header.op.op_index;
     peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), Desk::kMostBlamed));
     static_assert(sizeof(int) == sizeof(std::int32_t));
     std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
   }
   // Who waits, or ends, in something else under the same number will never meet this rank, which has its own view of
   // it: now, or when it comes there.
-  if (header.place <= opened_) return compare_with_known(header, peer.link);
-  if (header.place > closed_ + kWindow) return;
-  Way& way = operation(header.place).ways[index_of(peer.link)];
+  if (header.op.op_index <= opened_) return compare_with_known(header, peer.link);
+  if (header.op.op_index > closed_ + kWindow) return;
+  Way& way = operation(header.op.op_index).ways[index_of(peer.link)];
   way.heard = true;
   way.first = header;
 }
 
 /// Of an operation that this rank has come to: as long as it is remembered.
 void Lane::compare_with_known(const MessageHeader& header, const Link& link) const {
-  if (header.place > 0 && header.place + kWindow > opened_) compare(header, operation(header.place), link);
+  if (header.op.op_index > 0 && header.op.op_index + kWindow > opened_) compare(header, operation(header.op.op_index), link);
 }
 
 void Lane::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
-  if (header.history != operation.op.history) out_of_step(link, header, &operation.op);
+  if (header.op.history != operation.op.history) out_of_step(link, header, &operation.op);
 }
 
 // ---- The arithmetic ----
@@ -237,8 +237,8 @@ void Lane::reduce_next(Operation& operation) {
       sources_[h] = static_cast<int>(h) == host_
                         ? mine
                         : operation.ways[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
-    reduce_partials(op.region.dtype, op.reduce, plan.widened(), copy_of(operation, at) + chunk.begin, sources_,
-                    chunk.bytes / size_of(op.region.dtype));
+    reduce_partials(op.dtype, op.reduce, plan.widened(), copy_of(operation, at) + chunk.begin, sources_,
+                    chunk.bytes / size_of(op.dtype));
     if (op.kind == OpKind::kAllReduce) spread(operation, chunk, at);
   } else if (op.kind == OpKind::kAllGather) {
     spread(operation, chunk, at);
@@ -265,8 +265,8 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
   if (roster_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
   sources_.resize(static_cast<std::size_t>(roster_.size()));
   for (int i = 0; i < roster_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
-  reduce_partial(op.region.dtype, op.reduce, operation.plan.widened(), staging, sources_,
-                 chunk.bytes / size_of(op.region.dtype));
+  reduce_partial(op.dtype, op.reduce, operation.plan.widened(), staging, sources_,
+                 chunk.bytes / size_of(op.dtype));
   return staging;
 }
 
@@ -328,7 +328,7 @@ bool Lane::begin_next(std::size_t index) {
   if (!peer.outgoing.empty()) {
     // In place of `outgoing`, which may be set anew meanwhile.
     std::memcpy(peer.staging.get(), peer.outgoing.data(), peer.outgoing.size());
-    MessageHeader header = header_for(operation(told_place_).op, told_place_, MessageKind::kNotice);
+    MessageHeader header = header_for(operation(told_place_).op, MessageKind::kNotice);
     header.bytes = static_cast<std::uint32_t>(peer.outgoing.size());
     peer.outgoing.clear();
     peer.link.begin(header, peer.staging.get());
@@ -344,7 +344,7 @@ bool Lane::begin_next(std::size_t index) {
     const std::uint32_t number = contributes ? way.contributed : way.published;
     const Chunk chunk = plan.chunk(contributes ? other : host_, number_, number);
     MessageHeader header =
-        header_for(operation.op, place, contributes ? MessageKind::kContribute : MessageKind::kPublish);
+        header_for(operation.op, contributes ? MessageKind::kContribute : MessageKind::kPublish);
     header.chunk = number;
     header.bytes = static_cast<std::uint32_t>(contributes ? plan.wire_bytes(chunk) : chunk.bytes);
     const std::byte* const payload =

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "comm/hosts/lane.h"
-#include "comm/hosts/names.h"
 
 namespace lockstep::comm {
 
@@ -46,7 +45,7 @@ void Lane::tell_of_wait(const std::vector<int>& ranks) {
 void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   const std::string words = verdict.encode();
   MessageHeader header;
-  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, closed_ + 1, MessageKind::kVerdict);
+  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, MessageKind::kVerdict);
   header.kind = MessageKind::kVerdict;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
@@ -89,7 +88,7 @@ void Lane::found(const pollfd* entries) {
 
 void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
   const std::string who = names_.name_of(link.rank());
-  if (ours != nullptr) throw OutOfStepError(out_of_step_text(who, header.op, signature_of(*ours)), kSameProgram);
+  if (ours != nullptr) throw OutOfStepError(out_of_step_text(who, header.op, *ours), kSameProgram);
   throw OutOfStepError(
       fmt::format("out of step: {} is in {}, which this rank has done otherwise", who, describe(header.op)),
       kSameProgram);
@@ -103,7 +102,7 @@ void Lane::not_understood(const Link& link, const char* why) const {
 void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
   const bool known = part == Link::Part::kPayload;
   std::string what = known ? fmt::format("{} bytes", header.bytes) : std::string("a header");
-  if (known && header.place > 0)
+  if (known && header.op.op_index > 0)
     what += fmt::format(" of {}", describe(header.op));
   else if (opened_ > closed_)
     what += fmt::format(" in {}", describe(operation(closed_ + 1).op));

@@ -34,9 +34,7 @@ struct MessageHeader {
   std::uint8_t reserved[3] = {};
   std::uint32_t chunk = 0;  // the lane's chunks of a part are counted from 0
   std::uint32_t bytes = 0;  // of the payload
-  std::uint64_t place = 0;  // the group's operations, its own ones too, are counted from 1
-  std::uint64_t history = 0;
-  OpSignature op;
+  OpDescriptor op;
   std::uint32_t payload_crc = 0;
   std::uint32_t header_crc = 0;  // of all that is before it
 
@@ -49,12 +47,10 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 96 && std::has_unique_object_representations_v<MessageHeader>);
 
-inline MessageHeader header_for(const Op& op, std::uint64_t place, MessageKind kind) {
+inline MessageHeader header_for(const OpDescriptor& op, MessageKind kind) {
   MessageHeader header;
   header.kind = kind;
-  header.place = place;
-  header.history = op.history;
-  header.op = signature_of(op);
+  header.op = op;
   return header;
 }
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "comm/types.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/slice.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 namespace {
@@ -15,8 +15,8 @@ std::size_t small_limit(const HostTuning& tuning, std::size_t hosts) {
 
 Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning)
     : hosts_(&hosts),
-      count_(op.region.count),
-      element_(size_of(op.region.dtype)),
+      count_(op.count),
+      element_(size_of(op.dtype)),
       lanes_(static_cast<std::size_t>(lanes)),
       by_rank_(op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather) {
   bool crowded = false;
@@ -24,8 +24,8 @@ Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning
     ranks_ += static_cast<int>(ranks.size());
     crowded = crowded || ranks.size() > 1;
   }
-  widened_ = crowded && reduces(op.kind) && op.region.dtype == DType::kBF16 && op.reduce == ReduceOp::kSum;
-  small_ = !by_rank_ && op.region.bytes() <= small_limit(tuning, hosts.size());
+  widened_ = crowded && reduces(op.kind) && op.dtype == DType::kBF16 && op.reduce == ReduceOp::kSum;
+  small_ = !by_rank_ && op.bytes() <= small_limit(tuning, hosts.size());
   if (op.kind != OpKind::kAllGather) contributors_ = kAll;
   publishes_ = !small_ && op.kind != OpKind::kReduceScatter;
   if (op.kind == OpKind::kBroadcast) {
@@ -34,11 +34,11 @@ Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning
     contributors_ = root_host_;
   }
   if (small_) {
-    chunk_bytes_ = std::max<std::size_t>(op.region.bytes(), 1);
+    chunk_bytes_ = std::max<std::size_t>(op.bytes(), 1);
     return;
   }
   // Large parts in the largest chunks; smaller ones in so many that both phases are under way at once.
-  const std::size_t part = op.region.bytes() / hosts.size();
+  const std::size_t part = op.bytes() / hosts.size();
   const std::size_t most = widened_ ? tuning.chunk_bytes / 2 : tuning.chunk_bytes;
   chunk_bytes_ =
       std::clamp(part / (lanes_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);

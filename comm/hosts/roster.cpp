@@ -63,21 +63,21 @@ bool Roster::drivers_have_finished(std::uint64_t place) { return have_finished(d
 void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
   Seat& own = seat(local_);
   Slot& slot = own.slot_of(place);
-  write(slot, op);
+  slot.op = op;
   if (!text.empty()) std::memcpy(slot.bytes.data(), text.data(), std::min(text.size(), Slot::kBytes));
-  slot.place.store(place, std::memory_order_release);
+  slot.posted.store(place, std::memory_order_release);
   own.posted.store(place, std::memory_order_release);
 }
 
 bool Roster::all_posted(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (!has_posted(i, place) || seat(i).slot_of(place).history != op.history) return false;
+    if (!has_posted(i, place) || seat(i).slot_of(place).op.history != op.history) return false;
   return true;
 }
 
 int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (has_posted(i, place) && seat(i).slot_of(place).history != op.history) return i;
+    if (has_posted(i, place) && seat(i).slot_of(place).op.history != op.history) return i;
   return -1;
 }
 

@@ -69,15 +69,15 @@ class Roster {
   /// `text` is for the others to read, up to Slot::kBytes.
   void post(std::uint64_t place, const Op& op, std::string_view text);
   bool has_posted(int local, std::uint64_t place) const {
-    return seat(local).slot_of(place).place.load(std::memory_order_acquire) == place;
+    return seat(local).slot_of(place).posted.load(std::memory_order_acquire) == place;
   }
   /// Whether all have posted `op` there: the same one.
   bool all_posted(std::uint64_t place, const Op& op) const;
   /// The first that has posted something else there; -1 if none has.
   int posted_otherwise(std::uint64_t place, const Op& op) const;
-  const OpSignature& posted_by(int local, std::uint64_t place) const { return seat(local).slot_of(place).what; }
+  const OpDescriptor& posted_by(int local, std::uint64_t place) const { return seat(local).slot_of(place).op; }
   bool has_posted_any(int local) const { return seat(local).posted.load(std::memory_order_acquire) > 0; }
-  const OpSignature& last_posted_by(int local) const {
+  const OpDescriptor& last_posted_by(int local) const {
     return posted_by(local, seat(local).posted.load(std::memory_order_acquire));
   }
   const std::byte* text_of(int local, std::uint64_t place) const { return seat(local).slot_of(place).bytes.data(); }

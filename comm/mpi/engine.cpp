@@ -35,9 +35,9 @@ Engine::~Engine() {
 }
 
 void Engine::submit(const Op& op) {
-  history_ = digest(signature_of(op), history_);
+  history_ = digest(op, history_);
   Op& taken = waiting_.emplace_back(op);
-  taken.place = ++submitted_;
+  taken.op_index = ++submitted_;
   taken.history = history_;
   begin_waiting();
 }
@@ -59,9 +59,9 @@ bool Engine::advance() {
 void Engine::begin_waiting() {
   while (next_waiting_ < waiting_.size() && begun_ - completed_ < slots_.size()) {
     const Op& op = waiting_[next_waiting_++];
-    Slot& slot = slot_of(op.place);
+    Slot& slot = slot_of(op.op_index);
     slot.active = &schedule_for(slot, op);
-    begun_ = op.place;
+    begun_ = op.op_index;
     slot.active->begin(op);
     retire();  // an empty operation is complete when it has begun
   }
@@ -85,7 +85,7 @@ void Engine::retire() {
 Schedule& Engine::schedule_for(Slot& slot, const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
-      if (op.region.bytes() <= small_limit_) return slot.small_reduce;
+      if (op.bytes() <= small_limit_) return slot.small_reduce;
       return slot.exchange;
     case OpKind::kReduceScatter:
     case OpKind::kAllGather: return slot.exchange;

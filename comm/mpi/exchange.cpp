@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/reduce.h"
-#include "comm/slice.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 namespace {
@@ -22,11 +22,10 @@ Exchange::Exchange(int rank, int size, const Tuning& tuning, Transfers& transfer
       sources_(static_cast<std::size_t>(size)) {}
 
 void Exchange::start() {
-  const Region& region = op().region;
-  const std::size_t element = size_of(region.dtype);
+  const std::size_t element = size_of(op().dtype);
   const std::size_t chunk = chunk_bytes_for(tuning_, peers_.size());
   const auto chunks_of = [&](int rank) {
-    const Slice slice = slice_of(region.count, element, rank, size_);
+    const Slice slice = slice_of(op().count, element, rank, size_);
     return Chunks{slice.begin * element, slice.count * element, chunk};
   };
   data_ = op().data;
@@ -106,7 +105,7 @@ void Exchange::reduce_arrived() {
     sources_[static_cast<std::size_t>(rank_)] = own;
     for (std::size_t i = 0; i < peers_.size(); ++i)
       sources_[static_cast<std::size_t>(peers_[i].rank)] = scratch_of(reduced_, i);
-    const DType dtype = op().region.dtype;
+    const DType dtype = op().dtype;
     reduce_in_order(dtype, op().reduce, own, sources_, own_.bytes_of(reduced_) / size_of(dtype));
     ++reduced_;
     for (Peer& peer : peers_) {

@@ -1,5 +1,6 @@
 #include "comm/mpi/small_reduce.h"
 
+#include "comm/arena.h"
 #include "comm/reduce.h"
 
 namespace lockstep::comm {
@@ -11,16 +12,15 @@ SmallReduce::SmallReduce(int rank, int size, const Tuning& tuning, Transfers& tr
       sources_(static_cast<std::size_t>(size)) {}
 
 void SmallReduce::start() {
-  const Region& region = op().region;
   unfinished_ = 0;
-  if (region.count == 0) return;
+  if (op().count == 0) return;
   sources_[static_cast<std::size_t>(rank_)] = op().data;
   for (int i = 1; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
     std::byte* part = scratch_.get() + static_cast<std::size_t>(peer) * part_bytes_;
     sources_[static_cast<std::size_t>(peer)] = part;
-    receive(peer, 0, 0, part, region.bytes());
-    send(peer, 0, 0, op().data, region.bytes());
+    receive(peer, 0, 0, part, op().bytes());
+    send(peer, 0, 0, op().data, op().bytes());
     unfinished_ += 2;
   }
 }
@@ -28,8 +28,7 @@ void SmallReduce::start() {
 void SmallReduce::on_complete(const Transfer&) {
   // The sends too: what is sent is what the result overwrites.
   if (--unfinished_ > 0) return;
-  const Region& region = op().region;
-  reduce_in_order(region.dtype, op().reduce, op().data, sources_, region.count);
+  reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
 }
 
 }  // namespace lockstep::comm

@@ -14,7 +14,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int kNoticeTag = 1;
-constexpr const char* kSameProgram = "start every rank with the same binary, options and data";
 
 }  // namespace
 
@@ -40,13 +39,13 @@ void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<
 }
 
 void StallWatch::tell(const Op& op, std::uint64_t completed) {
-  if (mine_->place == op.place) return;
+  if (mine_->op.op_index == op.op_index) return;
   // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
             "telling the other ranks of a stall");
   if (done == 0) return;
-  *mine_ = {op.place, completed, op.history, signature_of(op)};
+  *mine_ = {op, completed};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
       check_mpi(MPI_Isend(mine_.get(), sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
@@ -70,10 +69,10 @@ void StallWatch::listen() {
 void StallWatch::compare_notices(const Op& op, const std::vector<int>& missing) const {
   for (int peer = 0; peer < session_.size(); ++peer) {
     const Notice& notice = heard_[static_cast<std::size_t>(peer)];
-    if (notice.place == op.place && notice.history != op.history)
-      throw OutOfStepError(out_of_step_text(session_.name_of_rank(peer), notice.what, signature_of(op)), kSameProgram);
-    if (notice.completed >= op.place && std::binary_search(missing.begin(), missing.end(), peer))
-      out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(notice.what)), op);
+    if (notice.op.op_index == op.op_index && notice.op.history != op.history)
+      throw OutOfStepError(out_of_step_text(session_.name_of_rank(peer), notice.op, op), kSameProgram);
+    if (notice.completed >= op.op_index && std::binary_search(missing.begin(), missing.end(), peer))
+      out_of_step(peer, fmt::format("has done its #{} and is in {}", op.sequence, describe(notice.op)), op);
   }
 }
 
@@ -88,9 +87,9 @@ void StallWatch::probe_messages(const Op& op) {
     const TagFields theirs = tags_.decode(status.MPI_TAG);
     const TagFields ours = tags_.fields_of(op, theirs.phase);
     const std::uint32_t behind = tags_.distance(theirs, ours);
-    if (theirs == ours || behind > op.place || behind >= tags_.farthest()) continue;
+    if (theirs == ours || behind > op.op_index || behind >= tags_.farthest()) continue;
     if (behind == 0) {
-      if (std::exchange(suspected_place_, op.place) != op.place) suspected_since_ = Clock::now();
+      if (std::exchange(suspected_place_, op.op_index) != op.op_index) suspected_since_ = Clock::now();
       if (Clock::now() - suspected_since_ < patience_) continue;
     }
     // The group's own exchanges have places, and no numbers: those of long ago are not told to the last one.
@@ -114,7 +113,7 @@ void StallWatch::out_of_step(int peer, const std::string& theirs, const Op& ours
 
 std::vector<int> StallWatch::silent(const Op& op, const std::vector<int>& missing) {
   listen();
-  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].place >= op.place; };
+  const auto waits_too = [&](int rank) { return heard_[static_cast<std::size_t>(rank)].op.op_index >= op.op_index; };
   std::vector<int> ranks;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(ranks), [&](int rank) { return !waits_too(rank); });
   if (ranks.empty())
@@ -125,7 +124,7 @@ std::vector<int> StallWatch::silent(const Op& op, const std::vector<int>& missin
 
 bool StallWatch::is_first_to_wait(const Op& op) const {
   const auto lower = std::span(heard_).first(static_cast<std::size_t>(session_.rank()));
-  return std::ranges::none_of(lower, [&](const Notice& notice) { return notice.place >= op.place; });
+  return std::ranges::none_of(lower, [&](const Notice& notice) { return notice.op.op_index >= op.op_index; });
 }
 
 std::string StallWatch::names_of(const std::vector<int>& ranks) const {

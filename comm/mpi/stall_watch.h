@@ -52,10 +52,8 @@ class StallWatch {
  private:
   /// What a rank is in, and how far it has come.
   struct Notice {
-    std::uint64_t place = 0;  // 0: none yet
+    OpDescriptor op;  // its op_index 0: none yet
     std::uint64_t completed = 0;
-    std::uint64_t history = 0;
-    OpSignature what;
   };
 
   void tell(const Op& op, std::uint64_t completed);

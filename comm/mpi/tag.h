@@ -16,7 +16,7 @@ namespace lockstep::comm {
 /// without noticing, as two roots of one broadcast would, cannot go on together. Messages of one tag between two ranks
 /// arrive in the order sent, so chunks need no number.
 struct TagFields {
-  std::uint32_t place = 0;  // modulo 2^place_bits
+  std::uint32_t place = 0;  // op_index modulo 2^place_bits
   OpKind kind = OpKind::kBarrier;
   std::uint32_t phase = 0;  // 0 or 1
   DType dtype = DType::kF32;
@@ -33,11 +33,11 @@ class TagLayout {
         place_bits_(bits_ - kFixedBits < kMostPlaceBits ? bits_ - kFixedBits : kMostPlaceBits),
         history_bits_(bits_ - kFixedBits - place_bits_) {}
 
-  constexpr TagFields fields_of(const Op& op, std::uint32_t phase) const {
-    return {low_bits(op.place, place_bits_),
+  constexpr TagFields fields_of(const OpDescriptor& op, std::uint32_t phase) const {
+    return {low_bits(op.op_index, place_bits_),
             op.kind,
             phase,
-            op.region.dtype,
+            op.dtype,
             op.reduce,
             low_bits(op.history ^ (op.history >> 32), history_bits_)};
   }

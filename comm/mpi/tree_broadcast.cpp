@@ -6,7 +6,7 @@
 namespace lockstep::comm {
 
 void TreeBroadcast::start() {
-  chunks_ = {0, op().region.bytes(), tuning_.chunk_bytes};
+  chunks_ = {0, op().bytes(), tuning_.chunk_bytes};
   arrived_ = {};
   expecting_ = 0;
   children_.clear();

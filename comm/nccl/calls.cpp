@@ -1,7 +1,7 @@
 #include "comm/nccl/calls.h"
 
 #include "base/error.h"
-#include "comm/slice.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 namespace {
@@ -40,11 +40,11 @@ bool slices_are_equal(std::size_t count, std::size_t element_bytes, int size) {
 /// Calls `each` for all slices that have elements, in one group.
 template <class Each>
 ncclResult_t for_each_slice(const NcclApi& api, const Op& op, int size, Each&& each) {
-  const std::size_t element = size_of(op.region.dtype);
+  const std::size_t element = size_of(op.dtype);
   ncclResult_t result = api.group_start();
   if (result != ncclSuccess) return result;
   for (int root = 0; root < size; ++root) {
-    const Slice slice = slice_of(op.region.count, element, root, size);
+    const Slice slice = slice_of(op.count, element, root, size);
     if (slice.count == 0) continue;
     result = each(op.data + slice.begin * element, slice.count, root);
     if (result != ncclSuccess && result != ncclInProgress) break;
@@ -59,10 +59,10 @@ ncclResult_t for_each_slice(const NcclApi& api, const Op& op, int size, Each&& e
 ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op, void* scratch,
                           cudaStream_t stream) {
   if (op.kind == OpKind::kBarrier) return api.all_reduce(scratch, scratch, 1, ncclInt32, ncclSum, comm, stream);
-  const std::size_t count = op.region.count;
+  const std::size_t count = op.count;
   if (count == 0) return ncclSuccess;
-  const std::size_t element = size_of(op.region.dtype);
-  const ncclDataType_t type = type_of(op.region.dtype);
+  const std::size_t element = size_of(op.dtype);
+  const ncclDataType_t type = type_of(op.dtype);
   const ncclRedOp_t reduction = reduction_of(op.reduce);
   const Slice own = slice_of(count, element, rank, size);
   std::byte* const own_data = op.data + own.begin * element;

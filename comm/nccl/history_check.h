@@ -18,16 +18,15 @@ class HistoryCheck {
   /// Collective. `control` must outlive it.
   explicit HistoryCheck(ProcessGroup& control);
 
-  /// Collective, blocking: throws OutOfStepError on every rank unless all have the same `history`, which `last` is the
-  /// end of. One operation of 64 bytes a rank.
-  void compare(std::uint64_t history, const OpSignature& last);
+  /// Collective, blocking: throws OutOfStepError on every rank unless all have the same history, of which `last` is the
+  /// end. One operation of 128 bytes a rank.
+  void compare(const OpDescriptor& last);
 
  private:
   [[noreturn]] void fail() const;
 
   struct alignas(kArenaAlignment) Line {  // a rank's slice
-    std::uint64_t history;
-    OpSignature last;
+    OpDescriptor last;
   };
   std::span<const Line> lines() const;
 

@@ -20,9 +20,11 @@ std::uint64_t Ledger::in_the_way_of(std::uint64_t count) const {
 void Ledger::launch(const Op& op) {
   LOCKSTEP_ASSERT(op.sequence == launched_ + 1, "operation #{} behind #{}", op.sequence, launched_);
   if (!any_under_way()) progress_ = Clock::now();
-  at(op.sequence) = op;
   launched_ = op.sequence;
-  history_ = digest(signature_of(op), history_);
+  history_ = digest(op, history_);
+  Op& launched = at(launched_) = op;
+  launched.op_index = launched_;
+  launched.history = history_;
 }
 
 std::uint64_t Ledger::end_capture() {

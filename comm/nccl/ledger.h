@@ -18,9 +18,8 @@ class Ledger {
   Ledger() : under_way_(kMostUnderWay) {}
 
   std::uint64_t launched() const { return launched_; }
-  /// digest() of what has been launched, and the last of it.
-  std::uint64_t history() const { return history_; }
-  OpSignature last() const { return launched_ == 0 ? OpSignature() : signature_of(at(launched_)); }
+  /// The last that has been launched, with the history up to it.
+  OpDescriptor last() const { return launched_ == 0 ? OpDescriptor() : OpDescriptor(at(launched_)); }
   std::uint64_t completed() const { return completed_; }
   /// Launched and, as far as has been told, not complete.
   bool any_under_way() const { return completed_ < launched_; }

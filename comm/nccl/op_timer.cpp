@@ -23,7 +23,7 @@ std::vector<OpTime> OpTimer::times(const CudaEvent& origin) const {
   if (used_ > 0) timed_[used_ - 1].end.synchronize();
   for (std::size_t i = 0; i < used_; ++i) {
     const Timed& timed = timed_[i];
-    times.push_back({timed.op.sequence, timed.op.kind, timed.op.region.bytes(),
+    times.push_back({timed.op.sequence, timed.op.kind, timed.op.bytes(),
                      CudaEvent::ms_between(origin, timed.begin), CudaEvent::ms_between(origin, timed.end)});
   }
   return times;

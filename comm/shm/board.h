@@ -13,20 +13,18 @@
 namespace lockstep::comm {
 
 /// Note [Slots]
-/// Every rank puts each of its operations into one of its slots, the place-th of the group into slot place % kSlots,
-/// and small contributions with it. `place` is written last (release): whoever reads the place that it waits for
-/// (acquire) reads the history in the same cache line, and the contribution in the next ones; what the operation is
-/// only matters to those who find another history than theirs. A slot is taken again when all ranks are finished with
+/// Every rank puts each of its operations into one of its slots, that of op_index i into slot i % kSlots, and small
+/// contributions with it. `posted` is written last (release): whoever reads the number that it waits for (acquire)
+/// reads the history in the same cache line, and the contribution in later ones; what the operation is only matters to those who find another history than theirs. A slot is taken again when all ranks are finished with
 /// the operation that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {
-  std::atomic<std::uint64_t> place;  // 0: never used
-  std::uint64_t history;
+  std::atomic<std::uint64_t> posted;  // op_index of `op`; 0: never used
+  OpDescriptor op;
 
   static constexpr std::size_t kBytes = 1024;
   alignas(64) std::array<std::byte, kBytes> bytes;
-
-  OpSignature what;
 };
+static_assert(offsetof(Slot, op) + offsetof(OpDescriptor, history) + sizeof(std::uint64_t) <= 64);
 
 /// What one rank writes and the others read; only `bell` and `mentioned` are written by all.
 struct Seat {
@@ -52,11 +50,6 @@ inline bool claim_mention(Seat& first, std::uint64_t place, unsigned times) {
   while (known < stall)
     if (first.mentioned.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;
   return false;
-}
-
-inline void write(Slot& slot, const Op& op) {
-  slot.history = op.history;
-  slot.what = signature_of(op);
 }
 
 }  // namespace lockstep::comm

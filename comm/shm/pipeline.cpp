@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "comm/reduce.h"
 #include "comm/shm/bell.h"
-#include "comm/slice.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 
@@ -16,12 +16,13 @@ Pipeline::Pipeline(int rank, int size, const Segment& board)
 }
 
 void Pipeline::submit(const Op& op, std::size_t part_bytes) {
-  history_ = digest(signature_of(op), history_);
+  history_ = digest(op, history_);
   Entry& entry = entries_.emplace_back(Entry{op, part_bytes, false});
+  entry.op.op_index = submitted_ + 1;
   entry.op.history = history_;
   // The same on all ranks: rank 0's slice is the largest.
   entry.small = op.kind == OpKind::kBarrier ||
-                (op.kind == OpKind::kAllGather ? slice_bytes_of(op, 0).bytes : op.region.bytes()) <= Slot::kBytes;
+                (op.kind == OpKind::kAllGather ? slice_bytes_of(op, 0).bytes : op.bytes()) <= Slot::kBytes;
   ++submitted_;
 }
 
@@ -53,12 +54,12 @@ void Pipeline::post(std::uint64_t place) {
   const Entry& entry = entry_of(place);
   Seat& own = seat(rank_);
   Slot& slot = own.slot_of(place);
-  write(slot, entry.op);
+  slot.op = entry.op;
   if (entry.small) {
     const Stretch mine = contribution_of(entry.op, rank_);
     if (mine.bytes > 0) std::memcpy(slot.bytes.data(), entry.op.data + mine.begin, mine.bytes);
   }
-  slot.place.store(place, std::memory_order_release);
+  slot.posted.store(place, std::memory_order_release);
   own.posted.store(place, std::memory_order_release);
 }
 
@@ -89,10 +90,10 @@ void Pipeline::work_from_slots(const Op& op, std::uint64_t place) {
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
-      const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.region.bytes()} : slice_bytes_of(op, rank_);
+      const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank_);
       for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = bytes_of(r) + wanted.begin;
-      reduce_in_order(op.region.dtype, op.reduce, op.data + wanted.begin, sources_,
-                      wanted.bytes / size_of(op.region.dtype));
+      reduce_in_order(op.dtype, op.reduce, op.data + wanted.begin, sources_,
+                      wanted.bytes / size_of(op.dtype));
       return;
     }
     case OpKind::kAllGather:
@@ -123,7 +124,7 @@ void Pipeline::work_in_place(const Entry& entry) {
       }
       return;
     case OpKind::kBroadcast:
-      if (rank_ != op.root) std::memcpy(op.data, copy_of(op.root), op.region.bytes());
+      if (rank_ != op.root) std::memcpy(op.data, copy_of(op.root), op.bytes());
       return;
     case OpKind::kBarrier: return;
   }
@@ -136,11 +137,11 @@ void Pipeline::reduce_slice(const Entry& entry, bool for_all) {
     std::byte* copy = op.data + (r - rank_) * static_cast<std::ptrdiff_t>(entry.part_bytes) + slice.begin;
     sources_[static_cast<std::size_t>(r)] = copies_[static_cast<std::size_t>(r)] = copy;
   }
-  const std::size_t count = slice.bytes / size_of(op.region.dtype);
+  const std::size_t count = slice.bytes / size_of(op.dtype);
   if (for_all)
-    reduce_into_all(op.region.dtype, op.reduce, copies_, count);
+    reduce_into_all(op.dtype, op.reduce, copies_, count);
   else
-    reduce_in_order(op.region.dtype, op.reduce, op.data + slice.begin, sources_, count);
+    reduce_in_order(op.dtype, op.reduce, op.data + slice.begin, sources_, count);
 }
 
 void Pipeline::retire() {
@@ -165,17 +166,17 @@ void Pipeline::ring_all() const {
 }
 
 Pipeline::Stretch Pipeline::slice_bytes_of(const Op& op, int rank) const {
-  const std::size_t element = size_of(op.region.dtype);
-  const Slice slice = slice_of(op.region.count, element, rank, size_);
+  const std::size_t element = size_of(op.dtype);
+  const Slice slice = slice_of(op.count, element, rank, size_);
   return {slice.begin * element, slice.count * element};
 }
 
 Pipeline::Stretch Pipeline::contribution_of(const Op& op, int rank) const {
   switch (op.kind) {
     case OpKind::kAllReduce:
-    case OpKind::kReduceScatter: return {0, op.region.bytes()};
+    case OpKind::kReduceScatter: return {0, op.bytes()};
     case OpKind::kAllGather: return slice_bytes_of(op, rank);
-    case OpKind::kBroadcast: return rank == op.root ? Stretch{0, op.region.bytes()} : Stretch{};
+    case OpKind::kBroadcast: return rank == op.root ? Stretch{0, op.bytes()} : Stretch{};
     case OpKind::kBarrier: break;
   }
   return {};
@@ -195,14 +196,14 @@ int Pipeline::out_of_step() const {
   if (place > posted_) return -1;
   const std::uint64_t history = entry_of(place).op.history;
   for (int r = 0; r < size_; ++r)
-    if (has_posted(r, place) && seat(r).slot_of(place).history != history) return r;
+    if (has_posted(r, place) && seat(r).slot_of(place).op.history != history) return r;
   return -1;
 }
 
-OpSignature Pipeline::posted_instead(int rank) const { return seat(rank).slot_of(worked_ + 1).what; }
+OpDescriptor Pipeline::posted_instead(int rank) const { return seat(rank).slot_of(worked_ + 1).op; }
 
-OpSignature Pipeline::last_posted_by(int rank) const {
-  return seat(rank).slot_of(seat(rank).posted.load(std::memory_order_acquire)).what;
+OpDescriptor Pipeline::last_posted_by(int rank) const {
+  return seat(rank).slot_of(seat(rank).posted.load(std::memory_order_acquire)).op;
 }
 
 }  // namespace lockstep::comm

@@ -48,10 +48,10 @@ class Pipeline {
   int out_of_step() const;
   const Op& contested() const { return entry_of(worked_ + 1).op; }
   /// What `rank`, which is out of step, has posted instead.
-  OpSignature posted_instead(int rank) const;
+  OpDescriptor posted_instead(int rank) const;
   /// What `rank` has posted last, if anything.
   bool has_posted_any(int rank) const { return seat(rank).posted.load(std::memory_order_acquire) > 0; }
-  OpSignature last_posted_by(int rank) const;
+  OpDescriptor last_posted_by(int rank) const;
 
   Seat& seat(int rank) const { return *seats_[static_cast<std::size_t>(rank)]; }
 
@@ -64,7 +64,7 @@ class Pipeline {
 
   const Entry& entry_of(std::uint64_t place) const { return entries_[head_ + (place - completed_ - 1)]; }
   bool has_posted(int rank, std::uint64_t place) const {
-    return seat(rank).slot_of(place).place.load(std::memory_order_acquire) == place;
+    return seat(rank).slot_of(place).posted.load(std::memory_order_acquire) == place;
   }
   bool may_post(std::uint64_t place);
   void post(std::uint64_t place);

@@ -12,13 +12,11 @@ namespace lockstep::comm {
 class ShmArena final : public Arena {
  public:
   ShmArena(Segment segment, int local, std::size_t bytes)
-      : Arena(segment.part(local), bytes), segment_(std::move(segment)) {}
+      : Arena(segment.part(local), bytes, segment.part_bytes()), segment_(std::move(segment)) {}
   ~ShmArena() override {
     // The operations that are under way stay in the group's queue.
     if (!detach()) segment_.leak();
   }
-
-  std::size_t part_bytes() const { return segment_.part_bytes(); }
 
  private:
   Segment segment_;

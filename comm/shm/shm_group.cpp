@@ -106,9 +106,8 @@ std::vector<std::string> ShmGroup::exchange(const std::string& mine) {
 }
 
 void ShmGroup::start(const Op& op) {
-  const auto* const arena = static_cast<const ShmArena*>(op.region.arena);
   failure_.guard([&] {
-    pipeline_.submit(op, arena == nullptr ? 0 : arena->part_bytes());
+    pipeline_.submit(op, op.stride_bytes);
     pipeline_.advance();
   });
 }
@@ -196,7 +195,7 @@ void ShmGroup::look_around_now_and_then() {
 void ShmGroup::look_around() {
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
     throw OutOfStepError(
-        out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), signature_of(pipeline_.contested())),
+        out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), pipeline_.contested()),
         "start every rank with the same binary, options and data");
   }
   for (int rank = 0; rank < size(); ++rank) {

@@ -52,6 +52,18 @@ class EngineTest : public ::testing::Test {
 };
 std::unique_ptr<Session> EngineTest::session_;
 
+Op op_on(const Region& region, OpKind kind, std::uint64_t sequence, int root = 0) {
+  Op op;
+  op.sequence = sequence;
+  op.kind = kind;
+  op.root = root;
+  op.count = region.count;
+  op.offset_bytes = region.offset_bytes;
+  op.dtype = region.dtype;
+  if (region.arena != nullptr) op.data = region.data();
+  return op;
+}
+
 std::vector<Tuning> tunings() {
   std::vector<Tuning> all;
   for (const std::size_t chunk : {64ul, 128ul, 960ul})
@@ -77,17 +89,13 @@ TEST_F(EngineTest, SameBitsWithEveryTuning) {
     std::uint64_t sequence = 0;
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8})
       for (const std::size_t count : {0ul, 1ul, 16ul, 17ul, 64ul, 65ul, 127ul, 129ul, 500ul, 1000ul, 2999ul}) {
-        Op op;
-        op.sequence = ++sequence;
-        op.kind = OpKind::kAllReduce;
-        op.region = {arena.get(), 0, count, dtype};
-        op.data = op.region.data();
+        const Op op = op_on({arena.get(), 0, count, dtype}, OpKind::kAllReduce, ++sequence);
         const auto parts = reference::contributions(dtype, count, sequence, size());
-        if (count > 0) std::memcpy(op.region.data(), parts[static_cast<std::size_t>(rank())].data(), op.region.bytes());
+        if (count > 0) std::memcpy(op.data, parts[static_cast<std::size_t>(rank())].data(), op.bytes());
         engine.submit(op);
         finish(engine);
         const Bytes expected = reference::reduce(dtype, ReduceOp::kSum, parts);
-        ASSERT_EQ(Bytes(op.region.data(), op.region.data() + op.region.bytes()), expected)
+        ASSERT_EQ(Bytes(op.data, op.data + op.bytes()), expected)
             << describe(op) << " with chunks of " << tuning.chunk_bytes;
       }
   }
@@ -105,7 +113,7 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       const auto run = [&](OpKind kind, int root) {
         const auto parts = reference::contributions(DType::kF32, count, sequence, size());
         if (bytes > 0) std::memcpy(region.data(), parts[static_cast<std::size_t>(rank())].data(), bytes);
-        engine.submit({.sequence = ++sequence, .kind = kind, .root = root, .region = region, .data = region.data()});
+        engine.submit(op_on(region, kind, ++sequence, root));
         finish(engine);
         return parts;
       };
@@ -126,7 +134,7 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
       if (const Slice mine = slice_of(count, 4, rank(), size()); mine.count > 0) {
         ASSERT_EQ(std::memcmp(region.data() + mine.begin * 4, sum.data() + mine.begin * 4, mine.count * 4), 0);
       }
-      engine.submit({.sequence = ++sequence, .kind = OpKind::kBarrier, .region = {}});
+      engine.submit(op_on({}, OpKind::kBarrier, ++sequence));
       finish(engine);
     }
   }
@@ -141,7 +149,7 @@ TEST_F(EngineTest, ALongQueueDrainsInOrder) {
   for (std::uint64_t i = 1; i <= 1000; ++i) {
     const Region region{arena.get(), (i - 1) * kArenaAlignment, 1, DType::kI64};
     arena->view<std::int64_t>(region.offset_bytes, 1)[0] = static_cast<std::int64_t>(i);
-    engine.submit({.sequence = i, .kind = OpKind::kAllReduce, .region = region, .data = region.data()});
+    engine.submit(op_on(region, OpKind::kAllReduce, i));
     if (i % 100 == 0) engine.advance();
   }
   finish(engine);
@@ -159,8 +167,8 @@ TEST_F(EngineTest, TheSteadyStateAllocatesNothing) {
   const auto step = [&] {
     for (std::size_t i = 0; i < 4; ++i) {
       const Region region{arena.get(), i * kCount * sizeof(float), i == 0 ? 1 : kCount, DType::kF32};
-      engine.submit({.sequence = ++sequence, .kind = OpKind::kAllReduce, .region = region, .data = region.data()});
-      engine.submit({.sequence = ++sequence, .kind = OpKind::kBroadcast, .region = region, .data = region.data()});
+      engine.submit(op_on(region, OpKind::kAllReduce, ++sequence));
+      engine.submit(op_on(region, OpKind::kBroadcast, ++sequence));
     }
     finish(engine);
   };

@@ -63,8 +63,8 @@ std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t key) {
 
 MessageHeader header_of(std::size_t bytes) {
   MessageHeader header;
-  header.place = 3;
-  header.history = 0x123456789abcdef;
+  header.op.op_index = 3;
+  header.op.history = 0x123456789abcdef;
   header.op.count = 1000;
   header.bytes = static_cast<std::uint32_t>(bytes);
   return header;
@@ -137,7 +137,7 @@ TEST_P(BothLinks, MessagesArriveAsTheyWereSentInAnyPieces) {
     keeper.asked = 2;
     receive(bytes, piece, keeper, mode);
     EXPECT_EQ(keeper.payloads, payloads) << piece;
-    EXPECT_EQ(keeper.headers.back().history, 0x123456789abcdefu);
+    EXPECT_EQ(keeper.headers.back().op.history, 0x123456789abcdefu);
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comm/slice.h"
+#include "comm/op.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,8 +24,8 @@ Op op_of(OpKind kind, std::size_t count, DType dtype = DType::kF32, int root = 0
   Op op;
   op.kind = kind;
   op.root = root;
-  op.region.count = count;
-  op.region.dtype = dtype;
+  op.count = count;
+  op.dtype = dtype;
   return op;
 }
 
@@ -39,7 +39,7 @@ TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneLanes) {
         const HostTuning tuning;
         const Plan plan(op, hosts, lanes_of(hosts), tuning);
         ASSERT_FALSE(plan.small());
-        std::vector<int> covered(op.region.bytes() / 4);
+        std::vector<int> covered(op.bytes() / 4);
         for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
           for (int lane = 0; lane < lanes_of(hosts); ++lane)
             for (std::uint32_t c = 0; c < plan.chunk_count(host, lane); ++c) {
@@ -62,7 +62,7 @@ TEST(Plan, RanksHaveTheirSlicesOnTheirHosts) {
     for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
       for (std::uint32_t c = 0; c < plan.chunk_count(host, 0); ++c) {
         const Chunk chunk = plan.chunk(host, 0, c);
-        const Slice slice = slice_of(op.region.count, 4, chunk.rank, ranks);
+        const Slice slice = slice_of(op.count, 4, chunk.rank, ranks);
         EXPECT_GE(chunk.begin, slice.begin * 4);
         EXPECT_LE(chunk.begin + chunk.bytes, (slice.begin + slice.count) * 4);
         EXPECT_EQ(std::count(hosts[static_cast<std::size_t>(host)].begin(), hosts[static_cast<std::size_t>(host)].end(),

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "comm/types.h"
+#include "comm/op.h"
 
 namespace lockstep::comm::reference {
 

@@ -1,4 +1,4 @@
-#include "comm/slice.h"
+#include "comm/op.h"
 
 #include <gtest/gtest.h>
 

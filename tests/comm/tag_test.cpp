@@ -21,12 +21,12 @@ TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
           for (std::uint32_t phase = 0; phase < 2; ++phase)
             for (const std::uint64_t sequence : {1ull, 31ull, 63ull, 4095ull, 4096ull, 1234567890123ull}) {
               Op op;
-              op.place = op.sequence = sequence;
+              op.op_index = op.sequence = sequence;
               op.kind = kind;
               op.reduce = reduce;
-              op.region.dtype = dtype;
-              op.region.count = sequence * 77;
-              op.history = digest(signature_of(op), 5);
+              op.dtype = dtype;
+              op.count = sequence * 77;
+              op.history = digest(op, 5);
               const TagFields fields = tags.fields_of(op, phase);
               const int tag = tags.encode(fields);
               ASSERT_GE(tag, 0);
@@ -39,11 +39,11 @@ TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
 TEST(Tag, TellsOperationsApart) {
   const TagLayout tags(INT_MAX);
   Op op;
-  op.place = op.sequence = 7;
+  op.op_index = op.sequence = 7;
   op.kind = OpKind::kAllReduce;
-  op.region.count = 1000;
+  op.count = 1000;
   const auto tag_of = [&](Op which, std::uint32_t phase, std::uint64_t before) {
-    which.history = digest(signature_of(which), before);
+    which.history = digest(which, before);
     return tags.encode(tags.fields_of(which, phase));
   };
   const int tag = tag_of(op, 0, 1);
@@ -52,12 +52,12 @@ TEST(Tag, TellsOperationsApart) {
     change(other);
     return tag_of(other, phase, 1) != tag;
   };
-  EXPECT_TRUE(differs([](Op& o) { o.place = 8; }));
+  EXPECT_TRUE(differs([](Op& o) { o.op_index = 8; }));
   EXPECT_TRUE(differs([](Op& o) { o.kind = OpKind::kReduceScatter; }));
   EXPECT_TRUE(differs([](Op& o) { o.reduce = ReduceOp::kMax; }));
-  EXPECT_TRUE(differs([](Op& o) { o.region.dtype = DType::kI32; }));
-  EXPECT_TRUE(differs([](Op& o) { o.region.count = 1001; }));
-  EXPECT_TRUE(differs([](Op& o) { o.region.offset_bytes = 64; }));
+  EXPECT_TRUE(differs([](Op& o) { o.dtype = DType::kI32; }));
+  EXPECT_TRUE(differs([](Op& o) { o.count = 1001; }));
+  EXPECT_TRUE(differs([](Op& o) { o.offset_bytes = 64; }));
   EXPECT_TRUE(differs([](Op& o) { o.root = 1; }));
   EXPECT_TRUE(differs([](Op& o) { o.arena_id = 2; }));
   EXPECT_TRUE(differs([](Op& o) { o.arena_bytes = 8192; }));
@@ -69,7 +69,7 @@ TEST(Tag, TellsOperationsApart) {
 
 TEST(Tag, DistanceGoesRoundTheEnd) {
   const TagLayout tags(INT_MAX);
-  const auto at = [&](std::uint64_t place) { return tags.fields_of({.region = {}, .place = place}, 0); };
+  const auto at = [&](std::uint64_t index) { return tags.fields_of({.op_index = index}, 0); };
   EXPECT_EQ(tags.distance(at(5), at(7)), 2u);
   EXPECT_EQ(tags.distance(at(4095), at(4097)), 2u);
   EXPECT_EQ(tags.distance(at(9), at(9)), 0u);

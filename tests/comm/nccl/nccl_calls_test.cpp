@@ -33,7 +33,8 @@ class NcclCalls : public ::testing::Test {
     op.reduce = reduce;
     op.root = root;
     op.data = data.data();
-    op.region = {.arena = nullptr, .offset_bytes = 0, .count = count, .dtype = dtype};
+    op.count = count;
+    op.dtype = dtype;
     EXPECT_EQ(give_to_nccl(fake_nccl::api(), communicator_.get(), rank, size, op, &scratch_, stream_.get()),
               ncclSuccess);
     const auto calls = fake_nccl::calls();
@@ -82,7 +83,7 @@ TEST_F(NcclCalls, AGroupThatWasBegunIsEnded) {
   Op op;
   op.kind = OpKind::kAllGather;
   op.data = data.data();
-  op.region.count = 40;
+  op.count = 40;
   EXPECT_EQ(give_to_nccl(fake_nccl::api(), communicator_.get(), 0, 3, op, &scratch_, stream_.get()),
             ncclInvalidArgument);
   EXPECT_EQ(fake_nccl::calls().back(), ")");

@@ -1,11 +1,11 @@
-#include "comm/op_signature.h"
+#include "comm/op.h"
 
 #include <fmt/format.h>
 
 namespace lockstep::comm {
 namespace {
 
-std::string describe(const OpSignature& op, bool with_arena) {
+std::string describe(const OpDescriptor& op, bool with_arena) {
   if (op.sequence == 0) return "an allocation";
   std::string details;
   const auto add = [&](const std::string& text) { details += (details.empty() ? "" : ", ") + text; };
@@ -23,13 +23,13 @@ std::string describe(const OpSignature& op, bool with_arena) {
 
 }  // namespace
 
-std::string describe(const OpSignature& op) { return describe(op, false); }
+std::string describe(const OpDescriptor& op) { return describe(op, false); }
 
-std::string out_of_step_text(const std::string& who, const OpSignature& theirs, const OpSignature& ours) {
+std::string out_of_step_text(const std::string& who, const OpDescriptor& theirs, const OpDescriptor& ours) {
   const bool arenas_differ = theirs.kind != OpKind::kBarrier && ours.kind != OpKind::kBarrier &&
                              (theirs.arena_id != ours.arena_id || theirs.arena_bytes != ours.arena_bytes);
   return fmt::format("out of step: {} is in {}{}, this rank is in {}", who, describe(theirs, arenas_differ),
-                     theirs == ours ? " after other operations" : "", describe(ours, arenas_differ));
+                     is_same_operation(theirs, ours) ? " after other operations" : "", describe(ours, arenas_differ));
 }
 
 }  // namespace lockstep::comm
