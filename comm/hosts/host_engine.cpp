@@ -105,7 +105,7 @@ void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
 
 // ---- Texts ----
 
-std::byte* HostEngine::all_texts() const { return met_.board.part(met_.local) + align_up(sizeof(Desk)); }
+std::byte* HostEngine::all_texts() const { return met_.board.part(met_.local) + align_up(sizeof(NodeControlBlock)); }
 
 HostEngine::Order HostEngine::order_for_all_texts() {
   const auto ranks = met_.ranks;

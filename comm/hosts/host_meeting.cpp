@@ -104,7 +104,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
     for (const int rank : here) ours.push_back(all[static_cast<std::size_t>(rank)]);
     return ours;
   };
-  const std::size_t part_bytes = align_up(sizeof(Desk)) + static_cast<std::size_t>(met.ranks) * 256;
+  const std::size_t part_bytes = align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(met.ranks) * 256;
   problem.catch_from([&] { met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange); });
   while (round < 2) exchange("");
 

@@ -27,7 +27,7 @@ struct HostMeeting {
   int local = 0;  // this rank's place on it
   int lanes = 1;  // as many as the smallest host has ranks
   Peers peers;
-  Segment board;  // a Desk in each rank's part, and the texts of all ranks behind it
+  Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks behind it
   DoorBells bells;
   std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
   HostTuning tuning = {};

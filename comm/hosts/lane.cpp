@@ -31,7 +31,7 @@ Lane::Lane(int number, int host, const Peers& peers, const Roster& roster, const
   for (Link& link : links) {
     peers_.emplace_back(std::move(link));
     peers_.back().staging = std::make_unique_for_overwrite<std::byte[]>(tuning.chunk_bytes);
-    peers_.back().outgoing.reserve(sizeof(std::int32_t) * Desk::kMostBlamed);
+    peers_.back().outgoing.reserve(sizeof(std::int32_t) * NodeControlBlock::kMostBlamed);
   }
   for (Operation& operation : window_) operation.ways.resize(peers_.size());
   sources_.reserve(std::max(hosts_.size(), static_cast<std::size_t>(roster.size())));
@@ -164,7 +164,7 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
     if (!verdict_) verdict_ = verdict;
   } else {
     peer.said_place = header.op.op_index;
-    peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), Desk::kMostBlamed));
+    peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), NodeControlBlock::kMostBlamed));
     static_assert(sizeof(int) == sizeof(std::int32_t));
     std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
   }
@@ -179,7 +179,8 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
 
 /// Of an operation that this rank has come to: as long as it is remembered.
 void Lane::compare_with_known(const MessageHeader& header, const Link& link) const {
-  if (header.op.op_index > 0 && header.op.op_index + kWindow > opened_) compare(header, operation(header.op.op_index), link);
+  if (header.op.op_index > 0 && header.op.op_index + kWindow > opened_)
+    compare(header, operation(header.op.op_index), link);
 }
 
 void Lane::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
@@ -265,8 +266,7 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
   if (roster_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
   sources_.resize(static_cast<std::size_t>(roster_.size()));
   for (int i = 0; i < roster_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
-  reduce_partial(op.dtype, op.reduce, operation.plan.widened(), staging, sources_,
-                 chunk.bytes / size_of(op.dtype));
+  reduce_partial(op.dtype, op.reduce, operation.plan.widened(), staging, sources_, chunk.bytes / size_of(op.dtype));
   return staging;
 }
 
@@ -343,8 +343,7 @@ bool Lane::begin_next(std::size_t index) {
     if (!contributes && !(plan.publishes(host_, other) && way.published < operation.reduced)) continue;
     const std::uint32_t number = contributes ? way.contributed : way.published;
     const Chunk chunk = plan.chunk(contributes ? other : host_, number_, number);
-    MessageHeader header =
-        header_for(operation.op, contributes ? MessageKind::kContribute : MessageKind::kPublish);
+    MessageHeader header = header_for(operation.op, contributes ? MessageKind::kContribute : MessageKind::kPublish);
     header.chunk = number;
     header.bytes = static_cast<std::uint32_t>(contributes ? plan.wire_bytes(chunk) : chunk.bytes);
     const std::byte* const payload =

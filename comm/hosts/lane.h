@@ -32,7 +32,7 @@ namespace lockstep::comm {
 class Lane final : private Link::Sink {
  public:
   static constexpr std::uint64_t kWindow = 8;
-  static_assert(kWindow <= Seat::kSlots);
+  static_assert(kWindow <= RankControlBlock::kSlots);
 
   /// `peers` and `roster` outlive it. `host` is this rank's; links[i] is to hosts in ascending order, without its own.
   Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,

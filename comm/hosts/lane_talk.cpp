@@ -35,7 +35,7 @@ void Lane::tell_of_wait(const std::vector<int>& ranks) {
   if (told_place_ == closed_ + 1 && told_ranks_ == ranks) return;
   told_place_ = closed_ + 1;
   told_ranks_ = ranks;
-  const std::size_t count = std::min(ranks.size(), Desk::kMostBlamed);
+  const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
   for (Peer& peer : peers_) peer.outgoing.assign(reinterpret_cast<const char*>(ranks.data()), count * sizeof(int));
   for (Peer& peer : peers_)
     if (count == 0) peer.outgoing.assign(sizeof(int), '\xff');  // rank -1: it waits, and knows of nobody to name

@@ -43,25 +43,25 @@ void DoorBells::silence() const {
 
 Roster::Roster(int local, int size, int drivers, const Segment& board, DoorBells bells)
     : local_(local), size_(size), drivers_(drivers), bells_(std::move(bells)) {
-  for (int i = 0; i < size; ++i) desks_.push_back(reinterpret_cast<Desk*>(board.part(i)));
+  for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
 }
 
 bool Roster::have_finished(int count, std::uint64_t place, std::uint64_t& known) const {
   if (known >= place) return true;
-  std::uint64_t least = seat(0).finished.load(std::memory_order_acquire);
-  for (int i = 1; i < count; ++i) least = std::min(least, seat(i).finished.load(std::memory_order_acquire));
+  std::uint64_t least = control(0).finished.load(std::memory_order_acquire);
+  for (int i = 1; i < count; ++i) least = std::min(least, control(i).finished.load(std::memory_order_acquire));
   known = least;
   return least >= place;
 }
 
 bool Roster::may_post(std::uint64_t place) {
-  return place <= Seat::kSlots || have_finished(size_, place - Seat::kSlots, finished_by_all_);
+  return place <= RankControlBlock::kSlots || have_finished(size_, place - RankControlBlock::kSlots, finished_by_all_);
 }
 
 bool Roster::drivers_have_finished(std::uint64_t place) { return have_finished(drivers_, place, finished_by_drivers_); }
 
 void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
-  Seat& own = seat(local_);
+  RankControlBlock& own = control(local_);
   Slot& slot = own.slot_of(place);
   slot.op = op;
   if (!text.empty()) std::memcpy(slot.bytes.data(), text.data(), std::min(text.size(), Slot::kBytes));
@@ -71,13 +71,13 @@ void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
 
 bool Roster::all_posted(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (!has_posted(i, place) || seat(i).slot_of(place).op.history != op.history) return false;
+    if (!has_posted(i, place) || control(i).slot_of(place).op.history != op.history) return false;
   return true;
 }
 
 int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (has_posted(i, place) && seat(i).slot_of(place).op.history != op.history) return i;
+    if (has_posted(i, place) && control(i).slot_of(place).op.history != op.history) return i;
   return -1;
 }
 
@@ -88,59 +88,59 @@ void Roster::ring_all() const {
   if (size_ == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < size_; ++i)
-    if (i != local_ && seat(i).asleep.load(std::memory_order_relaxed) != 0 &&
-        seat(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
+    if (i != local_ && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
+        control(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
       bells_.ring(static_cast<std::size_t>(i));
 }
 
 void Roster::wake_up() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (seat(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) bells_.ring_own();
+  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) bells_.ring_own();
 }
 
 void Roster::lie_down() const {
-  seat(local_).asleep.store(1, std::memory_order_relaxed);
+  control(local_).asleep.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void Roster::get_up() const {
   // Whoever has cleared it rings, or has rung: a ring that comes after this one only wakes the next sleep early.
-  if (seat(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) bells_.silence();
+  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) bells_.silence();
 }
 
 void Roster::blame(std::uint64_t place, const std::vector<int>& ranks) const {
-  Desk& own = desk(local_);
+  NodeControlBlock& own = node(local_);
   own.blame_place.store(0, std::memory_order_release);
-  const std::size_t count = std::min(ranks.size(), Desk::kMostBlamed);
+  const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
   for (std::size_t i = 0; i < count; ++i) own.blamed[i].store(ranks[i], std::memory_order_relaxed);
   own.blamed_count.store(static_cast<std::uint32_t>(count), std::memory_order_relaxed);
   own.blame_place.store(place, std::memory_order_release);
 }
 
 std::vector<int> Roster::blamed_by(int local, std::uint64_t place) const {
-  const Desk& theirs = desk(local);
+  const NodeControlBlock& theirs = node(local);
   std::vector<int> ranks;
   if (theirs.blame_place.load(std::memory_order_acquire) != place) return ranks;
   const std::size_t count =
-      std::min<std::size_t>(theirs.blamed_count.load(std::memory_order_relaxed), Desk::kMostBlamed);
+      std::min<std::size_t>(theirs.blamed_count.load(std::memory_order_relaxed), NodeControlBlock::kMostBlamed);
   for (std::size_t i = 0; i < count; ++i) ranks.push_back(theirs.blamed[i].load(std::memory_order_relaxed));
   return ranks;
 }
 
 void Roster::announce(const Verdict& verdict) const {
-  Desk& first = desk(0);
-  std::uint32_t none = Desk::kNoVerdict;
-  if (!first.verdict_state.compare_exchange_strong(none, Desk::kVerdictInTheMaking)) return;
+  NodeControlBlock& first = node(0);
+  std::uint32_t none = NodeControlBlock::kNoVerdict;
+  if (!first.verdict_state.compare_exchange_strong(none, NodeControlBlock::kVerdictInTheMaking)) return;
   const std::string bytes = verdict.encode();
   std::memcpy(first.verdict.data(), bytes.data(), bytes.size());
   first.verdict_bytes = static_cast<std::uint32_t>(bytes.size());
-  first.verdict_state.store(Desk::kVerdictIsThere, std::memory_order_release);
+  first.verdict_state.store(NodeControlBlock::kVerdictIsThere, std::memory_order_release);
   ring_all();
 }
 
 std::optional<Verdict> Roster::verdict() const {
-  const Desk& first = desk(0);
-  if (first.verdict_state.load(std::memory_order_acquire) != Desk::kVerdictIsThere) return std::nullopt;
+  const NodeControlBlock& first = node(0);
+  if (first.verdict_state.load(std::memory_order_acquire) != NodeControlBlock::kVerdictIsThere) return std::nullopt;
   return Verdict::decode({first.verdict.data(), first.verdict_bytes});
 }
 

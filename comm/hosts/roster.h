@@ -18,8 +18,8 @@
 namespace lockstep::comm {
 
 /// What a rank writes and the other ranks of its host read.
-struct Desk {
-  Seat seat;  // its operations (Note [Slots]), and whether it sleeps
+struct NodeControlBlock {
+  RankControlBlock control;  // its operations (Note [Slots]), and whether it sleeps
 
   /// Whom a rank that is connected to other hosts waits for in its operation `blame_place`.
   static constexpr std::size_t kMostBlamed = 16;
@@ -27,7 +27,7 @@ struct Desk {
   std::atomic<std::uint32_t> blamed_count;
   std::array<std::atomic<std::int32_t>, kMostBlamed> blamed;
 
-  /// The host's, on its first rank's desk: what has ended the group, written once.
+  /// The host's, on its first rank's block: what has ended the group, written once.
   static constexpr std::uint32_t kNoVerdict = 0, kVerdictInTheMaking = 1, kVerdictIsThere = 2;
   alignas(64) std::atomic<std::uint32_t> verdict_state;
   std::array<char, Verdict::kMostBytes> verdict;
@@ -53,7 +53,7 @@ class DoorBells {
   std::vector<UniqueFd> others_;
 };
 
-/// Not thread-safe, but for wake_up(). `board` has a Desk in each rank's part.
+/// Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
 class Roster {
  public:
   Roster(int local, int size, int drivers, const Segment& board, DoorBells bells);
@@ -69,22 +69,22 @@ class Roster {
   /// `text` is for the others to read, up to Slot::kBytes.
   void post(std::uint64_t place, const Op& op, std::string_view text);
   bool has_posted(int local, std::uint64_t place) const {
-    return seat(local).slot_of(place).posted.load(std::memory_order_acquire) == place;
+    return control(local).slot_of(place).posted.load(std::memory_order_acquire) == place;
   }
   /// Whether all have posted `op` there: the same one.
   bool all_posted(std::uint64_t place, const Op& op) const;
   /// The first that has posted something else there; -1 if none has.
   int posted_otherwise(std::uint64_t place, const Op& op) const;
-  const OpDescriptor& posted_by(int local, std::uint64_t place) const { return seat(local).slot_of(place).op; }
-  bool has_posted_any(int local) const { return seat(local).posted.load(std::memory_order_acquire) > 0; }
+  const OpDescriptor& posted_by(int local, std::uint64_t place) const { return control(local).slot_of(place).op; }
+  bool has_posted_any(int local) const { return control(local).posted.load(std::memory_order_acquire) > 0; }
   const OpDescriptor& last_posted_by(int local) const {
-    return posted_by(local, seat(local).posted.load(std::memory_order_acquire));
+    return posted_by(local, control(local).posted.load(std::memory_order_acquire));
   }
-  const std::byte* text_of(int local, std::uint64_t place) const { return seat(local).slot_of(place).bytes.data(); }
+  const std::byte* text_of(int local, std::uint64_t place) const { return control(local).slot_of(place).bytes.data(); }
 
-  void finish(std::uint64_t place) { seat(local_).finished.store(place, std::memory_order_release); }
+  void finish(std::uint64_t place) { control(local_).finished.store(place, std::memory_order_release); }
   bool has_finished(int local, std::uint64_t place) const {
-    return seat(local).finished.load(std::memory_order_acquire) >= place;
+    return control(local).finished.load(std::memory_order_acquire) >= place;
   }
   /// Whether nobody on this host works on it any more.
   bool drivers_have_finished(std::uint64_t place);
@@ -103,21 +103,23 @@ class Roster {
   std::vector<int> blamed_by(int local, std::uint64_t place) const;
 
   /// See Note [Stall notices].
-  bool claim_mention(std::uint64_t place, unsigned times) const { return comm::claim_mention(seat(0), place, times); }
+  bool claim_mention(std::uint64_t place, unsigned times) const {
+    return comm::claim_mention(control(0), place, times);
+  }
 
   /// The first one stands.
   void announce(const Verdict& verdict) const;
   std::optional<Verdict> verdict() const;
 
  private:
-  Desk& desk(int local) const { return *desks_[static_cast<std::size_t>(local)]; }
-  Seat& seat(int local) const { return desk(local).seat; }
+  NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }
+  RankControlBlock& control(int local) const { return node(local).control; }
   bool have_finished(int count, std::uint64_t place, std::uint64_t& known) const;
 
   const int local_;
   const int size_;
   const int drivers_;
-  std::vector<Desk*> desks_;
+  std::vector<NodeControlBlock*> nodes_;
   DoorBells bells_;
   std::uint64_t finished_by_all_ = 0;  // lower bounds, as last read
   std::uint64_t finished_by_drivers_ = 0;

@@ -11,25 +11,25 @@ namespace lockstep::comm {
 // The sleeper writes `asleep` and reads what it waits for; the ringer writes that and reads `asleep`. With a full fence
 // between the two on both sides, one of them sees the other.
 
-void ring(Seat& seat) {
-  if (seat.asleep.load(std::memory_order_relaxed) == 0) return;
-  seat.bell.fetch_add(1, std::memory_order_release);
-  ::syscall(SYS_futex, &seat.bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+void ring(RankControlBlock& control) {
+  if (control.asleep.load(std::memory_order_relaxed) == 0) return;
+  control.bell.fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, &control.bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-std::uint32_t lie_down(Seat& seat) {
-  const auto ticket = seat.bell.load(std::memory_order_acquire);
-  seat.asleep.store(1, std::memory_order_relaxed);
+std::uint32_t lie_down(RankControlBlock& control) {
+  const auto ticket = control.bell.load(std::memory_order_acquire);
+  control.asleep.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return ticket;
 }
 
-void sleep(Seat& seat, std::uint32_t ticket, Clock::duration at_most) {
+void sleep(RankControlBlock& control, std::uint32_t ticket, Clock::duration at_most) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
   const timespec timeout{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  ::syscall(SYS_futex, &seat.bell, FUTEX_WAIT, ticket, &timeout, nullptr, 0);
+  ::syscall(SYS_futex, &control.bell, FUTEX_WAIT, ticket, &timeout, nullptr, 0);
 }
 
-void get_up(Seat& seat) { seat.asleep.store(0, std::memory_order_relaxed); }
+void get_up(RankControlBlock& control) { control.asleep.store(0, std::memory_order_relaxed); }
 
 }  // namespace lockstep::comm

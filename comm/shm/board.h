@@ -15,8 +15,9 @@ namespace lockstep::comm {
 /// Note [Slots]
 /// Every rank puts each of its operations into one of its slots, that of op_index i into slot i % kSlots, and small
 /// contributions with it. `posted` is written last (release): whoever reads the number that it waits for (acquire)
-/// reads the history in the same cache line, and the contribution in later ones; what the operation is only matters to those who find another history than theirs. A slot is taken again when all ranks are finished with
-/// the operation that it held, so what a slot says about an unfinished operation is stable.
+/// reads the history in the same cache line, and the contribution in later ones; what the operation is only matters to
+/// those who find another history than theirs. A slot is taken again when all ranks are finished with the operation
+/// that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> posted;  // op_index of `op`; 0: never used
   OpDescriptor op;
@@ -27,7 +28,7 @@ struct alignas(64) Slot {
 static_assert(offsetof(Slot, op) + offsetof(OpDescriptor, history) + sizeof(std::uint64_t) <= 64);
 
 /// What one rank writes and the others read; only `bell` and `mentioned` are written by all.
-struct Seat {
+struct RankControlBlock {
   static constexpr std::size_t kSlots = 16;
 
   alignas(64) std::atomic<std::uint64_t> finished;  // this rank is finished with others' memory, up to this place
@@ -41,10 +42,10 @@ struct Seat {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "a futex is a plain word");
-static_assert(std::is_trivially_destructible_v<Seat>);
+static_assert(std::is_trivially_destructible_v<RankControlBlock>);
 
 /// Whether no rank of the host has said yet, for the `times`-th time, that `place` stands still: now this one has.
-inline bool claim_mention(Seat& first, std::uint64_t place, unsigned times) {
+inline bool claim_mention(RankControlBlock& first, std::uint64_t place, unsigned times) {
   const std::uint64_t stall = place << 8 | (times & 0xffu);
   std::uint64_t known = first.mentioned.load(std::memory_order_relaxed);
   while (known < stall)

@@ -3,15 +3,15 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/op.h"
 #include "comm/reduce.h"
 #include "comm/shm/bell.h"
-#include "comm/op.h"
 
 namespace lockstep::comm {
 
 Pipeline::Pipeline(int rank, int size, const Segment& board)
     : rank_(rank), size_(size), sources_(static_cast<std::size_t>(size)), copies_(static_cast<std::size_t>(size)) {
-  for (int r = 0; r < size; ++r) seats_.push_back(reinterpret_cast<Seat*>(board.part(r)));
+  for (int r = 0; r < size; ++r) controls_.push_back(reinterpret_cast<RankControlBlock*>(board.part(r)));
   entries_.reserve(512);
 }
 
@@ -41,18 +41,20 @@ bool Pipeline::advance() {
     work(entry_of(place), place);
     worked_ = place;
     next_to_post_ = 0;
-    seat(rank_).finished.store(place, std::memory_order_release);
+    control(rank_).finished.store(place, std::memory_order_release);
   }
   if (worked_ != worked) ring_all();
   retire();
   return told || worked_ != worked || completed_ != completed;
 }
 
-bool Pipeline::may_post(std::uint64_t place) { return place <= Seat::kSlots || all_finished(place - Seat::kSlots); }
+bool Pipeline::may_post(std::uint64_t place) {
+  return place <= RankControlBlock::kSlots || all_finished(place - RankControlBlock::kSlots);
+}
 
 void Pipeline::post(std::uint64_t place) {
   const Entry& entry = entry_of(place);
-  Seat& own = seat(rank_);
+  RankControlBlock& own = control(rank_);
   Slot& slot = own.slot_of(place);
   slot.op = entry.op;
   if (entry.small) {
@@ -73,7 +75,8 @@ bool Pipeline::all_posted(std::uint64_t place) {
 bool Pipeline::all_finished(std::uint64_t place) {
   if (finished_by_all_ >= place) return true;
   std::uint64_t least = worked_;
-  for (const Seat* seat : seats_) least = std::min(least, seat->finished.load(std::memory_order_acquire));
+  for (const RankControlBlock* control : controls_)
+    least = std::min(least, control->finished.load(std::memory_order_acquire));
   finished_by_all_ = least;
   return least >= place;
 }
@@ -86,14 +89,13 @@ void Pipeline::work(const Entry& entry, std::uint64_t place) {
 }
 
 void Pipeline::work_from_slots(const Op& op, std::uint64_t place) {
-  const auto bytes_of = [&](int rank) { return seat(rank).slot_of(place).bytes.data(); };
+  const auto bytes_of = [&](int rank) { return control(rank).slot_of(place).bytes.data(); };
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
       const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank_);
       for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = bytes_of(r) + wanted.begin;
-      reduce_in_order(op.dtype, op.reduce, op.data + wanted.begin, sources_,
-                      wanted.bytes / size_of(op.dtype));
+      reduce_in_order(op.dtype, op.reduce, op.data + wanted.begin, sources_, wanted.bytes / size_of(op.dtype));
       return;
     }
     case OpKind::kAllGather:
@@ -162,7 +164,7 @@ void Pipeline::retire() {
 void Pipeline::ring_all() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int r = 0; r < size_; ++r)
-    if (r != rank_) ring(seat(r));
+    if (r != rank_) ring(control(r));
 }
 
 Pipeline::Stretch Pipeline::slice_bytes_of(const Op& op, int rank) const {
@@ -188,7 +190,7 @@ bool Pipeline::waits_for(int rank) const {
   if (!has_posted(rank, place)) return true;
   for (int r = 0; r < size_; ++r)
     if (!has_posted(r, place)) return false;
-  return seat(rank).finished.load(std::memory_order_acquire) < place;
+  return control(rank).finished.load(std::memory_order_acquire) < place;
 }
 
 int Pipeline::out_of_step() const {
@@ -196,14 +198,14 @@ int Pipeline::out_of_step() const {
   if (place > posted_) return -1;
   const std::uint64_t history = entry_of(place).op.history;
   for (int r = 0; r < size_; ++r)
-    if (has_posted(r, place) && seat(r).slot_of(place).op.history != history) return r;
+    if (has_posted(r, place) && control(r).slot_of(place).op.history != history) return r;
   return -1;
 }
 
-OpDescriptor Pipeline::posted_instead(int rank) const { return seat(rank).slot_of(worked_ + 1).op; }
+OpDescriptor Pipeline::posted_instead(int rank) const { return control(rank).slot_of(worked_ + 1).op; }
 
 OpDescriptor Pipeline::last_posted_by(int rank) const {
-  return seat(rank).slot_of(seat(rank).posted.load(std::memory_order_acquire)).op;
+  return control(rank).slot_of(control(rank).posted.load(std::memory_order_acquire)).op;
 }
 
 }  // namespace lockstep::comm

@@ -50,10 +50,10 @@ class Pipeline {
   /// What `rank`, which is out of step, has posted instead.
   OpDescriptor posted_instead(int rank) const;
   /// What `rank` has posted last, if anything.
-  bool has_posted_any(int rank) const { return seat(rank).posted.load(std::memory_order_acquire) > 0; }
+  bool has_posted_any(int rank) const { return control(rank).posted.load(std::memory_order_acquire) > 0; }
   OpDescriptor last_posted_by(int rank) const;
 
-  Seat& seat(int rank) const { return *seats_[static_cast<std::size_t>(rank)]; }
+  RankControlBlock& control(int rank) const { return *controls_[static_cast<std::size_t>(rank)]; }
 
  private:
   struct Entry {
@@ -64,7 +64,7 @@ class Pipeline {
 
   const Entry& entry_of(std::uint64_t place) const { return entries_[head_ + (place - completed_ - 1)]; }
   bool has_posted(int rank, std::uint64_t place) const {
-    return seat(rank).slot_of(place).posted.load(std::memory_order_acquire) == place;
+    return control(rank).slot_of(place).posted.load(std::memory_order_acquire) == place;
   }
   bool may_post(std::uint64_t place);
   void post(std::uint64_t place);
@@ -87,7 +87,7 @@ class Pipeline {
 
   const int rank_;
   const int size_;
-  std::vector<Seat*> seats_;
+  std::vector<RankControlBlock*> controls_;
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<std::byte*> copies_;         // scratch
 

@@ -150,7 +150,7 @@ template <class Condition>
 void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
   const bool yields = peers_.oversubscribed();
   Clock::time_point begin{}, next_look{};  // known from the first sleep on: a short wait reads no clock
-  Seat& own = pipeline_.seat(rank());
+  RankControlBlock& own = pipeline_.control(rank());
   int spins = 0;
   while (!done()) {
     if (pipeline_.advance()) {
@@ -194,9 +194,8 @@ void ShmGroup::look_around_now_and_then() {
 
 void ShmGroup::look_around() {
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
-    throw OutOfStepError(
-        out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), pipeline_.contested()),
-        "start every rank with the same binary, options and data");
+    throw OutOfStepError(out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), pipeline_.contested()),
+                         "start every rank with the same binary, options and data");
   }
   for (int rank = 0; rank < size(); ++rank) {
     if (!pipeline_.waits_for(rank) || !peers_.has_ended(rank)) continue;
@@ -235,7 +234,7 @@ std::string ShmGroup::text_of(const std::vector<int>& missing) const {
 void ShmGroup::mention_stall(Clock::time_point now) {
   if (pipeline_.idle() || !stall_.is_due(pipeline_.completed(), now)) return;
   const auto who = missing();
-  if (!who.empty() && claim_mention(pipeline_.seat(0), pipeline_.completed() + 1, stall_.times()))
+  if (!who.empty() && claim_mention(pipeline_.control(0), pipeline_.completed() + 1, stall_.times()))
     warn_of_stall(describe(pipeline_.first()), stall_.waited_seconds(), text_of(who));
 }
 
@@ -271,7 +270,7 @@ std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Pee
   const auto exchange = [&](const std::string& mine) {
     return store->all_gather_text(fmt::format("sharing memory, round {}", ++round), mine, Deadline::after(timeout));
   };
-  auto board = Segment::map(rank, size, sizeof(Seat), exchange);
+  auto board = Segment::map(rank, size, sizeof(RankControlBlock), exchange);
   peers.watch(rank);
   auto group = std::make_unique<ShmGroup>(rank, size, timeout, std::move(peers), std::move(board));
   group->adopt(std::move(store));

@@ -55,7 +55,7 @@ TEST_F(StallNotices, CanBeLeftOut) {
 }
 
 TEST_F(StallNotices, OneRankOfAHostSpeaks) {
-  const auto first = std::make_unique<Seat>();
+  const auto first = std::make_unique<RankControlBlock>();
   EXPECT_TRUE(claim_mention(*first, 7, 1));
   EXPECT_FALSE(claim_mention(*first, 7, 1));
   EXPECT_TRUE(claim_mention(*first, 7, 2));
