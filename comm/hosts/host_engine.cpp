@@ -14,7 +14,7 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
       rank_(met_.rank),
       here_(met_.peers.hosts()[static_cast<std::size_t>(met_.host)]),
       timeout_(timeout),
-      roster_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.bells)),
+      roster_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.pipes)),
       texts_here_(here_.size() * kTextBytes),
       silent_since_(met_.links.size()) {
   if (roster_.drives()) lane_.emplace(met_.local, met_.host, met_.peers, roster_, met_.tuning, std::move(met_.links));
@@ -49,7 +49,7 @@ bool HostEngine::post_all() {
     roster_.post(posted_, entry.op, entry.here ? std::string_view(own_text_) : std::string_view());
     if (lane_) lane_->open(posted_, entry.op, entry.part_bytes);
   }
-  if (posted_ != posted) roster_.ring_all();
+  if (posted_ != posted) roster_.wake_all();
   return posted_ != posted;
 }
 
@@ -67,7 +67,7 @@ bool HostEngine::finish_all() {
     finished_ = place;
     roster_.finish(place);
   }
-  if (finished_ != finished) roster_.ring_all();
+  if (finished_ != finished) roster_.wake_all();
   return finished_ != finished;
 }
 
@@ -88,19 +88,19 @@ bool HostEngine::retire() {
 }
 
 void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
-  roster_.lie_down();
+  roster_.announce_sleep();
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
     // What comes for later operations can wait until this rank has come to them.
     if (lane_ && !idle()) lane_->listen_to(entries_to_poll_);
     const std::size_t links = entries_to_poll_.size();
-    entries_to_poll_.push_back({roster_.bell_fd(), POLLIN, 0});
+    entries_to_poll_.push_back({roster_.wakeup_fd(), POLLIN, 0});
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
     const timespec nap{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
       lane_->found(entries_to_poll_.data());
   }
-  roster_.get_up();
+  roster_.end_sleep();
 }
 
 // ---- Texts ----

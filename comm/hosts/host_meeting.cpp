@@ -59,20 +59,21 @@ class Problem {
   std::exception_ptr failure_;
 };
 
-/// What a rank tells the others before they connect: the number of its bell, then an address and a port a line.
+/// What a rank tells the others before they connect: the number of its wakeup pipe, then an address and a port a line.
 struct Introduction {
-  int bell = -1;
+  int pipe = -1;
   std::vector<CallAddress> addresses;
 
   std::string encode() const {
-    std::string text = fmt::format("{}\n", bell);
+    std::string text = fmt::format("{}
+", pipe);
     for (const CallAddress& address : addresses) text += fmt::format("{} {}\n", address.host, address.port);
     return text;
   }
   static Introduction decode(const std::string& text) {
     Introduction one;
     std::istringstream in(text);
-    in >> one.bell;
+    in >> one.pipe;
     for (CallAddress address; in >> address.host >> address.port;) one.addresses.push_back(address);
     return one;
   }
@@ -111,7 +112,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
   Introduction mine;
   std::optional<Calls> calls;
   problem.catch_from([&] {
-    mine.bell = met.bells.number();
+    mine.pipe = met.pipes.number();
     if (!drives) return;
     calls.emplace(met.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
     mine.addresses = calls->listen(usable_addresses(env, meeting.host));
@@ -126,7 +127,7 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
     for (std::size_t i = 0; i < here.size(); ++i) {
       const int rank = here[i];
       if (rank == met.rank) continue;
-      met.bells.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).bell);
+      met.pipes.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).pipe);
     }
     if (!drives) return;
     for (std::size_t h = 0; h < hosts.size(); ++h) {

@@ -28,7 +28,7 @@ struct HostMeeting {
   int lanes = 1;  // as many as the smallest host has ranks
   Peers peers;
   Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks behind it
-  DoorBells bells;
+  WakeupPipes pipes;
   std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
   HostTuning tuning = {};
   bool encrypts = false;  // what the links carry

@@ -11,15 +11,15 @@
 
 namespace lockstep::comm {
 
-DoorBells::DoorBells() {
+WakeupPipes::WakeupPipes() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     throw DeviceError(fmt::format("making a pipe: {}", errno_text(errno)), "raise ulimit -n");
-  hear_.reset(ends[0]);
-  ring_.reset(ends[1]);
+  read_end_.reset(ends[0]);
+  write_end_.reset(ends[1]);
 }
 
-void DoorBells::open(std::size_t local, int pid, int number) {
+void WakeupPipes::open(std::size_t local, int pid, int number) {
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, number);
   // For reading too: writing to a pipe whose readers have all died would be the end of this process.
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
@@ -28,21 +28,21 @@ void DoorBells::open(std::size_t local, int pid, int number) {
   others_[local] = std::move(fd);
 }
 
-void DoorBells::ring(std::size_t local) const {
-  // A pipe that is full rings already.
+void WakeupPipes::wake(std::size_t local) const {
+  // A pipe that is full wakes already.
   [[maybe_unused]] const ssize_t written = ::write(others_[local].get(), "", 1);
 }
 
-void DoorBells::ring_own() const { [[maybe_unused]] const ssize_t written = ::write(ring_.get(), "", 1); }
+void WakeupPipes::wake_own() const { [[maybe_unused]] const ssize_t written = ::write(write_end_.get(), "", 1); }
 
-void DoorBells::silence() const {
-  std::array<char, 64> rings;
-  while (::read(hear_.get(), rings.data(), rings.size()) == static_cast<ssize_t>(rings.size())) {
+void WakeupPipes::drain() const {
+  std::array<char, 64> bytes;
+  while (::read(read_end_.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size())) {
   }
 }
 
-Roster::Roster(int local, int size, int drivers, const Segment& board, DoorBells bells)
-    : local_(local), size_(size), drivers_(drivers), bells_(std::move(bells)) {
+Roster::Roster(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
+    : local_(local), size_(size), drivers_(drivers), pipes_(std::move(pipes)) {
   for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
 }
 
@@ -81,31 +81,31 @@ int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
   return -1;
 }
 
-// The sleeper writes `asleep` and reads what it waits for; the ringer writes that and reads `asleep`. With a full fence
+// The sleeper writes `asleep` and reads what it waits for; the waker writes that and reads `asleep`. With a full fence
 // between the two on both sides, one of them sees the other.
 
-void Roster::ring_all() const {
+void Roster::wake_all() const {
   if (size_ == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < size_; ++i)
     if (i != local_ && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
         control(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
-      bells_.ring(static_cast<std::size_t>(i));
+      pipes_.wake(static_cast<std::size_t>(i));
 }
 
 void Roster::wake_up() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) bells_.ring_own();
+  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) pipes_.wake_own();
 }
 
-void Roster::lie_down() const {
+void Roster::announce_sleep() const {
   control(local_).asleep.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void Roster::get_up() const {
-  // Whoever has cleared it rings, or has rung: a ring that comes after this one only wakes the next sleep early.
-  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) bells_.silence();
+void Roster::end_sleep() const {
+  // Whoever has cleared it writes, or has written: a byte that comes later only ends the next sleep early.
+  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) pipes_.drain();
 }
 
 void Roster::blame(std::uint64_t place, const std::vector<int>& ranks) const {
@@ -135,7 +135,7 @@ void Roster::announce(const Verdict& verdict) const {
   std::memcpy(first.verdict.data(), bytes.data(), bytes.size());
   first.verdict_bytes = static_cast<std::uint32_t>(bytes.size());
   first.verdict_state.store(NodeControlBlock::kVerdictIsThere, std::memory_order_release);
-  ring_all();
+  wake_all();
 }
 
 std::optional<Verdict> Roster::verdict() const {

@@ -35,28 +35,28 @@ struct NodeControlBlock {
 };
 
 /// Wakes ranks of one host that sleep in poll(2): each has a pipe, whose other end the others open through /proc.
-class DoorBells {
+class WakeupPipes {
  public:
-  DoorBells();
+  WakeupPipes();
   /// What the others need to find this rank's.
-  int number() const { return ring_.get(); }
+  int number() const { return write_end_.get(); }
   /// Opens that of `local`, which process `pid` knows by `number`. Throws DeviceError.
   void open(std::size_t local, int pid, int number);
 
-  int fd() const { return hear_.get(); }
-  void ring(std::size_t local) const;
-  void ring_own() const;
-  void silence() const;
+  int fd() const { return read_end_.get(); }
+  void wake(std::size_t local) const;
+  void wake_own() const;
+  void drain() const;
 
  private:
-  UniqueFd hear_, ring_;
+  UniqueFd read_end_, write_end_;
   std::vector<UniqueFd> others_;
 };
 
 /// Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
 class Roster {
  public:
-  Roster(int local, int size, int drivers, const Segment& board, DoorBells bells);
+  Roster(int local, int size, int drivers, const Segment& board, WakeupPipes pipes);
 
   int local() const { return local_; }
   int size() const { return size_; }
@@ -90,13 +90,13 @@ class Roster {
   bool drivers_have_finished(std::uint64_t place);
 
   /// After what others may wait for has been written.
-  void ring_all() const;
+  void wake_all() const;
   /// From another thread of this process.
   void wake_up() const;
-  /// As in shm/bell.h. What sleeps in poll(2) listens to bell_fd() too.
-  void lie_down() const;
-  void get_up() const;
-  int bell_fd() const { return bells_.fd(); }
+  /// As in shm/wakeup.h. What sleeps in poll(2) listens to wakeup_fd() too.
+  void announce_sleep() const;
+  void end_sleep() const;
+  int wakeup_fd() const { return pipes_.fd(); }
 
   /// Whom this rank waits for in `place`, for those who wait for it.
   void blame(std::uint64_t place, const std::vector<int>& ranks) const;
@@ -120,7 +120,7 @@ class Roster {
   const int size_;
   const int drivers_;
   std::vector<NodeControlBlock*> nodes_;
-  DoorBells bells_;
+  WakeupPipes pipes_;
   std::uint64_t finished_by_all_ = 0;  // lower bounds, as last read
   std::uint64_t finished_by_drivers_ = 0;
 };

@@ -27,14 +27,14 @@ struct alignas(64) Slot {
 };
 static_assert(offsetof(Slot, op) + offsetof(OpDescriptor, history) + sizeof(std::uint64_t) <= 64);
 
-/// What one rank writes and the others read; only `bell` and `mentioned` are written by all.
+/// What one rank writes and the others read; only `wakeups` and `mentioned` are written by all.
 struct RankControlBlock {
   static constexpr std::size_t kSlots = 16;
 
   alignas(64) std::atomic<std::uint64_t> finished;  // this rank is finished with others' memory, up to this place
   std::atomic<std::uint64_t> posted;                // the last place that it has taken
-  alignas(64) std::atomic<std::uint32_t> asleep;    // it waits for its bell
-  std::atomic<std::uint32_t> bell;                  // a futex
+  alignas(64) std::atomic<std::uint32_t> asleep;    // it waits to be woken
+  std::atomic<std::uint32_t> wakeups;               // a futex
   std::atomic<std::uint64_t> mentioned;             // on the first rank's: the last stall that a rank has spoken of
   std::array<Slot, kSlots> slots;
 

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "comm/op.h"
 #include "comm/reduce.h"
-#include "comm/shm/bell.h"
+#include "comm/shm/wakeup.h"
 
 namespace lockstep::comm {
 
@@ -33,7 +33,7 @@ bool Pipeline::advance() {
     post(++posted_);
     told = true;
   }
-  if (told) ring_all();
+  if (told) wake_all();
   const std::uint64_t completed = completed_;
   const std::uint64_t worked = worked_;
   while (worked_ < posted_ && all_posted(worked_ + 1)) {
@@ -43,7 +43,7 @@ bool Pipeline::advance() {
     next_to_post_ = 0;
     control(rank_).finished.store(place, std::memory_order_release);
   }
-  if (worked_ != worked) ring_all();
+  if (worked_ != worked) wake_all();
   retire();
   return told || worked_ != worked || completed_ != completed;
 }
@@ -161,10 +161,10 @@ void Pipeline::retire() {
   }
 }
 
-void Pipeline::ring_all() const {
+void Pipeline::wake_all() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int r = 0; r < size_; ++r)
-    if (r != rank_) ring(control(r));
+    if (r != rank_) wake(control(r));
 }
 
 Pipeline::Stretch Pipeline::slice_bytes_of(const Op& op, int rank) const {

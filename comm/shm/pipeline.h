@@ -75,7 +75,7 @@ class Pipeline {
   void work_in_place(const Entry& entry);
   void reduce_slice(const Entry& entry, bool for_all);
   void retire();
-  void ring_all() const;
+  void wake_all() const;
 
   /// What this rank puts into its slot if the operation is small: offset from the region's start, and bytes.
   struct Stretch {

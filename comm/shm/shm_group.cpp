@@ -12,11 +12,11 @@
 #include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "comm/shm/bell.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/pipeline.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_arena.h"
+#include "comm/shm/wakeup.h"
 #include "comm/stall_notice.h"
 #include "comm/text_exchange.h"
 
@@ -173,12 +173,12 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
       mention_stall(now);
       next_look = now + kNap;
     }
-    const auto ticket = lie_down(own);
+    const auto ticket = announce_sleep(own);
     if (!pipeline_.advance()) {
       const auto nap = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
       sleep(own, ticket, nap);
     }
-    get_up(own);
+    end_sleep(own);
     spins = 0;
   }
 }

@@ -1,4 +1,4 @@
-// Sleeping until another process rings.
+// Sleeping until another process wakes this one.
 #pragma once
 
 #include "base/deadline.h"
@@ -7,13 +7,13 @@
 namespace lockstep::comm {
 
 /// Wakes the rank of `control` if it sleeps. Call it after what it may be waiting for has been written.
-void ring(RankControlBlock& control);
+void wake(RankControlBlock& control);
 
 /// Announces that this rank is about to sleep; the ticket for sleep(). What it waits for must be looked at again
-/// between the two: whoever writes it later will ring.
-std::uint32_t lie_down(RankControlBlock& control);
-/// Returns when the bell has rung since lie_down(), after `at_most`, or for no reason.
+/// between the two: whoever writes it later wakes this rank.
+std::uint32_t announce_sleep(RankControlBlock& control);
+/// Returns when it has been woken since announce_sleep(), after `at_most`, or for no reason.
 void sleep(RankControlBlock& control, std::uint32_t ticket, Clock::duration at_most);
-void get_up(RankControlBlock& control);
+void end_sleep(RankControlBlock& control);
 
 }  // namespace lockstep::comm
