@@ -14,10 +14,10 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
       rank_(met_.rank),
       here_(met_.peers.hosts()[static_cast<std::size_t>(met_.host)]),
       timeout_(timeout),
-      roster_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.pipes)),
+      sync_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.pipes)),
       texts_here_(here_.size() * kTextBytes),
       silent_since_(met_.links.size()) {
-  if (roster_.drives()) lane_.emplace(met_.local, met_.host, met_.peers, roster_, met_.tuning, std::move(met_.links));
+  if (sync_.drives()) lane_.emplace(met_.local, met_.host, met_.peers, sync_, met_.tuning, std::move(met_.links));
   entries_.reserve(512);
   entries_to_poll_.reserve(silent_since_.size() + 1);
   missing_.reserve(64);
@@ -44,12 +44,12 @@ bool HostEngine::advance() {
 
 bool HostEngine::post_all() {
   const std::uint64_t posted = posted_;
-  while (posted_ < submitted_ && posted_ - completed_ < Lane::kWindow && roster_.may_post(posted_ + 1)) {
+  while (posted_ < submitted_ && posted_ - completed_ < Lane::kWindow && sync_.may_post(posted_ + 1)) {
     const Entry& entry = entry_of(++posted_);
-    roster_.post(posted_, entry.op, entry.here ? std::string_view(own_text_) : std::string_view());
+    sync_.post(posted_, entry.op, entry.here ? std::string_view(own_text_) : std::string_view());
     if (lane_) lane_->open(posted_, entry.op, entry.part_bytes);
   }
-  if (posted_ != posted) roster_.wake_all();
+  if (posted_ != posted) sync_.wake_all();
   return posted_ != posted;
 }
 
@@ -58,22 +58,21 @@ bool HostEngine::finish_all() {
   while (finished_ < posted_) {
     const std::uint64_t place = finished_ + 1;
     const Entry& entry = entry_of(place);
-    if (!roster_.all_posted(place, entry.op) || (lane_ && !lane_->is_done(place))) break;
+    if (!sync_.all_posted(place, entry.op) || (lane_ && !lane_->is_done(place))) break;
     if (entry.here)
-      for (int i = 0; i < roster_.size(); ++i)
-        std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, roster_.text_of(i, place),
-                    kTextBytes);
+      for (int i = 0; i < sync_.size(); ++i)
+        std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, sync_.text_of(i, place), kTextBytes);
     if (lane_) lane_->close(place);
     finished_ = place;
-    roster_.finish(place);
+    sync_.finish(place);
   }
-  if (finished_ != finished) roster_.wake_all();
+  if (finished_ != finished) sync_.wake_all();
   return finished_ != finished;
 }
 
 bool HostEngine::retire() {
   const std::uint64_t completed = completed_;
-  while (completed_ < finished_ && roster_.drivers_have_finished(completed_ + 1)) {
+  while (completed_ < finished_ && sync_.drivers_have_finished(completed_ + 1)) {
     const Entry& entry = entry_of(completed_ + 1);
     if (entry.op.sequence > 0) completed_sequence_ = entry.op.sequence;
     ++completed_;
@@ -88,19 +87,19 @@ bool HostEngine::retire() {
 }
 
 void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
-  roster_.announce_sleep();
+  sync_.announce_sleep();
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
     // What comes for later operations can wait until this rank has come to them.
     if (lane_ && !idle()) lane_->listen_to(entries_to_poll_);
     const std::size_t links = entries_to_poll_.size();
-    entries_to_poll_.push_back({roster_.wakeup_fd(), POLLIN, 0});
+    entries_to_poll_.push_back({sync_.wakeup_fd(), POLLIN, 0});
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
     const timespec nap{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
       lane_->found(entries_to_poll_.data());
   }
-  roster_.end_sleep();
+  sync_.end_sleep();
 }
 
 // ---- Texts ----

@@ -10,8 +10,8 @@
 #include "base/deadline.h"
 #include "base/function_ref.h"
 #include "comm/hosts/host_meeting.h"
+#include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/lane.h"
-#include "comm/hosts/roster.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"
 #include "comm/stall_notice.h"
@@ -19,10 +19,10 @@
 namespace lockstep::comm {
 
 /// Note [Hosts]
-/// Each rank posts its operations, in their order, to the other ranks of its host (comm/hosts/roster.h). Those of them
-/// that drive a lane move the data (Note [Lanes], Note [Two levels]); the others have nothing to do but to wait: their
-/// arena's copies are read and written where they lie. An operation is complete when all lanes of the host have
-/// finished it. Nothing here blocks but sleep(); no allocation once queue and pool have been as large as they get.
+/// Each rank posts its operations, in their order, to the other ranks of its host (comm/hosts/intra_host_sync.h). Those
+/// of them that drive a lane move the data (Note [Lanes], Note [Two levels]); the others have nothing to do but to
+/// wait: their arena's copies are read and written where they lie. An operation is complete when all lanes of the host
+/// have finished it. Nothing here blocks but sleep(); no allocation once queue and pool have been as large as they get.
 /// One thread uses it, but for wake_up().
 class HostEngine {
  public:
@@ -30,8 +30,8 @@ class HostEngine {
 
   int rank() const { return rank_; }
   /// This rank among those of its host, and how many those are.
-  int local() const { return roster_.local(); }
-  int local_size() const { return roster_.size(); }
+  int local() const { return sync_.local(); }
+  int local_size() const { return sync_.size(); }
   bool oversubscribed() const { return met_.peers.oversubscribed(); }
   bool encrypts() const { return met_.encrypts; }
   bool drives() const { return lane_.has_value(); }
@@ -66,7 +66,7 @@ class HostEngine {
   /// Sleeps until something may have changed, at most so long; not at all where `awake` says so, after everybody who
   /// changes what it looks at knows to call wake_up().
   void sleep(Clock::duration at_most, FunctionRef<bool()> awake);
-  void wake_up() const { roster_.wake_up(); }
+  void wake_up() const { sync_.wake_up(); }
 
   /// For a rank that waits: throws what has ended the group, or will.
   void look_around();
@@ -110,7 +110,7 @@ class HostEngine {
   const int rank_;
   const std::vector<int>& here_;  // the ranks of this host
   const Clock::duration timeout_;
-  Roster roster_;
+  IntraHostSync sync_;
   std::optional<Lane> lane_;
 
   std::vector<Entry> entries_;  // taken, not complete: from head_ on

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
 #include "comm/hosts/plan.h"
-#include "comm/hosts/roster.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/store.h"

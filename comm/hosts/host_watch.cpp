@@ -30,11 +30,11 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 
 bool HostEngine::waits_for_local(int local) const {
   const std::uint64_t place = completed_ + 1;
-  if (local == roster_.local() || posted_ < place) return false;
-  if (!roster_.has_posted(local, place)) return true;
-  if (local >= roster_.drivers() || roster_.has_finished(local, place)) return false;
-  for (int i = 0; i < roster_.size(); ++i)
-    if (!roster_.has_posted(i, place)) return false;
+  if (local == sync_.local() || posted_ < place) return false;
+  if (!sync_.has_posted(local, place)) return true;
+  if (local >= sync_.drivers() || sync_.has_finished(local, place)) return false;
+  for (int i = 0; i < sync_.size(); ++i)
+    if (!sync_.has_posted(i, place)) return false;
   return true;
 }
 
@@ -57,11 +57,11 @@ void HostEngine::look_around() {
   if (lane_) lane_->tell_of_wait(silent_);
   // The others here have no links, or other ones.
   find_who_is_missing(false);
-  if (lane_) roster_.blame(completed_ + 1, missing_);
+  if (lane_) sync_.blame(completed_ + 1, missing_);
 }
 
 void HostEngine::check_verdict() const {
-  if (const auto verdict = roster_.verdict()) verdict->raise();
+  if (const auto verdict = sync_.verdict()) verdict->raise();
   if (lane_ && lane_->verdict()) lane_->verdict()->raise();
 }
 
@@ -69,15 +69,14 @@ void HostEngine::check_step() const {
   const std::uint64_t place = finished_ + 1;
   if (place > posted_) return;
   const Op& ours = entry_of(place).op;
-  const int local = roster_.posted_otherwise(place, ours);
+  const int local = sync_.posted_otherwise(place, ours);
   if (local < 0) return;
-  throw OutOfStepError(
-      out_of_step_text(met_.peers.name_of(rank_of_local(local)), roster_.posted_by(local, place), ours),
-      kSameProgram);
+  throw OutOfStepError(out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, place), ours),
+                       kSameProgram);
 }
 
 void HostEngine::check_locals() {
-  for (int local = 0; local < roster_.size(); ++local) {
+  for (int local = 0; local < sync_.size(); ++local) {
     const int rank = rank_of_local(local);
     if (!waits_for_local(local) || !met_.peers.has_ended(rank)) continue;
     // What it has done before its end counts.
@@ -161,8 +160,8 @@ void HostEngine::look_for_the_ended() {
   if (lane_ && idle()) lane_->listen();
   std::string who;
   int rank = -1;
-  for (int local = 0; local < roster_.size() && rank < 0; ++local)
-    if (local != roster_.local() && met_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
+  for (int local = 0; local < sync_.size() && rank < 0; ++local)
+    if (local != sync_.local() && met_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
   for (std::size_t i = 0; lane_ && rank < 0 && i < lane_->links(); ++i)
     if (lane_->link(i).is_down()) rank = lane_->link(i).rank();
   if (rank < 0) return;
@@ -178,8 +177,8 @@ void HostEngine::look_for_the_ended() {
 void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
   silent.clear();
   const std::uint64_t place = completed_ + 1;
-  for (int i = 0; i < roster_.size(); ++i)
-    if (!roster_.has_posted(i, place)) silent.push_back(rank_of_local(i));
+  for (int i = 0; i < sync_.size(); ++i)
+    if (!sync_.has_posted(i, place)) silent.push_back(rank_of_local(i));
   if (!silent.empty() || !lane_ || finished_ >= place) return;
   for (std::size_t i = 0; i < lane_->links(); ++i)
     if (lane_->waits_for(i) && lane_->said_to_wait_for(i, place) == nullptr) silent.push_back(lane_->link(i).rank());
@@ -205,17 +204,17 @@ void HostEngine::find_who_is_missing(bool as_others_say) {
     for (std::size_t i = 0; i < lane_->links(); ++i)
       if (const std::vector<int>* const said = lane_->said_to_wait_for(i, place))
         for (const int rank : *said) add(rank);
-  for (int i = 0; as_others_say && i < roster_.drivers(); ++i)
-    if (i != roster_.local() && !roster_.has_finished(i, place))
-      for (const int rank : roster_.blamed_by(i, place)) add(rank);
+  for (int i = 0; as_others_say && i < sync_.drivers(); ++i)
+    if (i != sync_.local() && !sync_.has_finished(i, place))
+      for (const int rank : sync_.blamed_by(i, place)) add(rank);
   std::sort(missing_.begin(), missing_.end());
 }
 
 std::string HostEngine::whereabouts_of(int rank) const {
   if (met_.peers.host_of(rank) != met_.host) return {};
   const auto local = static_cast<int>(std::lower_bound(here_.begin(), here_.end(), rank) - here_.begin());
-  if (!roster_.has_posted_any(local)) return "it has issued nothing yet";
-  return fmt::format("the last that it issued is {}", describe(roster_.last_posted_by(local)));
+  if (!sync_.has_posted_any(local)) return "it has issued nothing yet";
+  return fmt::format("the last that it issued is {}", describe(sync_.last_posted_by(local)));
 }
 
 /// Fills missing_, too.
@@ -225,7 +224,7 @@ std::string HostEngine::missing_text() {
     for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
       if (lane_->waits_for(i)) missing_.push_back(lane_->link(i).rank());
   if (missing_.empty())
-    for (int i = 0; i < roster_.size(); ++i)
+    for (int i = 0; i < sync_.size(); ++i)
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
   std::vector<std::string> names;
   for (const int rank : missing_) {
@@ -239,7 +238,7 @@ void HostEngine::mention_stall() {
   // Twice, so that all have told each other.
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
-  if (!missing_.empty() && roster_.claim_mention(completed_ + 1, stall_.times()))
+  if (!missing_.empty() && sync_.claim_mention(completed_ + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
 }
 
@@ -257,7 +256,7 @@ void HostEngine::tell_of_end(const std::exception_ptr& failure) {
   // "This rank" is this one.
   if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
     verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
-  roster_.announce(*verdict);
+  sync_.announce(*verdict);
   if (lane_) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
 }
 

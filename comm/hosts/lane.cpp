@@ -16,13 +16,13 @@ constexpr int kTurns = 8;
 
 }  // namespace
 
-Lane::Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,
+Lane::Lane(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
            std::vector<Link> links)
     : number_(number),
       host_(host),
       names_(peers),
       hosts_(peers.hosts()),
-      roster_(roster),
+      sync_(sync),
       tuning_(tuning),
       window_(kWindow),
       pool_(tuning.chunk_bytes, std::max<std::size_t>(kBytesAhead / tuning.chunk_bytes, links.size())),
@@ -34,7 +34,7 @@ Lane::Lane(int number, int host, const Peers& peers, const Roster& roster, const
     peers_.back().outgoing.reserve(sizeof(std::int32_t) * NodeControlBlock::kMostBlamed);
   }
   for (Operation& operation : window_) operation.ways.resize(peers_.size());
-  sources_.reserve(std::max(hosts_.size(), static_cast<std::size_t>(roster.size())));
+  sources_.reserve(std::max(hosts_.size(), static_cast<std::size_t>(sync.size())));
   ready_.reserve(peers_.size());
 }
 
@@ -53,7 +53,7 @@ void Lane::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
   operation.together = false;
   operation.op = op;
   operation.part_bytes = part_bytes;
-  operation.plan = Plan(op, hosts_, static_cast<int>(roster_.drivers()), tuning_);
+  operation.plan = Plan(op, hosts_, static_cast<int>(sync_.drivers()), tuning_);
   operation.reduced = 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     Way& way = operation.ways[i];
@@ -193,7 +193,7 @@ bool Lane::look_for_locals() {
   bool moved = false;
   for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
     Operation& operation = this->operation(place);
-    if (operation.together || !roster_.all_posted(place, operation.op)) continue;
+    if (operation.together || !sync_.all_posted(place, operation.op)) continue;
     operation.together = moved = true;
   }
   return moved;
@@ -230,7 +230,7 @@ void Lane::reduce_next(Operation& operation) {
   const Chunk chunk = plan.chunk(host_, number_, operation.reduced++);
   const std::size_t hosts = hosts_.size();
   // Where the result is made: with the rank that it is for, or here.
-  const int at = chunk.rank >= 0 ? local_of(chunk.rank) : roster_.local();
+  const int at = chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local();
   if (reduces(op.kind)) {
     const std::byte* const mine = contribution(operation, chunk, own_partial_.get());
     sources_.resize(hosts);
@@ -244,7 +244,7 @@ void Lane::reduce_next(Operation& operation) {
   } else if (op.kind == OpKind::kAllGather) {
     spread(operation, chunk, at);
   } else if (op.kind == OpKind::kBroadcast) {
-    int from = roster_.local();
+    int from = sync_.local();
     if (plan.contributes(host_)) {
       from = local_of(op.root);
     } else if (chunk.bytes > 0) {
@@ -263,9 +263,9 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
   const Op& op = operation.op;
   if (op.kind == OpKind::kBroadcast) return copy_of(operation, local_of(op.root)) + chunk.begin;
   if (chunk.bytes == 0) return op.data;
-  if (roster_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
-  sources_.resize(static_cast<std::size_t>(roster_.size()));
-  for (int i = 0; i < roster_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
+  if (sync_.size() == 1 && !operation.plan.widened()) return op.data + chunk.begin;
+  sources_.resize(static_cast<std::size_t>(sync_.size()));
+  for (int i = 0; i < sync_.size(); ++i) sources_[static_cast<std::size_t>(i)] = copy_of(operation, i) + chunk.begin;
   reduce_partial(op.dtype, op.reduce, operation.plan.widened(), staging, sources_, chunk.bytes / size_of(op.dtype));
   return staging;
 }
@@ -274,7 +274,7 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
 void Lane::spread(const Operation& operation, const Chunk& chunk, int from) const {
   if (chunk.bytes == 0) return;
   const std::byte* const source = copy_of(operation, from) + chunk.begin;
-  for (int i = 0; i < roster_.size(); ++i)
+  for (int i = 0; i < sync_.size(); ++i)
     if (i != from) std::memcpy(copy_of(operation, i) + chunk.begin, source, chunk.bytes);
 }
 
@@ -286,8 +286,8 @@ bool Lane::spread_all() {
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       Way& way = operation.ways[i];
       for (; way.spread < way.collected; ++way.spread, moved = true)
-        if (roster_.size() > 1)
-          spread(operation, operation.plan.chunk(peers_[i].link.host(), number_, way.spread), roster_.local());
+        if (sync_.size() > 1)
+          spread(operation, operation.plan.chunk(peers_[i].link.host(), number_, way.spread), sync_.local());
     }
   }
   return moved;
@@ -348,7 +348,7 @@ bool Lane::begin_next(std::size_t index) {
     header.bytes = static_cast<std::uint32_t>(contributes ? plan.wire_bytes(chunk) : chunk.bytes);
     const std::byte* const payload =
         contributes ? contribution(operation, chunk, peer.staging.get())
-                    : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : roster_.local()) + chunk.begin;
+                    : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local()) + chunk.begin;
     // Nobody publishes to the root's host: what it sends away its other ranks take here.
     if (contributes && operation.op.kind == OpKind::kBroadcast && !plan.small())
       spread(operation, chunk, local_of(operation.op.root));

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "comm/hosts/chunk_pool.h"
+#include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
 #include "comm/hosts/plan.h"
-#include "comm/hosts/roster.h"
 #include "comm/hosts/verdict.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"
@@ -34,8 +34,8 @@ class Lane final : private Link::Sink {
   static constexpr std::uint64_t kWindow = 8;
   static_assert(kWindow <= RankControlBlock::kSlots);
 
-  /// `peers` and `roster` outlive it. `host` is this rank's; links[i] is to hosts in ascending order, without its own.
-  Lane(int number, int host, const Peers& peers, const Roster& roster, const HostTuning& tuning,
+  /// `peers` and `sync` outlive it. `host` is this rank's; links[i] is to hosts in ascending order, without its own.
+  Lane(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
        std::vector<Link> links);
 
   /// This rank has posted `op` in `place`, the next one; `part_bytes` lie between the ranks' copies of its arena.
@@ -121,7 +121,7 @@ class Lane final : private Link::Sink {
   std::size_t index_of(const Link& link) const;
   std::size_t peer_of_host(int host) const { return static_cast<std::size_t>(host < host_ ? host : host - 1); }
   std::byte* copy_of(const Operation& operation, int local) const {
-    return operation.op.data + (local - roster_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
+    return operation.op.data + (local - sync_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
   }
   int local_of(int rank) const;
   void compare(const MessageHeader& header, const Operation& operation, const Link& link) const;
@@ -143,7 +143,7 @@ class Lane final : private Link::Sink {
   const int host_;
   const Peers& names_;
   const Hosts& hosts_;
-  const Roster& roster_;
+  const IntraHostSync& sync_;
   const HostTuning tuning_;
   std::vector<Peer> peers_;
   std::vector<Operation> window_;

@@ -106,7 +106,7 @@ void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
     what += fmt::format(" of {}", describe(header.op));
   else if (opened_ > closed_)
     what += fmt::format(" in {}", describe(operation(closed_ + 1).op));
-  const int own = hosts_[static_cast<std::size_t>(host_)][static_cast<std::size_t>(roster_.local())];
+  const int own = hosts_[static_cast<std::size_t>(host_)][static_cast<std::size_t>(sync_.local())];
   if (link.encrypts())
     throw DeviceError(
         fmt::format("bytes between {} and {} were altered on their way, or come from somebody else: {} came "

@@ -54,9 +54,9 @@ class WakeupPipes {
 };
 
 /// Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
-class Roster {
+class IntraHostSync {
  public:
-  Roster(int local, int size, int drivers, const Segment& board, WakeupPipes pipes);
+  IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes);
 
   int local() const { return local_; }
   int size() const { return size_; }

@@ -1,4 +1,4 @@
-#include "comm/hosts/roster.h"
+#include "comm/hosts/intra_host_sync.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -41,12 +41,12 @@ void WakeupPipes::drain() const {
   }
 }
 
-Roster::Roster(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
+IntraHostSync::IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
     : local_(local), size_(size), drivers_(drivers), pipes_(std::move(pipes)) {
   for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
 }
 
-bool Roster::have_finished(int count, std::uint64_t place, std::uint64_t& known) const {
+bool IntraHostSync::have_finished(int count, std::uint64_t place, std::uint64_t& known) const {
   if (known >= place) return true;
   std::uint64_t least = control(0).finished.load(std::memory_order_acquire);
   for (int i = 1; i < count; ++i) least = std::min(least, control(i).finished.load(std::memory_order_acquire));
@@ -54,13 +54,15 @@ bool Roster::have_finished(int count, std::uint64_t place, std::uint64_t& known)
   return least >= place;
 }
 
-bool Roster::may_post(std::uint64_t place) {
+bool IntraHostSync::may_post(std::uint64_t place) {
   return place <= RankControlBlock::kSlots || have_finished(size_, place - RankControlBlock::kSlots, finished_by_all_);
 }
 
-bool Roster::drivers_have_finished(std::uint64_t place) { return have_finished(drivers_, place, finished_by_drivers_); }
+bool IntraHostSync::drivers_have_finished(std::uint64_t place) {
+  return have_finished(drivers_, place, finished_by_drivers_);
+}
 
-void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
+void IntraHostSync::post(std::uint64_t place, const Op& op, std::string_view text) {
   RankControlBlock& own = control(local_);
   Slot& slot = own.slot_of(place);
   slot.op = op;
@@ -69,13 +71,13 @@ void Roster::post(std::uint64_t place, const Op& op, std::string_view text) {
   own.posted.store(place, std::memory_order_release);
 }
 
-bool Roster::all_posted(std::uint64_t place, const Op& op) const {
+bool IntraHostSync::all_posted(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
     if (!has_posted(i, place) || control(i).slot_of(place).op.history != op.history) return false;
   return true;
 }
 
-int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
+int IntraHostSync::posted_otherwise(std::uint64_t place, const Op& op) const {
   for (int i = 0; i < size_; ++i)
     if (has_posted(i, place) && control(i).slot_of(place).op.history != op.history) return i;
   return -1;
@@ -84,7 +86,7 @@ int Roster::posted_otherwise(std::uint64_t place, const Op& op) const {
 // The sleeper writes `asleep` and reads what it waits for; the waker writes that and reads `asleep`. With a full fence
 // between the two on both sides, one of them sees the other.
 
-void Roster::wake_all() const {
+void IntraHostSync::wake_all() const {
   if (size_ == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < size_; ++i)
@@ -93,22 +95,22 @@ void Roster::wake_all() const {
       pipes_.wake(static_cast<std::size_t>(i));
 }
 
-void Roster::wake_up() const {
+void IntraHostSync::wake_up() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (control(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) pipes_.wake_own();
 }
 
-void Roster::announce_sleep() const {
+void IntraHostSync::announce_sleep() const {
   control(local_).asleep.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void Roster::end_sleep() const {
+void IntraHostSync::end_sleep() const {
   // Whoever has cleared it writes, or has written: a byte that comes later only ends the next sleep early.
   if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) pipes_.drain();
 }
 
-void Roster::blame(std::uint64_t place, const std::vector<int>& ranks) const {
+void IntraHostSync::blame(std::uint64_t place, const std::vector<int>& ranks) const {
   NodeControlBlock& own = node(local_);
   own.blame_place.store(0, std::memory_order_release);
   const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
@@ -117,7 +119,7 @@ void Roster::blame(std::uint64_t place, const std::vector<int>& ranks) const {
   own.blame_place.store(place, std::memory_order_release);
 }
 
-std::vector<int> Roster::blamed_by(int local, std::uint64_t place) const {
+std::vector<int> IntraHostSync::blamed_by(int local, std::uint64_t place) const {
   const NodeControlBlock& theirs = node(local);
   std::vector<int> ranks;
   if (theirs.blame_place.load(std::memory_order_acquire) != place) return ranks;
@@ -127,7 +129,7 @@ std::vector<int> Roster::blamed_by(int local, std::uint64_t place) const {
   return ranks;
 }
 
-void Roster::announce(const Verdict& verdict) const {
+void IntraHostSync::announce(const Verdict& verdict) const {
   NodeControlBlock& first = node(0);
   std::uint32_t none = NodeControlBlock::kNoVerdict;
   if (!first.verdict_state.compare_exchange_strong(none, NodeControlBlock::kVerdictInTheMaking)) return;
@@ -138,7 +140,7 @@ void Roster::announce(const Verdict& verdict) const {
   wake_all();
 }
 
-std::optional<Verdict> Roster::verdict() const {
+std::optional<Verdict> IntraHostSync::verdict() const {
   const NodeControlBlock& first = node(0);
   if (first.verdict_state.load(std::memory_order_acquire) != NodeControlBlock::kVerdictIsThere) return std::nullopt;
   return Verdict::decode({first.verdict.data(), first.verdict_bytes});
