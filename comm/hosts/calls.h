@@ -19,7 +19,7 @@ struct CallAddress {
   int port = 0;
 };
 
-/// One rank's connections with those of its lane (Note [Between hosts]). Not thread-safe.
+/// One rank's connections with those of its channel (Note [Between hosts]). Not thread-safe.
 class Calls {
  public:
   /// `patience` is how long a peer may be silent before keepalive gives the connection up.

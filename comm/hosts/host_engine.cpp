@@ -14,10 +14,10 @@ HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
       rank_(met_.rank),
       here_(met_.peers.hosts()[static_cast<std::size_t>(met_.host)]),
       timeout_(timeout),
-      sync_(met_.local, static_cast<int>(here_.size()), met_.lanes, met_.board, std::move(met_.pipes)),
+      sync_(met_.local, static_cast<int>(here_.size()), met_.channels, met_.board, std::move(met_.pipes)),
       texts_here_(here_.size() * kTextBytes),
       silent_since_(met_.links.size()) {
-  if (sync_.drives()) lane_.emplace(met_.local, met_.host, met_.peers, sync_, met_.tuning, std::move(met_.links));
+  if (sync_.drives()) channel_.emplace(met_.local, met_.host, met_.peers, sync_, met_.tuning, std::move(met_.links));
   entries_.reserve(512);
   entries_to_poll_.reserve(silent_since_.size() + 1);
   missing_.reserve(64);
@@ -36,7 +36,7 @@ void HostEngine::submit(const Order& order) {
 bool HostEngine::advance() {
   if (idle()) return false;
   bool moved = post_all();
-  if (lane_) moved |= lane_->advance();
+  if (channel_) moved |= channel_->advance();
   moved |= finish_all();
   moved |= retire();
   return moved;
@@ -44,10 +44,10 @@ bool HostEngine::advance() {
 
 bool HostEngine::post_all() {
   const std::uint64_t posted = posted_;
-  while (posted_ < submitted_ && posted_ - completed_ < Lane::kWindow && sync_.may_post(posted_ + 1)) {
+  while (posted_ < submitted_ && posted_ - completed_ < Channel::kWindow && sync_.may_post(posted_ + 1)) {
     const Entry& entry = entry_of(++posted_);
     sync_.post(posted_, entry.op, entry.here ? std::string_view(own_text_) : std::string_view());
-    if (lane_) lane_->open(posted_, entry.op, entry.part_bytes);
+    if (channel_) channel_->open(posted_, entry.op, entry.part_bytes);
   }
   if (posted_ != posted) sync_.wake_all();
   return posted_ != posted;
@@ -58,11 +58,11 @@ bool HostEngine::finish_all() {
   while (finished_ < posted_) {
     const std::uint64_t place = finished_ + 1;
     const Entry& entry = entry_of(place);
-    if (!sync_.all_posted(place, entry.op) || (lane_ && !lane_->is_done(place))) break;
+    if (!sync_.all_posted(place, entry.op) || (channel_ && !channel_->is_done(place))) break;
     if (entry.here)
       for (int i = 0; i < sync_.size(); ++i)
         std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, sync_.text_of(i, place), kTextBytes);
-    if (lane_) lane_->close(place);
+    if (channel_) channel_->close(place);
     finished_ = place;
     sync_.finish(place);
   }
@@ -91,13 +91,13 @@ void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
     // What comes for later operations can wait until this rank has come to them.
-    if (lane_ && !idle()) lane_->listen_to(entries_to_poll_);
+    if (channel_ && !idle()) channel_->listen_to(entries_to_poll_);
     const std::size_t links = entries_to_poll_.size();
     entries_to_poll_.push_back({sync_.wakeup_fd(), POLLIN, 0});
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
     const timespec nap{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
     if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
-      lane_->found(entries_to_poll_.data());
+      channel_->found(entries_to_poll_.data());
   }
   sync_.end_sleep();
 }

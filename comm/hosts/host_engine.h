@@ -9,9 +9,9 @@
 
 #include "base/deadline.h"
 #include "base/function_ref.h"
+#include "comm/hosts/channel.h"
 #include "comm/hosts/host_meeting.h"
 #include "comm/hosts/intra_host_sync.h"
-#include "comm/hosts/lane.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"
 #include "comm/stall_notice.h"
@@ -20,10 +20,10 @@ namespace lockstep::comm {
 
 /// Note [Hosts]
 /// Each rank posts its operations, in their order, to the other ranks of its host (comm/hosts/intra_host_sync.h). Those
-/// of them that drive a lane move the data (Note [Lanes], Note [Two levels]); the others have nothing to do but to
-/// wait: their arena's copies are read and written where they lie. An operation is complete when all lanes of the host
-/// have finished it. Nothing here blocks but sleep(); no allocation once queue and pool have been as large as they get.
-/// One thread uses it, but for wake_up().
+/// of them that drive a channel move the data (Note [Channels], Note [Two levels]); the others have nothing to do but
+/// to wait: their arena's copies are read and written where they lie. An operation is complete when all channels of the
+/// host have finished it. Nothing here blocks but sleep(); no allocation once queue and pool have been as large as they
+/// get. One thread uses it, but for wake_up().
 class HostEngine {
  public:
   HostEngine(HostMeeting met, Clock::duration timeout);
@@ -34,7 +34,7 @@ class HostEngine {
   int local_size() const { return sync_.size(); }
   bool oversubscribed() const { return met_.peers.oversubscribed(); }
   bool encrypts() const { return met_.encrypts; }
-  bool drives() const { return lane_.has_value(); }
+  bool drives() const { return channel_.has_value(); }
 
   /// An operation, or an exchange of texts, as it is handed over. `part_bytes` lie between the copies of its arena.
   /// With `here` it is among the ranks of each host alone: their texts (own_text()) are in text_here() when it is
@@ -48,7 +48,7 @@ class HostEngine {
 
   static constexpr std::size_t kTextBytes = 256;
   static_assert(Segment::kMostText < kTextBytes);
-  /// For exchanges: every rank's text lies in all_texts(), kTextBytes each, while one among all is under way.
+  /// For exchanges: every rank's text lies in all_texts(), kTextBytes each, while one among all is under progress.
   Order order_for_all_texts();
   Order order_for_texts_here();
   std::byte* all_texts() const;
@@ -102,7 +102,7 @@ class HostEngine {
   void find_who_is_missing(bool as_others_say);
   std::string whereabouts_of(int rank) const;
   std::string missing_text();
-  std::uint64_t progress() const { return posted_ + finished_ + completed_ + (lane_ ? lane_->progress() : 0); }
+  std::uint64_t progress() const { return posted_ + finished_ + completed_ + (channel_ ? channel_->progress() : 0); }
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
 
@@ -111,7 +111,7 @@ class HostEngine {
   const std::vector<int>& here_;  // the ranks of this host
   const Clock::duration timeout_;
   IntraHostSync sync_;
-  std::optional<Lane> lane_;
+  std::optional<Channel> channel_;
 
   std::vector<Entry> entries_;  // taken, not complete: from head_ on
   std::size_t head_ = 0;

@@ -16,7 +16,8 @@
 namespace lockstep::comm {
 namespace {
 
-// Connections that cannot be made are to be known well before the timeout of a whole job: there may be another way.
+// Connections that cannot be made are to be known well before the timeout of a whole job: there may be another
+// progress.
 constexpr auto kConnectWithin = std::chrono::seconds(30);
 
 /// What went wrong on this rank, so that all ranks learn of it and go on or fail together.
@@ -93,8 +94,8 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
   met.local = static_cast<int>(std::lower_bound(here.begin(), here.end(), met.rank) - here.begin());
   const auto smallest =
       std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  met.lanes = static_cast<int>(smallest->size());
-  const bool drives = met.local < met.lanes;
+  met.channels = static_cast<int>(smallest->size());
+  const bool drives = met.local < met.channels;
 
   Problem problem;
   // Segment::map asks twice, but for a host that fails in between: all hosts take part in both.

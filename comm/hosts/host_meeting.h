@@ -23,13 +23,13 @@ inline constexpr auto kLinkPatience = std::chrono::seconds(30);
 struct HostMeeting {
   int rank = 0;
   int ranks = 1;
-  int host = 0;   // of peers.hosts()
-  int local = 0;  // this rank's place on it
-  int lanes = 1;  // as many as the smallest host has ranks
+  int host = 0;      // of peers.hosts()
+  int local = 0;     // this rank's place on it
+  int channels = 1;  // as many as the smallest host has ranks
   Peers peers;
   Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks behind it
   WakeupPipes pipes;
-  std::vector<Link> links;  // to the ranks of the same lane, in the order of their hosts; none without a lane
+  std::vector<Link> links;  // to the ranks of the same channel, in the order of their hosts; none without a channel
   HostTuning tuning = {};
   bool encrypts = false;  // what the links carry
 };

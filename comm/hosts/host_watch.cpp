@@ -52,17 +52,17 @@ void HostEngine::look_around() {
   progress_at_last_look_ = progress;
   if (idle()) return;
   // Who has heard others say that they wait says so at once, so that they do not take it for the one who is missing.
-  if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(lane_ && lane_->others_say_they_wait())) return;
+  if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(channel_ && channel_->others_say_they_wait())) return;
   find_who_is_silent(silent_);
-  if (lane_) lane_->tell_of_wait(silent_);
+  if (channel_) channel_->tell_of_wait(silent_);
   // The others here have no links, or other ones.
   find_who_is_missing(false);
-  if (lane_) sync_.blame(completed_ + 1, missing_);
+  if (channel_) sync_.blame(completed_ + 1, missing_);
 }
 
 void HostEngine::check_verdict() const {
   if (const auto verdict = sync_.verdict()) verdict->raise();
-  if (lane_ && lane_->verdict()) lane_->verdict()->raise();
+  if (channel_ && channel_->verdict()) channel_->verdict()->raise();
 }
 
 void HostEngine::check_step() const {
@@ -95,20 +95,20 @@ void HostEngine::check_locals() {
 }
 
 void HostEngine::check_links() {
-  for (std::size_t i = 0; lane_ && i < lane_->links(); ++i) {
-    if (!lane_->waits_for(i) || !lane_->link(i).is_down()) continue;
+  for (std::size_t i = 0; channel_ && i < channel_->links(); ++i) {
+    if (!channel_->waits_for(i) || !channel_->link(i).is_down()) continue;
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped(kWaiting);
     // Another link may tell why.
     advance();
     check_verdict();
     if (idle()) return;
-    if (lane_->waits_for(i)) fail_for_link(i);
+    if (channel_->waits_for(i)) fail_for_link(i);
   }
 }
 
 void HostEngine::fail_for_link(std::size_t i) {
-  const Link& link = lane_->link(i);
+  const Link& link = channel_->link(i);
   const int rank = link.rank();
   report_missing_ranks({&rank, 1});
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
@@ -126,11 +126,11 @@ void HostEngine::fail_for_link(std::size_t i) {
 /// kernel gives a sign at least every two minutes, the longest that TCP waits between two probes.
 void HostEngine::check_connections() {
   const auto now = Clock::now();
-  if (!lane_ || now < next_connection_check_) return;
+  if (!channel_ || now < next_connection_check_) return;
   next_connection_check_ = now + kConnectionCheckEvery;
   const auto patience = std::min<Clock::duration>(kLinkPatience, timeout_);
-  for (std::size_t i = 0; i < lane_->links(); ++i) {
-    const Link& link = lane_->link(i);
+  for (std::size_t i = 0; i < channel_->links(); ++i) {
+    const Link& link = channel_->link(i);
     tcp_info info{};
     socklen_t length = sizeof info;
     if (link.is_down() || ::getsockopt(link.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
@@ -138,7 +138,7 @@ void HostEngine::check_connections() {
     const auto last_word = now - std::chrono::milliseconds(std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv));
     const bool unanswered = (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
     if (!unanswered || last_word > since) since = now;
-    if (!lane_->waits_for(i)) continue;
+    if (!channel_->waits_for(i)) continue;
     if (now - since >= patience)
       fail_for_silence(i, now - since);
     else if (now - last_word >= patience + kLongestProbe)
@@ -147,7 +147,7 @@ void HostEngine::check_connections() {
 }
 
 void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
-  const int silent = lane_->link(i).rank();
+  const int silent = channel_->link(i).rank();
   report_missing_ranks({&silent, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", met_.peers.name_of(silent),
@@ -157,13 +157,13 @@ void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
 
 void HostEngine::look_for_the_ended() {
   check_verdict();
-  if (lane_ && idle()) lane_->listen();
+  if (channel_ && idle()) channel_->listen();
   std::string who;
   int rank = -1;
   for (int local = 0; local < sync_.size() && rank < 0; ++local)
     if (local != sync_.local() && met_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
-  for (std::size_t i = 0; lane_ && rank < 0 && i < lane_->links(); ++i)
-    if (lane_->link(i).is_down()) rank = lane_->link(i).rank();
+  for (std::size_t i = 0; channel_ && rank < 0 && i < channel_->links(); ++i)
+    if (channel_->link(i).is_down()) rank = channel_->link(i).rank();
   if (rank < 0) return;
   std::this_thread::sleep_for(kStopStraggles);
   throw_if_stopped(kWaiting);
@@ -179,9 +179,10 @@ void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
   const std::uint64_t place = completed_ + 1;
   for (int i = 0; i < sync_.size(); ++i)
     if (!sync_.has_posted(i, place)) silent.push_back(rank_of_local(i));
-  if (!silent.empty() || !lane_ || finished_ >= place) return;
-  for (std::size_t i = 0; i < lane_->links(); ++i)
-    if (lane_->waits_for(i) && lane_->said_to_wait_for(i, place) == nullptr) silent.push_back(lane_->link(i).rank());
+  if (!silent.empty() || !channel_ || finished_ >= place) return;
+  for (std::size_t i = 0; i < channel_->links(); ++i)
+    if (channel_->waits_for(i) && channel_->said_to_wait_for(i, place) == nullptr)
+      silent.push_back(channel_->link(i).rank());
 }
 
 /// Those who have said that they wait are not to blame; those whom they miss are. `as_others_say`: also those whom
@@ -192,17 +193,17 @@ void HostEngine::find_who_is_missing(bool as_others_say) {
   if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
   const auto waits_too = [&](int rank) {
     if (met_.peers.host_of(rank) == met_.host) return true;
-    for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
-      if (lane_->link(i).rank() == rank) return lane_->said_to_wait_for(i, place) != nullptr;
+    for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
+      if (channel_->link(i).rank() == rank) return channel_->said_to_wait_for(i, place) != nullptr;
     return false;
   };
   const auto add = [&](int rank) {
     if (rank >= 0 && !waits_too(rank) && std::find(missing_.begin(), missing_.end(), rank) == missing_.end())
       missing_.push_back(rank);
   };
-  if (lane_ && finished_ < place)
-    for (std::size_t i = 0; i < lane_->links(); ++i)
-      if (const std::vector<int>* const said = lane_->said_to_wait_for(i, place))
+  if (channel_ && finished_ < place)
+    for (std::size_t i = 0; i < channel_->links(); ++i)
+      if (const std::vector<int>* const said = channel_->said_to_wait_for(i, place))
         for (const int rank : *said) add(rank);
   for (int i = 0; as_others_say && i < sync_.drivers(); ++i)
     if (i != sync_.local() && !sync_.has_finished(i, place))
@@ -221,8 +222,8 @@ std::string HostEngine::whereabouts_of(int rank) const {
 std::string HostEngine::missing_text() {
   find_who_is_missing(true);
   if (missing_.empty())
-    for (std::size_t i = 0; lane_ && i < lane_->links(); ++i)
-      if (lane_->waits_for(i)) missing_.push_back(lane_->link(i).rank());
+    for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
+      if (channel_->waits_for(i)) missing_.push_back(channel_->link(i).rank());
   if (missing_.empty())
     for (int i = 0; i < sync_.size(); ++i)
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
@@ -257,7 +258,7 @@ void HostEngine::tell_of_end(const std::exception_ptr& failure) {
   if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
     verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
   sync_.announce(*verdict);
-  if (lane_) lane_->tell_of_end(*verdict, Deadline::after(kFarewell));
+  if (channel_) channel_->tell_of_end(*verdict, Deadline::after(kFarewell));
 }
 
 }  // namespace lockstep::comm

@@ -32,7 +32,7 @@ struct MessageHeader {
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kContribute;
   std::uint8_t reserved[3] = {};
-  std::uint32_t chunk = 0;  // the lane's chunks of a part are counted from 0
+  std::uint32_t chunk = 0;  // the channel's chunks of a part are counted from 0
   std::uint32_t bytes = 0;  // of the payload
   OpDescriptor op;
   std::uint32_t payload_crc = 0;

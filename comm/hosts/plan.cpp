@@ -13,11 +13,11 @@ std::size_t small_limit(const HostTuning& tuning, std::size_t hosts) {
 
 }  // namespace
 
-Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning)
+Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning)
     : hosts_(&hosts),
       count_(op.count),
       element_(size_of(op.dtype)),
-      lanes_(static_cast<std::size_t>(lanes)),
+      channels_(static_cast<std::size_t>(channels)),
       by_rank_(op.kind == OpKind::kReduceScatter || op.kind == OpKind::kAllGather) {
   bool crowded = false;
   for (const auto& ranks : hosts) {
@@ -41,7 +41,7 @@ Plan::Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning
   const std::size_t part = op.bytes() / hosts.size();
   const std::size_t most = widened_ ? tuning.chunk_bytes / 2 : tuning.chunk_bytes;
   chunk_bytes_ =
-      std::clamp(part / (lanes_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
+      std::clamp(part / (channels_ * tuning.chunks_a_slice) / 64 * 64, std::min(tuning.least_chunk_bytes, most), most);
 }
 
 std::size_t Plan::piece_count(int host) const {
@@ -61,15 +61,15 @@ std::uint64_t Plan::all_chunks(int host) const {
   return chunks;
 }
 
-std::uint32_t Plan::chunk_count(int host, int lane) const {
-  const auto first = static_cast<std::uint64_t>(lane);
+std::uint32_t Plan::chunk_count(int host, int channel) const {
+  const auto first = static_cast<std::uint64_t>(channel);
   const std::uint64_t all = all_chunks(host);
-  return all <= first ? 0 : static_cast<std::uint32_t>((all - first + lanes_ - 1) / lanes_);
+  return all <= first ? 0 : static_cast<std::uint32_t>((all - first + channels_ - 1) / channels_);
 }
 
-Chunk Plan::chunk(int host, int lane, std::uint32_t number) const {
+Chunk Plan::chunk(int host, int channel, std::uint32_t number) const {
   if (small_) return {0, count_ * element_, -1};
-  std::size_t left = static_cast<std::size_t>(number) * lanes_ + static_cast<std::size_t>(lane);
+  std::size_t left = static_cast<std::size_t>(number) * channels_ + static_cast<std::size_t>(channel);
   for (std::size_t i = 0;; ++i) {
     const Piece at = piece(host, i);
     const std::size_t chunks = chunks_in(at);

@@ -17,7 +17,7 @@ using Hosts = std::vector<std::vector<int>>;
 struct HostTuning {
   std::size_t chunk_bytes = 128 << 10;  // of one message's payload, at most; a multiple of 64
   std::size_t least_chunk_bytes = 16 << 10;
-  std::size_t chunks_a_slice = 8;  // that a lane has at least, of slices that are large enough
+  std::size_t chunks_a_slice = 8;  // that a channel has at least, of slices that are large enough
   std::size_t small_bytes =
       16 << 10;  // allreduces in which a host would send no more take one message to each other one
 };
@@ -40,18 +40,18 @@ struct Chunk {
 /// A host sends and receives 2 (H - 1) / H of an allreduce's region, which is the least that it can; all pairs of hosts
 /// exchange at the same time, in both directions.
 ///
-/// Parts are cut into chunks, one message each. Chunk number c of a part is lane c % L's: the ranks with the same place
-/// on their hosts are connected, as many of them as the smallest host has ranks (L), and each such lane moves its
-/// chunks on its own. All ranks make the same plan.
+/// Parts are cut into chunks, one message each. Chunk number c of a part is channel c % L's: the ranks with the same
+/// place on their hosts are connected, as many of them as the smallest host has ranks (L), and each such channel moves
+/// its chunks on its own. All ranks make the same plan.
 class Plan {
  public:
-  /// `hosts` and what it holds outlive the plan. `lanes` as above.
+  /// `hosts` and what it holds outlive the plan. `channels` as above.
   Plan() = default;
-  Plan(const Op& op, const Hosts& hosts, int lanes, const HostTuning& tuning);
+  Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tuning);
 
-  /// The chunks of `host`'s part that are `lane`'s, and which they are.
-  std::uint32_t chunk_count(int host, int lane) const;
-  Chunk chunk(int host, int lane, std::uint32_t number) const;
+  /// The chunks of `host`'s part that are `channel`'s, and which they are.
+  std::uint32_t chunk_count(int host, int channel) const;
+  Chunk chunk(int host, int channel, std::uint32_t number) const;
 
   /// Whether `host` sends in the first phase.
   bool contributes(int host) const { return contributors_ == kAll || contributors_ == host; }
@@ -80,7 +80,7 @@ class Plan {
   const Hosts* hosts_ = nullptr;
   std::size_t count_ = 0;
   std::size_t element_ = 1;
-  std::size_t lanes_ = 1;
+  std::size_t channels_ = 1;
   std::size_t chunk_bytes_ = 64;
   int ranks_ = 0;
   int contributors_ = kNone;

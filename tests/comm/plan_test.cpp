@@ -14,7 +14,7 @@ const std::vector<Hosts> kLayouts = {
     {{0}, {1}}, {{0}, {1}, {2}}, {{0, 1}, {2}}, {{0, 1, 2}, {3}}, {{0, 1}, {2, 3}, {4}}, {{0, 2, 4}, {1, 3}},
 };
 
-int lanes_of(const Hosts& hosts) {
+int channels_of(const Hosts& hosts) {
   std::size_t least = hosts[0].size();
   for (const auto& ranks : hosts) least = std::min(least, ranks.size());
   return static_cast<int>(least);
@@ -31,19 +31,19 @@ Op op_of(OpKind kind, std::size_t count, DType dtype = DType::kF32, int root = 0
 
 constexpr OpKind kKinds[] = {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kBroadcast};
 
-TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneLanes) {
+TEST(Plan, EveryByteOfALargeRegionIsOneHostsAndOneChannels) {
   for (const Hosts& hosts : kLayouts)
     for (const OpKind kind : kKinds)
       for (const std::size_t count : {5'000ul, 65'536ul, 1'000'003ul}) {
         const Op op = op_of(kind, count);
         const HostTuning tuning;
-        const Plan plan(op, hosts, lanes_of(hosts), tuning);
+        const Plan plan(op, hosts, channels_of(hosts), tuning);
         ASSERT_FALSE(plan.small());
         std::vector<int> covered(op.bytes() / 4);
         for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
-          for (int lane = 0; lane < lanes_of(hosts); ++lane)
-            for (std::uint32_t c = 0; c < plan.chunk_count(host, lane); ++c) {
-              const Chunk chunk = plan.chunk(host, lane, c);
+          for (int channel = 0; channel < channels_of(hosts); ++channel)
+            for (std::uint32_t c = 0; c < plan.chunk_count(host, channel); ++c) {
+              const Chunk chunk = plan.chunk(host, channel, c);
               ASSERT_EQ(chunk.begin % 64, 0u);
               ASSERT_GT(chunk.bytes, 0u);
               ASSERT_LE(plan.wire_bytes(chunk), tuning.chunk_bytes);
@@ -58,7 +58,7 @@ TEST(Plan, RanksHaveTheirSlicesOnTheirHosts) {
     int ranks = 0;
     for (const auto& host : hosts) ranks += static_cast<int>(host.size());
     const Op op = op_of(OpKind::kReduceScatter, 100'000);
-    const Plan plan(op, hosts, lanes_of(hosts), {});
+    const Plan plan(op, hosts, channels_of(hosts), {});
     for (int host = 0; host < static_cast<int>(hosts.size()); ++host)
       for (std::uint32_t c = 0; c < plan.chunk_count(host, 0); ++c) {
         const Chunk chunk = plan.chunk(host, 0, c);
@@ -76,12 +76,12 @@ TEST(Plan, AFewBytesTakeOneMessageEachWay) {
   for (const Hosts& hosts : kLayouts)
     for (const OpKind kind : {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kBarrier})
       for (const std::size_t count : {0ul, 1ul, 60ul}) {
-        const Plan plan(op_of(kind, count), hosts, lanes_of(hosts), {});
+        const Plan plan(op_of(kind, count), hosts, channels_of(hosts), {});
         ASSERT_TRUE(plan.small());
         for (int host = 0; host < static_cast<int>(hosts.size()); ++host) {
           ASSERT_EQ(plan.chunk_count(host, 0), 1u);
           EXPECT_EQ(plan.chunk(host, 0, 0).bytes, count * 4);
-          for (int lane = 1; lane < lanes_of(hosts); ++lane) EXPECT_EQ(plan.chunk_count(host, lane), 0u);
+          for (int channel = 1; channel < channels_of(hosts); ++channel) EXPECT_EQ(plan.chunk_count(host, channel), 0u);
           for (int other = 0; other < static_cast<int>(hosts.size()); ++other)
             EXPECT_FALSE(plan.publishes(host, other));
         }

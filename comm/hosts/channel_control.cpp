@@ -1,36 +1,36 @@
-// What lanes say to each other beside the data, and what they make of it.
+// What channels say to each other beside the data, and what they make of it.
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/hosts/lane.h"
+#include "comm/hosts/channel.h"
 
 namespace lockstep::comm {
 
-bool Lane::waits_for(std::size_t i) const {
+bool Channel::waits_for(std::size_t i) const {
   if (opened_ == closed_) return false;
   const Operation& operation = this->operation(closed_ + 1);
   if (!operation.together) return false;
   const Plan& plan = operation.plan;
-  const Way& way = operation.ways[i];
+  const PeerProgress& progress = operation.by_peer[i];
   const int other = peers_[i].link.host();
   const std::uint32_t own = plan.chunk_count(host_, number_), theirs = plan.chunk_count(other, number_);
-  return (plan.contributes(other) && operation.reduced < own && way.arrived <= operation.reduced) ||
-         (plan.publishes(other, host_) && way.collected < theirs) ||
-         (plan.contributes(host_) && way.contributed < theirs) ||
-         (plan.publishes(host_, other) && way.published < operation.reduced);
+  return (plan.contributes(other) && operation.reduced < own && progress.arrived <= operation.reduced) ||
+         (plan.publishes(other, host_) && progress.collected < theirs) ||
+         (plan.contributes(host_) && progress.contributed < theirs) ||
+         (plan.publishes(host_, other) && progress.published < operation.reduced);
 }
 
-const std::vector<int>* Lane::said_to_wait_for(std::size_t i, std::uint64_t place) const {
+const std::vector<int>* Channel::said_to_wait_for(std::size_t i, std::uint64_t place) const {
   return peers_[i].said_place == place ? &peers_[i].said : nullptr;
 }
 
-bool Lane::others_say_they_wait() const {
+bool Channel::others_say_they_wait() const {
   return opened_ > closed_ &&
          std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.said_place == closed_ + 1; });
 }
 
-void Lane::tell_of_wait(const std::vector<int>& ranks) {
+void Channel::tell_of_wait(const std::vector<int>& ranks) {
   if (opened_ == closed_) return;
   if (told_place_ == closed_ + 1 && told_ranks_ == ranks) return;
   told_place_ = closed_ + 1;
@@ -42,7 +42,7 @@ void Lane::tell_of_wait(const std::vector<int>& ranks) {
   send_all();
 }
 
-void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
+void Channel::tell_of_end(const Verdict& verdict, Deadline deadline) {
   const std::string words = verdict.encode();
   MessageHeader header;
   if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, MessageKind::kVerdict);
@@ -72,7 +72,7 @@ void Lane::tell_of_end(const Verdict& verdict, Deadline deadline) {
   }
 }
 
-void Lane::listen_to(std::vector<pollfd>& entries) const {
+void Channel::listen_to(std::vector<pollfd>& entries) const {
   entries.clear();
   for (const Peer& peer : peers_) {
     const Link& link = peer.link;
@@ -81,12 +81,12 @@ void Lane::listen_to(std::vector<pollfd>& entries) const {
   }
 }
 
-void Lane::found(const pollfd* entries) {
+void Channel::found(const pollfd* entries) {
   for (std::size_t i = 0; i < peers_.size(); ++i)
     if (peers_[i].link.is_held() && (entries[i].revents & (POLLERR | POLLHUP)) != 0) peers_[i].link.take_down();
 }
 
-void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
+void Channel::out_of_step(const Link& link, const MessageHeader& header, const Op* ours) const {
   const std::string who = names_.name_of(link.rank());
   if (ours != nullptr) throw OutOfStepError(out_of_step_text(who, header.op, *ours), kSameProgram);
   throw OutOfStepError(
@@ -94,12 +94,12 @@ void Lane::out_of_step(const Link& link, const MessageHeader& header, const Op* 
       kSameProgram);
 }
 
-void Lane::not_understood(const Link& link, const char* why) const {
+void Channel::not_understood(const Link& link, const char* why) const {
   throw DeviceError(fmt::format("{} is no longer understood: it sent {}", names_.name_of(link.rank()), why),
                     "start every rank with the same binary, on machines of one kind");
 }
 
-void Lane::altered(Link& link, Link::Part part, const MessageHeader& header) {
+void Channel::altered(Link& link, Link::Part part, const MessageHeader& header) {
   const bool known = part == Link::Part::kPayload;
   std::string what = known ? fmt::format("{} bytes", header.bytes) : std::string("a header");
   if (known && header.op.op_index > 0)

@@ -19,29 +19,30 @@
 
 namespace lockstep::comm {
 
-/// Note [Lanes]
-/// A lane is one rank of each host, connected with each other. It moves its chunks of an operation (Note [Two levels])
-/// once all ranks of its host have posted it: it reduces what they have put in and sends it, reduces what comes in from
-/// the other hosts, in their order, into its own chunks, and writes what is final into the copies of all ranks of its
-/// host. Chunks follow each other, so the two phases, both directions and the arithmetic all go on at the same time.
+/// Note [Channels]
+/// A channel is one rank of each host, connected with each other. It moves its chunks of an operation (Note [Two
+/// levels]) once all ranks of its host have posted it: it reduces what they have put in and sends it, reduces what
+/// comes in from the other hosts, in their order, into its own chunks, and writes what is final into the copies of all
+/// ranks of its host. Chunks follow each other, so the two phases, both directions and the arithmetic all go on at the
+/// same time.
 ///
 /// Several operations are under way at once. A message may come before this rank has posted its operation: its payload
 /// then waits in a block of the pool. It may be so early that there is no room to remember it (kWindow operations after
 /// the first that is unfinished here); then nothing more is read from that link. That ends: its sender has finished the
 /// first one, so what this rank needs for that has come before.
-class Lane final : private Link::Sink {
+class Channel final : private Link::Sink {
  public:
   static constexpr std::uint64_t kWindow = 8;
   static_assert(kWindow <= RankControlBlock::kSlots);
 
   /// `peers` and `sync` outlive it. `host` is this rank's; links[i] is to hosts in ascending order, without its own.
-  Lane(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
-       std::vector<Link> links);
+  Channel(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
+          std::vector<Link> links);
 
   /// This rank has posted `op` in `place`, the next one; `part_bytes` lie between the ranks' copies of its arena.
   /// Throws OutOfStepError where another host has come to something else there.
   void open(std::uint64_t place, const Op& op, std::size_t part_bytes);
-  /// Whether all that this lane has to do for an open operation is done.
+  /// Whether all that this channel has to do for an open operation is done.
   bool is_done(std::uint64_t place) const;
   /// The first one, which is done, is forgotten.
   void close(std::uint64_t place);
@@ -49,7 +50,7 @@ class Lane final : private Link::Sink {
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
   /// none or not as they were sent.
   bool advance();
-  /// Reads what has come, for a rank that has nothing under way.
+  /// Reads what has come, for a rank that has nothing under progress.
   bool listen();
 
   std::size_t links() const { return peers_.size(); }
@@ -76,7 +77,7 @@ class Lane final : private Link::Sink {
 
  private:
   /// One operation's way to and from one host. Chunks in either direction come in order.
-  struct Way {
+  struct PeerProgress {
     std::uint32_t contributed = 0;  // chunks of their part, sent
     std::uint32_t published = 0;    // chunks of our part, sent
     std::uint32_t arrived = 0;      // chunks of our part that they have contributed
@@ -93,8 +94,8 @@ class Lane final : private Link::Sink {
     Op op;
     std::size_t part_bytes = 0;
     Plan plan;
-    std::uint32_t reduced = 0;  // chunks of our part that are final
-    std::vector<Way> ways;      // by peer
+    std::uint32_t reduced = 0;          // chunks of our part that are final
+    std::vector<PeerProgress> by_peer;  // by peer
   };
   struct Peer {
     explicit Peer(Link l) : link(std::move(l)) {}

@@ -1,4 +1,4 @@
-#include "comm/hosts/lane.h"
+#include "comm/hosts/channel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,15 +9,15 @@
 namespace lockstep::comm {
 namespace {
 
-// Of all links together, that a lane has room for from the start.
+// Of all links together, that a channel has room for from the start.
 constexpr std::size_t kBytesAhead = 4 << 20;
 // What a link may bring, or take, before the others have their turn: a few chunks.
 constexpr int kTurns = 8;
 
 }  // namespace
 
-Lane::Lane(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
-           std::vector<Link> links)
+Channel::Channel(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
+                 std::vector<Link> links)
     : number_(number),
       host_(host),
       names_(peers),
@@ -33,19 +33,19 @@ Lane::Lane(int number, int host, const Peers& peers, const IntraHostSync& sync, 
     peers_.back().staging = std::make_unique_for_overwrite<std::byte[]>(tuning.chunk_bytes);
     peers_.back().outgoing.reserve(sizeof(std::int32_t) * NodeControlBlock::kMostBlamed);
   }
-  for (Operation& operation : window_) operation.ways.resize(peers_.size());
+  for (Operation& operation : window_) operation.by_peer.resize(peers_.size());
   sources_.reserve(std::max(hosts_.size(), static_cast<std::size_t>(sync.size())));
   ready_.reserve(peers_.size());
 }
 
-int Lane::local_of(int rank) const {
+int Channel::local_of(int rank) const {
   const auto& ranks = hosts_[static_cast<std::size_t>(host_)];
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
 // ---- Operations ----
 
-void Lane::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
+void Channel::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
   LOCKSTEP_ASSERT(place == opened_ + 1 && place <= closed_ + kWindow, "operation {} after {}", place, opened_);
   opened_ = place;
   Operation& operation = this->operation(place);
@@ -56,45 +56,45 @@ void Lane::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
   operation.plan = Plan(op, hosts_, static_cast<int>(sync_.drivers()), tuning_);
   operation.reduced = 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    Way& way = operation.ways[i];
-    if (way.heard) compare(way.first, operation, peers_[i].link);
-    while (!way.early.empty()) {
-      const Chunk chunk = operation.plan.chunk(peers_[i].link.host(), number_, way.collected++);
-      ChunkPool::Block* const block = way.early.pop();
+    PeerProgress& progress = operation.by_peer[i];
+    if (progress.heard) compare(progress.first, operation, peers_[i].link);
+    while (!progress.early.empty()) {
+      const Chunk chunk = operation.plan.chunk(peers_[i].link.host(), number_, progress.collected++);
+      ChunkPool::Block* const block = progress.early.pop();
       std::memcpy(op.data + chunk.begin, block->bytes, chunk.bytes);
       pool_.give_back(block);
     }
   }
 }
 
-bool Lane::is_done(std::uint64_t place) const {
+bool Channel::is_done(std::uint64_t place) const {
   const Operation& operation = this->operation(place);
   const Plan& plan = operation.plan;
   const std::uint32_t own = plan.chunk_count(host_, number_);
   if (!operation.together || operation.reduced < own) return false;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int other = peers_[i].link.host();
-    const Way& way = operation.ways[i];
-    if (plan.contributes(host_) && way.contributed < plan.chunk_count(other, number_)) return false;
-    if (plan.publishes(host_, other) && way.published < own) return false;
-    if (plan.publishes(other, host_) && way.spread < plan.chunk_count(other, number_)) return false;
+    const PeerProgress& progress = operation.by_peer[i];
+    if (plan.contributes(host_) && progress.contributed < plan.chunk_count(other, number_)) return false;
+    if (plan.publishes(host_, other) && progress.published < own) return false;
+    if (plan.publishes(other, host_) && progress.spread < plan.chunk_count(other, number_)) return false;
   }
   return true;
 }
 
-void Lane::close(std::uint64_t place) {
+void Channel::close(std::uint64_t place) {
   LOCKSTEP_ASSERT(place == closed_ + 1, "the end of operation {} after {}", place, closed_);
   closed_ = place;
   Operation& operation = this->operation(place);
   operation.open = false;
-  for (Way& way : operation.ways) way = {};
+  for (PeerProgress& progress : operation.by_peer) progress = {};
 }
 
 // ---- What comes in ----
 
-std::size_t Lane::index_of(const Link& link) const { return peer_of_host(link.host()); }
+std::size_t Channel::index_of(const Link& link) const { return peer_of_host(link.host()); }
 
-std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
+std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
   Peer& peer = peers_[index_of(link)];
   if (header.magic != MessageHeader::kMagic) not_understood(link, "no header of lockstep's");
   if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) {
@@ -109,17 +109,17 @@ std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
   }
   if (header.op.op_index > closed_ + kWindow) return nullptr;
   Operation& operation = this->operation(header.op.op_index);
-  Way& way = operation.ways[index_of(link)];
-  if (!way.heard) {
-    way.heard = true;
-    way.first = header;
+  PeerProgress& progress = operation.by_peer[index_of(link)];
+  if (!progress.heard) {
+    progress.heard = true;
+    progress.first = header;
   }
   if (operation.open) compare(header, operation, link);
   if (header.bytes > tuning_.chunk_bytes) not_understood(link, "a chunk that is too long");
   if (operation.open) {
     const bool contributes = header.kind == MessageKind::kContribute;
     const int owner = contributes ? host_ : link.host();
-    const std::uint32_t next = contributes ? way.arrived : way.collected;
+    const std::uint32_t next = contributes ? progress.arrived : progress.collected;
     if (header.chunk != next || next >= operation.plan.chunk_count(owner, number_))
       not_understood(link, "a chunk out of turn");
     const Chunk chunk = operation.plan.chunk(owner, number_, next);
@@ -131,32 +131,32 @@ std::byte* Lane::room_for(Link& link, const MessageHeader& header) {
   return peer.filling->bytes;
 }
 
-void Lane::arrived(Link& link, const MessageHeader& header) {
+void Channel::arrived(Link& link, const MessageHeader& header) {
   Peer& peer = peers_[index_of(link)];
   if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) return take_notice(peer, header);
   Operation& operation = this->operation(header.op.op_index);
-  Way& way = operation.ways[index_of(link)];
+  PeerProgress& progress = operation.by_peer[index_of(link)];
   ChunkPool::Block* const block = std::exchange(peer.filling, nullptr);
   if (header.kind == MessageKind::kContribute) {
-    way.contributions.push(block);
-    ++way.arrived;
+    progress.contributions.push(block);
+    ++progress.arrived;
     ++progress_;
     return;
   }
   ++progress_;
   if (block == nullptr) {
-    ++way.collected;
+    ++progress.collected;
   } else if (operation.open) {
     // Opened while it came in.
-    const Chunk chunk = operation.plan.chunk(link.host(), number_, way.collected++);
+    const Chunk chunk = operation.plan.chunk(link.host(), number_, progress.collected++);
     std::memcpy(operation.op.data + chunk.begin, block->bytes, chunk.bytes);
     pool_.give_back(block);
   } else {
-    way.early.push(block);
+    progress.early.push(block);
   }
 }
 
-void Lane::take_notice(Peer& peer, const MessageHeader& header) {
+void Channel::take_notice(Peer& peer, const MessageHeader& header) {
   if (header.kind == MessageKind::kVerdict) {
     const auto verdict = Verdict::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
     if (!verdict) not_understood(peer.link, "a verdict that is none");
@@ -172,24 +172,24 @@ void Lane::take_notice(Peer& peer, const MessageHeader& header) {
   // it: now, or when it comes there.
   if (header.op.op_index <= opened_) return compare_with_known(header, peer.link);
   if (header.op.op_index > closed_ + kWindow) return;
-  Way& way = operation(header.op.op_index).ways[index_of(peer.link)];
-  way.heard = true;
-  way.first = header;
+  PeerProgress& progress = operation(header.op.op_index).by_peer[index_of(peer.link)];
+  progress.heard = true;
+  progress.first = header;
 }
 
 /// Of an operation that this rank has come to: as long as it is remembered.
-void Lane::compare_with_known(const MessageHeader& header, const Link& link) const {
+void Channel::compare_with_known(const MessageHeader& header, const Link& link) const {
   if (header.op.op_index > 0 && header.op.op_index + kWindow > opened_)
     compare(header, operation(header.op.op_index), link);
 }
 
-void Lane::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
+void Channel::compare(const MessageHeader& header, const Operation& operation, const Link& link) const {
   if (header.op.history != operation.op.history) out_of_step(link, header, &operation.op);
 }
 
 // ---- The arithmetic ----
 
-bool Lane::look_for_locals() {
+bool Channel::look_for_locals() {
   bool moved = false;
   for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
     Operation& operation = this->operation(place);
@@ -199,20 +199,20 @@ bool Lane::look_for_locals() {
   return moved;
 }
 
-bool Lane::may_reduce(const Operation& operation) const {
+bool Channel::may_reduce(const Operation& operation) const {
   if (!operation.together || operation.reduced >= operation.plan.chunk_count(host_, number_)) return false;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Way& way = operation.ways[i];
-    if (operation.plan.contributes(peers_[i].link.host()) && way.arrived <= operation.reduced) return false;
+    const PeerProgress& progress = operation.by_peer[i];
+    if (operation.plan.contributes(peers_[i].link.host()) && progress.arrived <= operation.reduced) return false;
     // What is sent is what the result overwrites.
     if (operation.plan.small() && operation.plan.contributes(host_) &&
-        way.contributed < operation.plan.chunk_count(peers_[i].link.host(), number_))
+        progress.contributed < operation.plan.chunk_count(peers_[i].link.host(), number_))
       return false;
   }
   return true;
 }
 
-bool Lane::reduce_all() {
+bool Channel::reduce_all() {
   bool moved = false;
   for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
     Operation& operation = this->operation(place);
@@ -224,7 +224,7 @@ bool Lane::reduce_all() {
   return moved;
 }
 
-void Lane::reduce_next(Operation& operation) {
+void Channel::reduce_next(Operation& operation) {
   const Plan& plan = operation.plan;
   const Op& op = operation.op;
   const Chunk chunk = plan.chunk(host_, number_, operation.reduced++);
@@ -237,7 +237,7 @@ void Lane::reduce_next(Operation& operation) {
     for (std::size_t h = 0; h < hosts; ++h)
       sources_[h] = static_cast<int>(h) == host_
                         ? mine
-                        : operation.ways[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
+                        : operation.by_peer[peer_of_host(static_cast<int>(h))].contributions.first()->bytes;
     reduce_partials(op.dtype, op.reduce, plan.widened(), copy_of(operation, at) + chunk.begin, sources_,
                     chunk.bytes / size_of(op.dtype));
     if (op.kind == OpKind::kAllReduce) spread(operation, chunk, at);
@@ -250,16 +250,16 @@ void Lane::reduce_next(Operation& operation) {
     } else if (chunk.bytes > 0) {
       for (std::size_t i = 0; i < peers_.size(); ++i)
         if (plan.contributes(peers_[i].link.host()))
-          std::memcpy(op.data + chunk.begin, operation.ways[i].contributions.first()->bytes, chunk.bytes);
+          std::memcpy(op.data + chunk.begin, operation.by_peer[i].contributions.first()->bytes, chunk.bytes);
     }
     spread(operation, chunk, from);
   }
   for (std::size_t i = 0; i < peers_.size(); ++i)
-    if (plan.contributes(peers_[i].link.host())) pool_.give_back(operation.ways[i].contributions.pop());
+    if (plan.contributes(peers_[i].link.host())) pool_.give_back(operation.by_peer[i].contributions.pop());
 }
 
 /// What this host has for a chunk of another one's part, or of its own, as it travels: where it lies, or in `staging`.
-const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, std::byte* staging) {
+const std::byte* Channel::contribution(Operation& operation, const Chunk& chunk, std::byte* staging) {
   const Op& op = operation.op;
   if (op.kind == OpKind::kBroadcast) return copy_of(operation, local_of(op.root)) + chunk.begin;
   if (chunk.bytes == 0) return op.data;
@@ -271,23 +271,23 @@ const std::byte* Lane::contribution(Operation& operation, const Chunk& chunk, st
 }
 
 /// From one local copy to the others.
-void Lane::spread(const Operation& operation, const Chunk& chunk, int from) const {
+void Channel::spread(const Operation& operation, const Chunk& chunk, int from) const {
   if (chunk.bytes == 0) return;
   const std::byte* const source = copy_of(operation, from) + chunk.begin;
   for (int i = 0; i < sync_.size(); ++i)
     if (i != from) std::memcpy(copy_of(operation, i) + chunk.begin, source, chunk.bytes);
 }
 
-bool Lane::spread_all() {
+bool Channel::spread_all() {
   bool moved = false;
   for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
     Operation& operation = this->operation(place);
     if (!operation.together) continue;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      Way& way = operation.ways[i];
-      for (; way.spread < way.collected; ++way.spread, moved = true)
+      PeerProgress& progress = operation.by_peer[i];
+      for (; progress.spread < progress.collected; ++progress.spread, moved = true)
         if (sync_.size() > 1)
-          spread(operation, operation.plan.chunk(peers_[i].link.host(), number_, way.spread), sync_.local());
+          spread(operation, operation.plan.chunk(peers_[i].link.host(), number_, progress.spread), sync_.local());
     }
   }
   return moved;
@@ -295,7 +295,7 @@ bool Lane::spread_all() {
 
 // ---- What goes out ----
 
-bool Lane::send_all() {
+bool Channel::send_all() {
   bool moved = false;
   // Every host begins with another one, so that they do not all send to the same.
   for (std::size_t n = 0; n < peers_.size(); ++n)
@@ -303,7 +303,7 @@ bool Lane::send_all() {
   return moved;
 }
 
-bool Lane::send_to(std::size_t index) {
+bool Channel::send_to(std::size_t index) {
   Peer& peer = peers_[index];
   if (peer.link.is_down()) return false;
   bool moved = false;
@@ -313,15 +313,15 @@ bool Lane::send_to(std::size_t index) {
     moved = true;
     if (peer.link.sending()) continue;
     if (Operation* const operation = std::exchange(peer.sending, nullptr)) {
-      Way& way = operation->ways[index];
-      ++(peer.sending_kind == MessageKind::kContribute ? way.contributed : way.published);
+      PeerProgress& progress = operation->by_peer[index];
+      ++(peer.sending_kind == MessageKind::kContribute ? progress.contributed : progress.published);
       ++progress_;
     }
   }
   return moved;
 }
 
-bool Lane::begin_next(std::size_t index) {
+bool Channel::begin_next(std::size_t index) {
   Peer& peer = peers_[index];
   const int other = peer.link.host();
   if (!peer.outgoing.empty() && told_place_ <= closed_) peer.outgoing.clear();
@@ -338,10 +338,10 @@ bool Lane::begin_next(std::size_t index) {
     Operation& operation = this->operation(place);
     if (!operation.together) continue;
     const Plan& plan = operation.plan;
-    Way& way = operation.ways[index];
-    const bool contributes = plan.contributes(host_) && way.contributed < plan.chunk_count(other, number_);
-    if (!contributes && !(plan.publishes(host_, other) && way.published < operation.reduced)) continue;
-    const std::uint32_t number = contributes ? way.contributed : way.published;
+    PeerProgress& progress = operation.by_peer[index];
+    const bool contributes = plan.contributes(host_) && progress.contributed < plan.chunk_count(other, number_);
+    if (!contributes && !(plan.publishes(host_, other) && progress.published < operation.reduced)) continue;
+    const std::uint32_t number = contributes ? progress.contributed : progress.published;
     const Chunk chunk = plan.chunk(contributes ? other : host_, number_, number);
     MessageHeader header = header_for(operation.op, contributes ? MessageKind::kContribute : MessageKind::kPublish);
     header.chunk = number;
@@ -362,7 +362,7 @@ bool Lane::begin_next(std::size_t index) {
 
 // ---- Together ----
 
-bool Lane::advance() {
+bool Channel::advance() {
   bool moved = listen();
   moved |= look_for_locals();
   moved |= spread_all();
@@ -373,7 +373,7 @@ bool Lane::advance() {
   return moved;
 }
 
-bool Lane::listen() {
+bool Channel::listen() {
   listen_to(ready_);
   if (::poll(ready_.data(), ready_.size(), 0) <= 0) {
     for (Peer& peer : peers_)
