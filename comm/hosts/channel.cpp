@@ -75,9 +75,9 @@ bool Channel::is_done(std::uint64_t place) const {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int other = peers_[i].link.host();
     const PeerProgress& progress = operation.by_peer[i];
-    if (plan.contributes(host_) && progress.contributed < plan.chunk_count(other, number_)) return false;
-    if (plan.publishes(host_, other) && progress.published < own) return false;
-    if (plan.publishes(other, host_) && progress.spread < plan.chunk_count(other, number_)) return false;
+    if (plan.scatters(host_) && progress.scattered < plan.chunk_count(other, number_)) return false;
+    if (plan.gathers(host_, other) && progress.gathered < own) return false;
+    if (plan.gathers(other, host_) && progress.spread < plan.chunk_count(other, number_)) return false;
   }
   return true;
 }
@@ -101,7 +101,7 @@ std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
     if (header.bytes > peer.words.size()) not_understood(link, "too many words");
     return peer.words.data();
   }
-  if (header.kind != MessageKind::kContribute && header.kind != MessageKind::kPublish)
+  if (header.kind != MessageKind::kReduceScatter && header.kind != MessageKind::kAllGather)
     not_understood(link, "an unknown message");
   if (header.op.op_index <= closed_) {
     compare_with_known(header, link);
@@ -117,15 +117,15 @@ std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
   if (operation.open) compare(header, operation, link);
   if (header.bytes > tuning_.chunk_bytes) not_understood(link, "a chunk that is too long");
   if (operation.open) {
-    const bool contributes = header.kind == MessageKind::kContribute;
-    const int owner = contributes ? host_ : link.host();
-    const std::uint32_t next = contributes ? progress.arrived : progress.collected;
+    const bool scatters = header.kind == MessageKind::kReduceScatter;
+    const int owner = scatters ? host_ : link.host();
+    const std::uint32_t next = scatters ? progress.arrived : progress.collected;
     if (header.chunk != next || next >= operation.plan.chunk_count(owner, number_))
       not_understood(link, "a chunk out of turn");
     const Chunk chunk = operation.plan.chunk(owner, number_, next);
-    if (header.bytes != (contributes ? operation.plan.wire_bytes(chunk) : chunk.bytes))
+    if (header.bytes != (scatters ? operation.plan.wire_bytes(chunk) : chunk.bytes))
       not_understood(link, "a chunk of another length");
-    if (!contributes) return operation.op.data + chunk.begin;
+    if (!scatters) return operation.op.data + chunk.begin;
   }
   peer.filling = pool_.take();
   return peer.filling->bytes;
@@ -137,7 +137,7 @@ void Channel::arrived(Link& link, const MessageHeader& header) {
   Operation& operation = this->operation(header.op.op_index);
   PeerProgress& progress = operation.by_peer[index_of(link)];
   ChunkPool::Block* const block = std::exchange(peer.filling, nullptr);
-  if (header.kind == MessageKind::kContribute) {
+  if (header.kind == MessageKind::kReduceScatter) {
     progress.contributions.push(block);
     ++progress.arrived;
     ++progress_;
@@ -203,10 +203,10 @@ bool Channel::may_reduce(const Operation& operation) const {
   if (!operation.together || operation.reduced >= operation.plan.chunk_count(host_, number_)) return false;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const PeerProgress& progress = operation.by_peer[i];
-    if (operation.plan.contributes(peers_[i].link.host()) && progress.arrived <= operation.reduced) return false;
+    if (operation.plan.scatters(peers_[i].link.host()) && progress.arrived <= operation.reduced) return false;
     // What is sent is what the result overwrites.
-    if (operation.plan.small() && operation.plan.contributes(host_) &&
-        progress.contributed < operation.plan.chunk_count(peers_[i].link.host(), number_))
+    if (operation.plan.small() && operation.plan.scatters(host_) &&
+        progress.scattered < operation.plan.chunk_count(peers_[i].link.host(), number_))
       return false;
   }
   return true;
@@ -245,17 +245,17 @@ void Channel::reduce_next(Operation& operation) {
     spread(operation, chunk, at);
   } else if (op.kind == OpKind::kBroadcast) {
     int from = sync_.local();
-    if (plan.contributes(host_)) {
+    if (plan.scatters(host_)) {
       from = local_of(op.root);
     } else if (chunk.bytes > 0) {
       for (std::size_t i = 0; i < peers_.size(); ++i)
-        if (plan.contributes(peers_[i].link.host()))
+        if (plan.scatters(peers_[i].link.host()))
           std::memcpy(op.data + chunk.begin, operation.by_peer[i].contributions.first()->bytes, chunk.bytes);
     }
     spread(operation, chunk, from);
   }
   for (std::size_t i = 0; i < peers_.size(); ++i)
-    if (plan.contributes(peers_[i].link.host())) pool_.give_back(operation.by_peer[i].contributions.pop());
+    if (plan.scatters(peers_[i].link.host())) pool_.give_back(operation.by_peer[i].contributions.pop());
 }
 
 /// What this host has for a chunk of another one's part, or of its own, as it travels: where it lies, or in `staging`.
@@ -314,7 +314,7 @@ bool Channel::send_to(std::size_t index) {
     if (peer.link.sending()) continue;
     if (Operation* const operation = std::exchange(peer.sending, nullptr)) {
       PeerProgress& progress = operation->by_peer[index];
-      ++(peer.sending_kind == MessageKind::kContribute ? progress.contributed : progress.published);
+      ++(peer.sending_kind == MessageKind::kReduceScatter ? progress.scattered : progress.gathered);
       ++progress_;
     }
   }
@@ -339,18 +339,18 @@ bool Channel::begin_next(std::size_t index) {
     if (!operation.together) continue;
     const Plan& plan = operation.plan;
     PeerProgress& progress = operation.by_peer[index];
-    const bool contributes = plan.contributes(host_) && progress.contributed < plan.chunk_count(other, number_);
-    if (!contributes && !(plan.publishes(host_, other) && progress.published < operation.reduced)) continue;
-    const std::uint32_t number = contributes ? progress.contributed : progress.published;
-    const Chunk chunk = plan.chunk(contributes ? other : host_, number_, number);
-    MessageHeader header = header_for(operation.op, contributes ? MessageKind::kContribute : MessageKind::kPublish);
+    const bool scatters = plan.scatters(host_) && progress.scattered < plan.chunk_count(other, number_);
+    if (!scatters && !(plan.gathers(host_, other) && progress.gathered < operation.reduced)) continue;
+    const std::uint32_t number = scatters ? progress.scattered : progress.gathered;
+    const Chunk chunk = plan.chunk(scatters ? other : host_, number_, number);
+    MessageHeader header = header_for(operation.op, scatters ? MessageKind::kReduceScatter : MessageKind::kAllGather);
     header.chunk = number;
-    header.bytes = static_cast<std::uint32_t>(contributes ? plan.wire_bytes(chunk) : chunk.bytes);
+    header.bytes = static_cast<std::uint32_t>(scatters ? plan.wire_bytes(chunk) : chunk.bytes);
     const std::byte* const payload =
-        contributes ? contribution(operation, chunk, peer.staging.get())
-                    : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local()) + chunk.begin;
-    // Nobody publishes to the root's host: what it sends away its other ranks take here.
-    if (contributes && operation.op.kind == OpKind::kBroadcast && !plan.small())
+        scatters ? contribution(operation, chunk, peer.staging.get())
+                 : copy_of(operation, chunk.rank >= 0 ? local_of(chunk.rank) : sync_.local()) + chunk.begin;
+    // Nobody gathers at the root's host: what it sends away its other ranks take here.
+    if (scatters && operation.op.kind == OpKind::kBroadcast && !plan.small())
       spread(operation, chunk, local_of(operation.op.root));
     peer.sending = &operation;
     peer.sending_kind = header.kind;

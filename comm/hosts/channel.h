@@ -78,13 +78,13 @@ class Channel final : private Link::Sink {
  private:
   /// One operation's way to and from one host. Chunks in either direction come in order.
   struct PeerProgress {
-    std::uint32_t contributed = 0;  // chunks of their part, sent
-    std::uint32_t published = 0;    // chunks of our part, sent
-    std::uint32_t arrived = 0;      // chunks of our part that they have contributed
-    std::uint32_t collected = 0;    // chunks of their part that are here
-    std::uint32_t spread = 0;       // of those, in all copies
-    BlockQueue contributions;       // arrived, not reduced
-    BlockQueue early;               // collected before the operation was open
+    std::uint32_t scattered = 0;  // chunks of their part, sent
+    std::uint32_t gathered = 0;   // chunks of our part, sent
+    std::uint32_t arrived = 0;    // chunks of our part that they have scattered
+    std::uint32_t collected = 0;  // chunks of their part that are here
+    std::uint32_t spread = 0;     // of those, in all copies
+    BlockQueue contributions;     // arrived, not reduced
+    BlockQueue early;             // collected before the operation was open
     bool heard = false;
     MessageHeader first;  // if heard
   };
@@ -101,7 +101,7 @@ class Channel final : private Link::Sink {
     explicit Peer(Link l) : link(std::move(l)) {}
     Link link;
     Operation* sending = nullptr;  // whose message is on its way out, if any
-    MessageKind sending_kind = MessageKind::kContribute;
+    MessageKind sending_kind = MessageKind::kReduceScatter;
     std::unique_ptr<std::byte[]> staging;  // for payloads that are made for sending
     ChunkPool::Block* filling = nullptr;   // what is arriving
     std::vector<int> said;                 // its last notice

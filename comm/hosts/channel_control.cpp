@@ -15,10 +15,10 @@ bool Channel::waits_for(std::size_t i) const {
   const PeerProgress& progress = operation.by_peer[i];
   const int other = peers_[i].link.host();
   const std::uint32_t own = plan.chunk_count(host_, number_), theirs = plan.chunk_count(other, number_);
-  return (plan.contributes(other) && operation.reduced < own && progress.arrived <= operation.reduced) ||
-         (plan.publishes(other, host_) && progress.collected < theirs) ||
-         (plan.contributes(host_) && progress.contributed < theirs) ||
-         (plan.publishes(host_, other) && progress.published < operation.reduced);
+  return (plan.scatters(other) && operation.reduced < own && progress.arrived <= operation.reduced) ||
+         (plan.gathers(other, host_) && progress.collected < theirs) ||
+         (plan.scatters(host_) && progress.scattered < theirs) ||
+         (plan.gathers(host_, other) && progress.gathered < operation.reduced);
 }
 
 const std::vector<int>* Channel::said_to_wait_for(std::size_t i, std::uint64_t place) const {

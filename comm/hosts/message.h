@@ -11,10 +11,10 @@
 namespace lockstep::comm {
 
 enum class MessageKind : std::uint8_t {
-  kContribute = 1,  // a chunk of the receiver's part
-  kPublish,         // a chunk of the sender's part, final
-  kNotice,          // the sender waits in this operation; i32 ranks that it waits for
-  kVerdict,         // the sender ends because of that: u8 Verdict::Kind, text
+  kReduceScatter = 1,  // a chunk of the receiver's part
+  kAllGather,          // a chunk of the sender's part, final
+  kNotice,             // the sender waits in this operation; i32 ranks that it waits for
+  kVerdict,            // the sender ends because of that: u8 Verdict::Kind, text
 };
 
 /// Note [Checksums]
@@ -30,7 +30,7 @@ enum class MessageKind : std::uint8_t {
 /// of step are found by the first message, and named. In the byte order of the machine.
 struct MessageHeader {
   std::uint32_t magic = kMagic;
-  MessageKind kind = MessageKind::kContribute;
+  MessageKind kind = MessageKind::kReduceScatter;
   std::uint8_t reserved[3] = {};
   std::uint32_t chunk = 0;  // the channel's chunks of a part are counted from 0
   std::uint32_t bytes = 0;  // of the payload

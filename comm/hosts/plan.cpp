@@ -26,12 +26,12 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
   }
   widened_ = crowded && reduces(op.kind) && op.dtype == DType::kBF16 && op.reduce == ReduceOp::kSum;
   small_ = !by_rank_ && op.bytes() <= small_limit(tuning, hosts.size());
-  if (op.kind != OpKind::kAllGather) contributors_ = kAll;
-  publishes_ = !small_ && op.kind != OpKind::kReduceScatter;
+  if (op.kind != OpKind::kAllGather) scatterers_ = kAll;
+  gathers_ = !small_ && op.kind != OpKind::kReduceScatter;
   if (op.kind == OpKind::kBroadcast) {
     for (std::size_t h = 0; h < hosts.size(); ++h)
       if (std::binary_search(hosts[h].begin(), hosts[h].end(), op.root)) root_host_ = static_cast<int>(h);
-    contributors_ = root_host_;
+    scatterers_ = root_host_;
   }
   if (small_) {
     chunk_bytes_ = std::max<std::size_t>(op.bytes(), 1);

@@ -31,12 +31,12 @@ struct Chunk {
 
 /// Note [Two levels]
 /// Between hosts an operation has two phases, and each may be left out. Every host owns a part of the region.
-///   contribute  every host sends each owner what it has for that owner's part: the reduction of its own ranks'
-///               contributions (allreduce, reduce_scatter), or the root's bytes (broadcast, from the root's host
-///               alone); the owner combines them, hosts in the order of their first ranks.
-///   publish     the owner sends its part, final now, to all other hosts (allreduce, allgather, broadcast).
+///   reduce-scatter  every host sends each owner what it has for that owner's part: the reduction of its own ranks'
+///                   contributions (allreduce, reduce_scatter), or the root's bytes (broadcast, from the root's host
+///                   alone); the owner combines them, hosts in the order of their first ranks.
+///   all-gather      the owner sends its part, final now, to all other hosts (allreduce, allgather, broadcast).
 /// Where ranks have slices (reduce_scatter, allgather) a host owns those of its ranks; else the hosts' parts are equal.
-/// A region of a few bytes is every host's own as a whole: it is contributed to all, and nothing has to be published.
+/// A region of a few bytes is every host's own as a whole: it is scattered to all, and nothing has to be gathered.
 /// A host sends and receives 2 (H - 1) / H of an allreduce's region, which is the least that it can; all pairs of hosts
 /// exchange at the same time, in both directions.
 ///
@@ -54,9 +54,9 @@ class Plan {
   Chunk chunk(int host, int channel, std::uint32_t number) const;
 
   /// Whether `host` sends in the first phase.
-  bool contributes(int host) const { return contributors_ == kAll || contributors_ == host; }
+  bool scatters(int host) const { return scatterers_ == kAll || scatterers_ == host; }
   /// Whether `owner` sends its part to `other` in the second.
-  bool publishes(int owner, int other) const { return publishes_ && owner != other && other != root_host_; }
+  bool gathers(int owner, int other) const { return gathers_ && owner != other && other != root_host_; }
   /// The region is every host's own as a whole.
   bool small() const { return small_; }
   /// Sums of bf16 travel as f32 where a host has several ranks, so that they are rounded once.
@@ -83,9 +83,9 @@ class Plan {
   std::size_t channels_ = 1;
   std::size_t chunk_bytes_ = 64;
   int ranks_ = 0;
-  int contributors_ = kNone;
+  int scatterers_ = kNone;
   int root_host_ = -1;  // of a broadcast
-  bool publishes_ = false;
+  bool gathers_ = false;
   bool by_rank_ = false;
   bool small_ = false;
   bool widened_ = false;

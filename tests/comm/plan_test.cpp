@@ -82,8 +82,7 @@ TEST(Plan, AFewBytesTakeOneMessageEachWay) {
           ASSERT_EQ(plan.chunk_count(host, 0), 1u);
           EXPECT_EQ(plan.chunk(host, 0, 0).bytes, count * 4);
           for (int channel = 1; channel < channels_of(hosts); ++channel) EXPECT_EQ(plan.chunk_count(host, channel), 0u);
-          for (int other = 0; other < static_cast<int>(hosts.size()); ++other)
-            EXPECT_FALSE(plan.publishes(host, other));
+          for (int other = 0; other < static_cast<int>(hosts.size()); ++other) EXPECT_FALSE(plan.gathers(host, other));
         }
       }
 }
@@ -91,10 +90,10 @@ TEST(Plan, AFewBytesTakeOneMessageEachWay) {
 TEST(Plan, OnlyTheRootsHostContributesToABroadcast) {
   const Hosts hosts = {{0, 2, 4}, {1, 3}};
   const Plan plan(op_of(OpKind::kBroadcast, 100'000, DType::kF32, 3), hosts, 2, {});
-  EXPECT_FALSE(plan.contributes(0));
-  EXPECT_TRUE(plan.contributes(1));
-  EXPECT_TRUE(plan.publishes(1, 0));
-  EXPECT_FALSE(plan.publishes(0, 1));  // it has them all
+  EXPECT_FALSE(plan.scatters(0));
+  EXPECT_TRUE(plan.scatters(1));
+  EXPECT_TRUE(plan.gathers(1, 0));
+  EXPECT_FALSE(plan.gathers(0, 1));  // it has them all
 }
 
 TEST(Plan, SumsOfBf16TravelWideFromHostsWithSeveralRanks) {
