@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "comm/reduce.h"
 #include "comm/op.h"
+#include "comm/reduce.h"
 
 namespace lockstep::comm {
 namespace {
@@ -51,11 +51,11 @@ void Exchange::start() {
   for (Peer& peer : peers_) {
     if (reduces()) {
       expect(peer);
-      contribute(peer);
+      scatter(peer);
     }
     if (gathers()) {
       collect(peer);
-      publish(peer);
+      gather(peer);
     }
   }
 }
@@ -64,27 +64,26 @@ void Exchange::on_complete(const Transfer& transfer) {
   --unfinished_;
   Peer& peer = peer_of(transfer.peer);
   const bool sent = transfer.direction == Transfer::Direction::kSend;
-  if (transfer.phase == kReduce && sent) {
-    peer.contributed.tick(transfer.chunk);
-    contribute(peer);
+  if (transfer.phase == kReduceScatter && sent) {
+    peer.scattered.tick(transfer.chunk);
+    scatter(peer);
     if (gathers()) collect(peer);
-  } else if (transfer.phase == kReduce) {
+  } else if (transfer.phase == kReduceScatter) {
     peer.arrived.tick(transfer.chunk);
     reduce_arrived();
   } else if (sent) {
-    ++peer.published;
-    publish(peer);
+    ++peer.gathered;
+    gather(peer);
   } else {
     ++peer.collected;
     collect(peer);
   }
 }
 
-void Exchange::contribute(Peer& peer) {
-  while (peer.contributing < peer.slice.count() &&
-         peer.contributing - peer.contributed.prefix() < tuning_.chunks_under_way) {
-    const std::uint32_t chunk = peer.contributing++;
-    send(peer.rank, kReduce, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
+void Exchange::scatter(Peer& peer) {
+  while (peer.scattering < peer.slice.count() && peer.scattering - peer.scattered.prefix() < tuning_.chunks_under_way) {
+    const std::uint32_t chunk = peer.scattering++;
+    send(peer.rank, kReduceScatter, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
   }
 }
 
@@ -92,7 +91,7 @@ void Exchange::expect(Peer& peer) {
   const auto index = static_cast<std::size_t>(&peer - peers_.data());
   while (peer.expecting < own_.count() && peer.expecting - reduced_ < tuning_.chunks_under_way) {
     const std::uint32_t chunk = peer.expecting++;
-    receive(peer.rank, kReduce, chunk, scratch_of(chunk, index), own_.bytes_of(chunk));
+    receive(peer.rank, kReduceScatter, chunk, scratch_of(chunk, index), own_.bytes_of(chunk));
   }
 }
 
@@ -110,23 +109,23 @@ void Exchange::reduce_arrived() {
     ++reduced_;
     for (Peer& peer : peers_) {
       expect(peer);
-      if (gathers()) publish(peer);
+      if (gathers()) gather(peer);
     }
   }
 }
 
-void Exchange::publish(Peer& peer) {
-  while (peer.publishing < reduced_ && peer.publishing - peer.published < tuning_.chunks_under_way) {
-    const std::uint32_t chunk = peer.publishing++;
-    send(peer.rank, kGather, chunk, data_ + own_.begin_of(chunk), own_.bytes_of(chunk));
+void Exchange::gather(Peer& peer) {
+  while (peer.gathering < reduced_ && peer.gathering - peer.gathered < tuning_.chunks_under_way) {
+    const std::uint32_t chunk = peer.gathering++;
+    send(peer.rank, kAllGather, chunk, data_ + own_.begin_of(chunk), own_.bytes_of(chunk));
   }
 }
 
 void Exchange::collect(Peer& peer) {
-  const std::uint32_t free = reduces() ? peer.contributed.prefix() : peer.slice.count();
+  const std::uint32_t free = reduces() ? peer.scattered.prefix() : peer.slice.count();
   while (peer.collecting < free && peer.collecting - peer.collected < tuning_.chunks_under_way) {
     const std::uint32_t chunk = peer.collecting++;
-    receive(peer.rank, kGather, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
+    receive(peer.rank, kAllGather, chunk, data_ + peer.slice.begin_of(chunk), peer.slice.bytes_of(chunk));
   }
 }
 

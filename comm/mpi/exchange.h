@@ -24,30 +24,30 @@ class Exchange final : public Schedule {
   bool done() const override { return unfinished_ == 0; }
 
  private:
-  enum Phase : std::uint8_t { kReduce, kGather };
+  enum Phase : std::uint8_t { kReduceScatter, kAllGather };
 
   /// One other rank: its slice of the region, and how far messages to and from it have got.
   struct Peer {
     int rank = 0;
     Chunks slice;
-    Ticks contributed;               // chunks of its slice that have been sent to it
-    Ticks arrived;                   // chunks of our slice that it has sent
-    std::uint32_t contributing = 0;  // next chunk of its slice to send to it
-    std::uint32_t expecting = 0;     // next chunk of our slice to await from it
-    std::uint32_t publishing = 0;    // next chunk of our slice, reduced, to send to it
-    std::uint32_t published = 0;     // of those, complete
-    std::uint32_t collecting = 0;    // next chunk of its slice, reduced, to await from it
-    std::uint32_t collected = 0;     // of those, complete
+    Ticks scattered;               // chunks of its slice that have been sent to it
+    Ticks arrived;                 // chunks of our slice that it has sent
+    std::uint32_t scattering = 0;  // next chunk of its slice to send to it
+    std::uint32_t expecting = 0;   // next chunk of our slice to await from it
+    std::uint32_t gathering = 0;   // next chunk of our slice, reduced, to send to it
+    std::uint32_t gathered = 0;    // of those, complete
+    std::uint32_t collecting = 0;  // next chunk of its slice, reduced, to await from it
+    std::uint32_t collected = 0;   // of those, complete
   };
 
   void start() override;
   bool reduces() const { return op().kind != OpKind::kAllGather; }
   bool gathers() const { return op().kind != OpKind::kReduceScatter; }
 
-  void contribute(Peer& peer);
+  void scatter(Peer& peer);
   void expect(Peer& peer);
   void reduce_arrived();
-  void publish(Peer& peer);
+  void gather(Peer& peer);
   void collect(Peer& peer);
   Peer& peer_of(int rank);
   std::byte* scratch_of(std::uint32_t chunk, std::size_t peer_index);
