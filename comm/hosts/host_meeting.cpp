@@ -10,8 +10,8 @@
 #include "base/job_secret.h"
 #include "base/text.h"
 #include "comm/failure.h"
-#include "comm/hosts/calls.h"
 #include "comm/hosts/interfaces.h"
+#include "comm/hosts/peer_connector.h"
 
 namespace lockstep::comm {
 namespace {
@@ -63,19 +63,19 @@ class Problem {
 /// What a rank tells the others before they connect: the number of its wakeup pipe, then an address and a port a line.
 struct Introduction {
   int pipe = -1;
-  std::vector<CallAddress> addresses;
+  std::vector<ListenAddress> addresses;
 
   std::string encode() const {
     std::string text = fmt::format("{}
 ", pipe);
-    for (const CallAddress& address : addresses) text += fmt::format("{} {}\n", address.host, address.port);
+    for (const ListenAddress& address : addresses) text += fmt::format("{} {}\n", address.host, address.port);
     return text;
   }
   static Introduction decode(const std::string& text) {
     Introduction one;
     std::istringstream in(text);
     in >> one.pipe;
-    for (CallAddress address; in >> address.host >> address.port;) one.addresses.push_back(address);
+    for (ListenAddress address; in >> address.host >> address.port;) one.addresses.push_back(address);
     return one;
   }
 };
@@ -111,12 +111,12 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
   while (round < 2) exchange("");
 
   Introduction mine;
-  std::optional<Calls> calls;
+  std::optional<PeerConnector> connector;
   problem.catch_from([&] {
     mine.pipe = met.pipes.number();
     if (!drives) return;
-    calls.emplace(met.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
-    mine.addresses = calls->listen(usable_addresses(env, meeting.host));
+    connector.emplace(met.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
+    mine.addresses = connector->listen(usable_addresses(env, meeting.host));
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), met.rank);
   const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
@@ -134,10 +134,10 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
     for (std::size_t h = 0; h < hosts.size(); ++h) {
       if (static_cast<int>(h) == met.host) continue;
       const int rank = hosts[h][static_cast<std::size_t>(met.local)];
-      calls->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
+      connector->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
     }
-    met.links =
-        calls->connect(secret, meeting.encrypts, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+    met.links = connector->connect(secret, meeting.encrypts,
+                                   Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
   });
   problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)), met.rank);
 

@@ -18,7 +18,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "comm/hosts/calls.h"
+#include "comm/hosts/peer_connector.h"
 #include "comm/make_group.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
@@ -194,7 +194,7 @@ TEST(Hosts, NoAllocationsInTheSteadyState) {
 }
 
 /// Connects to `address`, says `words`; whether the connection is closed without an answer.
-bool is_turned_away(const CallAddress& address, const std::string& words) {
+bool is_turned_away(const ListenAddress& address, const std::string& words) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -206,43 +206,43 @@ bool is_turned_away(const CallAddress& address, const std::string& words) {
   return ::recv(socket.get(), &answer, 1, 0) <= 0;
 }
 
-TEST(Calls, StrangersAndOtherJobsAreTurnedAway) {
+TEST(PeerConnector, StrangersAndOtherJobsAreTurnedAway) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    Calls calls(world.rank, peers, 20s);
-    const auto where = calls.listen(usable_addresses(env, "127.0.0.1")).at(0);
+    PeerConnector connector(world.rank, peers, 20s);
+    const auto where = connector.listen(usable_addresses(env, "127.0.0.1")).at(0);
     const auto addresses =
         store->all_gather_text("addresses", fmt::format("{} {}", where.host, where.port), Deadline::after(20s));
-    CallAddress other;
+    ListenAddress other;
     std::istringstream(addresses[static_cast<std::size_t>(1 - world.rank)]) >> other.host >> other.port;
-    calls.expect(1 - world.rank, {other});
+    connector.expect(1 - world.rank, {other});
     bool well = true;
     if (world.rank == 1) {
-      Calls of_another_job(world.rank, peers, 20s);
+      PeerConnector of_another_job(world.rank, peers, 20s);
       of_another_job.expect(0, {other});
       well = is_turned_away(other, "GET / HTTP/1.0\r\n\r\n") && is_turned_away(other, std::string(200, '\0')) &&
              throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
                                  {"rank 0 (host a) cannot be reached", "it does not know this job's secret"});
     }
-    const auto links = calls.connect(JobSecret::of_text("this"), false, Deadline::after(20s));
+    const auto links = connector.connect(JobSecret::of_text("this"), false, Deadline::after(20s));
     store->leave(Deadline::after(20s));
     return well && links.size() == 1 && links[0].rank() == 1 - world.rank;
   });
 }
 
-TEST(Calls, WhoCannotBeReachedIsNamed) {
+TEST(PeerConnector, WhoCannotBeReachedIsNamed) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    Calls calls(world.rank, peers, 20s);
-    calls.listen(usable_addresses(env, "127.0.0.1"));
-    calls.expect(1 - world.rank, {{"127.0.0.1", testing::free_port()}});
+    PeerConnector connector(world.rank, peers, 20s);
+    connector.listen(usable_addresses(env, "127.0.0.1"));
+    connector.expect(1 - world.rank, {{"127.0.0.1", testing::free_port()}});
     const bool well =
         world.rank == 1
-            ? throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
+            ? throws<DeviceError>([&] { connector.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
                                   {"rank 0 (host a) cannot be reached within 0.3", "127.0.0.1:", "Connection refused"})
-            : throws<DeviceError>([&] { calls.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
+            : throws<DeviceError>([&] { connector.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },
                                   {"rank 1 (host b) has not connected within 0.3", "listens at 127.0.0.1:"});
     store->leave(Deadline::after(20s));
     return well;

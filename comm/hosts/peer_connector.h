@@ -14,42 +14,42 @@
 namespace lockstep::comm {
 
 /// Where a rank listens.
-struct CallAddress {
+struct ListenAddress {
   std::string host;  // "10.0.0.1"
   int port = 0;
 };
 
 /// One rank's connections with those of its channel (Note [Between hosts]). Not thread-safe.
-class Calls {
+class PeerConnector {
  public:
   /// `patience` is how long a peer may be silent before keepalive gives the connection up.
-  Calls(int rank, const Peers& peers, Clock::duration patience);
-  ~Calls();
-  Calls(Calls&&) = delete;
+  PeerConnector(int rank, const Peers& peers, Clock::duration patience);
+  ~PeerConnector();
+  PeerConnector(PeerConnector&&) = delete;
 
   /// Listens at each of these addresses, at a free port; where, for the others. Throws DeviceError where none will do.
-  std::vector<CallAddress> listen(const std::vector<InterfaceAddress>& addresses);
+  std::vector<ListenAddress> listen(const std::vector<InterfaceAddress>& addresses);
   /// There is to be a connection to `rank`, which listens there. Lower ranks are called, higher ones call.
-  void expect(int rank, std::vector<CallAddress> addresses);
+  void expect(int rank, std::vector<ListenAddress> addresses);
   /// Makes them all, with those who know `secret` and encrypt, or do not, as this rank does; in the order of expect().
   /// Nobody listens afterwards. Throws DeviceError naming a rank that cannot be reached, or has not called, before
   /// `deadline`.
   std::vector<Link> connect(const JobSecret& secret, bool encrypts, Deadline deadline);
 
  private:
-  struct Contact;
-  struct Visitor;
+  struct Connection;
+  struct PendingPeer;
 
-  void call(Contact& contact);
-  void go_on(Contact& contact);
-  void hang_up(Contact& contact, const std::string& why);
+  void start_connecting(Connection& connection);
+  void continue_connecting(Connection& connection);
+  void disconnect(Connection& connection, const std::string& why);
   void accept(const UniqueFd& listener);
   void make_room();
-  /// Whether the visitor is done with: taken, or turned away.
-  bool hear(Visitor& visitor);
+  /// Whether the pending is done with: taken, or rejected.
+  bool read_from(PendingPeer& pending);
   /// Whether it is one of those that are to call; its refusal is on its way otherwise.
-  bool take(Visitor& visitor);
-  void turn_away(const Visitor& visitor, const std::string& why);
+  bool take(PendingPeer& pending);
+  void reject(const PendingPeer& pending, const std::string& why);
   void set_up(const UniqueFd& socket) const;
   void wait(Deadline deadline);
   [[noreturn]] void give_up(double waited_seconds) const;
@@ -59,11 +59,11 @@ class Calls {
   const Clock::duration patience_;
   std::vector<UniqueFd> listeners_;
   std::string listens_at_;
-  std::vector<Contact> contacts_;
-  std::vector<Visitor> visitors_;
+  std::vector<Connection> connections_;
+  std::vector<PendingPeer> pending_;
   JobSecret secret_;
   bool encrypts_ = false;
-  int turned_away_ = 0;
+  int rejected_ = 0;
 };
 
 }  // namespace lockstep::comm

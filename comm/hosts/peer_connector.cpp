@@ -1,0 +1,335 @@
+#include "comm/hosts/peer_connector.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/packing.h"
+#include "base/stop.h"
+#include "comm/tcp/socket.h"
+
+namespace lockstep::comm {
+namespace {
+
+// One address gets this long before the next one has its turn: a firewall that says nothing must not use up all.
+constexpr auto kOneAttempt = std::chrono::milliseconds(2000);
+// Before all of a rank's addresses are tried again.
+constexpr auto kPause = std::chrono::milliseconds(50);
+// How long a rank that has been called may take to answer: it may still be on its way to the meeting.
+constexpr auto kAnswerWithin = std::chrono::seconds(5);
+// Beside those who are to call.
+constexpr std::size_t kMostStrangers = 64;
+constexpr int kMostWarnings = 5;
+constexpr auto kCallNap = std::chrono::milliseconds(50);
+
+// What the kernel is asked to hold for each direction: what a link of 10 Gbit/s moves in 3 ms, so that bytes flow while
+// this rank computes.
+constexpr int kBufferBytes = 4 << 20;
+
+void set_option(const UniqueFd& socket, int level, int name, int value) {
+  ::setsockopt(socket.get(), level, name, &value, sizeof value);
+}
+
+/// Where the system allows sizes worth having: a socket whose size has been set grows no more by itself.
+void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) {
+  int most = 0;
+  if (::setsockopt(socket.get(), SOL_SOCKET, force, &kBufferBytes, sizeof kBufferBytes) == 0) return;
+  if (std::ifstream(limit) >> most && most >= kBufferBytes / 2) set_option(socket, SOL_SOCKET, name, kBufferBytes);
+}
+
+/// What a rank says of itself when it calls.
+std::string identity_text(int from, int to) {
+  return Packer().number(static_cast<std::uint32_t>(from)).number(static_cast<std::uint32_t>(to)).bytes();
+}
+
+std::string address_text(const ListenAddress& address) { return text_of(MeetingPoint{address.host, address.port, {}}); }
+
+}  // namespace
+
+/// Another rank, and how far the way to it has got.
+struct PeerConnector::Connection {
+  int rank = -1;
+  std::vector<ListenAddress> addresses;
+  bool calls = false;  // this rank calls
+  bool there = false;
+  UniqueFd socket;
+  std::optional<SessionCiphers> ciphers;
+
+  // Of calls:
+  enum class State : std::uint8_t { kPausing, kConnecting, kShakingHands } state = State::kPausing;
+  std::size_t next = 0;       // of addresses
+  Clock::time_point until{};  // of this state
+  std::optional<Handshake> handshake;
+  std::string complaint;  // of the last attempt
+};
+
+struct PeerConnector::PendingPeer {
+  UniqueFd socket;
+  Handshake handshake;
+  Clock::time_point until{};
+};
+
+PeerConnector::PeerConnector(int rank, const Peers& peers, Clock::duration patience)
+    : rank_(rank), peers_(peers), patience_(patience) {}
+PeerConnector::~PeerConnector() = default;
+
+void PeerConnector::set_up(const UniqueFd& socket) const {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  // Six intervals make up the patience. What is on its way is looked after by HostEngine::check_connections().
+  const int interval =
+      std::max(1, static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(patience_).count() / 6));
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2 * interval);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  set_buffer(socket, SO_SNDBUFFORCE, SO_SNDBUF, "/proc/sys/net/core/wmem_max");
+  set_buffer(socket, SO_RCVBUFFORCE, SO_RCVBUF, "/proc/sys/net/core/rmem_max");
+}
+
+std::vector<ListenAddress> PeerConnector::listen(const std::vector<InterfaceAddress>& addresses) {
+  constexpr std::size_t kMostAddresses = 8;
+  std::vector<ListenAddress> where;
+  std::string complaint = "it has none";
+  for (const InterfaceAddress& address : addresses) {
+    if (where.size() == kMostAddresses) break;
+    UniqueFd socket(::socket(address.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_storage bound{};
+    socklen_t length = sizeof bound;
+    if (socket) set_up(socket);  // before connections come: the window that TCP offers is fixed then
+    if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) != 0 ||
+        ::listen(socket.get(), SOMAXCONN) != 0 ||
+        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+      complaint = fmt::format("{}: {}", address.text(), errno_text(errno));
+      continue;
+    }
+    const auto port = bound.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(bound).sin_port
+                                                 : reinterpret_cast<sockaddr_in6&>(bound).sin6_port;
+    where.push_back({address.text(), ntohs(port)});
+    listens_at_ += (listens_at_.empty() ? "" : ", ") + address_text(where.back());
+    listeners_.push_back(std::move(socket));
+  }
+  if (where.empty())
+    throw DeviceError(fmt::format("this host has no address to listen at: {}", complaint), "look at its network");
+  return where;
+}
+
+void PeerConnector::expect(int rank, std::vector<ListenAddress> addresses) {
+  Connection& connection = connections_.emplace_back();
+  connection.rank = rank;
+  connection.addresses = std::move(addresses);
+  connection.calls = rank < rank_;
+}
+
+std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts, Deadline deadline) {
+  secret_ = secret;
+  encrypts_ = encrypts;
+  const auto begin = Clock::now();
+  const auto all_there = [&] {
+    return std::ranges::all_of(connections_, [](const Connection& one) { return one.there; });
+  };
+  while (!all_there()) {
+    throw_if_stopped("connecting to the other hosts");
+    if (deadline.expired()) give_up(seconds_between(begin, Clock::now()));
+    wait(deadline);
+  }
+  listeners_.clear();
+  pending_.clear();
+  if (rejected_ > kMostWarnings)
+    log_warn("{} connections to this rank came from strangers, and had no part in this job", rejected_);
+  std::vector<Link> links;
+  for (Connection& connection : connections_)
+    links.emplace_back(std::move(connection.socket), peers_.host_of(connection.rank), connection.rank,
+                       std::move(connection.ciphers));
+  return links;
+}
+
+void PeerConnector::wait(Deadline deadline) {
+  const auto now = Clock::now();
+  Clock::time_point until = std::min(now + std::chrono::duration_cast<Clock::duration>(kCallNap), deadline.when());
+  std::vector<pollfd> entries;
+  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
+  for (Connection& connection : connections_) {
+    if (connection.calls && !connection.there && connection.state == Connection::State::kPausing &&
+        now >= connection.until)
+      start_connecting(connection);
+    const bool calling = connection.calls && !connection.there && connection.state != Connection::State::kPausing;
+    entries.push_back({calling ? connection.socket.get() : -1,
+                       static_cast<short>(connection.state == Connection::State::kConnecting ? POLLOUT : POLLIN), 0});
+    if (connection.calls && !connection.there) until = std::min(until, std::max(connection.until, now));
+  }
+  const std::size_t first_pending = entries.size(), count = pending_.size();
+  for (const PendingPeer& pending : pending_) entries.push_back({pending.socket.get(), POLLIN, 0});
+  const auto nap = std::chrono::duration_cast<Millis>(until - now).count();
+  if (::poll(entries.data(), entries.size(), static_cast<int>(nap) + 1) < 0) return;
+
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    Connection& connection = connections_[i];
+    if (entries[listeners_.size() + i].revents != 0) continue_connecting(connection);
+    if (connection.calls && !connection.there && connection.state != Connection::State::kPausing &&
+        Clock::now() >= connection.until)
+      disconnect(connection, errno_text(ETIMEDOUT));
+  }
+  std::vector<bool> gone(pending_.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    if (entries[first_pending + i].revents != 0) gone[i] = read_from(pending_[i]);
+    if (!gone[i] && Clock::now() >= pending_[i].until) {
+      reject(pending_[i], pending_[i].handshake.has_heard() ? "it takes too long" : "it says nothing");
+      gone[i] = true;
+    }
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    if (!gone[i]) std::swap(pending_[kept++], pending_[i]);
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(kept), pending_.end());
+  for (std::size_t i = 0; i < listeners_.size(); ++i)
+    if (entries[i].revents != 0) accept(listeners_[i]);
+}
+
+// ---- Calling ----
+
+void PeerConnector::start_connecting(Connection& connection) {
+  const ListenAddress& address = connection.addresses[connection.next];
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found) != 0)
+    return disconnect(connection, "it is no address");
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
+  connection.socket.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!connection.socket) return disconnect(connection, errno_text(errno));
+  set_up(connection.socket);
+  connection.state = Connection::State::kConnecting;
+  connection.until = Clock::now() + kOneAttempt;
+  if (::connect(connection.socket.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)
+    disconnect(connection, errno_text(errno));
+}
+
+void PeerConnector::continue_connecting(Connection& connection) {
+  if (connection.state == Connection::State::kConnecting) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    ::getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return disconnect(connection, errno_text(error));
+    connection.handshake =
+        Handshake::call(Handshake::Port::kData, secret_, identity_text(rank_, connection.rank), encrypts_);
+    connection.state = Connection::State::kShakingHands;
+    connection.until = Clock::now() + kAnswerWithin;
+  }
+  switch (connection.handshake->advance(connection.socket.get())) {
+    case Handshake::State::kDone:
+      if (encrypts_) connection.ciphers.emplace(connection.handshake->take_ciphers());
+      connection.there = true;
+      return;
+    case Handshake::State::kFailed: return disconnect(connection, connection.handshake->why());
+    default: return;
+  }
+}
+
+void PeerConnector::disconnect(Connection& connection, const std::string& why) {
+  connection.complaint = fmt::format("{}: {}", address_text(connection.addresses[connection.next]), why);
+  connection.socket.reset();
+  connection.next = (connection.next + 1) % connection.addresses.size();
+  connection.state = Connection::State::kPausing;
+  connection.until = Clock::now();
+  if (connection.next == 0) connection.until += kPause;
+}
+
+// ---- Being called ----
+
+void PeerConnector::accept(const UniqueFd& listener) {
+  for (std::size_t i = 0; i < kMostStrangers; ++i) {
+    UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if ((errno == EMFILE || errno == ENFILE) && !pending_.empty()) {  // strangers have them, most likely
+        make_room();
+        continue;
+      }
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        throw DeviceError(fmt::format("cannot accept a connection of another host: {}", errno_text(errno)),
+                          "raise ulimit -n");
+      return;
+    }
+    set_up(socket);
+    pending_.push_back({std::move(socket), Handshake::listen(Handshake::Port::kData, secret_, encrypts_),
+                        Clock::now() + kHandshakeWithin});
+    if (pending_.size() > kMostStrangers + connections_.size()) make_room();
+  }
+}
+
+/// The one that has been silent for longest goes; where none is silent, the oldest.
+void PeerConnector::make_room() {
+  const auto silent = std::ranges::find_if(
+      pending_, [](const PendingPeer& one) { return !one.handshake.has_heard() && !has_bytes(one.socket); });
+  const auto leaves = silent != pending_.end() ? silent : pending_.begin();
+  reject(*leaves, "it says nothing, and others wait");
+  pending_.erase(leaves);
+}
+
+bool PeerConnector::read_from(PendingPeer& pending) {
+  switch (pending.handshake.advance(pending.socket.get())) {
+    case Handshake::State::kAsked: break;
+    case Handshake::State::kFailed:
+      // Somebody who only looked whether the port is open, or who tries another way, goes without a word.
+      if (pending.handshake.failure() != Handshake::Failure::kGone) reject(pending, pending.handshake.why());
+      return true;
+    default: return false;
+  }
+  if (!take(pending)) reject(pending, pending.handshake.why());
+  return true;
+}
+
+bool PeerConnector::take(PendingPeer& pending) {
+  const auto connection = std::ranges::find_if(connections_, [&](const Connection& one) {
+    return !one.calls && pending.handshake.identity() == identity_text(one.rank, rank_);
+  });
+  if (connection == connections_.end()) {
+    pending.handshake.refuse("it is no rank that this one waits for");
+    pending.handshake.flush(pending.socket.get());
+    return false;
+  }
+  pending.handshake.accept({});
+  pending.handshake.flush(pending.socket.get());
+  LOCKSTEP_ASSERT(!pending.handshake.has_unsent(), "a connection in which nothing has been sent takes no answer");
+  // One that calls again has given its first call up.
+  connection->socket = std::move(pending.socket);
+  if (encrypts_) connection->ciphers.emplace(pending.handshake.take_ciphers());
+  connection->there = true;
+  return true;
+}
+
+void PeerConnector::reject(const PendingPeer& pending, const std::string& why) {
+  if (++rejected_ > kMostWarnings) return;
+  log_warn("a connection from {} was refused: {}{}", peer_text(pending.socket), why,
+           rejected_ == kMostWarnings ? "; more of them are not mentioned" : "");
+}
+
+void PeerConnector::give_up(double waited_seconds) const {
+  constexpr const char* kRemedy =
+      "let the hosts reach each other over TCP (firewalls!), or name the network with LOCKSTEP_SOCKET_IFNAME";
+  for (const Connection& connection : connections_)
+    if (connection.calls && !connection.there)
+      throw DeviceError(fmt::format("{} cannot be reached within {:.3g} s: {}", peers_.name_of(connection.rank),
+                                    waited_seconds, connection.complaint),
+                        kRemedy);
+  for (const Connection& connection : connections_)
+    if (!connection.there)
+      throw DeviceError(fmt::format("{} has not connected within {:.3g} s to this rank, which listens at {}",
+                                    peers_.name_of(connection.rank), waited_seconds, listens_at_),
+                        kRemedy);
+  LOCKSTEP_ASSERT(false, "all are there");
+}
+
+}  // namespace lockstep::comm
