@@ -45,10 +45,10 @@ int Channel::local_of(int rank) const {
 
 // ---- Operations ----
 
-void Channel::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
-  LOCKSTEP_ASSERT(place == opened_ + 1 && place <= closed_ + kWindow, "operation {} after {}", place, opened_);
-  opened_ = place;
-  Operation& operation = this->operation(place);
+void Channel::open(std::uint64_t index, const Op& op, std::size_t part_bytes) {
+  LOCKSTEP_ASSERT(index == opened_ + 1 && index <= closed_ + kWindow, "operation {} after {}", index, opened_);
+  opened_ = index;
+  Operation& operation = this->operation(index);
   operation.open = true;
   operation.together = false;
   operation.op = op;
@@ -67,8 +67,8 @@ void Channel::open(std::uint64_t place, const Op& op, std::size_t part_bytes) {
   }
 }
 
-bool Channel::is_done(std::uint64_t place) const {
-  const Operation& operation = this->operation(place);
+bool Channel::is_done(std::uint64_t index) const {
+  const Operation& operation = this->operation(index);
   const Plan& plan = operation.plan;
   const std::uint32_t own = plan.chunk_count(host_, number_);
   if (!operation.together || operation.reduced < own) return false;
@@ -82,10 +82,10 @@ bool Channel::is_done(std::uint64_t place) const {
   return true;
 }
 
-void Channel::close(std::uint64_t place) {
-  LOCKSTEP_ASSERT(place == closed_ + 1, "the end of operation {} after {}", place, closed_);
-  closed_ = place;
-  Operation& operation = this->operation(place);
+void Channel::close(std::uint64_t index) {
+  LOCKSTEP_ASSERT(index == closed_ + 1, "the end of operation {} after {}", index, closed_);
+  closed_ = index;
+  Operation& operation = this->operation(index);
   operation.open = false;
   for (PeerProgress& progress : operation.by_peer) progress = {};
 }
@@ -163,7 +163,7 @@ void Channel::take_notice(Peer& peer, const MessageHeader& header) {
     peer.knows = true;
     if (!verdict_) verdict_ = verdict;
   } else {
-    peer.said_place = header.op.op_index;
+    peer.said_index = header.op.op_index;
     peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), NodeControlBlock::kMostBlamed));
     static_assert(sizeof(int) == sizeof(std::int32_t));
     std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
@@ -191,9 +191,9 @@ void Channel::compare(const MessageHeader& header, const Operation& operation, c
 
 bool Channel::look_for_locals() {
   bool moved = false;
-  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
-    Operation& operation = this->operation(place);
-    if (operation.together || !sync_.all_posted(place, operation.op)) continue;
+  for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
+    Operation& operation = this->operation(index);
+    if (operation.together || !sync_.all_posted(index, operation.op)) continue;
     operation.together = moved = true;
   }
   return moved;
@@ -214,8 +214,8 @@ bool Channel::may_reduce(const Operation& operation) const {
 
 bool Channel::reduce_all() {
   bool moved = false;
-  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
-    Operation& operation = this->operation(place);
+  for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
+    Operation& operation = this->operation(index);
     while (may_reduce(operation)) {
       reduce_next(operation);
       moved = true;
@@ -280,8 +280,8 @@ void Channel::spread(const Operation& operation, const Chunk& chunk, int from) c
 
 bool Channel::spread_all() {
   bool moved = false;
-  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
-    Operation& operation = this->operation(place);
+  for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
+    Operation& operation = this->operation(index);
     if (!operation.together) continue;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       PeerProgress& progress = operation.by_peer[i];
@@ -324,18 +324,18 @@ bool Channel::send_to(std::size_t index) {
 bool Channel::begin_next(std::size_t index) {
   Peer& peer = peers_[index];
   const int other = peer.link.host();
-  if (!peer.outgoing.empty() && told_place_ <= closed_) peer.outgoing.clear();
+  if (!peer.outgoing.empty() && told_index_ <= closed_) peer.outgoing.clear();
   if (!peer.outgoing.empty()) {
     // In place of `outgoing`, which may be set anew meanwhile.
     std::memcpy(peer.staging.get(), peer.outgoing.data(), peer.outgoing.size());
-    MessageHeader header = header_for(operation(told_place_).op, MessageKind::kNotice);
+    MessageHeader header = header_for(operation(told_index_).op, MessageKind::kNotice);
     header.bytes = static_cast<std::uint32_t>(peer.outgoing.size());
     peer.outgoing.clear();
     peer.link.begin(header, peer.staging.get());
     return true;
   }
-  for (std::uint64_t place = closed_ + 1; place <= opened_; ++place) {
-    Operation& operation = this->operation(place);
+  for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
+    Operation& operation = this->operation(index);
     if (!operation.together) continue;
     const Plan& plan = operation.plan;
     PeerProgress& progress = operation.by_peer[index];

@@ -39,13 +39,13 @@ class Channel final : private Link::Sink {
   Channel(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
           std::vector<Link> links);
 
-  /// This rank has posted `op` in `place`, the next one; `part_bytes` lie between the ranks' copies of its arena.
+  /// This rank has posted `op`, the next one; `part_bytes` lie between the ranks' copies of its arena.
   /// Throws OutOfStepError where another host has come to something else there.
-  void open(std::uint64_t place, const Op& op, std::size_t part_bytes);
+  void open(std::uint64_t index, const Op& op, std::size_t part_bytes);
   /// Whether all that this channel has to do for an open operation is done.
-  bool is_done(std::uint64_t place) const;
+  bool is_done(std::uint64_t index) const;
   /// The first one, which is done, is forgotten.
-  void close(std::uint64_t place);
+  void close(std::uint64_t index);
 
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
   /// none or not as they were sent.
@@ -57,8 +57,8 @@ class Channel final : private Link::Sink {
   const Link& link(std::size_t i) const { return peers_[i].link; }
   /// Whether the first operation cannot be finished without something from (or room at) the other end.
   bool waits_for(std::size_t i) const;
-  /// What the other end said last that it waits for in `place`; nothing if it has said nothing about it.
-  const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t place) const;
+  /// What the other end said last that it waits for in operation `index`; nothing if it has said nothing about it.
+  const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t index) const;
   /// Whether somebody has said that it waits in the first operation.
   bool others_say_they_wait() const;
   /// Tells the others whom this rank waits for in the first operation, if it has not.
@@ -105,7 +105,7 @@ class Channel final : private Link::Sink {
     std::unique_ptr<std::byte[]> staging;  // for payloads that are made for sending
     ChunkPool::Block* filling = nullptr;   // what is arriving
     std::vector<int> said;                 // its last notice
-    std::uint64_t said_place = 0;
+    std::uint64_t said_index = 0;
     bool knows = false;                                  // it has sent a verdict
     std::string outgoing;                                // a notice that waits for its turn
     std::array<std::byte, Verdict::kMostBytes> words{};  // of notices and verdicts that arrive
@@ -117,8 +117,8 @@ class Channel final : private Link::Sink {
   void take_notice(Peer& peer, const MessageHeader& header);
   void compare_with_known(const MessageHeader& header, const Link& link) const;
 
-  Operation& operation(std::uint64_t place) { return window_[place % kWindow]; }
-  const Operation& operation(std::uint64_t place) const { return window_[place % kWindow]; }
+  Operation& operation(std::uint64_t index) { return window_[index % kWindow]; }
+  const Operation& operation(std::uint64_t index) const { return window_[index % kWindow]; }
   std::size_t index_of(const Link& link) const;
   std::size_t peer_of_host(int host) const { return static_cast<std::size_t>(host < host_ ? host : host - 1); }
   std::byte* copy_of(const Operation& operation, int local) const {
@@ -148,13 +148,13 @@ class Channel final : private Link::Sink {
   const HostTuning tuning_;
   std::vector<Peer> peers_;
   std::vector<Operation> window_;
-  std::uint64_t closed_ = 0;  // operations up to this place are done and forgotten
+  std::uint64_t closed_ = 0;  // operations up to this op_index are done and forgotten
   std::uint64_t opened_ = 0;
   ChunkPool pool_;
   std::unique_ptr<std::byte[]> own_partial_;
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<pollfd> ready_;              // scratch
-  std::uint64_t told_place_ = 0;
+  std::uint64_t told_index_ = 0;
   std::vector<int> told_ranks_;
   std::optional<Verdict> verdict_;
   std::uint64_t progress_ = 0;

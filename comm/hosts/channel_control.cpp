@@ -21,19 +21,19 @@ bool Channel::waits_for(std::size_t i) const {
          (plan.gathers(host_, other) && progress.gathered < operation.reduced);
 }
 
-const std::vector<int>* Channel::said_to_wait_for(std::size_t i, std::uint64_t place) const {
-  return peers_[i].said_place == place ? &peers_[i].said : nullptr;
+const std::vector<int>* Channel::said_to_wait_for(std::size_t i, std::uint64_t index) const {
+  return peers_[i].said_index == index ? &peers_[i].said : nullptr;
 }
 
 bool Channel::others_say_they_wait() const {
   return opened_ > closed_ &&
-         std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.said_place == closed_ + 1; });
+         std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.said_index == closed_ + 1; });
 }
 
 void Channel::tell_of_wait(const std::vector<int>& ranks) {
   if (opened_ == closed_) return;
-  if (told_place_ == closed_ + 1 && told_ranks_ == ranks) return;
-  told_place_ = closed_ + 1;
+  if (told_index_ == closed_ + 1 && told_ranks_ == ranks) return;
+  told_index_ = closed_ + 1;
   told_ranks_ = ranks;
   const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
   for (Peer& peer : peers_) peer.outgoing.assign(reinterpret_cast<const char*>(ranks.data()), count * sizeof(int));

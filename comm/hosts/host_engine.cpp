@@ -56,15 +56,15 @@ bool HostEngine::post_all() {
 bool HostEngine::finish_all() {
   const std::uint64_t finished = finished_;
   while (finished_ < posted_) {
-    const std::uint64_t place = finished_ + 1;
-    const Entry& entry = entry_of(place);
-    if (!sync_.all_posted(place, entry.op) || (channel_ && !channel_->is_done(place))) break;
+    const std::uint64_t index = finished_ + 1;
+    const Entry& entry = entry_of(index);
+    if (!sync_.all_posted(index, entry.op) || (channel_ && !channel_->is_done(index))) break;
     if (entry.here)
       for (int i = 0; i < sync_.size(); ++i)
-        std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, sync_.text_of(i, place), kTextBytes);
-    if (channel_) channel_->close(place);
-    finished_ = place;
-    sync_.finish(place);
+        std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, sync_.text_of(i, index), kTextBytes);
+    if (channel_) channel_->close(index);
+    finished_ = index;
+    sync_.finish(index);
   }
   if (finished_ != finished) sync_.wake_all();
   return finished_ != finished;

@@ -57,7 +57,7 @@ class HostEngine {
 
   /// Does what can be done now; whether anything was.
   bool advance();
-  /// Places: the operations that have been taken, and those that are complete, counted from 1.
+  /// The op_index of the last operation that has been taken, and of the last that is complete.
   std::uint64_t submitted() const { return submitted_; }
   std::uint64_t completed() const { return completed_; }
   std::uint64_t completed_sequence() const { return completed_sequence_; }
@@ -84,7 +84,7 @@ class HostEngine {
     std::size_t part_bytes = 0;
     bool here = false;
   };
-  const Entry& entry_of(std::uint64_t place) const { return entries_[head_ + (place - completed_ - 1)]; }
+  const Entry& entry_of(std::uint64_t index) const { return entries_[head_ + (index - completed_ - 1)]; }
   const Op& first() const { return entry_of(completed_ + 1).op; }
 
   bool post_all();

@@ -24,7 +24,7 @@ struct HostMeeting {
   int rank = 0;
   int ranks = 1;
   int host = 0;      // of peers.hosts()
-  int local = 0;     // this rank's place on it
+  int local = 0;     // this rank's number on it
   int channels = 1;  // as many as the smallest host has ranks
   Peers peers;
   Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks behind it
@@ -35,7 +35,7 @@ struct HostMeeting {
 };
 
 /// Note [Between hosts]
-/// Ranks with the same place on their hosts connect with each other, one connection a pair: the higher rank calls, at
+/// Ranks with the same number on their hosts connect with each other, one connection a pair: the higher rank calls, at
 /// the addresses that the lower one has put into the store, one after the other, until one answers. A call begins with
 /// Note [Handshake]: who calls whom, proven with a secret of this meeting's own, which is made of the job's and of
 /// random bits of rank 0's that have come through the store. (Where MPI is the store, these alone are the secret,

@@ -29,12 +29,12 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 }  // namespace
 
 bool HostEngine::waits_for_local(int local) const {
-  const std::uint64_t place = completed_ + 1;
-  if (local == sync_.local() || posted_ < place) return false;
-  if (!sync_.has_posted(local, place)) return true;
-  if (local >= sync_.drivers() || sync_.has_finished(local, place)) return false;
+  const std::uint64_t index = completed_ + 1;
+  if (local == sync_.local() || posted_ < index) return false;
+  if (!sync_.has_posted(local, index)) return true;
+  if (local >= sync_.drivers() || sync_.has_finished(local, index)) return false;
   for (int i = 0; i < sync_.size(); ++i)
-    if (!sync_.has_posted(i, place)) return false;
+    if (!sync_.has_posted(i, index)) return false;
   return true;
 }
 
@@ -66,12 +66,12 @@ void HostEngine::check_verdict() const {
 }
 
 void HostEngine::check_step() const {
-  const std::uint64_t place = finished_ + 1;
-  if (place > posted_) return;
-  const Op& ours = entry_of(place).op;
-  const int local = sync_.posted_otherwise(place, ours);
+  const std::uint64_t index = finished_ + 1;
+  if (index > posted_) return;
+  const Op& ours = entry_of(index).op;
+  const int local = sync_.posted_otherwise(index, ours);
   if (local < 0) return;
-  throw OutOfStepError(out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, place), ours),
+  throw OutOfStepError(out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, index), ours),
                        kSameProgram);
 }
 
@@ -176,12 +176,12 @@ void HostEngine::look_for_the_ended() {
 /// conclude from it must not come back as if somebody had seen it.
 void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
   silent.clear();
-  const std::uint64_t place = completed_ + 1;
+  const std::uint64_t index = completed_ + 1;
   for (int i = 0; i < sync_.size(); ++i)
-    if (!sync_.has_posted(i, place)) silent.push_back(rank_of_local(i));
-  if (!silent.empty() || !channel_ || finished_ >= place) return;
+    if (!sync_.has_posted(i, index)) silent.push_back(rank_of_local(i));
+  if (!silent.empty() || !channel_ || finished_ >= index) return;
   for (std::size_t i = 0; i < channel_->links(); ++i)
-    if (channel_->waits_for(i) && channel_->said_to_wait_for(i, place) == nullptr)
+    if (channel_->waits_for(i) && channel_->said_to_wait_for(i, index) == nullptr)
       silent.push_back(channel_->link(i).rank());
 }
 
@@ -189,25 +189,25 @@ void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
 /// the other ranks of this host have found.
 void HostEngine::find_who_is_missing(bool as_others_say) {
   find_who_is_silent(missing_);
-  const std::uint64_t place = completed_ + 1;
+  const std::uint64_t index = completed_ + 1;
   if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
   const auto waits_too = [&](int rank) {
     if (met_.peers.host_of(rank) == met_.host) return true;
     for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
-      if (channel_->link(i).rank() == rank) return channel_->said_to_wait_for(i, place) != nullptr;
+      if (channel_->link(i).rank() == rank) return channel_->said_to_wait_for(i, index) != nullptr;
     return false;
   };
   const auto add = [&](int rank) {
     if (rank >= 0 && !waits_too(rank) && std::find(missing_.begin(), missing_.end(), rank) == missing_.end())
       missing_.push_back(rank);
   };
-  if (channel_ && finished_ < place)
+  if (channel_ && finished_ < index)
     for (std::size_t i = 0; i < channel_->links(); ++i)
-      if (const std::vector<int>* const said = channel_->said_to_wait_for(i, place))
+      if (const std::vector<int>* const said = channel_->said_to_wait_for(i, index))
         for (const int rank : *said) add(rank);
   for (int i = 0; as_others_say && i < sync_.drivers(); ++i)
-    if (i != sync_.local() && !sync_.has_finished(i, place))
-      for (const int rank : sync_.blamed_by(i, place)) add(rank);
+    if (i != sync_.local() && !sync_.has_finished(i, index))
+      for (const int rank : sync_.blamed_by(i, index)) add(rank);
   std::sort(missing_.begin(), missing_.end());
 }
 

@@ -67,7 +67,7 @@ std::vector<std::string> HostsGroup::exchange(const std::string& mine) {
   return texts;
 }
 
-void HostsGroup::run(const HostEngine::Order& order) { wait_for_place(hand_over(order), Deadline::after(timeout())); }
+void HostsGroup::run(const HostEngine::Order& order) { wait_for_index(hand_over(order), Deadline::after(timeout())); }
 
 void HostsGroup::start(const Op& op) {
   HostEngine::Order order;

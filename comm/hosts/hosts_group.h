@@ -22,9 +22,9 @@ class HostsGroup : public ProcessGroup {
  protected:
   HostsGroup(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout);
 
-  /// Gives the engine its next operation; its place.
+  /// Gives the engine its next operation; its op_index.
   virtual std::uint64_t hand_over(const HostEngine::Order& order) = 0;
-  virtual void wait_for_place(std::uint64_t place, Deadline deadline) = 0;
+  virtual void wait_for_index(std::uint64_t index, Deadline deadline) = 0;
   std::unique_ptr<Arena> map_arena(std::size_t bytes) override;
   std::vector<std::string> exchange(const std::string& mine) override;
   void start(const Op& op) override;

@@ -65,8 +65,8 @@ void InlineHosts::wait_done(std::uint64_t sequence, Deadline deadline) {
   guard([&] { wait_until([&] { return engine_.completed_sequence() >= sequence; }, deadline); });
 }
 
-void InlineHosts::wait_for_place(std::uint64_t place, Deadline deadline) {
-  guard([&] { wait_until([&] { return engine_.completed() >= place; }, deadline); });
+void InlineHosts::wait_for_index(std::uint64_t index, Deadline deadline) {
+  guard([&] { wait_until([&] { return engine_.completed() >= index; }, deadline); });
 }
 
 template <class Condition>

@@ -21,7 +21,7 @@ class InlineHosts final : public HostsGroup {
  protected:
   bool has_let_go(std::uint64_t sequence) const noexcept override { return engine_.completed_sequence() >= sequence; }
   std::uint64_t hand_over(const HostEngine::Order& order) override;
-  void wait_for_place(std::uint64_t place, Deadline deadline) override;
+  void wait_for_index(std::uint64_t index, Deadline deadline) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
 

@@ -46,40 +46,40 @@ IntraHostSync::IntraHostSync(int local, int size, int drivers, const Segment& bo
   for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
 }
 
-bool IntraHostSync::have_finished(int count, std::uint64_t place, std::uint64_t& known) const {
-  if (known >= place) return true;
+bool IntraHostSync::have_finished(int count, std::uint64_t index, std::uint64_t& known) const {
+  if (known >= index) return true;
   std::uint64_t least = control(0).finished.load(std::memory_order_acquire);
   for (int i = 1; i < count; ++i) least = std::min(least, control(i).finished.load(std::memory_order_acquire));
   known = least;
-  return least >= place;
+  return least >= index;
 }
 
-bool IntraHostSync::may_post(std::uint64_t place) {
-  return place <= RankControlBlock::kSlots || have_finished(size_, place - RankControlBlock::kSlots, finished_by_all_);
+bool IntraHostSync::may_post(std::uint64_t index) {
+  return index <= RankControlBlock::kSlots || have_finished(size_, index - RankControlBlock::kSlots, finished_by_all_);
 }
 
-bool IntraHostSync::drivers_have_finished(std::uint64_t place) {
-  return have_finished(drivers_, place, finished_by_drivers_);
+bool IntraHostSync::drivers_have_finished(std::uint64_t index) {
+  return have_finished(drivers_, index, finished_by_drivers_);
 }
 
-void IntraHostSync::post(std::uint64_t place, const Op& op, std::string_view text) {
+void IntraHostSync::post(std::uint64_t index, const Op& op, std::string_view text) {
   RankControlBlock& own = control(local_);
-  Slot& slot = own.slot_of(place);
+  Slot& slot = own.slot_of(index);
   slot.op = op;
   if (!text.empty()) std::memcpy(slot.bytes.data(), text.data(), std::min(text.size(), Slot::kBytes));
-  slot.posted.store(place, std::memory_order_release);
-  own.posted.store(place, std::memory_order_release);
+  slot.posted.store(index, std::memory_order_release);
+  own.posted.store(index, std::memory_order_release);
 }
 
-bool IntraHostSync::all_posted(std::uint64_t place, const Op& op) const {
+bool IntraHostSync::all_posted(std::uint64_t index, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (!has_posted(i, place) || control(i).slot_of(place).op.history != op.history) return false;
+    if (!has_posted(i, index) || control(i).slot_of(index).op.history != op.history) return false;
   return true;
 }
 
-int IntraHostSync::posted_otherwise(std::uint64_t place, const Op& op) const {
+int IntraHostSync::posted_otherwise(std::uint64_t index, const Op& op) const {
   for (int i = 0; i < size_; ++i)
-    if (has_posted(i, place) && control(i).slot_of(place).op.history != op.history) return i;
+    if (has_posted(i, index) && control(i).slot_of(index).op.history != op.history) return i;
   return -1;
 }
 
@@ -110,19 +110,19 @@ void IntraHostSync::end_sleep() const {
   if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) pipes_.drain();
 }
 
-void IntraHostSync::blame(std::uint64_t place, const std::vector<int>& ranks) const {
+void IntraHostSync::blame(std::uint64_t index, const std::vector<int>& ranks) const {
   NodeControlBlock& own = node(local_);
-  own.blame_place.store(0, std::memory_order_release);
+  own.blame_index.store(0, std::memory_order_release);
   const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
   for (std::size_t i = 0; i < count; ++i) own.blamed[i].store(ranks[i], std::memory_order_relaxed);
   own.blamed_count.store(static_cast<std::uint32_t>(count), std::memory_order_relaxed);
-  own.blame_place.store(place, std::memory_order_release);
+  own.blame_index.store(index, std::memory_order_release);
 }
 
-std::vector<int> IntraHostSync::blamed_by(int local, std::uint64_t place) const {
+std::vector<int> IntraHostSync::blamed_by(int local, std::uint64_t index) const {
   const NodeControlBlock& theirs = node(local);
   std::vector<int> ranks;
-  if (theirs.blame_place.load(std::memory_order_acquire) != place) return ranks;
+  if (theirs.blame_index.load(std::memory_order_acquire) != index) return ranks;
   const std::size_t count =
       std::min<std::size_t>(theirs.blamed_count.load(std::memory_order_relaxed), NodeControlBlock::kMostBlamed);
   for (std::size_t i = 0; i < count; ++i) ranks.push_back(theirs.blamed[i].load(std::memory_order_relaxed));

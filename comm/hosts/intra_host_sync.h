@@ -21,9 +21,9 @@ namespace lockstep::comm {
 struct NodeControlBlock {
   RankControlBlock control;  // its operations (Note [Slots]), and whether it sleeps
 
-  /// Whom a rank that is connected to other hosts waits for in its operation `blame_place`.
+  /// Whom a rank that is connected to other hosts waits for in its operation `blame_index`.
   static constexpr std::size_t kMostBlamed = 16;
-  alignas(64) std::atomic<std::uint64_t> blame_place;
+  alignas(64) std::atomic<std::uint64_t> blame_index;
   std::atomic<std::uint32_t> blamed_count;
   std::array<std::atomic<std::int32_t>, kMostBlamed> blamed;
 
@@ -64,30 +64,30 @@ class IntraHostSync {
   int drivers() const { return drivers_; }
   bool drives() const { return local_ < drivers_; }
 
-  // An operation's place is posted by each rank that has come to it, and finished by each that has done its share.
-  bool may_post(std::uint64_t place);
+  // An operation is posted by each rank that has come to it, and finished by each that has done its share.
+  bool may_post(std::uint64_t index);
   /// `text` is for the others to read, up to Slot::kBytes.
-  void post(std::uint64_t place, const Op& op, std::string_view text);
-  bool has_posted(int local, std::uint64_t place) const {
-    return control(local).slot_of(place).posted.load(std::memory_order_acquire) == place;
+  void post(std::uint64_t index, const Op& op, std::string_view text);
+  bool has_posted(int local, std::uint64_t index) const {
+    return control(local).slot_of(index).posted.load(std::memory_order_acquire) == index;
   }
   /// Whether all have posted `op` there: the same one.
-  bool all_posted(std::uint64_t place, const Op& op) const;
+  bool all_posted(std::uint64_t index, const Op& op) const;
   /// The first that has posted something else there; -1 if none has.
-  int posted_otherwise(std::uint64_t place, const Op& op) const;
-  const OpDescriptor& posted_by(int local, std::uint64_t place) const { return control(local).slot_of(place).op; }
+  int posted_otherwise(std::uint64_t index, const Op& op) const;
+  const OpDescriptor& posted_by(int local, std::uint64_t index) const { return control(local).slot_of(index).op; }
   bool has_posted_any(int local) const { return control(local).posted.load(std::memory_order_acquire) > 0; }
   const OpDescriptor& last_posted_by(int local) const {
     return posted_by(local, control(local).posted.load(std::memory_order_acquire));
   }
-  const std::byte* text_of(int local, std::uint64_t place) const { return control(local).slot_of(place).bytes.data(); }
+  const std::byte* text_of(int local, std::uint64_t index) const { return control(local).slot_of(index).bytes.data(); }
 
-  void finish(std::uint64_t place) { control(local_).finished.store(place, std::memory_order_release); }
-  bool has_finished(int local, std::uint64_t place) const {
-    return control(local).finished.load(std::memory_order_acquire) >= place;
+  void finish(std::uint64_t index) { control(local_).finished.store(index, std::memory_order_release); }
+  bool has_finished(int local, std::uint64_t index) const {
+    return control(local).finished.load(std::memory_order_acquire) >= index;
   }
   /// Whether nobody on this host works on it any more.
-  bool drivers_have_finished(std::uint64_t place);
+  bool drivers_have_finished(std::uint64_t index);
 
   /// After what others may wait for has been written.
   void wake_all() const;
@@ -98,13 +98,13 @@ class IntraHostSync {
   void end_sleep() const;
   int wakeup_fd() const { return pipes_.fd(); }
 
-  /// Whom this rank waits for in `place`, for those who wait for it.
-  void blame(std::uint64_t place, const std::vector<int>& ranks) const;
-  std::vector<int> blamed_by(int local, std::uint64_t place) const;
+  /// Whom this rank waits for in operation `index`, for those who wait for it.
+  void blame(std::uint64_t index, const std::vector<int>& ranks) const;
+  std::vector<int> blamed_by(int local, std::uint64_t index) const;
 
   /// See Note [Stall notices].
-  bool claim_mention(std::uint64_t place, unsigned times) const {
-    return comm::claim_mention(control(0), place, times);
+  bool claim_mention(std::uint64_t index, unsigned times) const {
+    return comm::claim_mention(control(0), index, times);
   }
 
   /// The first one stands.
@@ -114,7 +114,7 @@ class IntraHostSync {
  private:
   NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }
   RankControlBlock& control(int local) const { return node(local).control; }
-  bool have_finished(int count, std::uint64_t place, std::uint64_t& known) const;
+  bool have_finished(int count, std::uint64_t index, std::uint64_t& known) const;
 
   const int local_;
   const int size_;

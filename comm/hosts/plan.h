@@ -41,7 +41,7 @@ struct Chunk {
 /// exchange at the same time, in both directions.
 ///
 /// Parts are cut into chunks, one message each. Chunk number c of a part is channel c % L's: the ranks with the same
-/// place on their hosts are connected, as many of them as the smallest host has ranks (L), and each such channel moves
+/// number on their hosts are connected, as many of them as the smallest host has ranks (L), and each such channel moves
 /// its chunks on its own. All ranks make the same plan.
 class Plan {
  public:

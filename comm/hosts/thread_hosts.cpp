@@ -33,14 +33,14 @@ ThreadHosts::~ThreadHosts() { end_thread(); }
 
 std::uint64_t ThreadHosts::hand_over(const HostEngine::Order& order) {
   failure_.throw_if_any();
-  std::uint64_t place = 0;
+  std::uint64_t index = 0;
   {
     const std::lock_guard lock(mutex_);
     issued_.push_back(order);
-    place = handed_.fetch_add(1, std::memory_order_release) + 1;
+    index = handed_.fetch_add(1, std::memory_order_release) + 1;
   }
   engine_.wake_up();
-  return place;
+  return index;
 }
 
 bool ThreadHosts::is_done(std::uint64_t sequence) {
@@ -52,8 +52,8 @@ void ThreadHosts::wait_done(std::uint64_t sequence, Deadline deadline) {
   wait_until([&] { return completed_sequence_.load(std::memory_order_acquire) >= sequence; }, deadline);
 }
 
-void ThreadHosts::wait_for_place(std::uint64_t place, Deadline deadline) {
-  wait_until([&] { return completed_.load(std::memory_order_acquire) >= place; }, deadline);
+void ThreadHosts::wait_for_index(std::uint64_t index, Deadline deadline) {
+  wait_until([&] { return completed_.load(std::memory_order_acquire) >= index; }, deadline);
 }
 
 template <class Condition>

@@ -26,7 +26,7 @@ class ThreadHosts final : public HostsGroup {
     return completed_sequence_.load(std::memory_order_acquire) >= sequence;
   }
   std::uint64_t hand_over(const HostEngine::Order& order) override;
-  void wait_for_place(std::uint64_t place, Deadline deadline) override;
+  void wait_for_index(std::uint64_t index, Deadline deadline) override;
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
 

@@ -26,7 +26,7 @@ constexpr Clock::duration patience_for(Clock::duration timeout) {
   return std::min<Clock::duration>(std::chrono::seconds(1), timeout / 3);
 }
 
-/// Runs operations in the order of their places, a few at a time, all on the thread that owns MPI and none of
+/// Runs operations in their order, a few at a time, all on the thread that owns MPI and none of
 /// them blocking: whoever owns the engine calls advance() until what it waits for is complete. After an exception the
 /// engine cannot be used any more. The session must outlive it.
 class Engine {
@@ -36,12 +36,12 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Takes the next operation, which gets the next place; starts it as soon as there is room.
+  /// Takes the next operation, which gets the next op_index; starts it as soon as there is room.
   void submit(const Op& op);
   /// Does what can be done now; whether anything was. Throws MpiError, and OutOfStepError when bytes
   /// arrive that no operation of this rank expects.
   bool advance();
-  /// Places: the operations that have been taken, and those that are complete, counted from 1.
+  /// The op_index of the last operation that has been taken, and of the last that is complete.
   std::uint64_t submitted() const { return submitted_; }
   std::uint64_t completed() const { return completed_; }
   /// The sequence number of the last complete operation that has one.
@@ -73,7 +73,7 @@ class Engine {
     Schedule* active = nullptr;
   };
 
-  Slot& slot_of(std::uint64_t place) { return *slots_[place % slots_.size()]; }
+  Slot& slot_of(std::uint64_t index) { return *slots_[index % slots_.size()]; }
   Schedule& schedule_for(Slot& slot, const Op& op);
   void begin_waiting();
   void retire();

@@ -21,8 +21,8 @@ std::unique_ptr<Arena> InlineGroup::map_arena(std::size_t bytes) { return HostAr
 std::vector<std::string> InlineGroup::exchange(const std::string& mine) {
   return failure_.guard([&] {
     engine_.submit(texts_.begin(mine));
-    const std::uint64_t place = engine_.submitted();
-    wait_until([&] { return engine_.completed() >= place; }, Deadline::after(timeout()));
+    const std::uint64_t index = engine_.submitted();
+    wait_until([&] { return engine_.completed() >= index; }, Deadline::after(timeout()));
     return texts_.all();
   });
 }

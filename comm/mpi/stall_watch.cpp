@@ -89,10 +89,10 @@ void StallWatch::probe_messages(const Op& op) {
     const std::uint32_t behind = tags_.distance(theirs, ours);
     if (theirs == ours || behind > op.op_index || behind >= tags_.farthest()) continue;
     if (behind == 0) {
-      if (std::exchange(suspected_place_, op.op_index) != op.op_index) suspected_since_ = Clock::now();
+      if (std::exchange(suspected_index_, op.op_index) != op.op_index) suspected_since_ = Clock::now();
       if (Clock::now() - suspected_since_ < patience_) continue;
     }
-    // The group's own exchanges have places, and no numbers: those of long ago are not told to the last one.
+    // The group's own exchanges have an op_index, and no numbers: those of long ago are not told to the last one.
     std::string what = fmt::format("{} {}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind));
     if (op.sequence > behind) what += fmt::format(" #{}", op.sequence - behind);
     if (behind > 0)
@@ -100,7 +100,7 @@ void StallWatch::probe_messages(const Op& op) {
     else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
       what += fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
     else if (theirs.kind == ours.kind)
-      what += " of another size, place, arena, root, step or bucket, or after other operations";
+      what += " of another size, index, arena, root, step or bucket, or after other operations";
     out_of_step(peer, what, op);
   }
 }

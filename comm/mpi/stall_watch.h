@@ -69,7 +69,7 @@ class StallWatch {
   std::vector<MPI_Request> sending_;  // of mine_
   std::vector<Notice> heard_;         // the latest of each rank
   // A message of something else under the number of an operation, since when: its sender's notice says more.
-  std::uint64_t suspected_place_ = 0;
+  std::uint64_t suspected_index_ = 0;
   Clock::time_point suspected_since_{};
 };
 

@@ -32,8 +32,8 @@ ThreadGroup::~ThreadGroup() {
 std::unique_ptr<Arena> ThreadGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
 
 std::vector<std::string> ThreadGroup::exchange(const std::string& mine) {
-  const std::uint64_t place = hand_over(texts_.begin(mine));
-  wait_until([&] { return completed_.load(std::memory_order_acquire) >= place; }, Deadline::after(timeout()));
+  const std::uint64_t index = hand_over(texts_.begin(mine));
+  wait_until([&] { return completed_.load(std::memory_order_acquire) >= index; }, Deadline::after(timeout()));
   return texts_.all();
 }
 

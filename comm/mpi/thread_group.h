@@ -66,7 +66,7 @@ class ThreadGroup final : public ProcessGroup {
 
   std::atomic<bool> ready_{false};  // MPI has started
   std::atomic<bool> oversubscribed_{false};
-  std::atomic<std::uint64_t> completed_{0};  // places
+  std::atomic<std::uint64_t> completed_{0};  // op_index
   std::atomic<std::uint64_t> completed_sequence_{0};
   // When the caller's wait began and ends; the thread knows what to say when it is over.
   std::atomic<Clock::rep> wait_begin_{0};

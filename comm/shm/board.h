@@ -31,22 +31,23 @@ static_assert(offsetof(Slot, op) + offsetof(OpDescriptor, history) + sizeof(std:
 struct RankControlBlock {
   static constexpr std::size_t kSlots = 16;
 
-  alignas(64) std::atomic<std::uint64_t> finished;  // this rank is finished with others' memory, up to this place
-  std::atomic<std::uint64_t> posted;                // the last place that it has taken
+  alignas(64) std::atomic<std::uint64_t> finished;  // this rank is finished with others' memory, up to this op_index
+  std::atomic<std::uint64_t> posted;                // the last op_index that it has taken
   alignas(64) std::atomic<std::uint32_t> asleep;    // it waits to be woken
   std::atomic<std::uint32_t> wakeups;               // a futex
   std::atomic<std::uint64_t> mentioned;             // on the first rank's: the last stall that a rank has spoken of
   std::array<Slot, kSlots> slots;
 
-  Slot& slot_of(std::uint64_t place) { return slots[place % kSlots]; }
+  Slot& slot_of(std::uint64_t index) { return slots[index % kSlots]; }
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "a futex is a plain word");
 static_assert(std::is_trivially_destructible_v<RankControlBlock>);
 
-/// Whether no rank of the host has said yet, for the `times`-th time, that `place` stands still: now this one has.
-inline bool claim_mention(RankControlBlock& first, std::uint64_t place, unsigned times) {
-  const std::uint64_t stall = place << 8 | (times & 0xffu);
+/// Whether no rank of the host has said yet, for the `times`-th time, that operation `index` stands still: now this one
+/// has.
+inline bool claim_mention(RankControlBlock& first, std::uint64_t index, unsigned times) {
+  const std::uint64_t stall = index << 8 | (times & 0xffu);
   std::uint64_t known = first.mentioned.load(std::memory_order_relaxed);
   while (known < stall)
     if (first.mentioned.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;

@@ -26,7 +26,7 @@ class Peers {
   /// The ranks of each host in ascending order, hosts in the order of their first ranks.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   /// Which of hosts() `rank` is on.
-  int host_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].place; }
+  int host_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].host_index; }
   /// Whether the ranks of this machine may run on fewer cores than they are.
   bool oversubscribed() const { return oversubscribed_; }
 
@@ -45,8 +45,8 @@ class Peers {
   struct Peer {
     std::string host;
     int pid = 0;
-    int place = 0;     // in hosts_
-    UniqueFd process;  // a pidfd; none where the kernel has none
+    int host_index = 0;  // in hosts_
+    UniqueFd process;    // a pidfd; none where the kernel has none
   };
   std::vector<Peer> peers_;
   std::vector<std::vector<int>> hosts_;

@@ -37,59 +37,59 @@ bool Pipeline::advance() {
   const std::uint64_t completed = completed_;
   const std::uint64_t worked = worked_;
   while (worked_ < posted_ && all_posted(worked_ + 1)) {
-    const std::uint64_t place = worked_ + 1;
-    work(entry_of(place), place);
-    worked_ = place;
+    const std::uint64_t index = worked_ + 1;
+    work(entry_of(index), index);
+    worked_ = index;
     next_to_post_ = 0;
-    control(rank_).finished.store(place, std::memory_order_release);
+    control(rank_).finished.store(index, std::memory_order_release);
   }
   if (worked_ != worked) wake_all();
   retire();
   return told || worked_ != worked || completed_ != completed;
 }
 
-bool Pipeline::may_post(std::uint64_t place) {
-  return place <= RankControlBlock::kSlots || all_finished(place - RankControlBlock::kSlots);
+bool Pipeline::may_post(std::uint64_t index) {
+  return index <= RankControlBlock::kSlots || all_finished(index - RankControlBlock::kSlots);
 }
 
-void Pipeline::post(std::uint64_t place) {
-  const Entry& entry = entry_of(place);
+void Pipeline::post(std::uint64_t index) {
+  const Entry& entry = entry_of(index);
   RankControlBlock& own = control(rank_);
-  Slot& slot = own.slot_of(place);
+  Slot& slot = own.slot_of(index);
   slot.op = entry.op;
   if (entry.small) {
     const Stretch mine = contribution_of(entry.op, rank_);
     if (mine.bytes > 0) std::memcpy(slot.bytes.data(), entry.op.data + mine.begin, mine.bytes);
   }
-  slot.posted.store(place, std::memory_order_release);
-  own.posted.store(place, std::memory_order_release);
+  slot.posted.store(index, std::memory_order_release);
+  own.posted.store(index, std::memory_order_release);
 }
 
-bool Pipeline::all_posted(std::uint64_t place) {
+bool Pipeline::all_posted(std::uint64_t index) {
   for (; next_to_post_ < size_; ++next_to_post_)
-    if (!has_posted(next_to_post_, place)) return false;
+    if (!has_posted(next_to_post_, index)) return false;
   // A share of something else would read and write where nobody expects it.
   return out_of_step() < 0;
 }
 
-bool Pipeline::all_finished(std::uint64_t place) {
-  if (finished_by_all_ >= place) return true;
+bool Pipeline::all_finished(std::uint64_t index) {
+  if (finished_by_all_ >= index) return true;
   std::uint64_t least = worked_;
   for (const RankControlBlock* control : controls_)
     least = std::min(least, control->finished.load(std::memory_order_acquire));
   finished_by_all_ = least;
-  return least >= place;
+  return least >= index;
 }
 
-void Pipeline::work(const Entry& entry, std::uint64_t place) {
+void Pipeline::work(const Entry& entry, std::uint64_t index) {
   if (entry.small)
-    work_from_slots(entry.op, place);
+    work_from_slots(entry.op, index);
   else
     work_in_place(entry);
 }
 
-void Pipeline::work_from_slots(const Op& op, std::uint64_t place) {
-  const auto bytes_of = [&](int rank) { return control(rank).slot_of(place).bytes.data(); };
+void Pipeline::work_from_slots(const Op& op, std::uint64_t index) {
+  const auto bytes_of = [&](int rank) { return control(rank).slot_of(index).bytes.data(); };
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
@@ -185,20 +185,20 @@ Pipeline::Stretch Pipeline::contribution_of(const Op& op, int rank) const {
 }
 
 bool Pipeline::waits_for(int rank) const {
-  const std::uint64_t place = completed_ + 1;
+  const std::uint64_t index = completed_ + 1;
   if (rank == rank_) return false;
-  if (!has_posted(rank, place)) return true;
+  if (!has_posted(rank, index)) return true;
   for (int r = 0; r < size_; ++r)
-    if (!has_posted(r, place)) return false;
-  return control(rank).finished.load(std::memory_order_acquire) < place;
+    if (!has_posted(r, index)) return false;
+  return control(rank).finished.load(std::memory_order_acquire) < index;
 }
 
 int Pipeline::out_of_step() const {
-  const std::uint64_t place = worked_ + 1;
-  if (place > posted_) return -1;
-  const std::uint64_t history = entry_of(place).op.history;
+  const std::uint64_t index = worked_ + 1;
+  if (index > posted_) return -1;
+  const std::uint64_t history = entry_of(index).op.history;
   for (int r = 0; r < size_; ++r)
-    if (has_posted(r, place) && control(r).slot_of(place).op.history != history) return r;
+    if (has_posted(r, index) && control(r).slot_of(index).op.history != history) return r;
   return -1;
 }
 

@@ -12,7 +12,7 @@
 namespace lockstep::comm {
 
 /// Note [Shared memory]
-/// An operation has a place in the group's order, and goes through four stages on each rank:
+/// An operation has an op_index in the group's order, and goes through four stages on each rank:
 ///   posted    this rank has come to it: it is in its slot (Note [Slots]), with this rank's bytes if they are few;
 ///   worked    all ranks have posted it, and this rank has done its share;
 ///   completed this rank's region is what was promised, and nobody else touches it any more.
@@ -32,7 +32,7 @@ class Pipeline {
   /// Does what can be done now; whether anything was.
   bool advance();
 
-  /// Places: submitted() operations have been taken, completed() are complete.
+  /// By op_index: submitted() operations have been taken, completed() are complete.
   std::uint64_t submitted() const { return submitted_; }
   std::uint64_t completed() const { return completed_; }
   bool idle() const { return completed_ == submitted_; }
@@ -43,8 +43,8 @@ class Pipeline {
   const Op& first() const { return entry_of(completed_ + 1).op; }
   /// Whether `rank` is one of those that it waits for: to post it first of all, else to finish with it.
   bool waits_for(int rank) const;
-  /// The first rank that has posted something else in the place where this rank has posted contested(); -1 if none has.
-  /// The operation will then never be worked on.
+  /// The first rank that has posted something else under the op_index where this rank has posted contested(); -1 if
+  /// none has. The operation will then never be worked on.
   int out_of_step() const;
   const Op& contested() const { return entry_of(worked_ + 1).op; }
   /// What `rank`, which is out of step, has posted instead.
@@ -62,16 +62,16 @@ class Pipeline {
     bool small = false;
   };
 
-  const Entry& entry_of(std::uint64_t place) const { return entries_[head_ + (place - completed_ - 1)]; }
-  bool has_posted(int rank, std::uint64_t place) const {
-    return control(rank).slot_of(place).posted.load(std::memory_order_acquire) == place;
+  const Entry& entry_of(std::uint64_t index) const { return entries_[head_ + (index - completed_ - 1)]; }
+  bool has_posted(int rank, std::uint64_t index) const {
+    return control(rank).slot_of(index).posted.load(std::memory_order_acquire) == index;
   }
-  bool may_post(std::uint64_t place);
-  void post(std::uint64_t place);
-  bool all_posted(std::uint64_t place);
-  bool all_finished(std::uint64_t place);
-  void work(const Entry& entry, std::uint64_t place);
-  void work_from_slots(const Op& op, std::uint64_t place);
+  bool may_post(std::uint64_t index);
+  void post(std::uint64_t index);
+  bool all_posted(std::uint64_t index);
+  bool all_finished(std::uint64_t index);
+  void work(const Entry& entry, std::uint64_t index);
+  void work_from_slots(const Op& op, std::uint64_t index);
   void work_in_place(const Entry& entry);
   void reduce_slice(const Entry& entry, bool for_all);
   void retire();
@@ -99,7 +99,7 @@ class Pipeline {
   std::uint64_t worked_ = 0;
   std::uint64_t completed_ = 0;
   std::uint64_t completed_sequence_ = 0;
-  int next_to_post_ = 0;               // ranks before it have posted place worked_ + 1
+  int next_to_post_ = 0;               // ranks before it have posted operation worked_ + 1
   std::uint64_t finished_by_all_ = 0;  // a lower bound, as last read
 };
 

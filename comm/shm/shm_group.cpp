@@ -99,8 +99,8 @@ std::unique_ptr<Arena> ShmGroup::map_arena(std::size_t bytes) {
 std::vector<std::string> ShmGroup::exchange(const std::string& mine) {
   return failure_.guard([&] {
     pipeline_.submit(texts_.begin(mine), 0);
-    const std::uint64_t place = pipeline_.submitted();
-    wait_until([&] { return pipeline_.completed() >= place; }, Deadline::after(timeout()));
+    const std::uint64_t index = pipeline_.submitted();
+    wait_until([&] { return pipeline_.completed() >= index; }, Deadline::after(timeout()));
     return texts_.all();
   });
 }

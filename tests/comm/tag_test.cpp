@@ -77,7 +77,7 @@ TEST(Tag, DistanceGoesRoundTheEnd) {
 }
 
 // The operations that may be under way at once must differ even with the fewest bits that MPI grants.
-TEST(Tag, PlacesDoNotMeetWithinAWindow) { EXPECT_GE(TagLayout(32767).place_bits(), 6); }
+TEST(Tag, PlacesDoNotMeetWithinAWindow) { EXPECT_GE(TagLayout(32767).index_bits(), 6); }
 
 }  // namespace
 }  // namespace lockstep::comm
