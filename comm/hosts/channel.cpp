@@ -97,7 +97,7 @@ std::size_t Channel::index_of(const Link& link) const { return peer_of_host(link
 std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
   Peer& peer = peers_[index_of(link)];
   if (header.magic != MessageHeader::kMagic) not_understood(link, "no header of lockstep's");
-  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) {
+  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kAbort) {
     if (header.bytes > peer.words.size()) not_understood(link, "too many words");
     return peer.words.data();
   }
@@ -133,7 +133,7 @@ std::byte* Channel::room_for(Link& link, const MessageHeader& header) {
 
 void Channel::arrived(Link& link, const MessageHeader& header) {
   Peer& peer = peers_[index_of(link)];
-  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kVerdict) return take_notice(peer, header);
+  if (header.kind == MessageKind::kNotice || header.kind == MessageKind::kAbort) return take_notice(peer, header);
   Operation& operation = this->operation(header.op.op_index);
   PeerProgress& progress = operation.by_peer[index_of(link)];
   ChunkPool::Block* const block = std::exchange(peer.filling, nullptr);
@@ -157,11 +157,11 @@ void Channel::arrived(Link& link, const MessageHeader& header) {
 }
 
 void Channel::take_notice(Peer& peer, const MessageHeader& header) {
-  if (header.kind == MessageKind::kVerdict) {
-    const auto verdict = Verdict::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
-    if (!verdict) not_understood(peer.link, "a verdict that is none");
+  if (header.kind == MessageKind::kAbort) {
+    const auto reason = AbortReason::decode({reinterpret_cast<const char*>(peer.words.data()), header.bytes});
+    if (!reason) not_understood(peer.link, "an abort reason that is none");
     peer.knows = true;
-    if (!verdict_) verdict_ = verdict;
+    if (!abort_reason_) abort_reason_ = reason;
   } else {
     peer.said_index = header.op.op_index;
     peer.said.resize(std::min<std::size_t>(header.bytes / sizeof(std::int32_t), NodeControlBlock::kMostBlamed));

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "comm/hosts/abort_reason.h"
 #include "comm/hosts/chunk_pool.h"
 #include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
 #include "comm/hosts/plan.h"
-#include "comm/hosts/verdict.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"
 
@@ -62,12 +62,12 @@ class Channel final : private Link::Sink {
   /// Whether somebody has said that it waits in the first operation.
   bool others_say_they_wait() const;
   /// Tells the others whom this rank waits for in the first operation, if it has not.
-  void tell_of_wait(const std::vector<int>& ranks);
+  void announce_wait(const std::vector<int>& ranks);
   /// Tells them why the group ends, as far as they take it before `deadline`: all but the one who has told this rank,
   /// for that one may not reach the others.
-  void tell_of_end(const Verdict& verdict, Deadline deadline);
+  void announce_abort(const AbortReason& reason, Deadline deadline);
   /// What came from a link.
-  const std::optional<Verdict>& verdict() const { return verdict_; }
+  const std::optional<AbortReason>& abort_reason() const { return abort_reason_; }
   /// Counts up with every chunk that is sent or has come; words do not count.
   std::uint64_t progress() const { return progress_; }
 
@@ -106,9 +106,9 @@ class Channel final : private Link::Sink {
     ChunkPool::Block* filling = nullptr;   // what is arriving
     std::vector<int> said;                 // its last notice
     std::uint64_t said_index = 0;
-    bool knows = false;                                  // it has sent a verdict
-    std::string outgoing;                                // a notice that waits for its turn
-    std::array<std::byte, Verdict::kMostBytes> words{};  // of notices and verdicts that arrive
+    bool knows = false;                                      // it has sent an abort reason
+    std::string outgoing;                                    // a notice that waits for its turn
+    std::array<std::byte, AbortReason::kMostBytes> words{};  // of notices and abort reasons that arrive
   };
 
   std::byte* room_for(Link& link, const MessageHeader& header) override;
@@ -156,7 +156,7 @@ class Channel final : private Link::Sink {
   std::vector<pollfd> ready_;              // scratch
   std::uint64_t told_index_ = 0;
   std::vector<int> told_ranks_;
-  std::optional<Verdict> verdict_;
+  std::optional<AbortReason> abort_reason_;
   std::uint64_t progress_ = 0;
 };
 

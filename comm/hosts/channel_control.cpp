@@ -30,7 +30,7 @@ bool Channel::others_say_they_wait() const {
          std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.said_index == closed_ + 1; });
 }
 
-void Channel::tell_of_wait(const std::vector<int>& ranks) {
+void Channel::announce_wait(const std::vector<int>& ranks) {
   if (opened_ == closed_) return;
   if (told_index_ == closed_ + 1 && told_ranks_ == ranks) return;
   told_index_ = closed_ + 1;
@@ -42,11 +42,11 @@ void Channel::tell_of_wait(const std::vector<int>& ranks) {
   send_all();
 }
 
-void Channel::tell_of_end(const Verdict& verdict, Deadline deadline) {
-  const std::string words = verdict.encode();
+void Channel::announce_abort(const AbortReason& reason, Deadline deadline) {
+  const std::string words = reason.encode();
   MessageHeader header;
-  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, MessageKind::kVerdict);
-  header.kind = MessageKind::kVerdict;
+  if (opened_ > closed_) header = header_for(operation(closed_ + 1).op, MessageKind::kAbort);
+  header.kind = MessageKind::kAbort;
   header.bytes = static_cast<std::uint32_t>(words.size());
   std::vector<bool> told(peers_.size());
   for (;;) {

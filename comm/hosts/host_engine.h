@@ -76,7 +76,7 @@ class HostEngine {
   void mention_stall();
   [[noreturn]] void time_out(double waited_seconds);
   /// Tells the others what this rank fails with, where that is of interest to them.
-  void tell_of_end(const std::exception_ptr& failure);
+  void announce_abort(const std::exception_ptr& failure);
 
  private:
   struct Entry {
@@ -93,7 +93,7 @@ class HostEngine {
 
   int rank_of_local(int local) const { return here_[static_cast<std::size_t>(local)]; }
   bool waits_for_local(int local) const;
-  void check_verdict() const;
+  void check_abort() const;
   void check_step() const;
   void check_locals();
   void check_links();

@@ -41,7 +41,7 @@ bool HostEngine::waits_for_local(int local) const {
 void HostEngine::look_around() {
   // This rank's own view first.
   check_step();
-  check_verdict();
+  check_abort();
   if (idle()) return;
   check_locals();
   check_links();
@@ -54,15 +54,15 @@ void HostEngine::look_around() {
   // Who has heard others say that they wait says so at once, so that they do not take it for the one who is missing.
   if (now - still_since_ < std::min(kPatience, timeout_ / 3) && !(channel_ && channel_->others_say_they_wait())) return;
   find_who_is_silent(silent_);
-  if (channel_) channel_->tell_of_wait(silent_);
+  if (channel_) channel_->announce_wait(silent_);
   // The others here have no links, or other ones.
   find_who_is_missing(false);
   if (channel_) sync_.blame(completed_ + 1, missing_);
 }
 
-void HostEngine::check_verdict() const {
-  if (const auto verdict = sync_.verdict()) verdict->raise();
-  if (channel_ && channel_->verdict()) channel_->verdict()->raise();
+void HostEngine::check_abort() const {
+  if (const auto reason = sync_.abort_reason()) reason->raise();
+  if (channel_ && channel_->abort_reason()) channel_->abort_reason()->raise();
 }
 
 void HostEngine::check_step() const {
@@ -86,7 +86,7 @@ void HostEngine::check_locals() {
     // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
     std::this_thread::sleep_for(kStopStraggles);
     throw_if_stopped(kWaiting);
-    check_verdict();
+    check_abort();
     report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
                                   describe(first()), whereabouts_of(rank)),
@@ -101,7 +101,7 @@ void HostEngine::check_links() {
     throw_if_stopped(kWaiting);
     // Another link may tell why.
     advance();
-    check_verdict();
+    check_abort();
     if (idle()) return;
     if (channel_->waits_for(i)) fail_for_link(i);
   }
@@ -156,7 +156,7 @@ void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
 }
 
 void HostEngine::look_for_the_ended() {
-  check_verdict();
+  check_abort();
   if (channel_ && idle()) channel_->listen();
   std::string who;
   int rank = -1;
@@ -251,14 +251,14 @@ void HostEngine::time_out(double waited_seconds) {
                                  missing_.empty() ? 0 : missing_.front()));
 }
 
-void HostEngine::tell_of_end(const std::exception_ptr& failure) {
-  auto verdict = Verdict::of(failure);
-  if (!verdict) return;
+void HostEngine::announce_abort(const std::exception_ptr& failure) {
+  auto reason = AbortReason::of(failure);
+  if (!reason) return;
   // "This rank" is this one.
-  if (verdict->kind == Verdict::Kind::kOutOfStep && !verdict->what.starts_with("rank "))
-    verdict->what = fmt::format("{} is {}", met_.peers.name_of(rank_), verdict->what);
-  sync_.announce(*verdict);
-  if (channel_) channel_->tell_of_end(*verdict, Deadline::after(kFarewell));
+  if (reason->kind == AbortReason::Kind::kOutOfStep && !reason->what.starts_with("rank "))
+    reason->what = fmt::format("{} is {}", met_.peers.name_of(rank_), reason->what);
+  sync_.announce(*reason);
+  if (channel_) channel_->announce_abort(*reason, Deadline::after(kFarewell));
 }
 
 }  // namespace lockstep::comm

@@ -35,7 +35,7 @@ auto InlineHosts::guard(Action&& action) {
     return action();
   } catch (...) {
     failure_.set(std::current_exception());
-    engine_.tell_of_end(std::current_exception());
+    engine_.announce_abort(std::current_exception());
     throw;
   }
 }

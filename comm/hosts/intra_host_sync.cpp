@@ -129,21 +129,21 @@ std::vector<int> IntraHostSync::blamed_by(int local, std::uint64_t index) const 
   return ranks;
 }
 
-void IntraHostSync::announce(const Verdict& verdict) const {
+void IntraHostSync::announce(const AbortReason& reason) const {
   NodeControlBlock& first = node(0);
-  std::uint32_t none = NodeControlBlock::kNoVerdict;
-  if (!first.verdict_state.compare_exchange_strong(none, NodeControlBlock::kVerdictInTheMaking)) return;
-  const std::string bytes = verdict.encode();
-  std::memcpy(first.verdict.data(), bytes.data(), bytes.size());
-  first.verdict_bytes = static_cast<std::uint32_t>(bytes.size());
-  first.verdict_state.store(NodeControlBlock::kVerdictIsThere, std::memory_order_release);
+  std::uint32_t none = NodeControlBlock::kNoAbort;
+  if (!first.abort_state.compare_exchange_strong(none, NodeControlBlock::kAbortBeingWritten)) return;
+  const std::string bytes = reason.encode();
+  std::memcpy(first.reason.data(), bytes.data(), bytes.size());
+  first.abort_bytes = static_cast<std::uint32_t>(bytes.size());
+  first.abort_state.store(NodeControlBlock::kAbortWritten, std::memory_order_release);
   wake_all();
 }
 
-std::optional<Verdict> IntraHostSync::verdict() const {
+std::optional<AbortReason> IntraHostSync::abort_reason() const {
   const NodeControlBlock& first = node(0);
-  if (first.verdict_state.load(std::memory_order_acquire) != NodeControlBlock::kVerdictIsThere) return std::nullopt;
-  return Verdict::decode({first.verdict.data(), first.verdict_bytes});
+  if (first.abort_state.load(std::memory_order_acquire) != NodeControlBlock::kAbortWritten) return std::nullopt;
+  return AbortReason::decode({first.reason.data(), first.abort_bytes});
 }
 
 }  // namespace lockstep::comm

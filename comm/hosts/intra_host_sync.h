@@ -10,7 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/unique_fd.h"
-#include "comm/hosts/verdict.h"
+#include "comm/hosts/abort_reason.h"
 #include "comm/op.h"
 #include "comm/shm/board.h"
 #include "comm/shm/segment.h"
@@ -28,10 +28,10 @@ struct NodeControlBlock {
   std::array<std::atomic<std::int32_t>, kMostBlamed> blamed;
 
   /// The host's, on its first rank's block: what has ended the group, written once.
-  static constexpr std::uint32_t kNoVerdict = 0, kVerdictInTheMaking = 1, kVerdictIsThere = 2;
-  alignas(64) std::atomic<std::uint32_t> verdict_state;
-  std::array<char, Verdict::kMostBytes> verdict;
-  std::uint32_t verdict_bytes;
+  static constexpr std::uint32_t kNoAbort = 0, kAbortBeingWritten = 1, kAbortWritten = 2;
+  alignas(64) std::atomic<std::uint32_t> abort_state;
+  std::array<char, AbortReason::kMostBytes> reason;
+  std::uint32_t abort_bytes;
 };
 
 /// Wakes ranks of one host that sleep in poll(2): each has a pipe, whose other end the others open through /proc.
@@ -108,8 +108,8 @@ class IntraHostSync {
   }
 
   /// The first one stands.
-  void announce(const Verdict& verdict) const;
-  std::optional<Verdict> verdict() const;
+  void announce(const AbortReason& reason) const;
+  std::optional<AbortReason> abort_reason() const;
 
  private:
   NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }

@@ -14,7 +14,7 @@ enum class MessageKind : std::uint8_t {
   kReduceScatter = 1,  // a chunk of the receiver's part
   kAllGather,          // a chunk of the sender's part, final
   kNotice,             // the sender waits in this operation; i32 ranks that it waits for
-  kVerdict,            // the sender ends because of that: u8 Verdict::Kind, text
+  kAbort,              // the sender ends because of that: u8 AbortReason::Kind, text
 };
 
 /// Note [Checksums]

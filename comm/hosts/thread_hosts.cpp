@@ -88,7 +88,7 @@ void ThreadHosts::run() {
     serve();
   } catch (...) {
     failure_.set(std::current_exception());
-    engine_.tell_of_end(std::current_exception());
+    engine_.announce_abort(std::current_exception());
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::comm {
 
-struct Verdict {
+struct AbortReason {
   enum class Kind : std::uint8_t { kOutOfStep = 1, kDevice, kTimeout };
   static constexpr std::size_t kMostBytes = 1024;
 
@@ -21,9 +21,9 @@ struct Verdict {
   /// At most kMostBytes; texts that are too long are cut.
   std::string encode() const;
   /// Nothing for what is none.
-  static std::optional<Verdict> decode(std::string_view bytes);
+  static std::optional<AbortReason> decode(std::string_view bytes);
   /// Of what this rank fails with, if it is of interest to others.
-  static std::optional<Verdict> of(const std::exception_ptr& failure);
+  static std::optional<AbortReason> of(const std::exception_ptr& failure);
   /// Throws what whoever has come to it has thrown.
   [[noreturn]] void raise() const;
 };

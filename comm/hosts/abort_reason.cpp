@@ -1,11 +1,11 @@
-#include "comm/hosts/verdict.h"
+#include "comm/hosts/abort_reason.h"
 
 #include "base/error.h"
 #include "base/text.h"
 
 namespace lockstep::comm {
 
-std::string Verdict::encode() const {
+std::string AbortReason::encode() const {
   constexpr std::size_t kMostRemedy = 200;
   const std::string last = std::string(utf8_prefix(remedy, kMostRemedy));
   std::string bytes(1, static_cast<char>(kind));
@@ -13,29 +13,29 @@ std::string Verdict::encode() const {
   return bytes + '\n' + last;
 }
 
-std::optional<Verdict> Verdict::decode(std::string_view bytes) {
+std::optional<AbortReason> AbortReason::decode(std::string_view bytes) {
   const auto end = bytes.find('\n');
   if (bytes.empty() || end == std::string_view::npos || end == 0) return std::nullopt;
   const auto kind = static_cast<Kind>(bytes[0]);
   if (kind < Kind::kOutOfStep || kind > Kind::kTimeout) return std::nullopt;
-  return Verdict{kind, std::string(bytes.substr(1, end - 1)), std::string(bytes.substr(end + 1))};
+  return AbortReason{kind, std::string(bytes.substr(1, end - 1)), std::string(bytes.substr(end + 1))};
 }
 
-std::optional<Verdict> Verdict::of(const std::exception_ptr& failure) {
+std::optional<AbortReason> AbortReason::of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const OutOfStepError& error) {
-    return Verdict{Kind::kOutOfStep, error.what(), error.remedy()};
+    return AbortReason{Kind::kOutOfStep, error.what(), error.remedy()};
   } catch (const DeviceError& error) {
-    return Verdict{Kind::kDevice, error.what(), error.remedy()};
+    return AbortReason{Kind::kDevice, error.what(), error.remedy()};
   } catch (const TimeoutError& error) {
-    return Verdict{Kind::kTimeout, error.what(), error.remedy()};
+    return AbortReason{Kind::kTimeout, error.what(), error.remedy()};
   } catch (...) {
     return std::nullopt;
   }
 }
 
-void Verdict::raise() const {
+void AbortReason::raise() const {
   switch (kind) {
     case Kind::kOutOfStep: throw OutOfStepError(what, remedy);
     case Kind::kTimeout: throw TimeoutError(what, remedy);
