@@ -69,9 +69,9 @@ class HostEngine {
   void wake_up() const { sync_.wake_up(); }
 
   /// For a rank that waits: throws what has ended the group, or will.
-  void look_around();
+  void check_peers();
   /// For one that waits by other means: throws if another rank is known to have ended.
-  void look_for_the_ended();
+  void check_ended_peers();
   /// For one that waits, too: says so when that has lasted long.
   void mention_stall();
   [[noreturn]] void time_out(double waited_seconds);
@@ -100,7 +100,7 @@ class HostEngine {
   void check_connections();
   void find_who_is_silent(std::vector<int>& silent) const;
   void find_who_is_missing(bool as_others_say);
-  std::string whereabouts_of(int rank) const;
+  std::string progress_of(int rank) const;
   std::string missing_text();
   std::uint64_t progress() const { return posted_ + finished_ + completed_ + (channel_ ? channel_->progress() : 0); }
   [[noreturn]] void fail_for_link(std::size_t i);

@@ -38,7 +38,7 @@ bool HostEngine::waits_for_local(int local) const {
   return true;
 }
 
-void HostEngine::look_around() {
+void HostEngine::check_peers() {
   // This rank's own view first.
   check_step();
   check_abort();
@@ -89,7 +89,7 @@ void HostEngine::check_locals() {
     check_abort();
     report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
-                                  describe(first()), whereabouts_of(rank)),
+                                  describe(first()), progress_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
   }
 }
@@ -155,7 +155,7 @@ void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
       "look at that host and the network between the two");
 }
 
-void HostEngine::look_for_the_ended() {
+void HostEngine::check_ended_peers() {
   check_abort();
   if (channel_ && idle()) channel_->listen();
   std::string who;
@@ -211,7 +211,7 @@ void HostEngine::find_who_is_missing(bool as_others_say) {
   std::sort(missing_.begin(), missing_.end());
 }
 
-std::string HostEngine::whereabouts_of(int rank) const {
+std::string HostEngine::progress_of(int rank) const {
   if (met_.peers.host_of(rank) != met_.host) return {};
   const auto local = static_cast<int>(std::lower_bound(here_.begin(), here_.end(), rank) - here_.begin());
   if (!sync_.has_posted_any(local)) return "it has issued nothing yet";
@@ -229,7 +229,7 @@ std::string HostEngine::missing_text() {
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
   std::vector<std::string> names;
   for (const int rank : missing_) {
-    const std::string where = whereabouts_of(rank);
+    const std::string where = progress_of(rank);
     names.push_back(met_.peers.name_of(rank) + (where.empty() ? "" : ", " + where));
   }
   return first_names(names);

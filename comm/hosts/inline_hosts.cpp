@@ -50,13 +50,13 @@ std::uint64_t InlineHosts::hand_over(const HostEngine::Order& order) {
 
 void InlineHosts::poll() {
   guard([&] {
-    if (!engine_.advance()) look_around_now_and_then();
+    if (!engine_.advance()) check_peers_now_and_then();
   });
 }
 
 bool InlineHosts::is_done(std::uint64_t sequence) {
   return guard([&] {
-    if (engine_.completed_sequence() < sequence && !engine_.advance()) look_around_now_and_then();
+    if (engine_.completed_sequence() < sequence && !engine_.advance()) check_peers_now_and_then();
     return engine_.completed_sequence() >= sequence;
   });
 }
@@ -91,7 +91,7 @@ void InlineHosts::wait_until(Condition&& done, Deadline deadline) {
     if (begin == Clock::time_point{}) begin = now;
     if (now >= next_look) {
       throw_if_stopped("waiting for the other ranks");
-      engine_.look_around();
+      engine_.check_peers();
       if (deadline.expired() && !done()) engine_.time_out(seconds_between(begin, now));
       engine_.mention_stall();
       next_look = now + kNap;
@@ -101,12 +101,12 @@ void InlineHosts::wait_until(Condition&& done, Deadline deadline) {
   }
 }
 
-void InlineHosts::look_around_now_and_then() {
+void InlineHosts::check_peers_now_and_then() {
   // Of ranks that have all been asked to stop the first to end is no surprise: the next wait says that it is one.
   if (engine_.idle() || stop_signal() != 0) return;
   const auto now = Clock::now();
   if (now < next_look_) return;
-  engine_.look_around();
+  engine_.check_peers();
   next_look_ = now + kLookEvery;
 }
 
@@ -116,8 +116,8 @@ void InlineHosts::watch_peers() {
     const auto now = Clock::now();
     if (now < next_look_) return;
     next_look_ = now + kLookEvery;
-    engine_.look_around();
-    engine_.look_for_the_ended();
+    engine_.check_peers();
+    engine_.check_ended_peers();
   });
 }
 

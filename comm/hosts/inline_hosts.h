@@ -31,9 +31,9 @@ class InlineHosts final : public HostsGroup {
   auto guard(Action&& action);
   template <class Condition>
   void wait_until(Condition&& done, Deadline deadline);
-  void look_around_now_and_then();
+  void check_peers_now_and_then();
 
-  Clock::time_point next_look_{};  // of look_around_now_and_then()
+  Clock::time_point next_look_{};  // of check_peers_now_and_then()
 };
 
 }  // namespace lockstep::comm

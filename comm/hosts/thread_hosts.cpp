@@ -106,7 +106,7 @@ void ThreadHosts::serve() {
     if (!engine_.idle() && ++spins <= most_spins) continue;
     const auto now = Clock::now();
     if (!engine_.idle() && now >= next_look) {
-      engine_.look_around();
+      engine_.check_peers();
       publish();
       next_look = now + kThreadNap;
       const auto count = now.time_since_epoch().count();

@@ -82,8 +82,8 @@ class NcclGroup final : public DeviceGroup {
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
   void wait_until_complete(std::uint64_t sequence, Deadline deadline);
-  void look_around();
-  void look_at_peers();
+  void check_peers();
+  void check_processes();
   [[noreturn]] void time_out(const Op& op, double waited_seconds);
 
   ProcessGroup& control_;
@@ -104,7 +104,7 @@ class NcclGroup final : public DeviceGroup {
   std::uint64_t joined_ = 0;    // the producer's stream comes after these
   std::uint64_t compared_ = 0;  // histories up to here
   Clock::time_point next_look_{};
-  Clock::time_point next_look_at_peers_{};
+  Clock::time_point next_peer_check_{};
 
   bool capturing_ = false;
   Marks captured_marks_;  // events of a capture mean nothing outside of it
@@ -153,7 +153,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
     stall_poll_.emplace(control_.store(), rank(), size(), crc32c(std::as_bytes(std::span(&id, 1))));
     join_ranks(*communicator_, id, control_, *roll_call_, timeout(), [&] {
       throw_if_stopped("joining the other ranks");
-      look_at_peers();
+      check_processes();
     });
   });
 }
@@ -165,7 +165,7 @@ void NcclGroup::shutdown() {
     control_.barrier().wait_host();
     const auto deadline = Deadline::after(timeout());
     communicator_->leave([&] {
-      look_at_peers();
+      check_processes();
       if (deadline.expired())
         throw TimeoutError("leaving NCCL timed out", "let go of all CUDA graphs that hold collectives before");
     });
@@ -258,7 +258,7 @@ void NcclGroup::give(const Op& op) {
       give_to_nccl(communicator_->api(), communicator_->get(), rank(), size(), op, word_->scratch(), stream_.get()),
       [&] {
         throw_if_stopped("waiting for the other ranks");
-        look_at_peers();
+        check_processes();
         const auto now = Clock::now();
         if (now - begin > timeout()) time_out(op, seconds_between(begin, now));
         stall_poll_->look(op, now);
@@ -281,7 +281,7 @@ bool NcclGroup::is_complete(std::uint64_t sequence) {
 bool NcclGroup::is_done(std::uint64_t sequence) {
   return guard([&] {
     if (is_complete(sequence)) return true;
-    if (!capturing_) look_around();
+    if (!capturing_) check_peers();
     return is_complete(sequence);
   });
 }
@@ -301,7 +301,7 @@ void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
       continue;
     }
     throw_if_stopped("waiting for the other ranks");
-    look_around();
+    check_peers();
     if (is_complete(sequence)) return;
     const auto now = Clock::now();
     if (deadline.expired()) time_out(ledger_.first_under_way(), seconds_between(begin, now));
@@ -331,7 +331,7 @@ void NcclGroup::poll() {
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   guard([&] {
-    look_around();
+    check_peers();
     if (!is_complete(ledger_.launched()) && now - ledger_.progress() > timeout())
       time_out(ledger_.first_under_way(), seconds_between(ledger_.progress(), now));
     if (!is_complete(ledger_.launched())) stall_poll_->look(ledger_.first_under_way(), now);
@@ -339,7 +339,7 @@ void NcclGroup::poll() {
 }
 
 /// Throws what has gone wrong, as far as can be known without waiting.
-void NcclGroup::look_around() {
+void NcclGroup::check_peers() {
   const cudaError_t status = cudaStreamQuery(stream_.get());
   if (status == cudaErrorNotReady)
     static_cast<void>(cudaGetLastError());  // it is noted as if it were an error
@@ -349,13 +349,13 @@ void NcclGroup::look_around() {
   if (result != ncclSuccess)
     throw_nccl_error(communicator_->api(), communicator_->get(), result,
                      ledger_.any_under_way() ? describe(ledger_.first_under_way()) : std::string("NCCL"));
-  look_at_peers();
+  check_processes();
 }
 
-void NcclGroup::look_at_peers() {
+void NcclGroup::check_processes() {
   const auto now = Clock::now();
-  if (now < next_look_at_peers_) return;
-  next_look_at_peers_ = now + kLookAtPeersEvery;
+  if (now < next_peer_check_) return;
+  next_peer_check_ = now + kLookAtPeersEvery;
   try {
     control_.watch_peers();
   } catch (const DeviceError& error) {

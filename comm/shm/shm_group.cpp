@@ -73,21 +73,21 @@ class ShmGroup final : public ProcessGroup {
   template <class Condition>
   void wait_until(Condition&& done, Deadline deadline);
   /// Throws if another rank cannot or will not come.
-  void look_around();
-  /// For a caller that never waits: look_around() where nothing has happened for a while.
-  void look_around_now_and_then();
+  void check_peers();
+  /// For a caller that never waits: check_peers() where nothing has happened for a while.
+  void check_peers_now_and_then();
   void mention_stall(Clock::time_point now);
   [[noreturn]] void time_out(double waited_seconds) const;
   std::vector<int> missing() const;
   std::string text_of(const std::vector<int>& missing) const;
-  std::string whereabouts_of(int rank) const;
+  std::string progress_of(int rank) const;
 
   std::unique_ptr<Store> store_;
   Peers peers_;
   Segment board_;
   Pipeline pipeline_;
   TextExchange texts_;
-  Clock::time_point next_look_{};  // of look_around_now_and_then()
+  Clock::time_point next_look_{};  // of check_peers_now_and_then()
   StallNotice stall_;
 };
 
@@ -114,7 +114,7 @@ void ShmGroup::start(const Op& op) {
 
 void ShmGroup::poll() {
   failure_.guard([&] {
-    if (!pipeline_.advance()) look_around_now_and_then();
+    if (!pipeline_.advance()) check_peers_now_and_then();
   });
 }
 
@@ -124,7 +124,7 @@ void ShmGroup::watch_peers() {
     const auto now = Clock::now();
     if (now < next_look_) return;
     next_look_ = now + kLookEvery;
-    if (!pipeline_.idle()) look_around();
+    if (!pipeline_.idle()) check_peers();
     for (int other = 0; other < size(); ++other) {
       if (other == rank() || !peers_.has_ended(other)) continue;
       std::this_thread::sleep_for(kStopStraggles);
@@ -137,7 +137,7 @@ void ShmGroup::watch_peers() {
 
 bool ShmGroup::is_done(std::uint64_t sequence) {
   return failure_.guard([&] {
-    if (pipeline_.completed_sequence() < sequence && !pipeline_.advance()) look_around_now_and_then();
+    if (pipeline_.completed_sequence() < sequence && !pipeline_.advance()) check_peers_now_and_then();
     return pipeline_.completed_sequence() >= sequence;
   });
 }
@@ -168,7 +168,7 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
     if (begin == Clock::time_point{}) begin = now;
     if (now >= next_look) {
       throw_if_stopped("waiting for the other ranks");
-      look_around();
+      check_peers();
       if (deadline.expired()) time_out(seconds_between(begin, now));
       mention_stall(now);
       next_look = now + kNap;
@@ -183,16 +183,16 @@ void ShmGroup::wait_until(Condition&& done, Deadline deadline) {
   }
 }
 
-void ShmGroup::look_around_now_and_then() {
+void ShmGroup::check_peers_now_and_then() {
   // Of ranks that have all been asked to stop the first to end is no surprise: the next wait says that it is one.
   if (pipeline_.idle() || stop_signal() != 0) return;
   const auto now = Clock::now();
   if (now < next_look_) return;
-  look_around();
+  check_peers();
   next_look_ = now + kLookEvery;
 }
 
-void ShmGroup::look_around() {
+void ShmGroup::check_peers() {
   if (const int rank = pipeline_.out_of_step(); rank >= 0) {
     throw OutOfStepError(out_of_step_text(peers_.name_of(rank), pipeline_.posted_instead(rank), pipeline_.contested()),
                          "start every rank with the same binary, options and data");
@@ -208,12 +208,12 @@ void ShmGroup::look_around() {
     throw_if_stopped("waiting for the other ranks");
     report_missing_ranks({&rank, 1});
     throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", peers_.full_name_of(rank),
-                                  describe(pipeline_.first()), whereabouts_of(rank)),
+                                  describe(pipeline_.first()), progress_of(rank)),
                       fmt::format("look at the log of rank {}", rank));
   }
 }
 
-std::string ShmGroup::whereabouts_of(int rank) const {
+std::string ShmGroup::progress_of(int rank) const {
   if (!pipeline_.has_posted_any(rank)) return "it has issued nothing yet";
   return fmt::format("the last that it issued is {}", describe(pipeline_.last_posted_by(rank)));
 }
@@ -227,7 +227,7 @@ std::vector<int> ShmGroup::missing() const {
 
 std::string ShmGroup::text_of(const std::vector<int>& missing) const {
   std::vector<std::string> names;
-  for (const int rank : missing) names.push_back(fmt::format("{}, {}", peers_.name_of(rank), whereabouts_of(rank)));
+  for (const int rank : missing) names.push_back(fmt::format("{}, {}", peers_.name_of(rank), progress_of(rank)));
   return first_names(names);
 }
 
