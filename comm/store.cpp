@@ -117,7 +117,7 @@ std::string Store::broadcast_text(const std::string& name, std::string_view mine
 }
 
 Store::Absent Store::describe_absent(std::vector<int> missing) {
-  const auto present = roll_call();
+  const auto present = attendance();
   // Rank 0 keeps it: where it does not say what this rank itself has set, nothing is known of the others either.
   if (present[static_cast<std::size_t>(rank_)].host == kUnknownHost ||
       std::ranges::find(missing, rank_) != missing.end())

@@ -74,7 +74,7 @@ class Store {
   };
   static constexpr const char* kUnknownHost = "?";
   /// As far as is known, by rank; waits at most briefly.
-  virtual std::vector<Attendance> roll_call() = 0;
+  virtual std::vector<Attendance> attendance() = 0;
   /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken. Throws PeerError
   /// where another rank has done so before.
   virtual void give_up(const TimeoutError& error) = 0;

@@ -122,7 +122,7 @@ bool MpiStore::advance_until(Condition&& done, Deadline deadline) {
   return true;
 }
 
-std::vector<Store::Attendance> MpiStore::roll_call() {
+std::vector<Store::Attendance> MpiStore::attendance() {
   // MPI starts all of them or none.
   std::vector<Attendance> all;
   for (int r = 0; r < size(); ++r) all.push_back({true, false, session_.host_of_rank(r)});

@@ -43,7 +43,7 @@ class MpiStore final : public Store {
 
   void do_set(const std::string& key, std::string_view value) override;
   std::vector<std::optional<std::string>> do_get(std::span<const std::string> keys, Deadline deadline) override;
-  std::vector<Attendance> roll_call() override;
+  std::vector<Attendance> attendance() override;
   void give_up(const TimeoutError& error) override;
 
   /// Whether anything came or got out.

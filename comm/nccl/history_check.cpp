@@ -23,7 +23,7 @@ void HistoryCheck::compare(const OpDescriptor& last) {
   try {
     control_.all_gather({arena_.get(), 0, arena_->bytes() / sizeof(std::uint64_t), DType::kI64}).wait_host();
   } catch (const OutOfStepError& error) {
-    // Another rank has given up waiting for this one, and asks where it is (Note [Roll call]).
+    // Another rank has given up waiting for this one, and asks where it is (Note [Progress exchange]).
     throw OutOfStepError(fmt::format("{} after {}", error.what(), describe(last)), error.remedy());
   }
   if (std::ranges::any_of(lines(), [&](const Line& line) { return line.last.history != last.history; })) fail();
@@ -37,7 +37,8 @@ void HistoryCheck::fail() const {
   const OpDescriptor usual = last_of(division.most), odd = last_of(division.others);
   throw OutOfStepError(
       fmt::format("out of step: {} came to {}{}, {} to {}", ranks_text(division.others), describe(odd),
-                  is_same_operation(odd, usual) ? " after other operations" : "", ranks_text(division.most), describe(usual)),
+                  is_same_operation(odd, usual) ? " after other operations" : "", ranks_text(division.most),
+                  describe(usual)),
       "run the same steps on every rank; one that has no samples in a step contributes nothing, and leaves none out");
 }
 

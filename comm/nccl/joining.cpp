@@ -19,18 +19,18 @@ namespace lockstep::comm {
 namespace {
 
 /// None of those that have only waited in vain says so where another rank knows why.
-void check_that_all_joined(const RollCall::Answers& answers, int rank, const std::exception_ptr& own) {
+void check_that_all_joined(const ProgressExchange::Answers& answers, int rank, const std::exception_ptr& own) {
   constexpr auto kTimeout = static_cast<std::int64_t>(ExitCode::kTimeout);
   auto speaker = std::ranges::find_if(
       answers.all, [](const auto& there) { return there.failure != 0 && there.failure != kTimeout; });
   if (speaker == answers.all.end())
     speaker = std::ranges::find_if(answers.all, [](const auto& there) { return there.failure != 0; });
   if (speaker == answers.all.end()) return;
-  const auto spoken_for = [&](const Whereabouts& there) {
+  const auto spoken_for = [&](const RankProgress& there) {
     return there.failure == 0 || there.failure == kTimeout || there.words == speaker->words;
   };
   const auto speaking_rank = static_cast<int>(speaker - answers.all.begin());
-  const Whereabouts& here = answers.all[static_cast<std::size_t>(rank)];
+  const RankProgress& here = answers.all[static_cast<std::size_t>(rank)];
   if (rank == speaking_rank || !spoken_for(here)) std::rethrow_exception(own);
   throw PeerError(failure_code(speaker->failure),
                   fmt::format("rank {} could not join the others by NCCL", speaking_rank));
@@ -63,13 +63,13 @@ ncclUniqueId agree_on_id(ProcessGroup& control, const NcclApi& api) {
   return id;
 }
 
-void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup& control, RollCall& roll_call,
-                Clock::duration timeout, FunctionRef<void()> look) {
+void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup& control,
+                ProgressExchange& progress_exchange, Clock::duration timeout, FunctionRef<void()> look) {
   const auto begin = Clock::now();
   const auto deadline = Deadline::after(timeout);
   const auto patience = patience_of(timeout);
   std::exception_ptr failure;
-  Whereabouts mine;
+  RankProgress mine;
   try {
     communicator.join(id, [&] {
       look();
@@ -87,7 +87,7 @@ void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup
   }
   // Whoever has joined waits for as long as another may still try.
   const auto answers =
-      roll_call.ask(mine, Deadline::after(failure == nullptr ? deadline.remaining() + 2 * patience : patience));
+      progress_exchange.ask(mine, Deadline::after(failure == nullptr ? deadline.remaining() + 2 * patience : patience));
   if (!answers.all.empty()) {
     check_that_all_joined(answers, control.rank(), failure);
     return;

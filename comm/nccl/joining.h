@@ -6,7 +6,7 @@
 #include "base/deadline.h"
 #include "base/function_ref.h"
 #include "comm/nccl/communicator.h"
-#include "comm/nccl/roll_call.h"
+#include "comm/nccl/progress_exchange.h"
 #include "comm/process_group.h"
 
 namespace lockstep::comm {
@@ -23,7 +23,7 @@ ncclUniqueId agree_on_id(ProcessGroup& control, const NcclApi& api);
 /// Joins `communicator` on every rank. Collective: the ranks tell each other through the control group how it went,
 /// and one of them speaks for all that say the same. `look` is called a few times a millisecond meanwhile, and ends
 /// the wait by throwing. Throws NcclError, TimeoutError naming those who do not come, PeerError.
-void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup& control, RollCall& roll_call,
-                Clock::duration timeout, FunctionRef<void()> look);
+void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup& control,
+                ProgressExchange& progress_exchange, Clock::duration timeout, FunctionRef<void()> look);
 
 }  // namespace lockstep::comm

@@ -22,7 +22,7 @@
 #include "comm/nccl/ledger.h"
 #include "comm/nccl/marks.h"
 #include "comm/nccl/op_timer.h"
-#include "comm/nccl/roll_call.h"
+#include "comm/nccl/progress_exchange.h"
 #include "comm/nccl/stall_poll.h"
 
 namespace lockstep::comm {
@@ -89,7 +89,7 @@ class NcclGroup final : public DeviceGroup {
   ProcessGroup& control_;
   const StreamView producer_;
   std::shared_ptr<Communicator> communicator_;  // arenas use it too
-  std::optional<RollCall> roll_call_;
+  std::optional<ProgressExchange> progress_exchange_;
   std::optional<HistoryCheck> history_check_;
   std::optional<StallPoll> stall_poll_;
 
@@ -148,10 +148,10 @@ void NcclGroup::fail() {
 
 void NcclGroup::join(const ncclUniqueId& id) {
   guard([&] {
-    roll_call_.emplace(control_);
+    progress_exchange_.emplace(control_);
     history_check_.emplace(control_);
     stall_poll_.emplace(control_.store(), rank(), size(), crc32c(std::as_bytes(std::span(&id, 1))));
-    join_ranks(*communicator_, id, control_, *roll_call_, timeout(), [&] {
+    join_ranks(*communicator_, id, control_, *progress_exchange_, timeout(), [&] {
       throw_if_stopped("joining the other ranks");
       check_processes();
     });
@@ -367,8 +367,8 @@ void NcclGroup::check_processes() {
 }
 
 void NcclGroup::time_out(const Op& op, double waited_seconds) {
-  const auto answers = roll_call_->ask({.issued = last_issued(), .completed = ledger_.completed()},
-                                       Deadline::after(patience_of(timeout())));
+  const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = ledger_.completed()},
+                                               Deadline::after(patience_of(timeout())));
   const int behind = first_behind(answers, op.sequence);
   if (behind >= 0 && behind != rank()) report_missing_ranks({&behind, 1});
   throw TimeoutError(

@@ -45,7 +45,7 @@ class TcpStore final : public Store {
  private:
   void do_set(const std::string& key, std::string_view value) override;
   std::vector<std::optional<std::string>> do_get(std::span<const std::string> keys, Deadline deadline) override;
-  std::vector<Attendance> roll_call() override;
+  std::vector<Attendance> attendance() override;
   void give_up(const TimeoutError& error) override;
 
   std::vector<Attendance> ask_who_is_here();
@@ -216,7 +216,7 @@ std::vector<std::optional<std::string>> TcpStore::do_get(std::span<const std::st
   });
 }
 
-std::vector<Store::Attendance> TcpStore::roll_call() {
+std::vector<Store::Attendance> TcpStore::attendance() {
   return guarded([&] { return ask_who_is_here(); });
 }
 
@@ -262,7 +262,7 @@ void TcpStore::leave(Deadline deadline) {
                                    Passes::kFailuresOfPeers);
     if (gone) return;
     std::vector<int> missing;
-    const auto present = roll_call();
+    const auto present = attendance();
     for (int r = 0; r < size(); ++r)
       if (r != rank() && !present[static_cast<std::size_t>(r)].left) missing.push_back(r);
     time_out("leaving", seconds_between(begin, Clock::now()), missing);

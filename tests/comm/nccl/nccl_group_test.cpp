@@ -5,7 +5,7 @@
 
 #include <future>
 
-#include "comm/nccl/roll_call.h"
+#include "comm/nccl/progress_exchange.h"
 #include "tests/comm/nccl/nccl_fixture.h"
 
 namespace lockstep::comm {
@@ -238,8 +238,8 @@ TEST_F(NcclGroupTest, AnEndThatDoesNotComeTimesOut) {
   EXPECT_THAT(remedy_, HasSubstr("CUDA graphs"));
 }
 
-TEST(RollCall, NamesThoseWhoAreBehind) {
-  RollCall::Answers answers;
+TEST(ProgressExchange, NamesThoseWhoAreBehind) {
+  ProgressExchange::Answers answers;
   answers.all = {{8, 7, 0, 0}, {5, 5, 0, 0}, {8, 7, 0, 0}, {7, 5, 0, 0}};
   EXPECT_EQ(waiting_text(answers, 8),
             " waiting for rank 1, which has issued 5 and completed 5 operations; rank 3, which has issued 7 and "

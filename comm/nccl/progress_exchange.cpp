@@ -1,4 +1,4 @@
-#include "comm/nccl/roll_call.h"
+#include "comm/nccl/progress_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -26,10 +26,10 @@ Clock::duration patience_of(Clock::duration timeout) {
   return std::clamp<Clock::duration>(timeout / 5, std::chrono::seconds(2), std::chrono::seconds(10));
 }
 
-RollCall::RollCall(ProcessGroup& control)
+ProgressExchange::ProgressExchange(ProcessGroup& control)
     : control_(control), arena_(control.allocate(static_cast<std::size_t>(control.size()) * kArenaAlignment)) {}
 
-RollCall::Answers RollCall::ask(const Whereabouts& mine, Deadline deadline) {
+ProgressExchange::Answers ProgressExchange::ask(const RankProgress& mine, Deadline deadline) {
   const auto ranks = static_cast<std::size_t>(control_.size());
   const auto numbers = arena_->view<std::int64_t>(0, ranks * kNumbers);
   const auto line_of = [&](std::size_t rank) { return numbers.subspan(rank * kNumbers, kNumbers); };
@@ -55,19 +55,19 @@ RollCall::Answers RollCall::ask(const Whereabouts& mine, Deadline deadline) {
   return answers;
 }
 
-int first_behind(const RollCall::Answers& answers, std::uint64_t sequence) {
+int first_behind(const ProgressExchange::Answers& answers, std::uint64_t sequence) {
   for (std::size_t rank = 0; rank < answers.all.size(); ++rank)
     if (answers.all[rank].issued < sequence) return static_cast<int>(rank);
   return -1;
 }
 
-std::string waiting_text(const RollCall::Answers& answers, std::uint64_t sequence) {
+std::string waiting_text(const ProgressExchange::Answers& answers, std::uint64_t sequence) {
   if (answers.all.empty()) return fmt::format("; asked where they are: {}", text_of(answers.silence));
   constexpr std::size_t kNamed = 8;
   std::vector<std::string> behind;
   std::size_t more = 0;
   for (std::size_t rank = 0; rank < answers.all.size(); ++rank) {
-    const Whereabouts& there = answers.all[rank];
+    const RankProgress& there = answers.all[rank];
     if (there.issued >= sequence) continue;
     if (behind.size() < kNamed)
       behind.push_back(
