@@ -17,10 +17,10 @@
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/completion_word.h"
 #include "comm/nccl/device_arena.h"
+#include "comm/nccl/event_ring.h"
 #include "comm/nccl/history_check.h"
 #include "comm/nccl/joining.h"
-#include "comm/nccl/ledger.h"
-#include "comm/nccl/marks.h"
+#include "comm/nccl/op_log.h"
 #include "comm/nccl/op_timer.h"
 #include "comm/nccl/progress_exchange.h"
 #include "comm/nccl/stall_poll.h"
@@ -66,7 +66,7 @@ class NcclGroup final : public DeviceGroup {
   /// What the producer's stream comes after is over before memory is freed, which waits for the GPU; what was only
   /// captured has not begun.
   bool has_let_go(std::uint64_t sequence) const noexcept override {
-    return sequence <= joined_ || sequence > ledger_.launched() || sequence <= word_->read();
+    return sequence <= joined_ || sequence > op_log_.launched() || sequence <= word_->read();
   }
   void start(const Op& op) override;
   bool is_done(std::uint64_t sequence) override;
@@ -97,17 +97,17 @@ class NcclGroup final : public DeviceGroup {
   CudaEvent ready_;
   DeviceBytes bytes_;
   std::unique_ptr<CompletionWord> word_;
-  Marks marks_;
+  EventRing events_;
   OpTimer timer_;
 
-  Ledger ledger_;
+  OpLog op_log_;
   std::uint64_t joined_ = 0;    // the producer's stream comes after these
   std::uint64_t compared_ = 0;  // histories up to here
   Clock::time_point next_look_{};
   Clock::time_point next_peer_check_{};
 
   bool capturing_ = false;
-  Marks captured_marks_;  // events of a capture mean nothing outside of it
+  EventRing captured_events_;  // events of a capture mean nothing outside of it
 };
 
 NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api)
@@ -161,7 +161,7 @@ void NcclGroup::join(const ncclUniqueId& id) {
 void NcclGroup::shutdown() {
   check_in_step();  // first: what a rank has issued too many never ends
   guard([&] {
-    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
+    wait_until_complete(op_log_.launched(), Deadline::after(timeout()));
     control_.barrier().wait_host();
     const auto deadline = Deadline::after(timeout());
     communicator_->leave([&] {
@@ -198,7 +198,7 @@ std::unique_ptr<Arena> NcclGroup::map_arena(std::size_t bytes) {
 void NcclGroup::copy(void* to, const void* from, std::size_t bytes) {
   LOCKSTEP_ASSERT(!capturing_, "a copy by the host in a capture");
   guard([&] {
-    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
+    wait_until_complete(op_log_.launched(), Deadline::after(timeout()));
     bytes_.copy(to, from, bytes);
   });
 }
@@ -223,32 +223,32 @@ void NcclGroup::start(const Op& op) {
     }
     give(op);
     if (capturing_) {
-      captured_marks_.record(op.sequence, stream_.get());
-      ledger_.capture(op);
+      captured_events_.record(op.sequence, stream_.get());
+      op_log_.capture(op);
     } else {
-      marks_.record(op.sequence, stream_.get());
-      ledger_.launch(op);
+      events_.record(op.sequence, stream_.get());
+      op_log_.launch(op);
     }
   });
 }
 
 /// All ranks come here with as many operations, also those that left one out: they are found where they issue the next.
 void NcclGroup::compare_now_and_then() {
-  if (ledger_.launched() < compared_ + kCompareEvery) return;
-  compared_ = ledger_.launched();
-  history_check_->compare(ledger_.last());
+  if (op_log_.launched() < compared_ + kCompareEvery) return;
+  compared_ = op_log_.launched();
+  history_check_->compare(op_log_.last());
 }
 
 void NcclGroup::check_in_step() {
   LOCKSTEP_ASSERT(!capturing_, "ranks are compared in a capture");
   guard([&] {
-    compared_ = ledger_.launched();
-    history_check_->compare(ledger_.last());
+    compared_ = op_log_.launched();
+    history_check_->compare(op_log_.last());
   });
 }
 
-/// Where the completion word is in the stream's order: behind the operation, before the mark; so that a capture in
-/// which the mark is waited for has no end that hangs loose.
+/// Where the completion word is in the stream's order: behind the operation, before the entry; so that a capture in
+/// which the entry is waited for has no end that hangs loose.
 void NcclGroup::give(const Op& op) {
   ready_.record(native(producer_));
   ready_.make_wait(stream_.get());
@@ -269,13 +269,13 @@ void NcclGroup::give(const Op& op) {
 }
 
 void NcclGroup::make_room(std::uint64_t count) {
-  if (const std::uint64_t first = ledger_.in_the_way_of(count); first > 0)
+  if (const std::uint64_t first = op_log_.in_the_way_of(count); first > 0)
     wait_until_complete(first, Deadline::after(timeout()));
 }
 
 bool NcclGroup::is_complete(std::uint64_t sequence) {
-  ledger_.complete(word_->read());
-  return ledger_.completed() >= sequence;
+  op_log_.complete(word_->read());
+  return op_log_.completed() >= sequence;
 }
 
 bool NcclGroup::is_done(std::uint64_t sequence) {
@@ -287,7 +287,7 @@ bool NcclGroup::is_done(std::uint64_t sequence) {
 }
 
 void NcclGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
-  LOCKSTEP_ASSERT(!capturing_ && sequence <= ledger_.launched(), "a wait for operation #{}, which is only captured",
+  LOCKSTEP_ASSERT(!capturing_ && sequence <= op_log_.launched(), "a wait for operation #{}, which is only captured",
                   sequence);
   guard([&] { wait_until_complete(sequence, deadline); });
 }
@@ -304,8 +304,8 @@ void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
     check_peers();
     if (is_complete(sequence)) return;
     const auto now = Clock::now();
-    if (deadline.expired()) time_out(ledger_.first_under_way(), seconds_between(begin, now));
-    stall_poll_->look(ledger_.first_under_way(), now);
+    if (deadline.expired()) time_out(op_log_.first_under_way(), seconds_between(begin, now));
+    stall_poll_->look(op_log_.first_under_way(), now);
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -314,9 +314,9 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
   guard([&] {
     if (capturing_) {
       // begin_capture() has seen to what came before.
-      if (sequence > ledger_.launched()) captured_marks_.make_wait(sequence, native(stream));
+      if (sequence > op_log_.launched()) captured_events_.make_wait(sequence, native(stream));
     } else {
-      if (!is_complete(sequence)) marks_.make_wait(sequence, native(stream));
+      if (!is_complete(sequence)) events_.make_wait(sequence, native(stream));
       if (stream.native == producer_.native) joined_ = std::max(joined_, sequence);
     }
   });
@@ -326,15 +326,15 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
 
 void NcclGroup::poll() {
   failure_.throw_if_any();
-  if (capturing_ || is_complete(ledger_.launched())) return;
+  if (capturing_ || is_complete(op_log_.launched())) return;
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   guard([&] {
     check_peers();
-    if (!is_complete(ledger_.launched()) && now - ledger_.progress() > timeout())
-      time_out(ledger_.first_under_way(), seconds_between(ledger_.progress(), now));
-    if (!is_complete(ledger_.launched())) stall_poll_->look(ledger_.first_under_way(), now);
+    if (!is_complete(op_log_.launched()) && now - op_log_.progress() > timeout())
+      time_out(op_log_.first_under_way(), seconds_between(op_log_.progress(), now));
+    if (!is_complete(op_log_.launched())) stall_poll_->look(op_log_.first_under_way(), now);
   });
 }
 
@@ -348,7 +348,7 @@ void NcclGroup::check_peers() {
   const ncclResult_t result = communicator_->async_error();
   if (result != ncclSuccess)
     throw_nccl_error(communicator_->api(), communicator_->get(), result,
-                     ledger_.any_under_way() ? describe(ledger_.first_under_way()) : std::string("NCCL"));
+                     op_log_.any_under_way() ? describe(op_log_.first_under_way()) : std::string("NCCL"));
   check_processes();
 }
 
@@ -359,15 +359,15 @@ void NcclGroup::check_processes() {
   try {
     control_.watch_peers();
   } catch (const DeviceError& error) {
-    if (!ledger_.any_under_way()) throw;
+    if (!op_log_.any_under_way()) throw;
     throw DeviceError(
-        fmt::format("{}, and this rank waits for it in {}", error.what(), describe(ledger_.first_under_way())),
+        fmt::format("{}, and this rank waits for it in {}", error.what(), describe(op_log_.first_under_way())),
         error.remedy());
   }
 }
 
 void NcclGroup::time_out(const Op& op, double waited_seconds) {
-  const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = ledger_.completed()},
+  const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = op_log_.completed()},
                                                Deadline::after(patience_of(timeout())));
   const int behind = first_behind(answers, op.sequence);
   if (behind >= 0 && behind != rank()) report_missing_ranks({&behind, 1});
@@ -380,7 +380,7 @@ void NcclGroup::time_out(const Op& op, double waited_seconds) {
 std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {
   LOCKSTEP_ASSERT(!capturing_, "times are read in a capture");
   return guard([&] {
-    wait_until_complete(ledger_.launched(), Deadline::after(timeout()));
+    wait_until_complete(op_log_.launched(), Deadline::after(timeout()));
     return timer_.times(origin);
   });
 }
@@ -390,10 +390,10 @@ std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {
 void NcclGroup::begin_capture() {
   LOCKSTEP_ASSERT(!capturing_, "a capture in a capture");
   guard([&] {
-    if (!is_complete(ledger_.launched())) marks_.make_wait(ledger_.launched(), native(producer_));
-    joined_ = ledger_.launched();
-    ledger_.begin_capture();
-    captured_marks_.clear();
+    if (!is_complete(op_log_.launched())) events_.make_wait(op_log_.launched(), native(producer_));
+    joined_ = op_log_.launched();
+    op_log_.begin_capture();
+    captured_events_.clear();
     capturing_ = true;
   });
 }
@@ -401,22 +401,22 @@ void NcclGroup::begin_capture() {
 std::uint64_t NcclGroup::end_capture() {
   LOCKSTEP_ASSERT(capturing_, "the end of a capture that was not begun");
   capturing_ = false;
-  set_last_issued(ledger_.launched());
-  return ledger_.end_capture();
+  set_last_issued(op_log_.launched());
+  return op_log_.end_capture();
 }
 
 void NcclGroup::replayed(std::uint64_t count) {
   LOCKSTEP_ASSERT(!capturing_, "a launch in a capture");
   if (count == 0) return;
-  LOCKSTEP_ASSERT(ledger_.has_captured(count), "no capture had {} operations", count);
-  const std::uint64_t before = ledger_.launched();
+  LOCKSTEP_ASSERT(op_log_.has_captured(count), "no capture had {} operations", count);
+  const std::uint64_t before = op_log_.launched();
   LOCKSTEP_ASSERT(joined_ >= before || is_complete(before), "a launch that operation #{} may still overtake", before);
   guard([&] {
     make_room(count);
-    ledger_.replay(count, step());
-    joined_ = ledger_.launched();
+    op_log_.replay(count, step());
+    joined_ = op_log_.launched();
     set_last_issued(joined_);
-    marks_.record(joined_, native(producer_));
+    events_.record(joined_, native(producer_));
     compare_now_and_then();
   });
 }

@@ -10,7 +10,7 @@ namespace lockstep::comm {
 
 /// Operations complete in order: whoever waits for one may as well wait for a later one. So the last few events do for
 /// all operations, and one event may stand for many.
-class Marks {
+class EventRing {
  public:
   /// All operations up to `sequence`, which is above that of the last call, are done where `stream` is now.
   void record(std::uint64_t sequence, cudaStream_t stream);
@@ -20,13 +20,13 @@ class Marks {
   void clear() { recorded_ = 0; }
 
  private:
-  static constexpr std::size_t kMarks = 64;
-  struct Mark {
+  static constexpr std::size_t kEvents = 64;
+  struct Entry {
     CudaEvent event;
     std::uint64_t sequence = 0;
   };
-  std::array<Mark, kMarks> marks_;
-  std::uint64_t recorded_ = 0;  // the last kMarks of them are there
+  std::array<Entry, kEvents> events_;
+  std::uint64_t recorded_ = 0;  // the last kEvents of them are there
 };
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-#include "comm/nccl/ledger.h"
+#include "comm/nccl/op_log.h"
 
 #include <utility>
 
@@ -6,18 +6,18 @@
 
 namespace lockstep::comm {
 
-void Ledger::complete(std::uint64_t completed) {
+void OpLog::complete(std::uint64_t completed) {
   if (completed == completed_) return;
   completed_ = completed;
   progress_ = Clock::now();
 }
 
-std::uint64_t Ledger::in_the_way_of(std::uint64_t count) const {
+std::uint64_t OpLog::in_the_way_of(std::uint64_t count) const {
   const std::uint64_t last = launched_ + count;
   return last > completed_ + under_way_.size() ? last - under_way_.size() : 0;
 }
 
-void Ledger::launch(const Op& op) {
+void OpLog::launch(const Op& op) {
   LOCKSTEP_ASSERT(op.sequence == launched_ + 1, "operation #{} behind #{}", op.sequence, launched_);
   if (!any_under_way()) progress_ = Clock::now();
   launched_ = op.sequence;
@@ -27,7 +27,7 @@ void Ledger::launch(const Op& op) {
   launched.history = history_;
 }
 
-std::uint64_t Ledger::end_capture() {
+std::uint64_t OpLog::end_capture() {
   const std::uint64_t count = captured_.size();
   if (count == 0) return 0;
   if (under_way_.size() < 2 * count) {
@@ -40,7 +40,7 @@ std::uint64_t Ledger::end_capture() {
   return count;
 }
 
-void Ledger::replay(std::uint64_t count, std::int64_t step) {
+void OpLog::replay(std::uint64_t count, std::int64_t step) {
   for (Op op : in_graphs_.at(count)) {
     op.sequence = launched_ + 1;
     op.step = step;

@@ -13,9 +13,9 @@ namespace lockstep::comm {
 /// What a group knows of its operations beside what the GPU knows: the words for one that does not end, since when
 /// nothing has ended, and what a CUDA graph issues anew with each launch. Operations are numbered from 1, launched and
 /// completed in order. One thread uses it.
-class Ledger {
+class OpLog {
  public:
-  Ledger() : under_way_(kMostUnderWay) {}
+  OpLog() : under_way_(kMostUnderWay) {}
 
   std::uint64_t launched() const { return launched_; }
   /// The last that has been launched, with the history up to it.
