@@ -1,16 +1,16 @@
 // Barrier.
 #pragma once
 
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 
 namespace lockstep::comm {
 
 /// ⌈log2 N⌉ rounds of empty messages: in round k every rank tells the one 2^k after it that it, and all that it has
 /// heard of, have come. Each round has other peers, so the messages need no round number.
-class DisseminationBarrier final : public Schedule {
+class DisseminationBarrier final : public CollectiveAlgorithm {
  public:
   DisseminationBarrier(int rank, int size, const Tuning& tuning, Transfers& transfers)
-      : Schedule(rank, size, tuning, transfers) {}
+      : CollectiveAlgorithm(rank, size, tuning, transfers) {}
 
   void on_complete(const Transfer& transfer) override;
   bool done() const override { return distance_ >= size_ && under_way_ == 0; }

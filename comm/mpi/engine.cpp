@@ -60,7 +60,7 @@ void Engine::begin_waiting() {
   while (next_waiting_ < waiting_.size() && begun_ - completed_ < slots_.size()) {
     const Op& op = waiting_[next_waiting_++];
     Slot& slot = slot_of(op.op_index);
-    slot.active = &schedule_for(slot, op);
+    slot.active = &algorithm_for(slot, op);
     begun_ = op.op_index;
     slot.active->begin(op);
     retire();  // an empty operation is complete when it has begun
@@ -82,7 +82,7 @@ void Engine::retire() {
   }
 }
 
-Schedule& Engine::schedule_for(Slot& slot, const Op& op) {
+CollectiveAlgorithm& Engine::algorithm_for(Slot& slot, const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
       if (op.bytes() <= small_limit_) return slot.small_reduce;
@@ -105,14 +105,14 @@ void Engine::watch_for_stalls() {
   due_ = stall_.is_due(moves_, now, 2 * patience_) || due_;
   if (now < next_check_) return;
   next_check_ = now + kCheckEvery;
-  const Schedule& first = first_under_way();
+  const CollectiveAlgorithm& first = first_under_way();
   stall_watch_.check(first.op(), completed_, transfers_.missing(first));
   mention_stall(first, now);
 }
 
 /// Whoever has come to the operation just now says that it waits only after a while: those who do by then are no
 /// suspects any more.
-void Engine::mention_stall(const Schedule& first, Clock::time_point now) {
+void Engine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
   auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
   if (std::exchange(due_, false) && suspects_.empty()) {
     suspects_ = silent();
@@ -128,7 +128,7 @@ void Engine::mention_stall(const Schedule& first, Clock::time_point now) {
 }
 
 void Engine::time_out(double waited_seconds) {
-  const Schedule& first = first_under_way();
+  const CollectiveAlgorithm& first = first_under_way();
   stall_watch_.time_out(first.op(), transfers_.missing(first), waited_seconds);
 }
 

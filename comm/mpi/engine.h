@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/mpi/collective_algorithm.h"
 #include "comm/mpi/dissemination_barrier.h"
 #include "comm/mpi/exchange.h"
-#include "comm/mpi/schedule.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/small_reduce.h"
 #include "comm/mpi/stall_watch.h"
@@ -70,15 +70,15 @@ class Engine {
     SmallReduce small_reduce;
     TreeBroadcast broadcast;
     DisseminationBarrier barrier;
-    Schedule* active = nullptr;
+    CollectiveAlgorithm* active = nullptr;
   };
 
   Slot& slot_of(std::uint64_t index) { return *slots_[index % slots_.size()]; }
-  Schedule& schedule_for(Slot& slot, const Op& op);
+  CollectiveAlgorithm& algorithm_for(Slot& slot, const Op& op);
   void begin_waiting();
   void retire();
-  void mention_stall(const Schedule& first, Clock::time_point now);
-  const Schedule& first_under_way() { return *slot_of(completed_ + 1).active; }
+  void mention_stall(const CollectiveAlgorithm& first, Clock::time_point now);
+  const CollectiveAlgorithm& first_under_way() { return *slot_of(completed_ + 1).active; }
 
   const Tuning tuning_;
   const std::size_t small_limit_;

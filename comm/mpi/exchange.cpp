@@ -17,7 +17,7 @@ std::size_t chunk_bytes_for(const Tuning& tuning, std::size_t peers) {
 }  // namespace
 
 Exchange::Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers)
-    : Schedule(rank, size, tuning, transfers),
+    : CollectiveAlgorithm(rank, size, tuning, transfers),
       peers_(static_cast<std::size_t>(size - 1)),
       sources_(static_cast<std::size_t>(size)) {}
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 
 namespace lockstep::comm {
 
@@ -16,7 +16,7 @@ namespace lockstep::comm {
 ///
 /// Memory: a chunk that a peer sends in the second half lands where this rank's own contribution lay, which the first
 /// half may still be sending: it is only awaited once that send is complete.
-class Exchange final : public Schedule {
+class Exchange final : public CollectiveAlgorithm {
  public:
   Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers);
 

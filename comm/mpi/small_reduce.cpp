@@ -6,7 +6,7 @@
 namespace lockstep::comm {
 
 SmallReduce::SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers)
-    : Schedule(rank, size, tuning, transfers),
+    : CollectiveAlgorithm(rank, size, tuning, transfers),
       part_bytes_(align_up(tuning.small_limit(size))),
       scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) * part_bytes_)),
       sources_(static_cast<std::size_t>(size)) {}

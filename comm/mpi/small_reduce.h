@@ -4,13 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 
 namespace lockstep::comm {
 
 /// Every rank sends its whole region to every other and reduces all of them itself, in rank order: the same bits
 /// everywhere as with an Exchange (Note [Rank order]), in one exchange instead of two.
-class SmallReduce final : public Schedule {
+class SmallReduce final : public CollectiveAlgorithm {
  public:
   SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers);
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/make_group.h"
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 #include "comm/process_group.h"
 #include "comm/text_exchange.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 
 namespace lockstep::comm {
 
@@ -106,7 +106,7 @@ void Transfers::fail(int code, const char* doing, const Transfer& transfer, cons
                  fmt::format("look at the log of rank {}, and at the network between the hosts", transfer.peer));
 }
 
-std::vector<int> Transfers::missing(const Schedule& owner) const {
+std::vector<int> Transfers::missing(const CollectiveAlgorithm& owner) const {
   std::vector<int> ranks;
   for (const auto direction : {Transfer::Direction::kReceive, Transfer::Direction::kSend}) {
     for (const Transfer& transfer : transfers_)

@@ -14,7 +14,7 @@
 
 namespace lockstep::comm {
 
-class Schedule;
+class CollectiveAlgorithm;
 
 /// For memory of messages that are not complete when their group ends, as it does after an error: MPI, which may run on
 /// (Note [Whose MPI]), still reads and writes there. It stays until this process ends.
@@ -23,7 +23,7 @@ void keep_for_mpi(std::shared_ptr<void> memory);
 /// One message of one operation.
 struct Transfer {
   enum class Direction : std::uint8_t { kSend, kReceive };
-  Schedule* owner = nullptr;  // told when the message is complete
+  CollectiveAlgorithm* owner = nullptr;  // told when the message is complete
   Direction direction = Direction::kSend;
   std::uint8_t phase = 0;
   int peer = 0;
@@ -46,7 +46,7 @@ class Transfers {
   bool test();
 
   /// The ranks whose messages `owner` is waiting for: to come first of all, else to be taken.
-  std::vector<int> missing(const Schedule& owner) const;
+  std::vector<int> missing(const CollectiveAlgorithm& owner) const;
 
   const TagLayout& tags() const { return tags_; }
 

@@ -3,16 +3,16 @@
 
 #include <vector>
 
-#include "comm/mpi/schedule.h"
+#include "comm/mpi/collective_algorithm.h"
 
 namespace lockstep::comm {
 
 /// Down a binomial tree, in chunks: a rank passes a chunk on while the next one arrives. Counted from the root, rank
 /// v's parent is v without its lowest set bit.
-class TreeBroadcast final : public Schedule {
+class TreeBroadcast final : public CollectiveAlgorithm {
  public:
   TreeBroadcast(int rank, int size, const Tuning& tuning, Transfers& transfers)
-      : Schedule(rank, size, tuning, transfers) {
+      : CollectiveAlgorithm(rank, size, tuning, transfers) {
     children_.reserve(32);
   }
 

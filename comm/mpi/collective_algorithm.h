@@ -27,11 +27,11 @@ struct Tuning {
 
 /// One operation's state machine: begin() starts the first messages, each complete one may start others. Objects are
 /// kept and used again, so that an operation allocates nothing once its scratch has grown to what is needed.
-class Schedule {
+class CollectiveAlgorithm {
  public:
-  virtual ~Schedule() = default;
-  Schedule(const Schedule&) = delete;
-  Schedule& operator=(const Schedule&) = delete;
+  virtual ~CollectiveAlgorithm() = default;
+  CollectiveAlgorithm(const CollectiveAlgorithm&) = delete;
+  CollectiveAlgorithm& operator=(const CollectiveAlgorithm&) = delete;
 
   void begin(const Op& op) {
     op_ = op;
@@ -42,7 +42,7 @@ class Schedule {
   const Op& op() const { return op_; }
 
  protected:
-  Schedule(int rank, int size, const Tuning& tuning, Transfers& transfers)
+  CollectiveAlgorithm(int rank, int size, const Tuning& tuning, Transfers& transfers)
       : rank_(rank), size_(size), tuning_(tuning), transfers_(transfers) {}
 
   virtual void start() = 0;
