@@ -56,7 +56,7 @@ class ProcessGroup {
 
   /// How long an operation has to be for what carries it to reach its speed: of more that could have been one
   /// operation, two are better, for the first of them can start earlier. A bucket's size, where nobody names another.
-  virtual std::size_t long_enough_bytes() const { return std::size_t{25} << 20; }
+  virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
 
   /// Collective: the same `bytes` on every rank, or OutOfStepError on the lowest rank that asks for another size than
   /// rank 0, and PeerError on the others. Zeroed, page-aligned (on a GPU: aligned to 256 bytes). Throws std::bad_alloc

@@ -246,8 +246,9 @@ TrainingStep::Options step_options(const TrainConfig& config) {
 
 ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group) {
   constexpr double kMib = 1048576.0;
-  return {.first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
-          .bytes = config.bucket_mb ? static_cast<std::size_t>(*config.bucket_mb * kMib) : group.long_enough_bytes()};
+  return {
+      .first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
+      .bytes = config.bucket_mb ? static_cast<std::size_t>(*config.bucket_mb * kMib) : group.preferred_bucket_bytes()};
 }
 
 }  // namespace lockstep::trainer

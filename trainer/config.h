@@ -74,7 +74,7 @@ struct TrainConfig {
   double timeout_seconds = 300;       // longest wait for another rank
   double stall_warning_seconds = 10;  // after which a wait is mentioned; 0: never
   bool encrypt = false;               // what ranks of different hosts say to each other
-  std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::long_enough_bytes()
+  std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
   bool find_unused = false;           // parameters may have no gradient in a step
   bool no_broadcast_buffers = false;  // each rank keeps running statistics of its own

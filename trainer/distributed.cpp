@@ -58,7 +58,7 @@ ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& gr
   constexpr double kMib = 1048576.0;
   return {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
           .bytes = options.bucket_cap_mb ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
-                                         : group.long_enough_bytes()};
+                                         : group.preferred_bucket_bytes()};
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
     /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
     /// Tape::backward(), which names them. Either way backward ends when the sums are there, on a GPU too.
     bool find_unused_parameters = false;
-    /// MiB; default: ProcessGroup::long_enough_bytes().
+    /// MiB; default: ProcessGroup::preferred_bucket_bytes().
     std::optional<double> bucket_cap_mb = std::nullopt;
     double first_bucket_mb = 1.0;
   };

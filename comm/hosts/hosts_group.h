@@ -15,7 +15,7 @@ namespace lockstep::comm {
 class HostsGroup : public ProcessGroup {
  public:
   std::string name() const override { return "hosts"; }
-  std::size_t long_enough_bytes() const override { return std::size_t{4} << 20; }
+  std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
   Store* store() override { return store_.get(); }
   bool encrypts() const override { return engine_.encrypts(); }
 
