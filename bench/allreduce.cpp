@@ -240,7 +240,7 @@ int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageEr
       print(line_of(result, options, group));
     }
   }
-  comm::agree_on(group, [&] { LOCKSTEP_ASSERT(wrong == 0, "{} elements are wrong", wrong); });
+  comm::run_collectively(group, [&] { LOCKSTEP_ASSERT(wrong == 0, "{} elements are wrong", wrong); });
   group.shutdown();
   return 0;
 }

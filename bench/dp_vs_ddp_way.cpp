@@ -25,7 +25,7 @@ class Trainee {
       : options_(options), session_(session), group_(*session.group) {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       splits_ = trainer::open_splits(config);
       model_ = trainer::build_model(config, backend, *splits_.train);
       if (config.parallel == Parallel::kDp)
@@ -61,7 +61,7 @@ class Trainee {
     const double seconds = seconds_between(began, Clock::now());
     const auto kernel_shares = kernels ? kernels->shares() : std::vector<std::optional<double>>();
     times = slowest(group_, times);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       if (!finite_)
         throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
     });

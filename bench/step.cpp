@@ -65,7 +65,7 @@ class StepBenchmark {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
     trainer::MemoryNeeds needs;
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       check_usage(on_gpu_ || !options_.copy_batch, "--copy-batch yes is for GPUs, and this run is on the CPU",
                   "leave --copy-batch out, or use --device cuda");
       splits_ = trainer::open_splits(config);
@@ -74,7 +74,7 @@ class StepBenchmark {
       needs = trainer::estimate_memory(config, backend, *splits_.train, {.samples = most, .batch = most});
     });
     trainer::check_memory(group_, backend, needs);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       model_ = trainer::build_model(config, backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
@@ -220,7 +220,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
   {
     StepBenchmark benchmark(options, session);
     const StepResult result = benchmark.run();
-    comm::agree_on(*session.group, [&] {
+    comm::run_collectively(*session.group, [&] {
       if (!benchmark.finite())
         throw DivergedError("the loss became NaN or infinite while it was measured", "lower --lr, or add --clip-norm");
     });

@@ -91,7 +91,7 @@ std::string difference_text(int rank, const SortedManifest& theirs, const Sorted
 
 }  // namespace
 
-void agree_on(ProcessGroup& group, const std::function<void()>& work) {
+void run_collectively(ProcessGroup& group, const std::function<void()>& work) {
   Outcome mine;
   std::exception_ptr own;
   try {

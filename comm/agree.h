@@ -16,7 +16,7 @@ namespace lockstep::comm {
 /// throws: the lowest failing rank its own error, as does a rank that failed with another text; the others (same
 /// text, or no failure) throw PeerError with the code of the lowest failing rank. So a file that is bad for all ranks
 /// is complained about once. `work` must issue no collectives: a rank that fails would leave them.
-void agree_on(ProcessGroup& group, const std::function<void()>& work);
+void run_collectively(ProcessGroup& group, const std::function<void()>& work);
 
 /// Names and values, in any order, that must be the same on every rank: build, instruction set, model, options.
 using Manifest = std::vector<std::pair<std::string, std::string>>;

@@ -66,7 +66,7 @@ ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& gr
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options)
     : module_(module) {
   nn::Backend* backend = nullptr;
-  comm::agree_on(group, [&] { backend = &checked_backend(module, group, options); });
+  comm::run_collectively(group, [&] { backend = &checked_backend(module, group, options); });
   // A loop of one's own may move the parameters next, and reads no outcome of the step a step later.
   replica_.emplace(group, *backend, module, limits_of(options, group),
                    Replica::Options{.broadcast_buffers = options.broadcast_buffers,

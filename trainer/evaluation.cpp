@@ -33,7 +33,7 @@ void run(TrainConfig config, Session& session) {
   RunWeights weights;
   MemoryNeeds needs;
   const std::int64_t batch = config.batch.value_or(kDefaultBatch);
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
     weights = adopt_weights(config);
     splits = open_splits(config, weights.card);
@@ -43,7 +43,7 @@ void run(TrainConfig config, Session& session) {
                             {.train = false, .samples = most, .workers = config.workers, .batch = most});
   });
   check_memory(group, *session.backend, needs);
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     // The file's tensors go with this statement.
     model = build_model(config, *session.backend, *splits.test, std::exchange(weights, {}));
     if (group.rank() == 0) metrics = Metrics(config.metrics);

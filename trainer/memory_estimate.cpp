@@ -177,7 +177,7 @@ void check_host(comm::ProcessGroup& group, const MemoryNeed& mine) {
     if (shared.needed > shared.free_bytes && static_cast<int>(shared.ranks.front()) == group.rank() &&
         (tightest == nullptr || shared.free_bytes < tightest->free_bytes))
       tightest = &shared;
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     if (tightest == nullptr) return;
     const std::size_t ranks = tightest->ranks.size();
     throw OutOfMemoryError(fmt::format("this run needs at least {}{}: {}{}; {} has {} free", human(tightest->needed),
@@ -195,7 +195,7 @@ void check_memory(comm::ProcessGroup& group, nn::Backend& backend, const MemoryN
   if (backend.device().kind == DeviceKind::kCpu) return;
   log_debug("memory of {}: at least {} ({})", to_string(backend.device()), human(mine.device.total()),
             text_of(mine.device));
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     const auto free_bytes = backend.free_bytes();
     if (!free_bytes || mine.device.total() <= *free_bytes) return;
     throw OutOfMemoryError(fmt::format("this run needs at least {} of {}: {}; {} are free", human(mine.device.total()),

@@ -33,7 +33,7 @@ Session meet(const comm::GroupOptions& options, const std::function<void()>& che
   session.world = comm::discover_world(env);
   set_log_identity(session.world.rank, session.world.size, host_name());
   session.group = comm::make_group(session.world, options);
-  comm::agree_on(*session.group, check);
+  comm::run_collectively(*session.group, check);
   return session;
 }
 
@@ -76,7 +76,7 @@ DeviceChoice choose_together(const TrainConfig& config, const Session& session) 
   std::vector<RankView> views;
   for (const auto& text : group.all_gather_text(encode(view_of(config, session)))) views.push_back(decode_view(text));
   DeviceChoice choice;
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     choice = choose_device(views, group.rank());
     check_kind(config, choice.device.kind, choice.why_cpu);
     check_encryption(config, choice.device.kind, session.group->encrypts());
@@ -99,7 +99,7 @@ void check_place(const DeviceChoice& choice) {
 void open_device(const TrainConfig& config, const DeviceChoice& choice, Session& session) {
   comm::ProcessGroup& group = *session.group;
   const bool gpu = choice.device.kind == DeviceKind::kCuda;
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     if (!gpu) {
       session.backend = nn::make_cpu_backend(session.threads);
       return;

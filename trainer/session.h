@@ -39,8 +39,8 @@ struct Session {
   void leave();
 };
 
-/// Collective: meets the other ranks, goes on only if `check` passes on all of them (comm::agree_on), and binds this
-/// process to its share of the cores. There is no backend yet.
+/// Collective: meets the other ranks, goes on only if `check` passes on all of them (comm::run_collectively), and binds
+/// this process to its share of the cores. There is no backend yet.
 Session join_session(const comm::GroupOptions& options, const std::function<void()>& check);
 
 /// Collective: meets the other ranks, where `refusal` and `config` are what is checked, chooses each one's device

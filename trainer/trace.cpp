@@ -135,7 +135,7 @@ void Trace::write(comm::ProcessGroup& group) {
     piece = encode(next, kPieceBytes);
     more = std::ranges::max(group.all_gather_numbers(static_cast<std::int64_t>(piece.size()))) > 0;
   }
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     if (rank_ != 0) return;
     write(kEnd);
     if (!failure) file->commit();

@@ -43,7 +43,7 @@ class Run {
         checkpoints_(config, session.group->rank()) {
     RunWeights weights;
     MemoryNeeds needs;
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       weights = adopt_weights(config_);
       splits_ = open_splits(config_, weights.card);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
@@ -56,7 +56,7 @@ class Run {
                                .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
     });
     check_memory(group_, backend_, needs);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       // The file's tensors go with this statement.
       model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}));
       if (config_.parallel == Parallel::kDp)
@@ -72,7 +72,7 @@ class Run {
     const CheckpointCard plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     resumed_ = resume_module(config_, group_, plan, *model_);
     if (resumed_) sampler_->restore(resumed_->card.position);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
       if (!config_.save.empty()) {
@@ -84,7 +84,7 @@ class Run {
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
@@ -95,7 +95,7 @@ class Run {
         Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
     auto optimizer = make_optimizer(config_, replica_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *replica_);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, plan, metadata_of(card_of(config_, *splits_.train)), resumed_);
     });
     if (checkpoints_.wanted()) replica_->count_stops();
@@ -302,11 +302,11 @@ class Run {
     const bool checkpointed = checkpoints_.finish();
     checkpoints_.tell_failures();
     tell_damaged();
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       if (group_.rank() == 0) save();
     });
     if (trace_) trace_->write(group_);
-    comm::agree_on(group_, [&] {
+    comm::run_collectively(group_, [&] {
       // Who runs this until it exits with 0 must not take it for saved.
       if (!checkpointed)
         throw IoError(fmt::format("training is complete, but its last checkpoint, of step {}, is not in {}",

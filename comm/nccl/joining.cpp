@@ -51,7 +51,7 @@ void tell_sharing_ranks_apart(ProcessGroup& control) {
 
 ncclUniqueId agree_on_id(ProcessGroup& control, const NcclApi& api) {
   ncclUniqueId id{};
-  agree_on(control, [&] {
+  run_collectively(control, [&] {
     if (control.rank() > 0) return;
     const ncclResult_t result = api.get_unique_id(&id);
     if (result != ncclSuccess) throw_nccl_error(api, nullptr, result, "preparing to join the ranks by NCCL");

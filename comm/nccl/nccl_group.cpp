@@ -185,7 +185,7 @@ std::unique_ptr<Arena> NcclGroup::map_arena(std::size_t bytes) {
   DeviceArena::check_size(bytes);
   std::unique_ptr<DeviceArena> arena;
   try {
-    agree_on(control_, [&] { arena = DeviceArena::allocate(bytes, communicator_); });
+    run_collectively(control_, [&] { arena = DeviceArena::allocate(bytes, communicator_); });
   } catch (...) {
     arena.reset();  // here, and not while the exception unwinds past it
     throw;
@@ -426,7 +426,7 @@ void NcclGroup::replayed(std::uint64_t count) {
 std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOptions& options) {
   const NcclApi* api = options.api;
   std::unique_ptr<NcclGroup> group;
-  agree_on(control, [&] {
+  run_collectively(control, [&] {
     check_device(options.device);
     if (api == nullptr)
       api = &load_nccl();

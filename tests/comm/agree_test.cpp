@@ -37,7 +37,7 @@ TEST(Divide, NamesFewRanks) {
 
 TEST(Agree, AllWell) {
   int ran = 0;
-  agree_on(group(), [&] { ++ran; });
+  run_collectively(group(), [&] { ++ran; });
   EXPECT_EQ(ran, 1);
 }
 
@@ -45,7 +45,7 @@ TEST(Agree, TheSameFailureIsSaidOnce) {
   const auto work = [] { throw IoError("no such file: x.idx", "check --data"); };
   if (group().rank() == 0) {
     try {
-      agree_on(group(), work);
+      run_collectively(group(), work);
       FAIL();
     } catch (const IoError& error) {
       EXPECT_STREQ(error.what(), "no such file: x.idx");
@@ -54,7 +54,7 @@ TEST(Agree, TheSameFailureIsSaidOnce) {
     return;
   }
   try {
-    agree_on(group(), work);
+    run_collectively(group(), work);
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.code(), 3);
@@ -67,11 +67,11 @@ TEST(Agree, OneRankFails) {
     if (group().rank() == last()) throw CheckpointError("cut short");
   };
   if (group().rank() == last()) {
-    EXPECT_THROW(agree_on(group(), work), CheckpointError);
+    EXPECT_THROW(run_collectively(group(), work), CheckpointError);
     return;
   }
   try {
-    agree_on(group(), work);
+    run_collectively(group(), work);
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.code(), 6);
@@ -80,7 +80,8 @@ TEST(Agree, OneRankFails) {
 }
 
 TEST(Agree, DifferentFailuresAreAllSaid) {
-  EXPECT_THROW(agree_on(group(), [] { throw IoError(fmt::format("disk of rank {}", group().rank())); }), IoError);
+  EXPECT_THROW(run_collectively(group(), [] { throw IoError(fmt::format("disk of rank {}", group().rank())); }),
+               IoError);
 }
 
 TEST(Agree, OtherExceptionsCountToo) {
@@ -88,11 +89,11 @@ TEST(Agree, OtherExceptionsCountToo) {
     if (group().rank() == 0) throw std::runtime_error("anything");
   };
   if (group().rank() == 0) {
-    EXPECT_THROW(agree_on(group(), work), std::runtime_error);
+    EXPECT_THROW(run_collectively(group(), work), std::runtime_error);
     return;
   }
   try {
-    agree_on(group(), work);
+    run_collectively(group(), work);
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.code(), 1);
@@ -105,11 +106,11 @@ TEST(Agree, NoMemoryIsNoBug) {
     if (group().rank() == last()) throw std::bad_alloc();
   };
   if (group().rank() == last()) {
-    EXPECT_THROW(agree_on(group(), work), std::bad_alloc);
+    EXPECT_THROW(run_collectively(group(), work), std::bad_alloc);
     return;
   }
   try {
-    agree_on(group(), work);
+    run_collectively(group(), work);
     FAIL();
   } catch (const PeerError& error) {
     EXPECT_EQ(error.code(), static_cast<int>(ExitCode::kDevice));

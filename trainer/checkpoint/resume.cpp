@@ -175,7 +175,7 @@ std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGro
                                      nn::Module& module) {
   if (config.resume.empty()) return std::nullopt;
   std::optional<Resumed> resumed;
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     if (group.rank() != 0) return;
     try {
       resumed = find(config);
@@ -194,7 +194,7 @@ std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGro
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
                       nn::Optimizer& optimizer, Replica& replica) {
-  comm::agree_on(group, [&] {
+  comm::run_collectively(group, [&] {
     if (group.rank() != 0) return;
     try {
       const std::string file = fmt::format("{}/{}", resumed.path, kOptimizerFile);
