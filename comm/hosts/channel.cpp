@@ -334,8 +334,8 @@ bool Channel::begin_next(std::size_t index) {
     peer.link.begin(header, peer.staging.get());
     return true;
   }
-  for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
-    Operation& operation = this->operation(index);
+  for (std::uint64_t op_index = closed_ + 1; op_index <= opened_; ++op_index) {
+    Operation& operation = this->operation(op_index);
     if (!operation.together) continue;
     const Plan& plan = operation.plan;
     PeerProgress& progress = operation.by_peer[index];

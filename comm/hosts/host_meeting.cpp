@@ -66,8 +66,7 @@ struct Introduction {
   std::vector<ListenAddress> addresses;
 
   std::string encode() const {
-    std::string text = fmt::format("{}
-", pipe);
+    std::string text = fmt::format("{}\n", pipe);
     for (const ListenAddress& address : addresses) text += fmt::format("{} {}\n", address.host, address.port);
     return text;
   }

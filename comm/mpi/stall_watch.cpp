@@ -100,7 +100,7 @@ void StallWatch::probe_messages(const Op& op) {
     else if (theirs.dtype != ours.dtype || theirs.reduce != ours.reduce)
       what += fmt::format(" ({} of {})", name_of(theirs.reduce), lockstep::name_of(theirs.dtype));
     else if (theirs.kind == ours.kind)
-      what += " of another size, index, arena, root, step or bucket, or after other operations";
+      what += " of another size, offset, arena, root, step or bucket, or after other operations";
     out_of_step(peer, what, op);
   }
 }

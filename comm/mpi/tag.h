@@ -16,7 +16,7 @@ namespace lockstep::comm {
 /// without noticing, as two roots of one broadcast would, cannot go on together. Messages of one tag between two ranks
 /// arrive in the order sent, so chunks need no number.
 struct TagFields {
-  std::uint32_t index = 0;  // op_index modulo 2^index_bits
+  std::uint32_t op_index = 0;  // modulo 2^index_bits
   OpKind kind = OpKind::kBarrier;
   std::uint32_t phase = 0;  // 0 or 1
   DType dtype = DType::kF32;

@@ -59,7 +59,7 @@ Peers::Peers(Store& store, Deadline deadline) {
   for (const std::string& bytes : store.all_gather_text("meeting the other ranks", text, deadline)) {
     if (bytes.size() != sizeof mine)
       throw OutOfStepError("a rank introduces itself as this one does not", "start every rank with the same binary");
-    std::memcpy(&all.emhost_back(), bytes.data(), sizeof mine);
+    std::memcpy(&all.emplace_back(), bytes.data(), sizeof mine);
   }
   const auto same_host = [](const Introduction& a, const Introduction& b) {
     return a.host == b.host && a.kernel == b.kernel && a.spaces == b.spaces;
@@ -71,7 +71,7 @@ Peers::Peers(Store& store, Deadline deadline) {
     auto host = std::find_if(hosts_.begin(), hosts_.end(), [&](const std::vector<int>& ranks) {
       return same_host(all[static_cast<std::size_t>(ranks.front())], all[r]);
     });
-    if (host == hosts_.end()) host = hosts_.emhost(hosts_.end());
+    if (host == hosts_.end()) host = hosts_.emplace(hosts_.end());
     host->push_back(static_cast<int>(r));
     peers_.push_back({all[r].host.data(), all[r].pid, static_cast<int>(host - hosts_.begin()), UniqueFd()});
     if (all[r].kernel != mine.kernel) continue;
