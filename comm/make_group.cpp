@@ -2,13 +2,13 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/hosts/make_hosts_group.h"
+#include "comm/hosts/host_engine.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/self_group.h"
 #include "comm/shm/peers.h"
-#include "comm/shm/shm_group.h"
-#include "comm/stall_notice.h"
+#include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_store.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {

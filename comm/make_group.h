@@ -13,7 +13,7 @@ inline constexpr double kMostTimeoutSeconds = 1e6;
 struct GroupOptions {
   /// What ProcessGroup::timeout() returns: how long a rank waits for the others. Above 0, up to kMostTimeoutSeconds.
   double timeout_seconds = 300;
-  /// How long a wait lasts before a line says who is waited for (comm/stall_notice.h). From 0, which is never, up.
+  /// How long a wait lasts before a line says who is waited for (comm/wait.h). From 0, which is never, up.
   double stall_warning_seconds = 10;
 
   /// What moves the data.

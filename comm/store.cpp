@@ -5,7 +5,7 @@
 
 #include "base/status_report.h"
 #include "base/text.h"
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {

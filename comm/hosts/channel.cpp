@@ -45,14 +45,14 @@ int Channel::local_of(int rank) const {
 
 // ---- Operations ----
 
-void Channel::open(std::uint64_t index, const Op& op, std::size_t part_bytes) {
-  LOCKSTEP_ASSERT(index == opened_ + 1 && index <= closed_ + kWindow, "operation {} after {}", index, opened_);
-  opened_ = index;
-  Operation& operation = this->operation(index);
+void Channel::open(const Op& op) {
+  LOCKSTEP_ASSERT(op.op_index == opened_ + 1 && op.op_index <= closed_ + kWindow, "operation {} after {}", op.op_index,
+                  opened_);
+  opened_ = op.op_index;
+  Operation& operation = this->operation(opened_);
   operation.open = true;
   operation.together = false;
   operation.op = op;
-  operation.part_bytes = part_bytes;
   operation.plan = Plan(op, hosts_, static_cast<int>(sync_.drivers()), tuning_);
   operation.reduced = 0;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
@@ -193,7 +193,7 @@ bool Channel::look_for_locals() {
   bool moved = false;
   for (std::uint64_t index = closed_ + 1; index <= opened_; ++index) {
     Operation& operation = this->operation(index);
-    if (operation.together || !sync_.all_posted(index, operation.op)) continue;
+    if (operation.together || !sync_.all_posted(operation.op)) continue;
     operation.together = moved = true;
   }
   return moved;

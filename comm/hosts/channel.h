@@ -39,9 +39,9 @@ class Channel final : private Link::Sink {
   Channel(int number, int host, const Peers& peers, const IntraHostSync& sync, const HostTuning& tuning,
           std::vector<Link> links);
 
-  /// This rank has posted `op`, the next one; `part_bytes` lie between the ranks' copies of its arena.
+  /// This rank has posted `op`, the next one.
   /// Throws OutOfStepError where another host has come to something else there.
-  void open(std::uint64_t index, const Op& op, std::size_t part_bytes);
+  void open(const Op& op);
   /// Whether all that this channel has to do for an open operation is done.
   bool is_done(std::uint64_t index) const;
   /// The first one, which is done, is forgotten.
@@ -92,7 +92,6 @@ class Channel final : private Link::Sink {
     bool open = false;
     bool together = false;  // all ranks of this host have posted it
     Op op;
-    std::size_t part_bytes = 0;
     Plan plan;
     std::uint32_t reduced = 0;          // chunks of our part that are final
     std::vector<PeerProgress> by_peer;  // by peer
@@ -122,7 +121,7 @@ class Channel final : private Link::Sink {
   std::size_t index_of(const Link& link) const;
   std::size_t peer_of_host(int host) const { return static_cast<std::size_t>(host < host_ ? host : host - 1); }
   std::byte* copy_of(const Operation& operation, int local) const {
-    return operation.op.data + (local - sync_.local()) * static_cast<std::ptrdiff_t>(operation.part_bytes);
+    return operation.op.data + (local - sync_.local()) * static_cast<std::ptrdiff_t>(operation.op.stride_bytes);
   }
   int local_of(int rank) const;
   void compare(const MessageHeader& header, const Operation& operation, const Link& link) const;

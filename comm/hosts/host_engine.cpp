@@ -4,34 +4,31 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "comm/engine_group.h"
+#include "comm/shm/shm_engine.h"
 
 namespace lockstep::comm {
 
 HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
-    : met_(std::move(met)),
-      rank_(met_.rank),
+    : Engine(met.rank, met.ranks),
+      met_(std::move(met)),
       here_(met_.peers.hosts()[static_cast<std::size_t>(met_.host)]),
       timeout_(timeout),
       sync_(met_.local, static_cast<int>(here_.size()), met_.channels, met_.board, std::move(met_.pipes)),
-      texts_here_(here_.size() * kTextBytes),
       silent_since_(met_.links.size()) {
   if (sync_.drives()) channel_.emplace(met_.local, met_.host, met_.peers, sync_, met_.tuning, std::move(met_.links));
-  entries_.reserve(512);
+  put_texts(met_.board.part(met_.local) + align_up(sizeof(NodeControlBlock)), met_.board.part_bytes());
   entries_to_poll_.reserve(silent_since_.size() + 1);
   missing_.reserve(64);
 }
 
 // ---- Operations ----
-
-void HostEngine::submit(const Order& order) {
-  history_ = digest(order.op, history_);
-  Entry& entry = entries_.emplace_back(Entry{order.op, order.part_bytes, order.here});
-  entry.op.op_index = submitted_ + 1;
-  entry.op.history = history_;
-  ++submitted_;
-}
 
 bool HostEngine::advance() {
   if (idle()) return false;
@@ -44,49 +41,46 @@ bool HostEngine::advance() {
 
 bool HostEngine::post_all() {
   const std::uint64_t posted = posted_;
-  while (posted_ < submitted_ && posted_ - completed_ < Channel::kWindow && sync_.may_post(posted_ + 1)) {
-    const Entry& entry = entry_of(++posted_);
-    sync_.post(posted_, entry.op, entry.here ? std::string_view(own_text_) : std::string_view());
-    if (channel_) channel_->open(posted_, entry.op, entry.part_bytes);
+  while (posted_ < submitted() && posted_ - completed() < Channel::kWindow && sync_.may_post(posted_ + 1)) {
+    const Op& op = op_at(++posted_);
+    sync_.post(op, {text_of(rank()), op.within_host ? kTextBytes : 0});
+    if (channel_) channel_->open(op);
   }
-  if (posted_ != posted) sync_.wake_all();
+  if (posted_ != posted) sync_.wake_sleepers();
   return posted_ != posted;
 }
 
 bool HostEngine::finish_all() {
   const std::uint64_t finished = finished_;
   while (finished_ < posted_) {
-    const std::uint64_t index = finished_ + 1;
-    const Entry& entry = entry_of(index);
-    if (!sync_.all_posted(index, entry.op) || (channel_ && !channel_->is_done(index))) break;
-    if (entry.here)
-      for (int i = 0; i < sync_.size(); ++i)
-        std::memcpy(texts_here_.data() + static_cast<std::size_t>(i) * kTextBytes, sync_.text_of(i, index), kTextBytes);
-    if (channel_) channel_->close(index);
-    finished_ = index;
-    sync_.finish(index);
+    const Op& op = op_at(finished_ + 1);
+    if (!sync_.all_posted(op) || (channel_ && !channel_->is_done(op.op_index))) break;
+    for (int i = 0; op.within_host && i < sync_.size(); ++i)
+      std::memcpy(text_of(rank_of_local(i)), sync_.bytes_of(i, op.op_index), kTextBytes);
+    if (channel_) channel_->close(op.op_index);
+    finished_ = op.op_index;
+    sync_.finish(finished_);
   }
-  if (finished_ != finished) sync_.wake_all();
+  if (finished_ != finished) sync_.wake_sleepers();
   return finished_ != finished;
 }
 
 bool HostEngine::retire() {
-  const std::uint64_t completed = completed_;
-  while (completed_ < finished_ && sync_.drivers_have_finished(completed_ + 1)) {
-    const Entry& entry = entry_of(completed_ + 1);
-    if (entry.op.sequence > 0) completed_sequence_ = entry.op.sequence;
-    ++completed_;
-    ++head_;
-  }
-  // Done with a stretch: move what is left to the front, which costs less than has been taken since the last time.
-  if (head_ > 0 && head_ * 2 >= entries_.size()) {
-    entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(head_));
-    head_ = 0;
-  }
-  return completed_ != completed;
+  const std::uint64_t before = completed();
+  while (completed() < finished_ && sync_.drivers_have_finished(completed() + 1)) complete_first();
+  return completed() != before;
 }
 
-void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
+WaitPolicy HostEngine::wait_policy(bool by_thread) const {
+  // A look at sockets is a system call each, one at memory is not. Where ranks outnumber cores another process is let
+  // have the core a few times before a wait sleeps.
+  constexpr int kSpinsOverSockets = 50, kSpinsOverMemory = 2000, kYields = 20;
+  if (oversubscribed()) return by_thread ? WaitPolicy{} : WaitPolicy{.yields = kYields, .recovered = kYields / 2};
+  const int spins = by_thread || channel_ ? kSpinsOverSockets : kSpinsOverMemory;
+  return {.spins = spins, .recovered = spins / 2};
+}
+
+void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<bool()> awake) {
   sync_.announce_sleep();
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
@@ -102,35 +96,62 @@ void HostEngine::sleep(Clock::duration at_most, FunctionRef<bool()> awake) {
   sync_.end_sleep();
 }
 
-// ---- Texts ----
+// ---- Arenas ----
 
-std::byte* HostEngine::all_texts() const { return met_.board.part(met_.local) + align_up(sizeof(NodeControlBlock)); }
+std::unique_ptr<Arena> HostEngine::map_arena(std::size_t bytes, TextExchange exchange) {
+  // The same sizes are too large on all hosts, however many ranks each has.
+  constexpr std::size_t kPages = 1 << 16;
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<off_t>::max()) / static_cast<std::size_t>(size()) - kPages)
+    throw std::bad_alloc();
+  // Segment::map asks twice, but for a host that fails in between: all hosts take part in both.
+  int rounds = 0;
+  bool group_fails = false;
+  const auto exchange_here = [&](const std::string& mine) {
+    ++rounds;
+    group_fails = true;
+    const auto all = exchange(mine, true);
+    group_fails = false;
+    std::vector<std::string> ours;
+    for (const int rank : here_) ours.push_back(all[static_cast<std::size_t>(rank)]);
+    return ours;
+  };
+  std::optional<DeviceError> mine;
+  Segment segment;
+  try {
+    segment = Segment::map(sync_.local(), sync_.size(), bytes, exchange_here);
+  } catch (const DeviceError& error) {
+    // Of the group itself, or of the memory: only the latter lets the ranks go on.
+    if (group_fails) throw;
+    mine = error;
+  } catch (const PeerError&) {
+    if (group_fails) throw;
+  }
+  while (rounds < 2) exchange_here("");
 
-HostEngine::Order HostEngine::order_for_all_texts() {
-  const auto ranks = met_.ranks;
-  std::byte* const own = all_texts() + static_cast<std::size_t>(rank_) * kTextBytes;
-  std::memset(own, 0, kTextBytes);
-  std::memcpy(own, own_text_.data(), own_text_.size());
-  Order order;
-  order.op.kind = OpKind::kAllGather;
-  order.op.count = static_cast<std::size_t>(ranks) * kTextBytes;
-  order.op.dtype = DType::kU8;
-  order.op.data = all_texts();
-  order.part_bytes = met_.board.part_bytes();
-  return order;
+  const auto texts = exchange(mine ? std::string(utf8_prefix(mine->what(), Segment::kMostText)) : std::string(), false);
+  for (int r = 0; r < size(); ++r) {
+    const std::string& text = texts[static_cast<std::size_t>(r)];
+    if (text.empty()) continue;
+    if (r == rank()) throw *mine;
+    throw PeerError(static_cast<int>(ExitCode::kDevice), fmt::format("rank {}: {}", r, text));
+  }
+  return std::make_unique<ShmArena>(std::move(segment), sync_.local(), bytes);
 }
 
-HostEngine::Order HostEngine::order_for_texts_here() {
-  own_text_.resize(kTextBytes, '\0');
-  Order order;
-  order.op.kind = OpKind::kAllGather;
-  order.op.dtype = DType::kU8;
-  order.here = true;
-  return order;
+std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store>&& store, Peers&& peers,
+                                               const MeetingPoint& meeting, Clock::duration timeout, bool threaded) {
+  HostMeeting met = meet_hosts(*store, peers, meeting, timeout);
+  return make_hosts_group(std::move(store), std::move(met), timeout, threaded);
 }
 
-std::string HostEngine::text_here(int local) const {
-  return reinterpret_cast<const char*>(texts_here_.data() + static_cast<std::size_t>(local) * kTextBytes);
+std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout,
+                                               bool threaded) {
+  const int rank = store->rank(), size = store->size();
+  auto engine = std::make_unique<HostEngine>(std::move(met), timeout);
+  if (!threaded) return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);
+  const auto shared = std::make_shared<std::unique_ptr<Engine>>(std::move(engine));
+  return make_thread_group(
+      rank, size, [shared] { return std::move(*shared); }, std::move(store), timeout);
 }
 
 }  // namespace lockstep::comm

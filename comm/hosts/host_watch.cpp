@@ -4,20 +4,15 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "base/error.h"
 #include "base/status_report.h"
-#include "base/stop.h"
 #include "base/text.h"
 #include "comm/hosts/host_engine.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr const char* kWaiting = "waiting for the other ranks";
-// Between the end of a rank that was asked to stop and the same request to the next one, on a busy machine.
-constexpr auto kStopStraggles = std::chrono::milliseconds(50);
 // How long an operation stands still before the ranks tell each other whom they wait for: inside the timeout, and long
 // enough that a slow step is none.
 constexpr Clock::duration kPatience = std::chrono::seconds(1);
@@ -29,7 +24,7 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 }  // namespace
 
 bool HostEngine::waits_for_local(int local) const {
-  const std::uint64_t index = completed_ + 1;
+  const std::uint64_t index = completed() + 1;
   if (local == sync_.local() || posted_ < index) return false;
   if (!sync_.has_posted(local, index)) return true;
   if (local >= sync_.drivers() || sync_.has_finished(local, index)) return false;
@@ -57,7 +52,7 @@ void HostEngine::check_peers() {
   if (channel_) channel_->announce_wait(silent_);
   // The others here have no links, or other ones.
   find_who_is_missing(false);
-  if (channel_) sync_.blame(completed_ + 1, missing_);
+  if (channel_) sync_.blame(completed() + 1, missing_);
 }
 
 void HostEngine::check_abort() const {
@@ -66,13 +61,13 @@ void HostEngine::check_abort() const {
 }
 
 void HostEngine::check_step() const {
-  const std::uint64_t index = finished_ + 1;
-  if (index > posted_) return;
-  const Op& ours = entry_of(index).op;
-  const int local = sync_.posted_otherwise(index, ours);
+  if (finished_ >= posted_) return;
+  const Op& ours = op_at(finished_ + 1);
+  const int local = sync_.posted_otherwise(ours);
   if (local < 0) return;
-  throw OutOfStepError(out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, index), ours),
-                       kSameProgram);
+  throw OutOfStepError(
+      out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, ours.op_index), ours),
+      kSameProgram);
 }
 
 void HostEngine::check_locals() {
@@ -84,21 +79,16 @@ void HostEngine::check_locals() {
     if (idle()) return;
     if (!waits_for_local(local)) continue;
     // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
-    std::this_thread::sleep_for(kStopStraggles);
-    throw_if_stopped(kWaiting);
+    await_own_stop_request();
     check_abort();
-    report_missing_ranks({&rank, 1});
-    throw DeviceError(fmt::format("{} has ended, and this rank waits for it in {}; {}", met_.peers.full_name_of(rank),
-                                  describe(first()), progress_of(rank)),
-                      fmt::format("look at the log of rank {}", rank));
+    met_.peers.throw_ended(rank, fmt::format("{}; {}", describe(first()), sync_.progress_of(local)));
   }
 }
 
 void HostEngine::check_links() {
   for (std::size_t i = 0; channel_ && i < channel_->links(); ++i) {
     if (!channel_->waits_for(i) || !channel_->link(i).is_down()) continue;
-    std::this_thread::sleep_for(kStopStraggles);
-    throw_if_stopped(kWaiting);
+    await_own_stop_request();
     // Another link may tell why.
     advance();
     check_abort();
@@ -110,11 +100,9 @@ void HostEngine::check_links() {
 void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = channel_->link(i);
   const int rank = link.rank();
-  report_missing_ranks({&rank, 1});
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
-    throw DeviceError(
-        fmt::format("{} has ended, and this rank waits for it in {}", met_.peers.full_name_of(rank), describe(first())),
-        fmt::format("look at the log of rank {}", rank));
+    met_.peers.throw_ended(rank, describe(first()));
+  report_missing_ranks({&rank, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
                                 met_.peers.name_of(rank), errno_text(link.error()), describe(first())),
                     "look at that host and the network to it");
@@ -151,7 +139,7 @@ void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
   report_missing_ranks({&silent, 1});
   throw DeviceError(
       fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", met_.peers.name_of(silent),
-                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank_), describe(first())),
+                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank()), describe(first())),
       "look at that host and the network between the two");
 }
 
@@ -165,10 +153,8 @@ void HostEngine::check_ended_peers() {
   for (std::size_t i = 0; channel_ && rank < 0 && i < channel_->links(); ++i)
     if (channel_->link(i).is_down()) rank = channel_->link(i).rank();
   if (rank < 0) return;
-  std::this_thread::sleep_for(kStopStraggles);
-  throw_if_stopped(kWaiting);
-  throw DeviceError(fmt::format("{} has ended", met_.peers.full_name_of(rank)),
-                    fmt::format("look at the log of rank {}", rank));
+  await_own_stop_request();
+  met_.peers.throw_ended(rank, {});
 }
 
 /// Whom this rank itself misses in the first operation: ranks of this host that have not come to it, else those at the
@@ -176,7 +162,7 @@ void HostEngine::check_ended_peers() {
 /// conclude from it must not come back as if somebody had seen it.
 void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
   silent.clear();
-  const std::uint64_t index = completed_ + 1;
+  const std::uint64_t index = completed() + 1;
   for (int i = 0; i < sync_.size(); ++i)
     if (!sync_.has_posted(i, index)) silent.push_back(rank_of_local(i));
   if (!silent.empty() || !channel_ || finished_ >= index) return;
@@ -189,7 +175,7 @@ void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
 /// the other ranks of this host have found.
 void HostEngine::find_who_is_missing(bool as_others_say) {
   find_who_is_silent(missing_);
-  const std::uint64_t index = completed_ + 1;
+  const std::uint64_t index = completed() + 1;
   if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
   const auto waits_too = [&](int rank) {
     if (met_.peers.host_of(rank) == met_.host) return true;
@@ -211,13 +197,6 @@ void HostEngine::find_who_is_missing(bool as_others_say) {
   std::sort(missing_.begin(), missing_.end());
 }
 
-std::string HostEngine::progress_of(int rank) const {
-  if (met_.peers.host_of(rank) != met_.host) return {};
-  const auto local = static_cast<int>(std::lower_bound(here_.begin(), here_.end(), rank) - here_.begin());
-  if (!sync_.has_posted_any(local)) return "it has issued nothing yet";
-  return fmt::format("the last that it issued is {}", describe(sync_.last_posted_by(local)));
-}
-
 /// Fills missing_, too.
 std::string HostEngine::missing_text() {
   find_who_is_missing(true);
@@ -229,26 +208,24 @@ std::string HostEngine::missing_text() {
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
   std::vector<std::string> names;
   for (const int rank : missing_) {
-    const std::string where = progress_of(rank);
-    names.push_back(met_.peers.name_of(rank) + (where.empty() ? "" : ", " + where));
+    names.push_back(met_.peers.name_of(rank));
+    const auto local = std::ranges::find(here_, rank) - here_.begin();
+    if (local < sync_.size()) names.back() += ", " + sync_.progress_of(static_cast<int>(local));
   }
   return first_names(names);
 }
 
-void HostEngine::mention_stall() {
+void HostEngine::watch_stall() {
   // Twice, so that all have told each other.
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
-  if (!missing_.empty() && sync_.claim_mention(completed_ + 1, stall_.times()))
+  if (!missing_.empty() && sync_.claim_mention(completed() + 1, stall_.times()))
     warn_of_stall(describe(first()), stall_.waited_seconds(), whom);
 }
 
 void HostEngine::time_out(double waited_seconds) {
   const std::string whom = missing_text();
-  report_missing_ranks(missing_);
-  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, whom),
-                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                                 missing_.empty() ? 0 : missing_.front()));
+  throw_timeout(waited_seconds, missing_, whom);
 }
 
 void HostEngine::announce_abort(const std::exception_ptr& failure) {
@@ -256,7 +233,7 @@ void HostEngine::announce_abort(const std::exception_ptr& failure) {
   if (!reason) return;
   // "This rank" is this one.
   if (reason->kind == AbortReason::Kind::kOutOfStep && !reason->what.starts_with("rank "))
-    reason->what = fmt::format("{} is {}", met_.peers.name_of(rank_), reason->what);
+    reason->what = fmt::format("{} is {}", met_.peers.name_of(rank()), reason->what);
   sync_.announce(*reason);
   if (channel_) channel_->announce_abort(*reason, Deadline::after(kFarewell));
 }

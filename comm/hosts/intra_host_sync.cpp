@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "base/error.h"
@@ -41,77 +42,41 @@ void WakeupPipes::drain() const {
   }
 }
 
+static_assert(offsetof(NodeControlBlock, control) == 0);
+
 IntraHostSync::IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
-    : local_(local), size_(size), drivers_(drivers), pipes_(std::move(pipes)) {
+    : SlotBoard(local, size, board), drivers_(drivers), pipes_(std::move(pipes)) {
   for (int i = 0; i < size; ++i) nodes_.push_back(reinterpret_cast<NodeControlBlock*>(board.part(i)));
 }
 
-bool IntraHostSync::have_finished(int count, std::uint64_t index, std::uint64_t& known) const {
-  if (known >= index) return true;
-  std::uint64_t least = control(0).finished.load(std::memory_order_acquire);
-  for (int i = 1; i < count; ++i) least = std::min(least, control(i).finished.load(std::memory_order_acquire));
-  known = least;
-  return least >= index;
-}
+// Whoever clears `asleep` writes into the pipe, once (see shm/slot_board.cpp).
 
-bool IntraHostSync::may_post(std::uint64_t index) {
-  return index <= RankControlBlock::kSlots || have_finished(size_, index - RankControlBlock::kSlots, finished_by_all_);
-}
-
-bool IntraHostSync::drivers_have_finished(std::uint64_t index) {
-  return have_finished(drivers_, index, finished_by_drivers_);
-}
-
-void IntraHostSync::post(std::uint64_t index, const Op& op, std::string_view text) {
-  RankControlBlock& own = control(local_);
-  Slot& slot = own.slot_of(index);
-  slot.op = op;
-  if (!text.empty()) std::memcpy(slot.bytes.data(), text.data(), std::min(text.size(), Slot::kBytes));
-  slot.posted.store(index, std::memory_order_release);
-  own.posted.store(index, std::memory_order_release);
-}
-
-bool IntraHostSync::all_posted(std::uint64_t index, const Op& op) const {
-  for (int i = 0; i < size_; ++i)
-    if (!has_posted(i, index) || control(i).slot_of(index).op.history != op.history) return false;
-  return true;
-}
-
-int IntraHostSync::posted_otherwise(std::uint64_t index, const Op& op) const {
-  for (int i = 0; i < size_; ++i)
-    if (has_posted(i, index) && control(i).slot_of(index).op.history != op.history) return i;
-  return -1;
-}
-
-// The sleeper writes `asleep` and reads what it waits for; the waker writes that and reads `asleep`. With a full fence
-// between the two on both sides, one of them sees the other.
-
-void IntraHostSync::wake_all() const {
-  if (size_ == 1) return;
+void IntraHostSync::wake_sleepers() const {
+  if (size() == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int i = 0; i < size_; ++i)
-    if (i != local_ && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
+  for (int i = 0; i < size(); ++i)
+    if (i != local() && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
         control(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
       pipes_.wake(static_cast<std::size_t>(i));
 }
 
 void IntraHostSync::wake_up() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) != 0) pipes_.wake_own();
+  if (control(local()).asleep.exchange(0, std::memory_order_relaxed) != 0) pipes_.wake_own();
 }
 
 void IntraHostSync::announce_sleep() const {
-  control(local_).asleep.store(1, std::memory_order_relaxed);
+  control(local()).asleep.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void IntraHostSync::end_sleep() const {
   // Whoever has cleared it writes, or has written: a byte that comes later only ends the next sleep early.
-  if (control(local_).asleep.exchange(0, std::memory_order_relaxed) == 0) pipes_.drain();
+  if (control(local()).asleep.exchange(0, std::memory_order_relaxed) == 0) pipes_.drain();
 }
 
 void IntraHostSync::blame(std::uint64_t index, const std::vector<int>& ranks) const {
-  NodeControlBlock& own = node(local_);
+  NodeControlBlock& own = node(local());
   own.blame_index.store(0, std::memory_order_release);
   const std::size_t count = std::min(ranks.size(), NodeControlBlock::kMostBlamed);
   for (std::size_t i = 0; i < count; ++i) own.blamed[i].store(ranks[i], std::memory_order_relaxed);
@@ -137,7 +102,7 @@ void IntraHostSync::announce(const AbortReason& reason) const {
   std::memcpy(first.reason.data(), bytes.data(), bytes.size());
   first.abort_bytes = static_cast<std::uint32_t>(bytes.size());
   first.abort_state.store(NodeControlBlock::kAbortWritten, std::memory_order_release);
-  wake_all();
+  wake_sleepers();
 }
 
 std::optional<AbortReason> IntraHostSync::abort_reason() const {

@@ -8,18 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/abort_reason.h"
-#include "comm/op.h"
-#include "comm/shm/board.h"
 #include "comm/shm/segment.h"
+#include "comm/shm/slot_board.h"
 
 namespace lockstep::comm {
 
 /// What a rank writes and the other ranks of its host read.
 struct NodeControlBlock {
-  RankControlBlock control;  // its operations (Note [Slots]), and whether it sleeps
+  RankControlBlock control;  // first: SlotBoard looks for it there
 
   /// Whom a rank that is connected to other hosts waits for in its operation `blame_index`.
   static constexpr std::size_t kMostBlamed = 16;
@@ -53,59 +51,30 @@ class WakeupPipes {
   std::vector<UniqueFd> others_;
 };
 
-/// Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
-class IntraHostSync {
+/// The slots of a host's ranks (Note [Slots]), and what else they tell each other. Ranks sleep in poll(2), so they are
+/// woken through pipes. Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
+class IntraHostSync : public SlotBoard {
  public:
   IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes);
 
-  int local() const { return local_; }
-  int size() const { return size_; }
   /// The first ranks of the host are connected to other hosts.
   int drivers() const { return drivers_; }
-  bool drives() const { return local_ < drivers_; }
-
-  // An operation is posted by each rank that has come to it, and finished by each that has done its share.
-  bool may_post(std::uint64_t index);
-  /// `text` is for the others to read, up to Slot::kBytes.
-  void post(std::uint64_t index, const Op& op, std::string_view text);
-  bool has_posted(int local, std::uint64_t index) const {
-    return control(local).slot_of(index).posted.load(std::memory_order_acquire) == index;
-  }
-  /// Whether all have posted `op` there: the same one.
-  bool all_posted(std::uint64_t index, const Op& op) const;
-  /// The first that has posted something else there; -1 if none has.
-  int posted_otherwise(std::uint64_t index, const Op& op) const;
-  const OpDescriptor& posted_by(int local, std::uint64_t index) const { return control(local).slot_of(index).op; }
-  bool has_posted_any(int local) const { return control(local).posted.load(std::memory_order_acquire) > 0; }
-  const OpDescriptor& last_posted_by(int local) const {
-    return posted_by(local, control(local).posted.load(std::memory_order_acquire));
-  }
-  const std::byte* text_of(int local, std::uint64_t index) const { return control(local).slot_of(index).bytes.data(); }
-
-  void finish(std::uint64_t index) { control(local_).finished.store(index, std::memory_order_release); }
-  bool has_finished(int local, std::uint64_t index) const {
-    return control(local).finished.load(std::memory_order_acquire) >= index;
-  }
+  bool drives() const { return local() < drivers_; }
   /// Whether nobody on this host works on it any more.
-  bool drivers_have_finished(std::uint64_t index);
+  bool drivers_have_finished(std::uint64_t index) { return have_finished(drivers_, index, finished_by_drivers_); }
 
-  /// After what others may wait for has been written.
-  void wake_all() const;
-  /// From another thread of this process.
-  void wake_up() const;
-  /// As in shm/wakeup.h. What sleeps in poll(2) listens to wakeup_fd() too.
+  // As SlotBoard's.
+  void wake_sleepers() const;
   void announce_sleep() const;
   void end_sleep() const;
+  /// From another thread of this process.
+  void wake_up() const;
+  /// What sleeps in poll(2) listens to this, too.
   int wakeup_fd() const { return pipes_.fd(); }
 
   /// Whom this rank waits for in operation `index`, for those who wait for it.
   void blame(std::uint64_t index, const std::vector<int>& ranks) const;
   std::vector<int> blamed_by(int local, std::uint64_t index) const;
-
-  /// See Note [Stall notices].
-  bool claim_mention(std::uint64_t index, unsigned times) const {
-    return comm::claim_mention(control(0), index, times);
-  }
 
   /// The first one stands.
   void announce(const AbortReason& reason) const;
@@ -113,16 +82,11 @@ class IntraHostSync {
 
  private:
   NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }
-  RankControlBlock& control(int local) const { return node(local).control; }
-  bool have_finished(int count, std::uint64_t index, std::uint64_t& known) const;
 
-  const int local_;
-  const int size_;
   const int drivers_;
   std::vector<NodeControlBlock*> nodes_;
   WakeupPipes pipes_;
-  std::uint64_t finished_by_all_ = 0;  // lower bounds, as last read
-  std::uint64_t finished_by_drivers_ = 0;
+  std::uint64_t finished_by_drivers_ = 0;  // a lower bound, as last read
 };
 
 }  // namespace lockstep::comm

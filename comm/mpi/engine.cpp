@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/host_arena.h"
 
 namespace lockstep::comm {
 namespace {
@@ -18,71 +19,88 @@ constexpr auto kCheckEvery = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Engine::Engine(const Session& session, const Tuning& tuning, Clock::duration patience)
-    : tuning_(tuning),
+MpiEngine::MpiEngine(const Session& session, const Tuning& tuning, Clock::duration patience)
+    : MpiEngine(session, nullptr, tuning, patience) {}
+
+MpiEngine::MpiEngine(std::unique_ptr<Session> session, const Tuning& tuning, Clock::duration patience)
+    : MpiEngine(*session, std::move(session), tuning, patience) {}
+
+MpiEngine::MpiEngine(const Session& session, std::unique_ptr<Session>&& own, const Tuning& tuning,
+                     Clock::duration patience)
+    : Engine(session.rank(), session.size()),
+      own_session_(std::move(own)),
+      session_(session),
+      tuning_(tuning),
       small_limit_(tuning.small_limit(session.size())),
       patience_(patience),
       transfers_(session, most_messages(tuning, session.size())),
       stall_watch_(session, transfers_.tags(), patience) {
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
-  waiting_.reserve(256);
 }
 
-Engine::~Engine() {
+MpiEngine::~MpiEngine() {
   if (idle()) return;
   for (auto& slot : slots_) keep_for_mpi(std::move(slot));
+  keep_for_mpi(texts_memory());
 }
 
-void Engine::submit(const Op& op) {
-  history_ = digest(op, history_);
-  Op& taken = waiting_.emplace_back(op);
-  taken.op_index = ++submitted_;
-  taken.history = history_;
-  begin_waiting();
-}
+std::unique_ptr<Arena> MpiEngine::map_arena(std::size_t bytes, TextExchange) { return HostArena::map(bytes); }
 
-bool Engine::advance() {
+bool MpiEngine::advance() {
   if (idle()) return false;
-  if (transfers_.test()) {
-    last_look_ = {};
-    ++moves_;
-    due_ = false;
-    suspects_.clear();
-    retire();
-    begin_waiting();
-    return true;
-  }
-  return false;
+  const bool begun = begin_taken();
+  if (!transfers_.test()) return begun;
+  last_look_ = {};
+  ++moves_;
+  due_ = false;
+  suspects_.clear();
+  retire();
+  begin_taken();
+  return true;
 }
 
-void Engine::begin_waiting() {
-  while (next_waiting_ < waiting_.size() && begun_ - completed_ < slots_.size()) {
-    const Op& op = waiting_[next_waiting_++];
-    Slot& slot = slot_of(op.op_index);
+bool MpiEngine::begin_taken() {
+  const std::uint64_t begun = begun_;
+  while (begun_ < submitted() && begun_ - completed() < slots_.size()) {
+    const Op& op = op_at(++begun_);
+    Slot& slot = slot_of(begun_);
     slot.active = &algorithm_for(slot, op);
-    begun_ = op.op_index;
     slot.active->begin(op);
     retire();  // an empty operation is complete when it has begun
   }
-  // Done with a stretch: move what is left to the front, which costs less than has been taken since the last time.
-  if (next_waiting_ * 2 >= waiting_.size()) {
-    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(next_waiting_));
-    next_waiting_ = 0;
-  }
+  return begun_ != begun;
 }
 
-void Engine::retire() {
-  while (completed_ < begun_) {
-    Slot& slot = slot_of(completed_ + 1);
+void MpiEngine::retire() {
+  while (completed() < begun_) {
+    Slot& slot = slot_of(completed() + 1);
     if (!slot.active->done()) return;
-    if (const std::uint64_t sequence = slot.active->op().sequence; sequence > 0) completed_sequence_ = sequence;
     slot.active = nullptr;
-    ++completed_;
+    complete_first();
   }
 }
 
-CollectiveAlgorithm& Engine::algorithm_for(Slot& slot, const Op& op) {
+WaitPolicy MpiEngine::wait_policy(bool) const { return nap_policy(oversubscribed()); }
+
+void MpiEngine::sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) {
+  // Messages wake nobody.
+  if (!this->idle()) return nap(idle);
+  std::unique_lock lock(mutex_);
+  wakeup_.wait_for(lock, at_most, [&] { return awake(); });
+}
+
+void MpiEngine::wake_up() const {
+  { const std::lock_guard lock(mutex_); }
+  wakeup_.notify_one();
+}
+
+void MpiEngine::leave() {
+  stall_watch_.abandon_notices();
+  if (own_session_ != nullptr) own_session_->finalize();
+}
+
+CollectiveAlgorithm& MpiEngine::algorithm_for(Slot& slot, const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
       if (op.bytes() <= small_limit_) return slot.small_reduce;
@@ -95,7 +113,7 @@ CollectiveAlgorithm& Engine::algorithm_for(Slot& slot, const Op& op) {
   return slot.barrier;
 }
 
-void Engine::watch_for_stalls() {
+void MpiEngine::watch_stall() {
   if (idle()) return;
   const auto now = Clock::now();
   // Something moved since the last look, or the long gap between the two is this rank's own doing: no stall.
@@ -106,13 +124,13 @@ void Engine::watch_for_stalls() {
   if (now < next_check_) return;
   next_check_ = now + kCheckEvery;
   const CollectiveAlgorithm& first = first_under_way();
-  stall_watch_.check(first.op(), completed_, transfers_.missing(first));
+  stall_watch_.check(first.op(), completed(), transfers_.missing(first));
   mention_stall(first, now);
 }
 
 /// Whoever has come to the operation just now says that it waits only after a while: those who do by then are no
 /// suspects any more.
-void Engine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
+void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point now) {
   auto silent = [&] { return stall_watch_.silent(first.op(), transfers_.missing(first)); };
   if (std::exchange(due_, false) && suspects_.empty()) {
     suspects_ = silent();
@@ -127,9 +145,11 @@ void Engine::mention_stall(const CollectiveAlgorithm& first, Clock::time_point n
   suspects_.clear();
 }
 
-void Engine::time_out(double waited_seconds) {
+void MpiEngine::time_out(double waited_seconds) {
+  watch_stall();  // ranks that will never meet are not late
   const CollectiveAlgorithm& first = first_under_way();
-  stall_watch_.time_out(first.op(), transfers_.missing(first), waited_seconds);
+  const auto silent = stall_watch_.silent(first.op(), transfers_.missing(first));
+  throw_timeout(waited_seconds, silent, stall_watch_.names_of(silent));
 }
 
 }  // namespace lockstep::comm

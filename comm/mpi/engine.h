@@ -1,12 +1,15 @@
-// Moves a group's operations on.
+// Operations as messages of MPI.
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/engine.h"
 #include "comm/mpi/collective_algorithm.h"
 #include "comm/mpi/dissemination_barrier.h"
 #include "comm/mpi/exchange.h"
@@ -15,8 +18,6 @@
 #include "comm/mpi/stall_watch.h"
 #include "comm/mpi/transfers.h"
 #include "comm/mpi/tree_broadcast.h"
-#include "comm/op.h"
-#include "comm/stall_notice.h"
 
 namespace lockstep::comm {
 
@@ -26,39 +27,33 @@ constexpr Clock::duration patience_for(Clock::duration timeout) {
   return std::min<Clock::duration>(std::chrono::seconds(1), timeout / 3);
 }
 
-/// Runs operations in their order, a few at a time, all on the thread that owns MPI and none of
-/// them blocking: whoever owns the engine calls advance() until what it waits for is complete. After an exception the
-/// engine cannot be used any more. The session must outlive it.
-class Engine {
+/// Runs operations in their order, a few at a time, as MPI's messages: all on the thread that owns MPI, none of them
+/// blocking. After an exception it cannot be used any more.
+class MpiEngine final : public Engine {
  public:
-  Engine(const Session& session, const Tuning& tuning, Clock::duration patience);
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  /// `session` must outlive it.
+  MpiEngine(const Session& session, const Tuning& tuning, Clock::duration patience);
+  /// Takes the session, which leave() ends: for an engine with a thread of its own.
+  MpiEngine(std::unique_ptr<Session> session, const Tuning& tuning, Clock::duration patience);
+  ~MpiEngine() override;
 
-  /// Takes the next operation, which gets the next op_index; starts it as soon as there is room.
-  void submit(const Op& op);
-  /// Does what can be done now; whether anything was. Throws MpiError, and OutOfStepError when bytes
-  /// arrive that no operation of this rank expects.
-  bool advance();
-  /// The op_index of the last operation that has been taken, and of the last that is complete.
-  std::uint64_t submitted() const { return submitted_; }
-  std::uint64_t completed() const { return completed_; }
-  /// The sequence number of the last complete operation that has one.
-  std::uint64_t completed_sequence() const { return completed_sequence_; }
-  bool idle() const { return completed_ == submitted_; }
+  const char* name() const override { return "mpi"; }
+  bool oversubscribed() const override { return session_.oversubscribed(); }
+  std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
+  void wake_up() const override;
 
-  /// To be called now and then while advance() finds nothing to do. Throws OutOfStepError (Note [Stalls]); says so when
-  /// nothing has moved for long (Note [Stall notices]).
-  void watch_for_stalls();
-
-  /// Throws the TimeoutError for a wait that began `waited_seconds` ago.
-  [[noreturn]] void time_out(double waited_seconds);
-
-  /// Before the session is finalised.
-  void abandon_notices() { stall_watch_.abandon_notices(); }
+  /// Throws MpiError, and OutOfStepError when bytes arrive that no operation of this rank expects.
+  bool advance() override;
+  WaitPolicy wait_policy(bool by_thread) const override;
+  void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
+  /// Throws OutOfStepError (Note [Stalls]).
+  void watch_stall() override;
+  [[noreturn]] void time_out(double waited_seconds) override;
+  void leave() override;
 
  private:
+  MpiEngine(const Session& session, std::unique_ptr<Session>&& own, const Tuning& tuning, Clock::duration patience);
+
   /// Room for one operation, of any kind.
   struct Slot {
     Slot(int rank, int size, const Tuning& tuning, Transfers& transfers)
@@ -75,26 +70,25 @@ class Engine {
 
   Slot& slot_of(std::uint64_t index) { return *slots_[index % slots_.size()]; }
   CollectiveAlgorithm& algorithm_for(Slot& slot, const Op& op);
-  void begin_waiting();
+  bool begin_taken();
   void retire();
   void mention_stall(const CollectiveAlgorithm& first, Clock::time_point now);
-  const CollectiveAlgorithm& first_under_way() { return *slot_of(completed_ + 1).active; }
+  const CollectiveAlgorithm& first_under_way() { return *slot_of(completed() + 1).active; }
 
+  const std::unique_ptr<Session> own_session_;
+  const Session& session_;
   const Tuning tuning_;
   const std::size_t small_limit_;
   const Clock::duration patience_;
   Transfers transfers_;
   StallWatch stall_watch_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  std::vector<Op> waiting_;  // submitted, not begun: from next_waiting_ on
-  std::size_t next_waiting_ = 0;
-  std::uint64_t history_ = 0;
-  std::uint64_t submitted_ = 0;
   std::uint64_t begun_ = 0;
-  std::uint64_t completed_ = 0;
-  std::uint64_t completed_sequence_ = 0;
+  // What ends the sleep of a thread that has nothing under way.
+  mutable std::mutex mutex_;
+  mutable std::condition_variable wakeup_;
 
-  Clock::time_point last_look_;  // of watch_for_stalls
+  Clock::time_point last_look_;  // of watch_stall()
   Clock::time_point next_check_;
   std::uint64_t moves_ = 0;
   StallNotice stall_;

@@ -1,10 +1,10 @@
 #include "comm/mpi/mpi_group.h"
 
 #include "base/error.h"
-#include "comm/mpi/inline_group.h"
+#include "comm/engine_group.h"
+#include "comm/mpi/engine.h"
 #include "comm/mpi/mpi_store.h"
 #include "comm/mpi/session.h"
-#include "comm/mpi/thread_group.h"
 
 namespace lockstep::comm {
 
@@ -13,10 +13,11 @@ std::unique_ptr<Store> make_mpi_store(const World& world, Deadline deadline) {
 }
 
 std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock::duration timeout) {
-  auto* const mpi = dynamic_cast<MpiStore*>(store.get());
+  const auto* const mpi = dynamic_cast<MpiStore*>(store.get());
   LOCKSTEP_ASSERT(mpi != nullptr, "a group over MPI on another store");
-  static_cast<void>(store.release());
-  return std::make_unique<InlineGroup>(std::unique_ptr<MpiStore>(mpi), timeout, Tuning{});
+  const int rank = store->rank(), size = store->size();
+  auto engine = std::make_unique<MpiEngine>(mpi->session(), Tuning{}, patience_for(timeout));
+  return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);
 }
 
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options) {
@@ -24,7 +25,11 @@ std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOpti
   using Progress = GroupOptions::Progress;
   const bool threaded = options.progress == Progress::kThread ||
                         (options.progress == Progress::kAuto && options.spare_core && Session::allows_threads());
-  if (threaded) return std::make_unique<ThreadGroup>(world, timeout, Tuning{});
+  const auto make = [world, timeout]() -> std::unique_ptr<Engine> {
+    auto session = std::make_unique<Session>(world, Deadline::after(timeout));
+    return std::make_unique<MpiEngine>(std::move(session), Tuning{}, patience_for(timeout));
+  };
+  if (threaded) return make_thread_group(world.rank, world.size, make, nullptr, timeout);
   return make_mpi_group(make_mpi_store(world, Deadline::after(timeout)), timeout);
 }
 

@@ -5,9 +5,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/stop.h"
-#include "comm/mpi/backoff.h"
 #include "comm/mpi/transfers.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -109,17 +108,9 @@ bool MpiStore::receive() {
 
 template <class Condition>
 bool MpiStore::advance_until(Condition&& done, Deadline deadline) {
-  Backoff backoff(session_.oversubscribed());
   advance();
-  while (!done()) {
-    if (advance()) {
-      backoff.reset();
-      continue;
-    }
-    if (deadline.expired()) return false;
-    if (backoff.pause()) throw_if_stopped("waiting for the other ranks");
-  }
-  return true;
+  return wait_until(
+      nap_policy(session_.oversubscribed()), deadline, done, [&] { return advance(); }, [](Clock::duration) {}, nap);
 }
 
 std::vector<Store::Attendance> MpiStore::attendance() {

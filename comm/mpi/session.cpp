@@ -8,9 +8,8 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/host.h"
-#include "base/stop.h"
 #include "comm/cpus.h"
-#include "comm/mpi/backoff.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,7 +23,7 @@ static_assert(std::is_trivially_copyable_v<Introduction>);
 
 /// Settings that Open MPI reads when it starts. What the user has set stays.
 void set_mpi_defaults(const World& world) {
-  // All waiting is ours (see Backoff); this is for MPI's own, when it starts and ends.
+  // All waiting is ours (comm/wait.h); this is for MPI's own, when it starts and ends.
   set_env("OMPI_MCA_mpi_yield_when_idle", "1", false);
   // What it takes anyway; looking whether POSIX segments work too, it makes one, and a process that dies then leaves
   // it.
@@ -148,15 +147,18 @@ void Session::exchange_hosts(Deadline deadline) {
     check_mpi(MPI_Isend(&mine, sizeof(Introduction), MPI_BYTE, peer, kTag, notices_, &requests.emplace_back()),
               "starting MPI");
   }
-  Backoff backoff(true);
-  for (int done = 0; done == 0; backoff.pause()) {
+  WaitPolicy policy = nap_policy(true);
+  policy.doing = "joining the other ranks";
+  const auto all_there = [&] {
+    int done = 0;
     check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
               "exchanging host names");
-    throw_if_stopped("joining the other ranks");
-    if (done == 0 && deadline.expired())
-      throw TimeoutError("not all ranks answered after MPI had started",
-                         "look at the other ranks' logs; --timeout-seconds gives them longer");
-  }
+    return done != 0;
+  };
+  if (!wait_until(
+          policy, deadline, all_there, [] { return false; }, [](Clock::duration) {}, nap))
+    throw TimeoutError("not all ranks answered after MPI had started",
+                       "look at the other ranks' logs; --timeout-seconds gives them longer");
 
   int local_ranks = 0;
   CpuMask local_cpus;

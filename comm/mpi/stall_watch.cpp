@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/status_report.h"
 #include "comm/mpi/transfers.h"
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -131,15 +130,6 @@ std::string StallWatch::names_of(const std::vector<int>& ranks) const {
   std::vector<std::string> names;
   for (const int rank : ranks) names.push_back(session_.name_of_rank(rank));
   return first_names(names);
-}
-
-void StallWatch::time_out(const Op& op, const std::vector<int>& missing, double waited_seconds) {
-  const auto blamed = silent(op, missing);
-  report_missing_ranks(blamed);
-  throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(op), waited_seconds, names_of(blamed)),
-      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                  blamed.empty() ? 0 : blamed.front()));
 }
 
 void StallWatch::abandon_notices() {

@@ -43,9 +43,6 @@ class StallWatch {
   bool is_first_to_wait(const Op& op) const;
   std::string names_of(const std::vector<int>& ranks) const;
 
-  /// What to throw when `op` has not become complete in time.
-  [[noreturn]] void time_out(const Op& op, const std::vector<int>& missing, double waited_seconds);
-
   /// Lets go of notices that nobody has taken; before the session is finalised.
   void abandon_notices();
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/signals.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -54,18 +55,20 @@ void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
 }
 
 ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look) {
-  const auto begin = Clock::now();
-  while (result == ncclInProgress) {
-    if (Clock::now() - begin < kAwake) {
-      std::this_thread::yield();
-    } else {
-      look();
-      std::this_thread::sleep_for(kEndNap);
-    }
+  const auto ask = [&] {
     ncclResult_t state = ncclInProgress;
     const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
     result = asked == ncclSuccess ? state : asked;
-  }
+    return false;
+  };
+  const auto sleep = [&](Clock::duration idle) {
+    if (idle < kAwake) return std::this_thread::yield();
+    look();
+    std::this_thread::sleep_for(kEndNap);
+  };
+  const WaitPolicy policy{.doing = nullptr};  // look() knows what ends it
+  wait_until(
+      policy, Deadline::never(), [&] { return result != ncclInProgress; }, ask, [](Clock::duration) {}, sleep);
   return result;
 }
 

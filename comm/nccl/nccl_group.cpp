@@ -294,20 +294,15 @@ void NcclGroup::wait_done(std::uint64_t sequence, Deadline deadline) {
 
 void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
   if (is_complete(sequence)) return;
-  const auto begin = Clock::now();
-  for (int looks = 0; !is_complete(sequence); ++looks) {
-    if (looks < kYields) {
-      std::this_thread::yield();
-      continue;
-    }
-    throw_if_stopped("waiting for the other ranks");
+  const auto check = [&](Clock::duration waited) {
     check_peers();
     if (is_complete(sequence)) return;
-    const auto now = Clock::now();
-    if (deadline.expired()) time_out(op_log_.first_under_way(), seconds_between(begin, now));
-    stall_poll_->look(op_log_.first_under_way(), now);
-    std::this_thread::sleep_for(kNap);
-  }
+    if (deadline.expired()) time_out(op_log_.first_under_way(), std::chrono::duration<double>(waited).count());
+    stall_poll_->look(op_log_.first_under_way(), Clock::now());
+  };
+  wait_until(
+      {.yields = kYields, .check_every = {}}, Deadline::never(), [&] { return is_complete(sequence); },
+      [] { return false; }, check, [](Clock::duration) { std::this_thread::sleep_for(kNap); });
 }
 
 void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {

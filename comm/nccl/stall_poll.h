@@ -8,8 +8,8 @@
 
 #include "base/deadline.h"
 #include "comm/op.h"
-#include "comm/stall_notice.h"
 #include "comm/store.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 

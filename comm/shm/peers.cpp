@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/host.h"
+#include "base/status_report.h"
 #include "comm/cpus.h"
 
 namespace lockstep::comm {
@@ -97,6 +98,13 @@ void Peers::watch(int own_rank) {
     if (rank != own_rank)
       peers_[static_cast<std::size_t>(rank)].process.reset(
           static_cast<int>(::syscall(SYS_pidfd_open, peers_[static_cast<std::size_t>(rank)].pid, 0)));
+}
+
+void Peers::throw_ended(int rank, const std::string& waiting_in) const {
+  if (!waiting_in.empty()) report_missing_ranks({&rank, 1});
+  throw DeviceError(fmt::format("{} has ended{}{}", full_name_of(rank),
+                                waiting_in.empty() ? "" : ", and this rank waits for it in ", waiting_in),
+                    fmt::format("look at the log of rank {}", rank));
 }
 
 bool Peers::has_ended(int rank) const {

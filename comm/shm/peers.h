@@ -40,6 +40,8 @@ class Peers {
   void watch(int own_rank);
   /// Whether the process of `rank`, which is on this host, has ended, though it may not have been waited for.
   bool has_ended(int rank) const;
+  /// The DeviceError of a rank whose process has ended; `waiting_in`, if any, is what this rank waits for it in.
+  [[noreturn]] void throw_ended(int rank, const std::string& waiting_in) const;
 
  private:
   struct Peer {

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {

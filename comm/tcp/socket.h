@@ -24,7 +24,7 @@ bool are_loopback(const std::vector<UniqueFd>& listeners);
 
 /// Tries the addresses of `meeting` again and again, with growing pauses, until one accepts. Throws UsageError when the
 /// name does not resolve, TimeoutError when nobody accepts before `deadline`. With `speaks` a long wait is mentioned
-/// (comm/stall_notice.h).
+/// (comm/wait.h).
 UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks = false);
 
 /// One connection that waits at `listener`; none where none does, or where it has gone again. Throws DeviceError when

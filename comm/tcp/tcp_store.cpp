@@ -15,10 +15,10 @@
 #include "base/log.h"
 #include "base/stop.h"
 #include "comm/failure.h"
-#include "comm/stall_notice.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"
 #include "comm/tcp/wire.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {

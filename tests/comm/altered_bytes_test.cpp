@@ -24,9 +24,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/hosts/host_engine.h"
 #include "comm/hosts/host_meeting.h"
-#include "comm/hosts/inline_hosts.h"
-#include "comm/hosts/thread_hosts.h"
 #include "comm/make_group.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
@@ -116,11 +115,7 @@ void with_tampering(
     HostMeeting met = meet_hosts(*store, peers, world.meeting, 20s);
     std::optional<Tamperer> tamperer;
     if (world.rank == 0) tamperer.emplace(met.links.back(), at, &record);
-    std::unique_ptr<ProcessGroup> group;
-    if (threaded)
-      group = std::make_unique<ThreadHosts>(std::move(store), std::move(met), 20s);
-    else
-      group = std::make_unique<InlineHosts>(std::move(store), std::move(met), 20s);
+    auto group = make_hosts_group(std::move(store), std::move(met), 20s, threaded);
     const bool well = body(*group);
     group.reset();
     tamperer.reset();

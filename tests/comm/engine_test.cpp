@@ -36,11 +36,11 @@ class EngineTest : public ::testing::Test {
   static void SetUpTestSuite() { session_ = std::make_unique<Session>(testing::world(), Deadline::after_seconds(60)); }
   static void TearDownTestSuite() { session_->finalize(); }
 
-  static void finish(Engine& engine) {
+  static void finish(MpiEngine& engine) {
     const auto deadline = Deadline::after_seconds(60);
     while (!engine.idle()) {
       if (engine.advance()) continue;
-      engine.watch_for_stalls();
+      engine.watch_stall();
       if (deadline.expired()) engine.time_out(60);
     }
   }
@@ -85,7 +85,7 @@ TEST_F(EngineTest, SameBitsWithEveryTuning) {
   constexpr std::size_t kMostBytes = 12'000;
   const auto arena = HostArena::map(kMostBytes);
   for (const Tuning& tuning : tunings()) {
-    Engine engine(*session_, tuning, std::chrono::seconds(5));
+    MpiEngine engine(*session_, tuning, std::chrono::seconds(5));
     std::uint64_t sequence = 0;
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8})
       for (const std::size_t count : {0ul, 1ul, 16ul, 17ul, 64ul, 65ul, 127ul, 129ul, 500ul, 1000ul, 2999ul}) {
@@ -105,7 +105,7 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
   constexpr std::size_t kMostBytes = 4096;
   const auto arena = HostArena::map(kMostBytes);
   for (const Tuning& tuning : tunings()) {
-    Engine engine(*session_, tuning, std::chrono::seconds(5));
+    MpiEngine engine(*session_, tuning, std::chrono::seconds(5));
     std::uint64_t sequence = 0;
     for (const std::size_t count : {0ul, 1ul, 16ul, 31ul, 100ul, 1000ul}) {
       const std::size_t bytes = count * 4;
@@ -145,7 +145,7 @@ TEST_F(EngineTest, ALongQueueDrainsInOrder) {
   const auto arena = HostArena::map(1000 * kArenaAlignment);
   Tuning tuning;
   tuning.operations_under_way = 2;
-  Engine engine(*session_, tuning, std::chrono::seconds(5));
+  MpiEngine engine(*session_, tuning, std::chrono::seconds(5));
   for (std::uint64_t i = 1; i <= 1000; ++i) {
     const Region region{arena.get(), (i - 1) * kArenaAlignment, 1, DType::kI64};
     arena->view<std::int64_t>(region.offset_bytes, 1)[0] = static_cast<std::int64_t>(i);
@@ -162,7 +162,7 @@ TEST_F(EngineTest, TheSteadyStateAllocatesNothing) {
   const auto arena = HostArena::map(4 * kCount * sizeof(float));
   Tuning tuning;
   tuning.chunk_bytes = 16 << 10;
-  Engine engine(*session_, tuning, std::chrono::seconds(5));
+  MpiEngine engine(*session_, tuning, std::chrono::seconds(5));
   std::uint64_t sequence = 0;
   const auto step = [&] {
     for (std::size_t i = 0; i < 4; ++i) {

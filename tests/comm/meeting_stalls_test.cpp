@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/status_report.h"
-#include "comm/stall_notice.h"
 #include "comm/tcp/tcp_store.h"
+#include "comm/wait.h"
 #include "tests/comm/forked_ranks.h"
 
 namespace lockstep::comm {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "comm/mpi/mpi_group.h"
-#include "comm/shm/shm_group.h"
+#include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/reference.h"
 #include "tests/support/free_port.h"

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "comm/shm/segment.h"
-#include "comm/shm/shm_group.h"
+#include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/thread_allocations.h"

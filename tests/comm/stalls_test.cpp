@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "comm/process_group.h"
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

@@ -13,7 +13,7 @@
 #include "base/stop.h"
 #include "comm/make_group.h"
 #include "comm/nccl/nccl_group.h"
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/ranks.h"

@@ -1,7 +1,8 @@
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -16,6 +17,21 @@ constexpr Clock::duration kStep = std::chrono::milliseconds(500);
 std::atomic<Clock::duration::rep> the_warning{Clock::duration(std::chrono::seconds(10)).count()};
 
 }  // namespace
+
+void nap(Clock::duration idle) {
+  constexpr auto kShort = std::chrono::milliseconds(20), kLong = std::chrono::milliseconds(500);
+  if (idle <= kShort)
+    ::sched_yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(idle <= kLong ? 50 : 200));
+}
+
+void await_own_stop_request() {
+  // Between the end of a rank that was asked to stop and the same request to the next one, on a busy machine.
+  constexpr auto kStopStraggles = std::chrono::milliseconds(50);
+  std::this_thread::sleep_for(kStopStraggles);
+  throw_if_stopped("waiting for the other ranks");
+}
 
 void set_stall_warning(Clock::duration after) { the_warning.store(after.count(), std::memory_order_relaxed); }
 

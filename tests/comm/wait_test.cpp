@@ -1,11 +1,11 @@
-#include "comm/stall_notice.h"
+#include "comm/wait.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 
-#include "comm/shm/board.h"
+#include "comm/shm/slot_board.h"
 
 namespace lockstep::comm {
 namespace {

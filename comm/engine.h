@@ -1,0 +1,124 @@
+// What moves a group's operations on: one interface over shared memory, sockets and MPI's messages.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/function_ref.h"
+#include "comm/arena.h"
+#include "comm/op.h"
+#include "comm/wait.h"
+
+namespace lockstep::comm {
+
+/// Note [Engines]
+/// An engine takes operations, gives each the next op_index, and moves them on when advance() is called; it has no
+/// thread and blocks nowhere but in sleep(). Who calls it is the driver's business (comm/engine_group.h): the thread
+/// that issues the operations, at tape nodes and in waits, or a thread of the group. One thread uses an engine, but for
+/// wake_up() and what is said to be for the caller of a group.
+///
+/// No allocation once the queue, and what the engine keeps beside it, have been as large as they get. Arenas must
+/// outlive their operations.
+class Engine {
+ public:
+  /// An exchange of short texts, collective and blocking: every rank's on every rank, by rank. With `within_host` it is
+  /// among the ranks of each host alone; the texts of others are then meaningless.
+  using TextExchange = FunctionRef<std::vector<std::string>(const std::string& mine, bool within_host)>;
+
+  virtual ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // For the caller of a group.
+
+  virtual const char* name() const = 0;
+  /// ProcessGroup's.
+  virtual bool encrypts() const { return false; }
+  virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
+  /// Whether the ranks of this machine may run on fewer cores than they are.
+  virtual bool oversubscribed() const = 0;
+  /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
+  virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
+
+  static constexpr std::size_t kTextBytes = 256;  // with its end
+  /// The operation that spreads `mine`, shorter than kTextBytes; one at a time.
+  Op text_op(const std::string& mine, bool within_host);
+  /// Every rank's, when it is complete.
+  std::vector<std::string> texts() const;
+
+  /// Ends sleep(), from whichever thread.
+  virtual void wake_up() const {}
+
+  // For the driver.
+
+  /// Takes the next operation; returns its op_index.
+  std::uint64_t submit(const Op& op);
+  /// Does what can be done now; whether anything was. Throws what a group ends with.
+  virtual bool advance() = 0;
+
+  /// The op_index of the last operation that has been taken, and of the last that is complete.
+  std::uint64_t submitted() const { return submitted_; }
+  std::uint64_t completed() const { return completed_; }
+  /// The sequence number of the last complete operation that has one.
+  std::uint64_t completed_sequence() const { return completed_sequence_; }
+  bool idle() const { return completed_ == submitted_; }
+
+  /// How a driver waits that calls advance() meanwhile: the caller itself, or a thread of the group.
+  virtual WaitPolicy wait_policy(bool by_thread) const = 0;
+  /// Sleeps until something may have changed, at most so long; not at all where `awake` says so, after everybody who
+  /// changes what it looks at knows to call wake_up(). `idle` is for how long nothing has happened.
+  virtual void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) = 0;
+
+  /// To be called now and then: throws what has ended the group, or will, as far as can be known without waiting.
+  virtual void check_peers() {}
+  /// For a rank that waits by other means, beside check_peers(): throws if another rank is known to have ended.
+  virtual void check_ended_peers() {}
+  /// For a rank that waits, too: finds out why nothing moves, and says so when that has lasted long.
+  virtual void watch_stall() = 0;
+  /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
+  [[noreturn]] virtual void time_out(double waited_seconds) = 0;
+  /// Tells the others what this rank fails with, where that is of interest to them.
+  virtual void announce_abort(const std::exception_ptr& failure) { static_cast<void>(failure); }
+  /// The orderly end, when all operations are complete.
+  virtual void leave() {}
+
+ protected:
+  Engine(int rank, int size);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// An operation that is taken and not complete; a reference to one is good until the next is complete or taken.
+  const Op& op_at(std::uint64_t op_index) const { return queue_[head_ + (op_index - completed_ - 1)]; }
+  /// The first of them; there must be one.
+  const Op& first() const { return op_at(completed_ + 1); }
+  void complete_first();
+
+  /// Where texts lie, other than in memory of this process alone.
+  void put_texts(std::byte* texts, std::size_t stride_bytes);
+  std::byte* text_of(int rank) const { return texts_ + static_cast<std::size_t>(rank) * kTextBytes; }
+  /// What has to stay while an exchange is under way.
+  std::shared_ptr<void> texts_memory() const { return texts_memory_; }
+
+  /// The TimeoutError of first(), which waits for `ranks`, or for nobody who is known; `names` says who they are.
+  [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
+
+ private:
+  const int rank_;
+  const int size_;
+  std::vector<Op> queue_;  // taken, not complete: from head_ on
+  std::size_t head_ = 0;
+  std::uint64_t history_ = 0;
+  std::uint64_t submitted_ = 0;
+  std::uint64_t completed_ = 0;
+  std::uint64_t completed_sequence_ = 0;
+  std::shared_ptr<std::vector<std::byte>> texts_memory_;
+  std::byte* texts_;
+  std::size_t texts_stride_ = 0;
+};
+
+}  // namespace lockstep::comm

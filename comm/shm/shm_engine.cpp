@@ -1,0 +1,243 @@
+#include "comm/shm/shm_engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/error.h"
+#include "comm/engine_group.h"
+#include "comm/reduce.h"
+
+namespace lockstep::comm {
+
+ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
+    : Engine(rank, size),
+      peers_(std::move(peers)),
+      memory_(std::move(board)),
+      board_(rank, size, memory_),
+      sources_(static_cast<std::size_t>(size)),
+      copies_(static_cast<std::size_t>(size)) {}
+
+std::unique_ptr<Arena> ShmEngine::map_arena(std::size_t bytes, TextExchange exchange) {
+  auto segment = Segment::map(rank(), size(), bytes, [&](const std::string& mine) { return exchange(mine, false); });
+  return std::make_unique<ShmArena>(std::move(segment), rank(), bytes);
+}
+
+// ---- Operations ----
+
+bool ShmEngine::advance() {
+  if (idle()) return false;
+  const std::uint64_t posted = posted_, worked = worked_, before = completed();
+  while (posted_ < submitted() && board_.may_post(posted_ + 1)) post(op_at(++posted_));
+  if (posted_ != posted) board_.wake_sleepers();
+  while (worked_ < posted_ && all_posted(worked_ + 1)) {
+    const Op& op = op_at(worked_ + 1);
+    work(op);
+    worked_ = op.op_index;
+    next_to_post_ = 0;
+    board_.finish(worked_);
+  }
+  if (worked_ != worked) board_.wake_sleepers();
+  retire();
+  return posted_ != posted || worked_ != worked || completed() != before;
+}
+
+/// The same on all ranks: rank 0's slice is the largest.
+bool ShmEngine::is_small(const Op& op) const {
+  if (op.kind == OpKind::kBarrier) return true;
+  return (op.kind == OpKind::kAllGather ? slice_bytes_of(op, 0).bytes : op.bytes()) <= Slot::kBytes;
+}
+
+void ShmEngine::post(const Op& op) {
+  const Stretch mine = is_small(op) ? contribution_of(op, rank()) : Stretch{};
+  board_.post(op, {op.data + mine.begin, mine.bytes});
+}
+
+bool ShmEngine::all_posted(std::uint64_t index) {
+  for (; next_to_post_ < size(); ++next_to_post_)
+    if (!board_.has_posted(next_to_post_, index)) return false;
+  // A share of something else would read and write where nobody expects it.
+  return out_of_step() < 0;
+}
+
+void ShmEngine::work(const Op& op) {
+  if (is_small(op))
+    work_from_slots(op);
+  else
+    work_in_place(op);
+}
+
+void ShmEngine::work_from_slots(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter: {
+      const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank());
+      for (int r = 0; r < size(); ++r)
+        sources_[static_cast<std::size_t>(r)] = board_.bytes_of(r, op.op_index) + wanted.begin;
+      reduce_in_order(op.dtype, op.reduce, op.data + wanted.begin, sources_, wanted.bytes / size_of(op.dtype));
+      return;
+    }
+    case OpKind::kAllGather:
+    case OpKind::kBroadcast:
+      for (int r = 0; r < size(); ++r) {
+        const Stretch theirs = contribution_of(op, r);
+        if (r != rank() && theirs.bytes > 0)
+          std::memcpy(op.data + theirs.begin, board_.bytes_of(r, op.op_index), theirs.bytes);
+      }
+      return;
+    case OpKind::kBarrier: return;
+  }
+}
+
+void ShmEngine::work_in_place(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kAllReduce: return reduce_slice(op, true);
+    case OpKind::kReduceScatter: return reduce_slice(op, false);
+    case OpKind::kAllGather:
+      // Each rank begins with another one's slice, so that they do not all read from the same memory.
+      for (int i = 1; i < size(); ++i) {
+        const int r = (rank() + i) % size();
+        const Stretch slice = slice_bytes_of(op, r);
+        std::memcpy(op.data + slice.begin, copy_of(op, r) + slice.begin, slice.bytes);
+      }
+      return;
+    case OpKind::kBroadcast:
+      if (rank() != op.root) std::memcpy(op.data, copy_of(op, op.root), op.bytes());
+      return;
+    case OpKind::kBarrier: return;
+  }
+}
+
+void ShmEngine::reduce_slice(const Op& op, bool for_all) {
+  const Stretch slice = slice_bytes_of(op, rank());
+  for (int r = 0; r < size(); ++r)
+    sources_[static_cast<std::size_t>(r)] = copies_[static_cast<std::size_t>(r)] = copy_of(op, r) + slice.begin;
+  const std::size_t count = slice.bytes / size_of(op.dtype);
+  if (for_all)
+    reduce_into_all(op.dtype, op.reduce, copies_, count);
+  else
+    reduce_in_order(op.dtype, op.reduce, op.data + slice.begin, sources_, count);
+}
+
+void ShmEngine::retire() {
+  while (completed() < worked_ && (is_small(first()) || board_.all_finished(completed() + 1))) complete_first();
+}
+
+ShmEngine::Stretch ShmEngine::slice_bytes_of(const Op& op, int rank) const {
+  const std::size_t element = size_of(op.dtype);
+  const Slice slice = slice_of(op.count, element, rank, size());
+  return {slice.begin * element, slice.count * element};
+}
+
+ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
+  switch (op.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter: return {0, op.bytes()};
+    case OpKind::kAllGather: return slice_bytes_of(op, rank);
+    case OpKind::kBroadcast: return rank == op.root ? Stretch{0, op.bytes()} : Stretch{};
+    case OpKind::kBarrier: break;
+  }
+  return {};
+}
+
+// ---- Waiting ----
+
+WaitPolicy ShmEngine::wait_policy(bool) const {
+  // About 100 µs, a few times what waking up costs. Where ranks outnumber cores: how often a wait lets another process
+  // have the core before it sleeps, which costs both of them more than a switch.
+  constexpr int kSpins = 2000, kYields = 20;
+  if (peers_.oversubscribed()) return {.yields = kYields, .recovered = kYields};
+  return {.spins = kSpins, .recovered = kSpins};
+}
+
+void ShmEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<bool()> awake) {
+  const auto ticket = board_.announce_sleep();
+  if (!advance() && !awake()) board_.sleep(ticket, at_most);
+  board_.end_sleep();
+}
+
+int ShmEngine::out_of_step() const { return worked_ < posted_ ? board_.posted_otherwise(op_at(worked_ + 1)) : -1; }
+
+bool ShmEngine::waits_for(int rank) const {
+  const std::uint64_t index = completed() + 1;
+  if (rank == this->rank()) return false;
+  if (!board_.has_posted(rank, index)) return true;
+  for (int r = 0; r < size(); ++r)
+    if (!board_.has_posted(r, index)) return false;
+  return !board_.has_finished(rank, index);
+}
+
+void ShmEngine::check_peers() {
+  if (idle()) return;
+  if (const int rank = out_of_step(); rank >= 0) {
+    const Op& ours = op_at(worked_ + 1);
+    throw OutOfStepError(out_of_step_text(peers_.name_of(rank), board_.posted_by(rank, ours.op_index), ours),
+                         kSameProgram);
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!waits_for(rank) || !peers_.has_ended(rank)) continue;
+    // What it has done before its end counts.
+    advance();
+    if (idle()) return;
+    if (!waits_for(rank)) continue;
+    await_own_stop_request();
+    peers_.throw_ended(rank, fmt::format("{}; {}", describe(first()), board_.progress_of(rank)));
+  }
+}
+
+void ShmEngine::check_ended_peers() {
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank() || !peers_.has_ended(other)) continue;
+    await_own_stop_request();
+    peers_.throw_ended(other, {});
+  }
+}
+
+std::vector<int> ShmEngine::missing() const {
+  std::vector<int> missing;
+  for (int r = 0; r < size(); ++r)
+    if (waits_for(r)) missing.push_back(r);
+  return missing;
+}
+
+std::string ShmEngine::names_of(const std::vector<int>& missing) const {
+  std::vector<std::string> names;
+  for (const int rank : missing) names.push_back(fmt::format("{}, {}", peers_.name_of(rank), board_.progress_of(rank)));
+  return first_names(names);
+}
+
+void ShmEngine::watch_stall() {
+  if (idle() || !stall_.is_due(completed(), Clock::now())) return;
+  const auto who = missing();
+  if (!who.empty() && board_.claim_mention(completed() + 1, stall_.times()))
+    warn_of_stall(describe(first()), stall_.waited_seconds(), names_of(who));
+}
+
+void ShmEngine::time_out(double waited_seconds) {
+  const auto who = missing();
+  throw_timeout(waited_seconds, who, names_of(who));
+}
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout) {
+  Peers peers(*store, Deadline::after(timeout));
+  return make_shm_group(std::move(store), std::move(peers), timeout);
+}
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Peers&& peers, Clock::duration timeout) {
+  const int rank = store->rank(), size = store->size();
+  if (const int other = peers.elsewhere(); other >= 0) {
+    const std::string what = fmt::format("{} and {} share no memory", peers.name_of(0), peers.name_of(other));
+    if (rank != other) throw PeerError(static_cast<int>(ExitCode::kDevice), what);
+    throw DeviceError(what, "leave --backend out: auto goes through the network");
+  }
+  int round = 0;
+  const auto exchange = [&](const std::string& mine) {
+    return store->all_gather_text(fmt::format("sharing memory, round {}", ++round), mine, Deadline::after(timeout));
+  };
+  auto board = Segment::map(rank, size, sizeof(RankControlBlock), exchange);
+  peers.watch(rank);
+  auto engine = std::make_unique<ShmEngine>(rank, size, std::move(peers), std::move(board));
+  return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);
+}
+
+}  // namespace lockstep::comm

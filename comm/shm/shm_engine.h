@@ -1,0 +1,111 @@
+// Collectives in memory that all ranks share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/engine.h"
+#include "comm/process_group.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/segment.h"
+#include "comm/shm/slot_board.h"
+#include "comm/store.h"
+
+namespace lockstep::comm {
+
+/// Part `local` of a segment that the ranks of a host have mapped, one part a rank.
+class ShmArena final : public Arena {
+ public:
+  ShmArena(Segment segment, int local, std::size_t bytes)
+      : Arena(segment.part(local), bytes, segment.part_bytes()), segment_(std::move(segment)) {}
+  ~ShmArena() override {
+    // The operations that are under way stay in the group's queue.
+    if (!detach()) segment_.leak();
+  }
+
+ private:
+  Segment segment_;
+};
+
+/// Note [Shared memory]
+/// An operation goes through three stages on each rank, in the order of op_index:
+///   posted    this rank has come to it: it is in its slot (Note [Slots]), with this rank's bytes if they are few;
+///   worked    all ranks have posted it, and this rank has done its share;
+///   completed this rank's region is what was promised, and nobody else touches it any more.
+/// Few bytes: each rank takes all contributions from the slots, and is complete when it has done its share. Many
+/// bytes: each rank reduces its slice_of() everyone's region where it lies, in rank order, and writes the result into
+/// all of them (Note [Lines]); that is complete when all ranks have said that they are finished. A rank does its share
+/// in one go: put off, it would cost the same core the same time, so this engine gains nothing from a thread.
+///
+/// Several operations are under way at once, on regions that do not overlap.
+class ShmEngine final : public Engine {
+ public:
+  ShmEngine(int rank, int size, Peers peers, Segment board);
+
+  const char* name() const override { return "shm"; }
+  bool oversubscribed() const override { return peers_.oversubscribed(); }
+  std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
+  bool advance() override;
+  WaitPolicy wait_policy(bool by_thread) const override;
+  void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
+  void check_peers() override;
+  void check_ended_peers() override;
+  void watch_stall() override;
+  [[noreturn]] void time_out(double waited_seconds) override;
+
+ private:
+  /// A part of a region, in bytes from its start.
+  struct Stretch {
+    std::size_t begin = 0;
+    std::size_t bytes = 0;
+  };
+
+  bool is_small(const Op& op) const;
+  void post(const Op& op);
+  bool all_posted(std::uint64_t index);
+  void work(const Op& op);
+  void work_from_slots(const Op& op);
+  void work_in_place(const Op& op);
+  void reduce_slice(const Op& op, bool for_all);
+  void retire();
+  std::byte* copy_of(const Op& op, int rank) const {
+    return op.data + (rank - this->rank()) * static_cast<std::ptrdiff_t>(op.stride_bytes);
+  }
+  /// What `rank` puts into its slot if the operation is small.
+  Stretch contribution_of(const Op& op, int rank) const;
+  Stretch slice_bytes_of(const Op& op, int rank) const;
+
+  /// The first rank that has posted something else under the op_index of the first operation that this rank has not
+  /// worked on, which will then never be; -1 if none has.
+  int out_of_step() const;
+  /// Whether `rank` is one of those that the first operation waits for: to post it first of all, else to finish it.
+  bool waits_for(int rank) const;
+  std::vector<int> missing() const;
+  std::string names_of(const std::vector<int>& missing) const;
+
+  Peers peers_;
+  Segment memory_;
+  SlotBoard board_;
+  std::vector<const std::byte*> sources_;  // scratch
+  std::vector<std::byte*> copies_;         // scratch
+  std::uint64_t posted_ = 0;
+  std::uint64_t worked_ = 0;
+  int next_to_post_ = 0;  // ranks before it have posted operation worked_ + 1
+  StallNotice stall_;
+};
+
+/// The group of the ranks of `store`, which must all be on one host: no data goes through the kernel or another
+/// process. Collective, blocking. The caller drives it; a wait spins briefly (not at all where ranks outnumber cores)
+/// and then sleeps.
+///
+/// On success the group takes `store`, and its shutdown() ends it. Where the ranks cannot share memory, DeviceError on
+/// the lowest rank that cannot and PeerError on the others, and `store` is left where it was, of use for something
+/// else.
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout);
+/// For ranks that have met: `peers` are those of `store`, and are taken with it.
+std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Peers&& peers, Clock::duration timeout);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,88 @@
+#include "comm/shm/slot_board.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+
+namespace lockstep::comm {
+
+bool claim_mention(RankControlBlock& first, std::uint64_t index, unsigned times) {
+  const std::uint64_t stall = index << 8 | (times & 0xffu);
+  std::uint64_t known = first.mentioned.load(std::memory_order_relaxed);
+  while (known < stall)
+    if (first.mentioned.compare_exchange_weak(known, stall, std::memory_order_relaxed)) return true;
+  return false;
+}
+
+SlotBoard::SlotBoard(int local, int size, const Segment& board) : local_(local), size_(size) {
+  for (int i = 0; i < size; ++i) controls_.push_back(reinterpret_cast<RankControlBlock*>(board.part(i)));
+}
+
+bool SlotBoard::have_finished(int count, std::uint64_t index, std::uint64_t& known) const {
+  if (known >= index) return true;
+  std::uint64_t least = control(0).finished.load(std::memory_order_acquire);
+  for (int i = 1; i < count; ++i) least = std::min(least, control(i).finished.load(std::memory_order_acquire));
+  known = least;
+  return least >= index;
+}
+
+void SlotBoard::post(const Op& op, std::span<const std::byte> bytes) {
+  RankControlBlock& own = control(local_);
+  Slot& slot = own.slot_of(op.op_index);
+  slot.op = op;
+  if (!bytes.empty()) std::memcpy(slot.bytes.data(), bytes.data(), std::min(bytes.size(), Slot::kBytes));
+  slot.posted.store(op.op_index, std::memory_order_release);
+  own.posted.store(op.op_index, std::memory_order_release);
+}
+
+bool SlotBoard::all_posted(const OpDescriptor& op) const {
+  for (int i = 0; i < size_; ++i)
+    if (!has_posted(i, op.op_index) || posted_by(i, op.op_index).history != op.history) return false;
+  return true;
+}
+
+int SlotBoard::posted_otherwise(const OpDescriptor& op) const {
+  for (int i = 0; i < size_; ++i)
+    if (has_posted(i, op.op_index) && posted_by(i, op.op_index).history != op.history) return i;
+  return -1;
+}
+
+std::string SlotBoard::progress_of(int local) const {
+  const std::uint64_t last = control(local).posted.load(std::memory_order_acquire);
+  if (last == 0) return "it has issued nothing yet";
+  return fmt::format("the last that it issued is {}", describe(posted_by(local, last)));
+}
+
+// The sleeper writes `asleep` and reads what it waits for; the waker writes that and reads `asleep`. With a full fence
+// between the two on both sides, one of them sees the other.
+
+void SlotBoard::wake_sleepers() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int i = 0; i < size_; ++i) {
+    RankControlBlock& other = control(i);
+    if (i == local_ || other.asleep.load(std::memory_order_relaxed) == 0) continue;
+    other.wakeups.fetch_add(1, std::memory_order_release);
+    ::syscall(SYS_futex, &other.wakeups, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  }
+}
+
+std::uint32_t SlotBoard::announce_sleep() const {
+  RankControlBlock& own = control(local_);
+  const auto ticket = own.wakeups.load(std::memory_order_acquire);
+  own.asleep.store(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return ticket;
+}
+
+void SlotBoard::sleep(std::uint32_t ticket, Clock::duration at_most) const {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
+  const timespec timeout{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  ::syscall(SYS_futex, &control(local_).wakeups, FUTEX_WAIT, ticket, &timeout, nullptr, 0);
+}
+
+}  // namespace lockstep::comm
