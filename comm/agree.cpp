@@ -132,6 +132,11 @@ void compare_manifests(ProcessGroup& group, const Manifest& mine) {
   }
 }
 
+devices::Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const devices::Locality& device) {
+  const auto claims = group.all_gather_text(devices::binding_claim(lookup, device));
+  return devices::bind_to_share(claims, group.rank(), lookup, device);
+}
+
 Division divide(std::span<const std::uint64_t> values) {
   std::map<std::uint64_t, std::size_t> counts;
   for (const std::uint64_t value : values) ++counts[value];

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/env.h"
 #include "comm/process_group.h"
+#include "devices/binding.h"
 
 namespace lockstep::comm {
 
@@ -24,6 +26,10 @@ using Manifest = std::vector<std::pair<std::string, std::string>>;
 /// Compares `mine` with rank 0's; collective. A difference is an OutOfStepError on the lowest rank that has one,
 /// naming host, keys and both values, and a PeerError on all others.
 void compare_manifests(ProcessGroup& group, const Manifest& mine);
+
+/// devices::bind_to_share() among the ranks of `group`; collective.
+devices::Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env,
+                               const devices::Locality& device = {});
 
 /// Of one value a rank: who agrees with whom.
 struct Division {

@@ -37,7 +37,7 @@ Session meet(const comm::GroupOptions& options, const std::function<void()>& che
   return session;
 }
 
-void bind(Session& session, const comm::Locality& device) {
+void bind(Session& session, const devices::Locality& device) {
   session.binding = comm::bind_to_share(*session.group, env, device);
   session.threads = session.binding.cores;
 }
@@ -164,11 +164,12 @@ Session open_session(const TrainConfig& config, const std::function<void()>& che
   options.stall_warning_seconds = config.stall_warning_seconds;
   options.backend = config.backend;
   options.encrypt = may_encrypt(config);
-  options.spare_core = config.threads > 0 && comm::expected_cores(comm::discover_world(env)) > config.threads;
+  options.spare_core =
+      config.threads > 0 && devices::expected_cores(comm::discover_world(env).local_size) > config.threads;
   Session session = meet(options, check);
   const DeviceChoice choice = choose_together(config, session);
   session.device = choice.device;
-  bind(session, comm::locality_of(choice.gpu.bus_id));
+  bind(session, devices::locality_of(choice.gpu.bus_id));
   if (config.parallel == Parallel::kDp && choice.device.kind == DeviceKind::kCpu)
     session.threads = std::max(1, session.threads / static_cast<int>(device_ids_of(config, choice.device).size()));
   if (config.threads > 0) session.threads = config.threads;

@@ -8,10 +8,10 @@
 
 #include "base/device.h"
 #include "base/error.h"
-#include "comm/binding.h"
 #include "comm/make_group.h"
 #include "comm/process_group.h"
 #include "comm/world.h"
+#include "devices/binding.h"
 #include "nn/ops/backend.h"
 #include "trainer/config.h"
 
@@ -23,7 +23,7 @@ struct Session {
   comm::World world;
   std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
   Device device;                              // of this rank; all ranks' are of one kind
-  comm::Binding binding;
+  devices::Binding binding;
   int threads = 1;  // that compute on each device
   std::unique_ptr<nn::Backend> backend;
   std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`

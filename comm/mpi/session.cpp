@@ -8,8 +8,8 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/host.h"
-#include "comm/cpus.h"
 #include "comm/wait.h"
+#include "devices/cpus.h"
 
 namespace lockstep::comm {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 /// What each rank tells the others at the start.
 struct Introduction {
   std::array<char, 64> host{};
-  CpuMask cpus;
+  devices::CpuMask cpus;
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
@@ -136,7 +136,7 @@ void Session::exchange_hosts(Deadline deadline) {
   Introduction& mine = all[static_cast<std::size_t>(rank())];
   const std::string host = host_name();
   std::copy_n(host.begin(), std::min(host.size(), mine.host.size() - 1), mine.host.begin());
-  mine.cpus = allowed_cpus();
+  mine.cpus = devices::allowed_cpus();
 
   std::vector<MPI_Request> requests;
   for (int peer = 0; peer < size(); ++peer) {
@@ -161,7 +161,7 @@ void Session::exchange_hosts(Deadline deadline) {
                        "look at the other ranks' logs; --timeout-seconds gives them longer");
 
   int local_ranks = 0;
-  CpuMask local_cpus;
+  devices::CpuMask local_cpus;
   for (std::size_t r = 0; r < n; ++r) {
     hosts_[r] = all[r].host.data();
     if (hosts_[r] != host) continue;
@@ -169,7 +169,7 @@ void Session::exchange_hosts(Deadline deadline) {
     local_cpus |= all[r].cpus;
   }
   oversubscribed_ = static_cast<int>(local_cpus.count()) < local_ranks;
-  if (oversubscribed_ && world_.local_rank == 0) warn_of_crowd(local_ranks, local_cpus);
+  if (oversubscribed_ && world_.local_rank == 0) devices::warn_of_crowd(local_ranks, local_cpus);
 }
 
 std::string Session::name_of_rank(int rank) const {

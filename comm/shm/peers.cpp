@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/host.h"
 #include "base/status_report.h"
-#include "comm/cpus.h"
+#include "devices/cpus.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,7 +24,7 @@ struct Introduction {
   std::array<char, 48> kernel{};  // of this start of it
   std::array<char, 64> spaces{};  // what of it this process sees
   int pid = 0;
-  CpuMask cpus;
+  devices::CpuMask cpus;
 };
 static_assert(std::is_trivially_copyable_v<Introduction>);
 
@@ -54,7 +54,7 @@ Peers::Peers(Store& store, Deadline deadline) {
   put(kernel_text(), mine.kernel);
   put(namespace_of("pid") + namespace_of("net"), mine.spaces);
   mine.pid = ::getpid();
-  mine.cpus = allowed_cpus();
+  mine.cpus = devices::allowed_cpus();
   std::vector<Introduction> all;
   const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
   for (const std::string& bytes : store.all_gather_text("meeting the other ranks", text, deadline)) {
@@ -66,7 +66,7 @@ Peers::Peers(Store& store, Deadline deadline) {
     return a.host == b.host && a.kernel == b.kernel && a.spaces == b.spaces;
   };
   // Hosts that are one machine share its cores all the same.
-  CpuMask cpus;
+  devices::CpuMask cpus;
   std::vector<int> neighbours;
   for (std::size_t r = 0; r < all.size(); ++r) {
     auto host = std::find_if(hosts_.begin(), hosts_.end(), [&](const std::vector<int>& ranks) {
@@ -81,7 +81,8 @@ Peers::Peers(Store& store, Deadline deadline) {
   }
   if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
   oversubscribed_ = cpus.count() < neighbours.size();
-  if (oversubscribed_ && store.rank() == neighbours.front()) warn_of_crowd(static_cast<int>(neighbours.size()), cpus);
+  if (oversubscribed_ && store.rank() == neighbours.front())
+    devices::warn_of_crowd(static_cast<int>(neighbours.size()), cpus);
 }
 
 std::string Peers::name_of(int rank) const {

@@ -1,11 +1,18 @@
 #include <gtest/gtest.h>
 
-#include "comm/binding.h"
+#include "comm/agree.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {
 namespace {
 
+using comm::bind_to_share;
+using devices::allowed_cpus;
+using devices::Binding;
+using devices::CpuMask;
+using devices::discover_cores;
+using devices::Locality;
+using devices::set_allowed_cpus;
 using testing::group;
 
 EnvLookup bind(const char* value) {

@@ -83,7 +83,7 @@ std::string without_comment(const std::string& text) { return text.substr(0, tex
 const Arrows& allowed_arrows() {
   static const Arrows kAllowed = {
       {"base", {}},
-      {"comm", {"base"}},
+      {"comm", {"base", "devices"}},
       {"sampler", {"base"}},
       {"nn", {"base"}},
       {"parallel", {"base", "nn"}},

@@ -11,7 +11,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/stop.h"
-#include "comm/binding.h"
+#include "devices/binding.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -21,13 +21,14 @@ constexpr std::uint64_t kWaitingPerStream = 8;
 constexpr auto kPatience = std::chrono::milliseconds(50);
 
 /// The processors of each stream; none: wherever it likes.
-std::vector<comm::CpuMask> places_of(const nn::Backend& backend, int streams) {
-  std::vector<comm::CpuMask> places(static_cast<std::size_t>(streams));
+std::vector<devices::CpuMask> places_of(const nn::Backend& backend, int streams) {
+  std::vector<devices::CpuMask> places(static_cast<std::size_t>(streams));
   if (backend.device().kind != DeviceKind::kCpu || env("LOCKSTEP_BIND") == "none") return places;
-  const auto cores = comm::discover_cores(comm::allowed_cpus());
+  const auto cores = devices::discover_cores(devices::allowed_cpus());
   if (cores.empty()) return places;
   for (int i = 0; i < streams; ++i)
-    for (const comm::Core& core : comm::core_share(cores, i, streams)) places[static_cast<std::size_t>(i)] |= core.cpus;
+    for (const devices::Core& core : devices::core_share(cores, i, streams))
+      places[static_cast<std::size_t>(i)] |= core.cpus;
   return places;
 }
 
@@ -76,7 +77,7 @@ class Streams {
   void live(std::size_t i) noexcept {
     bool is_ready = false;
     try {
-      if (places_[i].any()) comm::set_allowed_cpus(places_[i]);
+      if (places_[i].any()) devices::set_allowed_cpus(places_[i]);
       constexpr int kThreads = 1;
       const auto backend = backend_.sibling(kThreads);
       const auto worker = make_worker_(*backend);
@@ -119,7 +120,7 @@ class Streams {
   OrderedQueue queue_;
   std::latch ready_, start_{1};
   bool started_ = false;
-  std::vector<comm::CpuMask> places_;
+  std::vector<devices::CpuMask> places_;
   std::vector<Tally> tallies_;
   std::vector<std::thread> threads_;
 };

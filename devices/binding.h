@@ -7,12 +7,9 @@
 #include <vector>
 
 #include "base/env.h"
-#include "comm/cpus.h"
-#include "comm/locality.h"
-#include "comm/process_group.h"
-#include "comm/world.h"
+#include "devices/cpus.h"
 
-namespace lockstep::comm {
+namespace lockstep::devices {
 
 /// What a process got.
 struct Binding {
@@ -43,15 +40,19 @@ std::vector<Core> near_share(const std::vector<Core>& cores, std::span<const Cpu
 /// The cores of this host with a processor in `allowed`, as hwloc sees them.
 std::vector<Core> discover_cores(const CpuMask& allowed);
 
-/// Binds the calling thread, and the threads that it will start, to this process's share; collective. Ranks of one
-/// host with the same affinity divide it among themselves; an affinity that a launcher has given to this rank alone
-/// is kept. Where this process's device is close to some of them (`device`), the share is of those (near_share), and
-/// memory is taken from there as long as there is any. LOCKSTEP_BIND in the environment: "core" (default), "socket",
-/// which takes all cores of the socket, or close to the device, and "none", which binds nothing and only counts the
-/// cores of the share. Throws UsageError for another value.
-Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env, const Locality& device = {});
+/// What a process has to say to those with which it may share a host's cores; `device` is as below.
+std::string binding_claim(const EnvLookup& lookup, const Locality& device);
 
-/// A lower bound of what bind_to_share will give, known before there is a group: for GroupOptions::spare_core.
-int expected_cores(const World& world);
+/// Binds the calling thread, and the threads that it will start, to this process's share. `claims` are the
+/// binding_claim()s of all processes, number `index` this one's. Those of one host with the same affinity divide it
+/// among themselves; an affinity that a launcher has given to this process alone is kept. Where this process's device
+/// is close to some of the processors (`device`), the share is of those (near_share), and memory is taken from there as
+/// long as there is any. LOCKSTEP_BIND in the environment: "core" (default), "socket", which takes all cores of the
+/// socket, or close to the device, and "none", which binds nothing and only counts the cores of the share. Both
+/// functions throw UsageError for another value.
+Binding bind_to_share(std::span<const std::string> claims, int index, const EnvLookup& lookup, const Locality& device);
 
-}  // namespace lockstep::comm
+/// A lower bound of what bind_to_share will give one of so many processes of this host.
+int expected_cores(int processes);
+
+}  // namespace lockstep::devices

@@ -1,11 +1,12 @@
-// The processors that this process may run on.
+// The processors that this process may run on, and what is close to a device.
 #pragma once
 
 #include <bitset>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
-namespace lockstep::comm {
+namespace lockstep::devices {
 
 /// A set of the operating system's processor numbers (hardware threads). Trivially copyable, so that ranks can send
 /// it as bytes.
@@ -25,4 +26,18 @@ void set_allowed_cpus(const CpuMask& cpus);
 /// it has started them.
 void warn_of_crowd(int processes, const CpuMask& cpus);
 
-}  // namespace lockstep::comm
+/// What is close to a device. Nothing, where it is as far from all processors, or nobody tells.
+struct Locality {
+  int node = -1;  // NUMA node
+  CpuMask cpus;   // that node's processors
+};
+
+/// What the kernel says of the PCI device at `bus_id` ("0000:1b:00.0"); nothing for an empty one. `sysfs` is /sys, or
+/// what stands in for it.
+Locality locality_of(const std::string& bus_id, const std::filesystem::path& sysfs = "/sys");
+
+/// Pages that this thread, and those it will start, touch for the first time come from `node` while it has some left.
+/// Where the kernel refuses (containers do), all stays as it is, and a debug line says so.
+void prefer_memory_of(int node);
+
+}  // namespace lockstep::devices

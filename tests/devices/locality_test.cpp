@@ -1,4 +1,4 @@
-#include "comm/locality.h"
+#include "devices/cpus.h"
 
 #include <gtest/gtest.h>
 #include <linux/mempolicy.h>
@@ -11,7 +11,7 @@
 
 #include "tests/support/temporary_directory.h"
 
-namespace lockstep::comm {
+namespace lockstep::devices {
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,7 +22,7 @@ class Sysfs : public ::testing::Test {
     directory_.write("bus/pci/devices/" + bus_id + "/" + file, text);
   }
 
-  testing::TemporaryDirectory directory_;
+  lockstep::testing::TemporaryDirectory directory_;
   const fs::path root_ = directory_.path();
 };
 
@@ -87,4 +87,4 @@ TEST(PreferMemory, OfOneThatIsNotChangesNothing) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::devices

@@ -1,4 +1,4 @@
-#include "comm/binding.h"
+#include "devices/binding.h"
 
 #include <hwloc.h>
 
@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-namespace lockstep::comm {
+namespace lockstep::devices {
 namespace {
 
 enum class Policy { kCore, kSocket, kNone };
@@ -29,16 +29,16 @@ Policy policy_from(const EnvLookup& lookup) {
                          : "set it to core, socket or none");
 }
 
-struct TopologyDeleter {
+struct CoreTopologyDeleter {
   void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
 };
-using Topology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
+using CoreTopology = std::unique_ptr<hwloc_topology, CoreTopologyDeleter>;
 
 /// Packages, cores and processors, nothing else: half the time of a full load, and no look at devices.
-Topology load_topology() {
+CoreTopology load_core_topology() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
-  Topology topology(raw);
+  CoreTopology topology(raw);
   hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
   for (const auto type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_CORE})
     hwloc_topology_set_type_filter(raw, type, HWLOC_TYPE_FILTER_KEEP_ALL);
@@ -113,7 +113,7 @@ std::vector<Core> near_share(const std::vector<Core>& cores, std::span<const Cpu
 }
 
 std::vector<Core> discover_cores(const CpuMask& allowed) {
-  const Topology topology = load_topology();
+  const CoreTopology topology = load_core_topology();
   if (topology == nullptr) return processors_as_cores(allowed);
   std::vector<Core> cores;
   CpuMask seen;
@@ -134,20 +134,23 @@ std::vector<Core> discover_cores(const CpuMask& allowed) {
   return seen == allowed ? cores : processors_as_cores(allowed);
 }
 
-Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const Locality& device) {
+std::string binding_claim(const EnvLookup& lookup, const Locality& device) {
+  policy_from(lookup);
+  return fmt::format("{} {}|{}", host_name(), ranges_text(allowed_cpus()), ranges_text(device.cpus));
+}
+
+Binding bind_to_share(std::span<const std::string> claims, int index, const EnvLookup& lookup, const Locality& device) {
   const Policy policy = policy_from(lookup);
   const CpuMask allowed = allowed_cpus();
-
-  const std::string alike = fmt::format("{} {}|", host_name(), ranges_text(allowed));
-  const auto all = group.all_gather_text(alike + ranges_text(device.cpus));
+  const std::string& mine = claims[static_cast<std::size_t>(index)];
+  const std::string alike = mine.substr(0, mine.rfind('|') + 1);
   // Of the processes with this one's host and affinity: which processors are close to the device of each.
   std::vector<CpuMask> near;
-  int index = 0;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const std::string& text = all[static_cast<std::size_t>(rank)];
-    if (!text.starts_with(alike)) continue;
-    if (rank < group.rank()) ++index;
-    near.push_back(parse_ranges(std::string_view(text).substr(alike.size())));
+  int place = 0;
+  for (std::size_t i = 0; i < claims.size(); ++i) {
+    if (!claims[i].starts_with(alike)) continue;
+    if (static_cast<int>(i) < index) ++place;
+    near.push_back(parse_ranges(std::string_view(claims[i]).substr(alike.size())));
   }
   const auto count = static_cast<int>(near.size());
 
@@ -157,7 +160,7 @@ Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const Locali
     log_debug("none of the processors that this rank may use ({}) is close to its GPU ({}): it takes its share of all",
               ranges_text(allowed), ranges_text(device.cpus));
   // By sockets, those who share one divide its cores as far as the number of threads is concerned.
-  const std::vector<Core> threads_on = near_share(cores, near, index);
+  const std::vector<Core> threads_on = near_share(cores, near, place);
   Binding binding;
   binding.cores = static_cast<int>(threads_on.size());
   binding.spare_core = binding.cores > 1;
@@ -165,7 +168,7 @@ Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const Locali
   CpuMask chosen = allowed;
   if (policy == Policy::kCore) chosen = union_of(threads_on);
   if (policy == Policy::kSocket)
-    chosen = close ? union_of(cores) & device.cpus : union_of(socket_share(cores, index, count));
+    chosen = close ? union_of(cores) & device.cpus : union_of(socket_share(cores, place, count));
   if (chosen != allowed) set_allowed_cpus(chosen);
   if (policy != Policy::kNone && close) prefer_memory_of(device.node);
   binding.text =
@@ -177,8 +180,8 @@ Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup, const Locali
   return binding;
 }
 
-int expected_cores(const World& world) {
-  return std::max(1, static_cast<int>(discover_cores(allowed_cpus()).size()) / world.local_size);
+int expected_cores(int processes) {
+  return std::max(1, static_cast<int>(discover_cores(allowed_cpus()).size()) / processes);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::devices

@@ -1,11 +1,10 @@
-#include "comm/binding.h"
+#include "devices/binding.h"
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "comm/self_group.h"
 
-namespace lockstep::comm {
+namespace lockstep::devices {
 namespace {
 
 /// `count` cores of two processors each, `per_socket` to a socket; core c has processors c and c + count.
@@ -157,11 +156,15 @@ EnvLookup bind(const char* value) {
   };
 }
 
+Binding bind_alone(const EnvLookup& lookup, const Locality& device = {}) {
+  const std::vector<std::string> claims = {binding_claim(lookup, device)};
+  return bind_to_share(claims, 0, lookup, device);
+}
+
 TEST(BindToShare, AWorldOfOneKeepsAllItHas) {
-  SelfGroup group(std::chrono::seconds(1));
   const CpuMask before = allowed_cpus();
   for (const char* policy : {"core", "socket", "none"}) {
-    const Binding binding = bind_to_share(group, bind(policy));
+    const Binding binding = bind_alone(bind(policy));
     EXPECT_EQ(binding.cores, static_cast<int>(discover_cores(before).size()));
     EXPECT_FALSE(binding.oversubscribed);
     EXPECT_EQ(binding.spare_core, binding.cores > 1);
@@ -180,40 +183,37 @@ class KeepAffinity {
 
 TEST(BindToShare, CloseToTheDevice) {
   const KeepAffinity keep;
-  SelfGroup group(std::chrono::seconds(1));
   const CpuMask before = allowed_cpus();
   Locality device;
   device.node = 0;
   for (std::size_t cpu = 0; cpu < before.size() && device.cpus.none(); ++cpu) device.cpus[cpu] = before[cpu];
 
-  Binding binding = bind_to_share(group, bind("none"), device);
+  Binding binding = bind_alone(bind("none"), device);
   EXPECT_EQ(binding.cores, 1);
   EXPECT_EQ(allowed_cpus(), before);
-  binding = bind_to_share(group, bind("core"), device);
+  binding = bind_alone(bind("core"), device);
   EXPECT_EQ(binding.cores, 1);
   EXPECT_EQ(cpus_of(discover_cores(before & device.cpus)), allowed_cpus() & device.cpus);
   set_allowed_cpus(before);
-  bind_to_share(group, bind("socket"), device);
+  bind_alone(bind("socket"), device);
   EXPECT_EQ(allowed_cpus(), device.cpus);
 }
 
 TEST(BindToShare, ADeviceFarFromAllAllowedProcessors) {
   const KeepAffinity keep;
-  SelfGroup group(std::chrono::seconds(1));
   const CpuMask before = allowed_cpus();
   Locality device;
   device.node = 1;
   device.cpus.set(device.cpus.size() - 1);
   for (const char* policy : {"core", "socket", "none"}) {
-    EXPECT_EQ(bind_to_share(group, bind(policy), device).cores, static_cast<int>(discover_cores(before).size()));
+    EXPECT_EQ(bind_alone(bind(policy), device).cores, static_cast<int>(discover_cores(before).size()));
     EXPECT_EQ(allowed_cpus(), before);
   }
 }
 
 TEST(BindToShare, AnUnknownPolicyIsNamed) {
-  SelfGroup group(std::chrono::seconds(1));
   try {
-    bind_to_share(group, bind("cores"));
+    bind_alone(bind("cores"));
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("LOCKSTEP_BIND=\"cores\""), std::string::npos);
@@ -222,4 +222,4 @@ TEST(BindToShare, AnUnknownPolicyIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::devices
