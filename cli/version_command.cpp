@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/build_config.h"
-#include "comm/mpi/mpi_info.h"
+#include "comm/mpi/mpi_group.h"
 #include "devices/read_gpus.h"
 #include "nn/ops/backend.h"
 

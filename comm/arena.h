@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "base/dtype.h"
@@ -80,6 +81,20 @@ struct Region {
 
   std::byte* data() const { return arena->data() + offset_bytes; }
   std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+/// Anonymous pages from the kernel: zeroed, page-aligned, no physical memory until they are touched. Throws
+/// std::bad_alloc when there are none. Safe to destroy at any time, also after its group.
+class HostArena final : public Arena {
+ public:
+  static std::unique_ptr<HostArena> map(std::size_t bytes);
+  ~HostArena() override;
+
+ private:
+  HostArena(std::byte* data, std::size_t bytes, std::size_t mapped_bytes)
+      : Arena(data, bytes), mapped_bytes_(mapped_bytes) {}
+
+  std::size_t mapped_bytes_;
 };
 
 }  // namespace lockstep::comm

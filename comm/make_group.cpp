@@ -2,9 +2,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/arena.h"
 #include "comm/hosts/host_engine.h"
 #include "comm/mpi/mpi_group.h"
-#include "comm/self_group.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_store.h"
@@ -134,5 +134,7 @@ std::unique_ptr<ProcessGroup> make_group(const World& told, const GroupOptions& 
     return make_mpi_group(world, options);
   return make_group_over_mpi(world, options, timeout);
 }
+
+std::unique_ptr<Arena> SelfGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }
 
 }  // namespace lockstep::comm

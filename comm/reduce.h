@@ -22,4 +22,14 @@ void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const s
 /// The copies do not overlap.
 void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count);
 
+/// reduce_in_order() of a host's contributions, as it travels: in `dtype`; or, `widened`, of bf16 contributions as f32,
+/// not rounded (`dst` then has room for twice their bytes).
+void reduce_partial(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,
+                    std::size_t count);
+
+/// reduce_in_order() of what has travelled into `count` elements of `dtype`; `widened` sources are f32, and rounded
+/// here.
+void reduce_partials(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,
+                     std::size_t count);
+
 }  // namespace lockstep::comm

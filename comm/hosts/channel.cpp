@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/hosts/partial.h"
+#include "comm/reduce.h"
 
 namespace lockstep::comm {
 namespace {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/hosts/abort_reason.h"
 #include "comm/hosts/chunk_pool.h"
 #include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
+#include "comm/hosts/message.h"
 #include "comm/hosts/plan.h"
 #include "comm/op.h"
 #include "comm/shm/peers.h"

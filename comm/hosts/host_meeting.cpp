@@ -10,7 +10,6 @@
 #include "base/job_secret.h"
 #include "base/text.h"
 #include "comm/failure.h"
-#include "comm/hosts/interfaces.h"
 #include "comm/hosts/peer_connector.h"
 
 namespace lockstep::comm {

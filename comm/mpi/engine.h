@@ -10,14 +10,10 @@
 
 #include "base/deadline.h"
 #include "comm/engine.h"
-#include "comm/mpi/collective_algorithm.h"
-#include "comm/mpi/dissemination_barrier.h"
-#include "comm/mpi/exchange.h"
+#include "comm/mpi/algorithms.h"
 #include "comm/mpi/session.h"
-#include "comm/mpi/small_reduce.h"
 #include "comm/mpi/stall_watch.h"
 #include "comm/mpi/transfers.h"
-#include "comm/mpi/tree_broadcast.h"
 
 namespace lockstep::comm {
 

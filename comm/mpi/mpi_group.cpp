@@ -1,5 +1,9 @@
 #include "comm/mpi/mpi_group.h"
 
+#include <mpi.h>
+
+#include <array>
+
 #include "base/error.h"
 #include "comm/engine_group.h"
 #include "comm/mpi/engine.h"
@@ -31,6 +35,16 @@ std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOpti
   };
   if (threaded) return make_thread_group(world.rank, world.size, make, nullptr, timeout);
   return make_mpi_group(make_mpi_store(world, Deadline::after(timeout)), timeout);
+}
+
+bool mpi_available() { return true; }
+
+std::string mpi_library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "unknown";
+  const std::string version(text.data());
+  return version.substr(0, version.find_first_of("\n\r"));
 }
 
 }  // namespace lockstep::comm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/make_group.h"
 #include "comm/process_group.h"
@@ -22,5 +23,11 @@ std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock
 
 /// Both in one; `options` say whether a thread of the group is to call MPI.
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options);
+
+/// Whether this build can join several processes.
+bool mpi_available();
+
+/// "Open MPI v4.1.4, …" in one line; "none" in a build without MPI. Does not start MPI.
+std::string mpi_library_version();
 
 }  // namespace lockstep::comm

@@ -1,7 +1,6 @@
 // Stands in for comm/mpi/ in a build that found no MPI.
 #include "base/error.h"
 #include "comm/mpi/mpi_group.h"
-#include "comm/mpi/mpi_info.h"
 
 namespace lockstep::comm {
 

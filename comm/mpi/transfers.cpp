@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/mpi/collective_algorithm.h"
+#include "comm/mpi/algorithms.h"
 
 namespace lockstep::comm {
 

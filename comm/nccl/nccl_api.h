@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "comm/op.h"
+
 namespace lockstep::comm {
 
 /// The functions of NCCL that are used. Tests put others in their place.
@@ -46,5 +48,11 @@ std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t re
 
 /// Throws NcclError("`doing` failed: …" → what is to be looked at).
 [[noreturn]] void throw_nccl_error(const NcclApi& api, ncclComm_t comm, ncclResult_t result, const std::string& doing);
+
+/// Gives `op` to NCCL, in place. Regions without elements are given nothing. A reduce_scatter or an allgather whose
+/// slices differ in size is one reduction or broadcast a slice, all of them in one group. Returns what NCCL says:
+/// ncclInProgress where it goes on in the background. `scratch` is 4 bytes of the GPU for barriers.
+ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op, void* scratch,
+                          cudaStream_t stream);
 
 }  // namespace lockstep::comm

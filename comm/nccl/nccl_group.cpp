@@ -13,16 +13,11 @@
 #include "base/status_report.h"
 #include "base/stop.h"
 #include "comm/agree.h"
-#include "comm/nccl/calls.h"
+#include "comm/nccl/agreement.h"
 #include "comm/nccl/communicator.h"
-#include "comm/nccl/completion_word.h"
 #include "comm/nccl/device_arena.h"
-#include "comm/nccl/event_ring.h"
-#include "comm/nccl/history_check.h"
-#include "comm/nccl/joining.h"
+#include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
-#include "comm/nccl/op_timer.h"
-#include "comm/nccl/progress_exchange.h"
 #include "comm/nccl/stall_poll.h"
 
 namespace lockstep::comm {

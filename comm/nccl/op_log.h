@@ -1,11 +1,15 @@
-// Which operations a stream has been given, and how many of them are done.
+// What a group knows of the operations that it has given to a stream.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <vector>
 
+#include "base/cuda/runtime.h"
 #include "base/deadline.h"
+#include "comm/nccl/nccl_group.h"
 #include "comm/op.h"
 
 namespace lockstep::comm {
@@ -57,6 +61,76 @@ class OpLog {
   Clock::time_point progress_{};
   std::vector<Op> captured_;
   std::map<std::uint64_t, std::vector<Op>> in_graphs_;  // by their number
+};
+
+/// Operations complete in order: whoever waits for one may as well wait for a later one. So the last few events do for
+/// all operations, and one event may stand for many.
+class EventRing {
+ public:
+  /// All operations up to `sequence`, which is above that of the last call, are done where `stream` is now.
+  void record(std::uint64_t sequence, cudaStream_t stream);
+  /// Orders `stream` after the operation, which has been recorded.
+  void make_wait(std::uint64_t sequence, cudaStream_t stream) const;
+  /// Forgets all.
+  void clear() { recorded_ = 0; }
+
+ private:
+  static constexpr std::size_t kEvents = 64;
+  struct Entry {
+    CudaEvent event;
+    std::uint64_t sequence = 0;
+  };
+  std::array<Entry, kEvents> events_;
+  std::uint64_t recorded_ = 0;  // the last kEvents of them are there
+};
+
+/// Note [Completion word]
+/// A number in host memory that the stream itself counts up, with a kernel of one thread behind every operation. The
+/// host reads it where it likes and as often: that costs a load and asks nothing of CUDA, so it works during captures,
+/// and it counts on when the operations are repeated by a CUDA graph, of which the host sees no events. What it cannot
+/// see is an operation that failed: whoever waits asks the stream too.
+class CompletionWord {
+ public:
+  CompletionWord();
+  ~CompletionWord();
+  CompletionWord(const CompletionWord&) = delete;
+  CompletionWord& operator=(const CompletionWord&) = delete;
+
+  /// One more, when `stream` gets there. Those that use one word come one after the other.
+  void count_up(StreamView stream);
+  std::uint64_t read() const { return word().load(std::memory_order_acquire); }
+
+  /// 64 bytes of the GPU for whoever needs a place that holds nothing.
+  void* scratch() const { return device_ + 64; }
+
+ private:
+  std::atomic_ref<std::uint64_t> word() const {
+    return std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(host_.data()));
+  }
+
+  PinnedMemory host_;
+  std::byte* device_ = nullptr;  // the count, which the GPU reads where it is near
+};
+
+/// Two events round every operation while it is on; they are kept and used again.
+class OpTimer {
+ public:
+  /// Turning it on forgets what was timed before.
+  void turn(bool on);
+  void begin(const Op& op, cudaStream_t stream);
+  void end(cudaStream_t stream);
+  /// Blocks until the last of them is done.
+  std::vector<OpTime> times(const CudaEvent& origin) const;
+
+ private:
+  struct Timed {
+    Op op;
+    CudaEvent begin{CudaEvent::Timing::kOn};
+    CudaEvent end{CudaEvent::Timing::kOn};
+  };
+  bool on_ = false;
+  std::size_t used_ = 0;
+  std::vector<Timed> timed_;
 };
 
 }  // namespace lockstep::comm

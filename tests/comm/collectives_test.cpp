@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/host.h"
-#include "comm/self_group.h"
+#include "comm/make_group.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 

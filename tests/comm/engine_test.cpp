@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "comm/host_arena.h"
+#include "comm/arena.h"
 #include "comm/mpi/session.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"

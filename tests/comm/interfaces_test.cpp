@@ -1,5 +1,5 @@
 // At which addresses a host can be reached.
-#include "comm/hosts/interfaces.h"
+#include "comm/hosts/peer_connector.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "comm/self_group.h"
+#include "comm/make_group.h"
 #include "data/loader.h"
 #include "nn/models/models.h"
 #include "tests/support/temporary_directory.h"

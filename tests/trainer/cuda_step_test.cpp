@@ -12,8 +12,8 @@
 #include <numeric>
 
 #include "base/splitmix.h"
+#include "comm/make_group.h"
 #include "comm/nccl/nccl_group.h"
-#include "comm/self_group.h"
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/models/models.h"

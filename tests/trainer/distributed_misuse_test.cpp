@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "comm/self_group.h"
+#include "comm/make_group.h"
 #include "ddp/reducer.h"
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"

@@ -1,5 +1,5 @@
 // What NCCL is asked for, by ranks that are only said to be there.
-#include "comm/nccl/calls.h"
+#include "comm/nccl/nccl_api.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

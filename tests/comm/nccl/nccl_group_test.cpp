@@ -5,7 +5,7 @@
 
 #include <future>
 
-#include "comm/nccl/progress_exchange.h"
+#include "comm/nccl/agreement.h"
 #include "tests/comm/nccl/nccl_fixture.h"
 
 namespace lockstep::comm {

@@ -1,4 +1,4 @@
-#include "comm/hosts/abort_reason.h"
+#include "comm/hosts/message.h"
 
 #include "base/error.h"
 #include "base/text.h"

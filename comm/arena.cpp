@@ -1,4 +1,4 @@
-#include "comm/host_arena.h"
+#include "comm/arena.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

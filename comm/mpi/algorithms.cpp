@@ -1,7 +1,9 @@
-#include "comm/mpi/exchange.h"
+#include "comm/mpi/algorithms.h"
 
 #include <algorithm>
+#include <bit>
 
+#include "comm/arena.h"
 #include "comm/op.h"
 #include "comm/reduce.h"
 
@@ -136,6 +138,102 @@ Exchange::Peer& Exchange::peer_of(int rank) {
 std::byte* Exchange::scratch_of(std::uint32_t chunk, std::size_t peer_index) {
   const std::size_t slot = chunk % tuning_.chunks_under_way * peers_.size() + peer_index;
   return scratch_.get() + slot * std::min(own_.chunk_bytes, own_.bytes);
+}
+
+SmallReduce::SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers)
+    : CollectiveAlgorithm(rank, size, tuning, transfers),
+      part_bytes_(align_up(tuning.small_limit(size))),
+      scratch_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size) * part_bytes_)),
+      sources_(static_cast<std::size_t>(size)) {}
+
+void SmallReduce::start() {
+  unfinished_ = 0;
+  if (op().count == 0) return;
+  sources_[static_cast<std::size_t>(rank_)] = op().data;
+  for (int i = 1; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    std::byte* part = scratch_.get() + static_cast<std::size_t>(peer) * part_bytes_;
+    sources_[static_cast<std::size_t>(peer)] = part;
+    receive(peer, 0, 0, part, op().bytes());
+    send(peer, 0, 0, op().data, op().bytes());
+    unfinished_ += 2;
+  }
+}
+
+void SmallReduce::on_complete(const Transfer&) {
+  // The sends too: what is sent is what the result overwrites.
+  if (--unfinished_ > 0) return;
+  reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
+}
+
+void TreeBroadcast::start() {
+  chunks_ = {0, op().bytes(), tuning_.chunk_bytes};
+  arrived_ = {};
+  expecting_ = 0;
+  children_.clear();
+
+  const int root = op().root;
+  const auto v = static_cast<unsigned>((rank_ - root + size_) % size_);
+  const auto n = static_cast<unsigned>(size_);
+  const auto rank_of = [&](unsigned node) { return static_cast<int>((node + static_cast<unsigned>(root)) % n); };
+  const unsigned subtree = v == 0 ? std::bit_ceil(n) : v & (~v + 1);  // nodes v to v + subtree - 1
+  parent_ = v == 0 ? -1 : rank_of(v & (v - 1));
+  for (unsigned step = subtree / 2; step > 0; step /= 2)
+    if (v + step < n) children_.push_back({rank_of(v + step), 0, 0});
+
+  available_ = parent_ < 0 ? chunks_.count() : 0;
+  unfinished_ = chunks_.count() * (children_.size() + (parent_ < 0 ? 0 : 1));
+  if (parent_ >= 0) expect();
+  for (Child& child : children_) pass_on(child);
+}
+
+void TreeBroadcast::on_complete(const Transfer& transfer) {
+  --unfinished_;
+  if (transfer.direction == Transfer::Direction::kReceive) {
+    arrived_.tick(transfer.chunk);
+    available_ = arrived_.prefix();
+    expect();
+    for (Child& child : children_) pass_on(child);
+  } else {
+    Child& child = *std::find_if(children_.begin(), children_.end(),
+                                 [&](const Child& candidate) { return candidate.rank == transfer.peer; });
+    ++child.sent;
+    pass_on(child);
+  }
+}
+
+void TreeBroadcast::expect() {
+  while (expecting_ < chunks_.count() && expecting_ - arrived_.prefix() < tuning_.chunks_under_way) {
+    const std::uint32_t chunk = expecting_++;
+    receive(parent_, 0, chunk, op().data + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
+  }
+}
+
+void TreeBroadcast::pass_on(Child& child) {
+  while (child.sending < available_ && child.sending - child.sent < tuning_.chunks_under_way) {
+    const std::uint32_t chunk = child.sending++;
+    send(child.rank, 0, chunk, op().data + chunks_.begin_of(chunk), chunks_.bytes_of(chunk));
+  }
+}
+
+void DisseminationBarrier::start() {
+  distance_ = 1;
+  under_way_ = 0;
+  next_round();
+}
+
+void DisseminationBarrier::next_round() {
+  if (distance_ >= size_) return;
+  receive((rank_ - distance_ + size_) % size_, 0, 0, nullptr, 0);
+  send((rank_ + distance_) % size_, 0, 0, nullptr, 0);
+  under_way_ += 2;
+}
+
+void DisseminationBarrier::on_complete(const Transfer& transfer) {
+  --under_way_;
+  if (transfer.direction == Transfer::Direction::kSend) return;
+  distance_ *= 2;
+  next_round();
 }
 
 }  // namespace lockstep::comm
