@@ -36,6 +36,29 @@ TEST(Tag, FitsAndComesBackWhateverTheLibraryGrants) {
   }
 }
 
+// What is compared is all that an operation is; where it stands in a group's order is not part of that.
+TEST(Descriptor, EachFieldIsInTheDigest) {
+  const auto changed = [](auto change) {
+    OpDescriptor op, other;
+    change(other);
+    return !is_same_operation(op, other) && digest(op, 7) != digest(other, 7);
+  };
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.sequence = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.count = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.offset_bytes = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.arena_bytes = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.step = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.arena_id = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.root = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.bucket = 8; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.kind = OpKind::kAllGather; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.reduce = ReduceOp::kMin; }));
+  EXPECT_TRUE(changed([](OpDescriptor& o) { o.dtype = DType::kI64; }));
+  EXPECT_FALSE(changed([](OpDescriptor& o) { o.op_index = 8; }));
+  EXPECT_FALSE(changed([](OpDescriptor& o) { o.history = 8; }));
+  EXPECT_NE(digest({}, 7), digest({}, 8));
+}
+
 TEST(Tag, TellsOperationsApart) {
   const TagLayout tags(INT_MAX);
   Op op;

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <stdexcept>
+#include <string>
 
 #include "comm/shm/slot_board.h"
 
@@ -12,6 +14,65 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
+
+/// What a wait does that gets `looks` looks, as letters: (l)ook, (c)heck, (s)leep.
+std::string course_of(const WaitPolicy& policy, int looks, Deadline deadline = Deadline::never(), int moves_at = -1) {
+  std::string course;
+  int seen = 0;
+  wait_until(
+      policy, deadline, [&] { return seen == looks; },
+      [&] {
+        course += 'l';
+        return ++seen == moves_at;
+      },
+      [&](Clock::duration) { course += 'c'; }, [&](Clock::duration) { course += 's'; });
+  return course;
+}
+
+TEST(WaitUntil, LooksOftenFirstAndThenSleepsBetweenLooks) {
+  EXPECT_EQ(course_of({.spins = 2, .yields = 1, .check_every = 1h}, 6),
+            "llll"
+            "cs"
+            "ls"
+            "ls");
+  EXPECT_EQ(course_of({.check_every = {}}, 3), "lcslcslcs");
+}
+
+TEST(WaitUntil, AfterASleepSomeLooksComeAgain) {
+  EXPECT_EQ(course_of({.spins = 2, .recovered = 1, .check_every = 1h}, 7),
+            "lll"
+            "cs"
+            "ll"
+            "s"
+            "ll"
+            "s");
+}
+
+TEST(WaitUntil, WhatMovesBeginsAnew) {
+  EXPECT_EQ(course_of({.spins = 2, .check_every = 1h}, 7, Deadline::never(), 4),
+            "lll"
+            "cs"
+            "l"
+            "lll"
+            "s");
+}
+
+TEST(WaitUntil, ADeadlineEndsItAfterOneCheck) {
+  EXPECT_EQ(course_of({.spins = 1, .check_every = {}}, 100, Deadline::after({})), "llc");
+  EXPECT_TRUE(wait_until(
+      {}, Deadline::after({}), [] { return true; }, [] { return false; }, [](Clock::duration) {}, nap));
+  bool done = false;
+  EXPECT_TRUE(wait_until(
+      {}, Deadline::after({}), [&] { return done; }, [] { return false; }, [&](Clock::duration) { done = true; }, nap))
+      << "what a check brings about in time counts";
+}
+
+TEST(WaitUntil, ACheckEndsItByThrowing) {
+  EXPECT_THROW(wait_until(
+                   {}, Deadline::never(), [] { return false; }, [] { return false; },
+                   [](Clock::duration) { throw std::runtime_error("a rank has ended"); }, nap),
+               std::runtime_error);
+}
 
 class StallNotices : public ::testing::Test {
  protected:
