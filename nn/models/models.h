@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "nn/io/safetensors.h"
 #include "nn/layers/layers.h"
+#include "nn/models/language_model.h"
 
 namespace lockstep::nn {
 

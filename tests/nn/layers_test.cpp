@@ -143,9 +143,10 @@ TEST_F(Layers, ModelsTakeTheirSamples) {
                                     {"mlp", {8, 8, 1}},
                                     {"cnn", {8, 8, 1}},
                                     {"cnn", {4, 7, 3}}}) {
-    const auto model = make_model(
-        context,
-        {.name = name, .sample_shape = shape, .classes = 3, .settings = testing::settings_of(name, {{"hidden", {6}}})});
+    const auto model = make_model(context, {.name = name,
+                                            .sample_shape = shape,
+                                            .classes = 3,
+                                            .settings = lockstep::testing::settings_of(name, {{"hidden", {6}}})});
     for (const std::int64_t n : {0, 1, 5}) {
       std::vector<std::int64_t> dims = {n};
       dims.insert(dims.end(), shape.begin(), shape.end());
