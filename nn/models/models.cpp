@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/text.h"
 #include "nn/io/state.h"
 
 namespace lockstep::nn {
@@ -43,64 +42,6 @@ const std::vector<std::int64_t>* TensorsByName::shape(const std::string& name, s
   return found != nullptr ? &found->shape : nullptr;
 }
 
-std::vector<std::string> ModelFamily::names() const {
-  std::vector<std::string> all;
-  for (const auto& one : variants) all.push_back(one.name);
-  return all;
-}
-
-const ModelVariant& ModelFamily::variant(const std::string& name) const {
-  const auto found = std::ranges::find(variants, name, &ModelVariant::name);
-  LOCKSTEP_ASSERT(found != variants.end(), "'{}' is no model of {}", name, join(names(), ", "));
-  return *found;
-}
-
-std::vector<SettingSpec> ModelFamily::settings_of(const std::string& name) const {
-  auto all = settings;
-  for (auto& setting : all)
-    if (const auto* value = variant(name).defaults.find(setting.name)) setting.fallback = *value;
-  return all;
-}
-
-const ModelFamily* find_model_family(const std::string& name) {
-  for (const auto* family : model_families())
-    if (std::ranges::find(family->variants, name, &ModelVariant::name) != family->variants.end()) return family;
-  return nullptr;
-}
-
-const ModelFamily& model_family(const std::string& name) {
-  if (const auto* family = find_model_family(name)) return *family;
-  throw_unknown("model", name, model_names());
-}
-
-const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const auto* family : model_families())
-      for (const auto& variant : family->variants) all.push_back(variant.name);
-    return all;
-  }();
-  return names;
-}
-
-std::string models_that(bool (*does)(const ModelFamily& family), const char* before_last) {
-  std::vector<std::string> all;
-  for (const auto* family : model_families()) {
-    if (!does(*family)) continue;
-    if (!family->title.empty())
-      all.push_back(family->title);
-    else
-      for (const auto& variant : family->variants) all.push_back(variant.name);
-  }
-  return listed(all, before_last);
-}
-
-ModelSpec complete(const ModelSpec& spec) {
-  ModelSpec whole = spec;
-  whole.settings = resolve(model_family(spec.name).settings_of(spec.name), spec.settings, "model " + spec.name);
-  return whole;
-}
-
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
   if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, [](std::int64_t d) { return d >= 1; }))
@@ -123,41 +64,12 @@ ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const 
   return spec;
 }
 
-std::optional<std::int64_t> most_tokens(const ModelSpec& spec) {
-  const ModelFamily& family = model_family(spec.name);
-  const SettingSpec* const setting = find_setting(family.settings, family.tokens_setting);
-  if (setting == nullptr || setting->role != SettingSpec::Role::kStructure) return std::nullopt;
-  return complete(spec).settings.integer(family.tokens_setting);
-}
-
 std::vector<MatrixProduct> products_of(const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
   const std::size_t dims = spec.sample_shape.size();
   LOCKSTEP_ASSERT((dims == 3 && family.takes_images) || (dims == 1 && (family.takes_tokens || family.takes_vectors)),
                   "{} over samples of {} dimensions", spec.name, dims);
   return family.products(complete(spec));
-}
-
-SettingSpec size_setting(const char* name, std::int64_t fallback, const char* help, SettingSpec::Role role) {
-  constexpr double kMostSize = 1 << 24;
-  return {.name = name, .fallback = fallback, .help = help, .role = role, .low = 1, .high = kMostSize};
-}
-
-SettingSpec dropout_setting() {
-  return {.name = "dropout",
-          .fallback = 0.0,
-          .help = "probability with which an element is dropped in training",
-          .role = SettingSpec::Role::kTraining,
-          .high = 1,
-          .open_high = true,
-          .placeholder = "P",
-          .neutral = 0.0};
-}
-
-std::int64_t features_of(const ModelSpec& spec) {
-  std::int64_t features = 1;
-  for (const auto d : spec.sample_shape) features *= d;
-  return features;
 }
 
 void check_images(const ModelSpec& spec, std::int64_t least) {

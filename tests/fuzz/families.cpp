@@ -1,0 +1,26 @@
+// Families for programs that read what files say of models and build none: the product's would bring all kernels along.
+#include "nn/models/models.h"
+
+namespace lockstep::nn {
+
+const std::vector<const ModelFamily*>& model_families() {
+  static const ModelFamily sizes = {
+      .variants = {{.name = "gpt"}, {.name = "lstm", .defaults = {{"layers", 2}}}},
+      .settings = {size_setting("layers", 4, "blocks"),
+                   size_setting("heads", 4, "attention heads"),
+                   size_setting("width", 256, "features"),
+                   size_setting("context", 256, "tokens of a sample"),
+                   {.name = "tied", .fallback = true, .help = "a head of its own", .is_flag = false},
+                   dropout_setting()},
+      .takes_tokens = true,
+      .tokens_setting = "context"};
+  static const ModelFamily list = {
+      .variants = {{.name = "mlp"}},
+      .settings = {{.name = "hidden", .fallback = {1024, 1024}, .help = "widths", .low = 1, .high = 1 << 24}},
+      .takes_vectors = true};
+  static const ModelFamily none = {.variants = {{.name = "cnn"}}, .takes_images = true};
+  static const std::vector<const ModelFamily*> families = {&sizes, &list, &none};
+  return families;
+}
+
+}  // namespace lockstep::nn
