@@ -14,9 +14,10 @@ namespace lockstep::comm {
 
 /// How a wait spends its time.
 struct WaitPolicy {
-  int spins = 0;      // first, so many looks with nothing but a pause of the CPU between them,
-  int yields = 0;     // then so many between which another process may have the core; then it sleeps,
-  int recovered = 0;  // and after each sleep, so many of these looks come again
+  int spins = 0;        // first, so many looks with nothing but a pause of the CPU
+  int pause_every = 1;  // between so many of them,
+  int yields = 0;       // then so many between which another process may have the core; then it sleeps,
+  int recovered = 0;    // and after each sleep, so many of these looks come again
   Clock::duration check_every = std::chrono::milliseconds(20);  // between two checks, while it sleeps
   const char* doing = "waiting for the other ranks";            // what a stop request ends; nullptr: it ends nothing
 };
@@ -45,7 +46,7 @@ bool wait_until(const WaitPolicy& policy, Deadline deadline, Done&& done, Advanc
       continue;
     }
     if (++looks <= policy.spins) {
-      relax_cpu();
+      if (looks % policy.pause_every == 0) relax_cpu();
       continue;
     }
     if (looks <= looks_at_once) {
@@ -72,7 +73,7 @@ bool wait_until(const WaitPolicy& policy, Deadline deadline, Done&& done, Advanc
 void nap(Clock::duration idle);
 /// For waits that nap: how often they look before. Not at all where there are more processes than cores: what is waited
 /// for needs this one.
-constexpr WaitPolicy nap_policy(bool oversubscribed) { return {.spins = oversubscribed ? 0 : 500}; }
+constexpr WaitPolicy nap_policy(bool oversubscribed) { return {.spins = oversubscribed ? 0 : 500, .pause_every = 8}; }
 
 /// Before another rank's end is an error: whoever stops a job signals one rank after the other, and this one's turn may
 /// be yet to come. Throws InterruptedError if it comes.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/job_secret.h"
 #include "base/text.h"
+#include "comm/engine.h"
 #include "comm/failure.h"
 #include "comm/hosts/peer_connector.h"
 
@@ -78,21 +79,27 @@ struct Introduction {
   }
 };
 
+/// Where this rank is among the hosts.
+HostMeeting begin_meeting(const Store& store, const Peers& peers) {
+  const Hosts& hosts = peers.hosts();
+  HostMeeting met;
+  met.rank = store.rank();
+  met.ranks = store.size();
+  met.host = peers.host_of(met.rank);
+  const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
+  met.local = static_cast<int>(std::ranges::lower_bound(here, met.rank) - here.begin());
+  met.channels = static_cast<int>(std::ranges::min(hosts, {}, &std::vector<int>::size).size());
+  return met;
+}
+
 }  // namespace
 
 HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, Clock::duration timeout) {
   const auto deadline = Deadline::after(timeout);
   const Hosts& hosts = peers.hosts();
-  HostMeeting met;
-  met.rank = store.rank();
-  met.ranks = store.size();
+  HostMeeting met = begin_meeting(store, peers);
   met.encrypts = meeting.encrypts;
-  met.host = peers.host_of(met.rank);
   const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
-  met.local = static_cast<int>(std::lower_bound(here.begin(), here.end(), met.rank) - here.begin());
-  const auto smallest =
-      std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  met.channels = static_cast<int>(smallest->size());
   const bool drives = met.local < met.channels;
 
   Problem problem;
@@ -104,7 +111,8 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
     for (const int rank : here) ours.push_back(all[static_cast<std::size_t>(rank)]);
     return ours;
   };
-  const std::size_t part_bytes = align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(met.ranks) * 256;
+  const std::size_t part_bytes =
+      align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(met.ranks) * Engine::kTextBytes;
   problem.catch_from([&] { met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange); });
   while (round < 2) exchange("");
 

@@ -35,6 +35,7 @@ void SlotBoard::post(const Op& op, std::span<const std::byte> bytes) {
   RankControlBlock& own = control(local_);
   Slot& slot = own.slot_of(op.op_index);
   slot.op = op;
+  slot.history = op.history;
   if (!bytes.empty()) std::memcpy(slot.bytes.data(), bytes.data(), std::min(bytes.size(), Slot::kBytes));
   slot.posted.store(op.op_index, std::memory_order_release);
   own.posted.store(op.op_index, std::memory_order_release);
@@ -42,13 +43,13 @@ void SlotBoard::post(const Op& op, std::span<const std::byte> bytes) {
 
 bool SlotBoard::all_posted(const OpDescriptor& op) const {
   for (int i = 0; i < size_; ++i)
-    if (!has_posted(i, op.op_index) || posted_by(i, op.op_index).history != op.history) return false;
+    if (!has_posted(i, op.op_index) || history_of(i, op.op_index) != op.history) return false;
   return true;
 }
 
 int SlotBoard::posted_otherwise(const OpDescriptor& op) const {
   for (int i = 0; i < size_; ++i)
-    if (has_posted(i, op.op_index) && posted_by(i, op.op_index).history != op.history) return i;
+    if (has_posted(i, op.op_index) && history_of(i, op.op_index) != op.history) return i;
   return -1;
 }
 

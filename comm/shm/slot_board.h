@@ -19,17 +19,18 @@ namespace lockstep::comm {
 /// Note [Slots]
 /// Every rank puts each of its operations into one of its slots, that of op_index i into slot i % kSlots, and small
 /// contributions with it. `posted` is written last (release): whoever reads the number that it waits for (acquire)
-/// reads the history in the same cache line, and the contribution in later ones; what the operation is only matters to
-/// those who find another history than theirs. A slot is taken again when all ranks are finished with the operation
+/// reads the history in the same cache line, and the contribution in the next ones; what the operation is only matters
+/// to those who find another history than theirs. A slot is taken again when all ranks are finished with the operation
 /// that it held, so what a slot says about an unfinished operation is stable.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> posted;  // op_index of `op`; 0: never used
-  OpDescriptor op;
+  std::uint64_t history;              // of `op`, where it is looked at each time
 
   static constexpr std::size_t kBytes = 1024;
   alignas(64) std::array<std::byte, kBytes> bytes;
+
+  OpDescriptor op;
 };
-static_assert(offsetof(Slot, op) + offsetof(OpDescriptor, history) + sizeof(std::uint64_t) <= 64);
 
 /// What one rank writes and the others read; only `wakeups` and `mentioned` are written by all.
 struct RankControlBlock {
@@ -79,6 +80,7 @@ class SlotBoard {
   /// The first that has posted something else under its op_index; -1 if none has.
   int posted_otherwise(const OpDescriptor& op) const;
   const OpDescriptor& posted_by(int local, std::uint64_t index) const { return control(local).slot_of(index).op; }
+  std::uint64_t history_of(int local, std::uint64_t index) const { return control(local).slot_of(index).history; }
   const std::byte* bytes_of(int local, std::uint64_t index) const { return control(local).slot_of(index).bytes.data(); }
 
   void finish(std::uint64_t index) { control(local_).finished.store(index, std::memory_order_release); }

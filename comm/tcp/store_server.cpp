@@ -220,7 +220,7 @@ void StoreServer::obey(Client& client, Frame frame) {
       rank.state = Rank::State::kEnded;
       rank.client = nullptr;
       // Of several that give up at the same time the first speaks; the others have heard of it, or soon will.
-      if (!verdict_) client.wire.send(FrameKind::kGoodbye);
+      if (!announcement_) client.wire.send(FrameKind::kGoodbye);
       announce(FrameKind::kPeerGaveUp, Packer().number(code).text(fmt::format("rank {}: {}", client.rank, why)));
       close_after_sending(client);
       say_goodbye();
@@ -258,7 +258,7 @@ void StoreServer::greet(Client& client) {
   rank = {Rank::State::kJoined, who.host, who.pid, &client};
   if (std::ranges::none_of(ranks_, [](const Rank& one) { return one.state == Rank::State::kAbsent; }))
     report_strangers();
-  if (verdict_) client.wire.send(verdict_->first, verdict_->second);
+  if (announcement_) client.wire.send(announcement_->first, announcement_->second);
   say_goodbye();
 }
 
@@ -333,8 +333,8 @@ void StoreServer::end_rank(Client& client, const std::string& how) {
 }
 
 void StoreServer::announce(FrameKind kind, const Packer& body) {
-  if (verdict_) return;
-  verdict_ = {kind, body};
+  if (announcement_) return;
+  announcement_ = {kind, body};
   for (const Rank& rank : ranks_)
     if (rank.client != nullptr) rank.client->wire.send(kind, body);
 }
@@ -357,7 +357,7 @@ void StoreServer::say_goodbye() {
     return std::any_of(ranks_.begin() + 1, ranks_.end(), [&](const Rank& rank) { return rank.state == state; });
   };
   // A job that has come to its end early waits for nobody who has not come.
-  if (any_is(Rank::State::kAbsent) && !verdict_) return;
+  if (any_is(Rank::State::kAbsent) && !announcement_) return;
   // A rank of the next job that comes now shall wait for the next rank 0.
   listeners_.clear();
   if (any_is(Rank::State::kJoined)) return;

@@ -106,7 +106,7 @@ class StoreServer {
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::vector<Waiting>> waiting_;  // by key
   std::size_t value_bytes_ = 0;
-  std::optional<std::pair<FrameKind, Packer>> verdict_;  // the first announcement
+  std::optional<std::pair<FrameKind, Packer>> announcement_;  // the first announcement
   bool stopping_ = false;
   Clock::time_point accept_again_{};  // after running out of descriptors
   int strangers_ = 0;                 // that were refused or gone, and how many of them have been reported

@@ -227,7 +227,7 @@ std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
       [&](const Frame& frame) {
         if (frame.kind != FrameKind::kAttendance) return false;
         Unpacker body(frame.body);
-        if (body.number() != all.size()) throw Malformed("a roll call of another world");
+        if (body.number() != all.size()) throw Malformed("the attendance of another world");
         for (Attendance& one : all) {
           const std::uint32_t state = body.number();
           one.joined = state != 0;
