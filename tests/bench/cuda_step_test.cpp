@@ -18,7 +18,7 @@ nlohmann::json measured(const StepOptions& options) {
 StepOptions small(const std::string& model) {
   StepOptions options;
   options.train.model.name = model;
-  if (model == "mlp") options.train.model.hidden = {24};
+  if (model == "mlp") options.train.model.settings = {{"hidden", {24}}};
   options.train.data = "random:1x8x8,64";
   options.train.batch = 8;
   options.train.device = "cuda:0";

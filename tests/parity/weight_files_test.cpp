@@ -4,6 +4,7 @@
 
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
+#include "nn/models/gpt.h"
 #include "nn/models/models.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
