@@ -262,9 +262,11 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign) {
   return run(tables[chosen], sources, others, [&](const auto& refusal) {
     const bench::Format formats[] = {kinds.allreduce.format, kinds.step.format, kinds.dp_vs_ddp.format};
     if (formats[chosen] != bench::Format::kTable) report_status({.kind = StatusReport::Kind::kDataOnStdout});
-    if (kind == "allreduce") return bench::bench_allreduce(kinds.allreduce, refusal);
-    if (kind == "step") return bench::bench_step(kinds.step, refusal);
-    return bench::bench_dp_vs_ddp(kinds.dp_vs_ddp, refusal);
+    switch (chosen) {  // as in Kinds::tables()
+      case 0: return bench::bench_allreduce(kinds.allreduce, refusal);
+      case 1: return bench::bench_step(kinds.step, refusal);
+      default: return bench::bench_dp_vs_ddp(kinds.dp_vs_ddp, refusal);
+    }
   });
 }
 

@@ -100,9 +100,9 @@ inline constexpr const char* kSameProgram = "start every rank with the same bina
 /// An operation as a backend is given it: what it is, and where its bytes are on this rank.
 struct Op : OpDescriptor {
   const Arena* arena = nullptr;  // that was named; it may be gone
-  std::byte* data = nullptr;           // the region's
-  std::size_t stride_bytes = 0;        // between the copies of ranks that share memory (Arena::stride_bytes())
-  bool within_host = false;            // of the ranks of each host alone: an exchange of texts
+  std::byte* data = nullptr;     // the region's
+  std::size_t stride_bytes = 0;  // between the copies of ranks that share memory (Arena::stride_bytes())
+  bool within_host = false;      // of the ranks of each host alone: an exchange of texts
 };
 
 /// A rank's part of a region in reduce_scatter and allgather.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/job_secret.h"
 #include "base/text.h"
+#include "comm/arena.h"
 #include "comm/engine.h"
 #include "comm/failure.h"
 #include "comm/hosts/peer_connector.h"

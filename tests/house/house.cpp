@@ -225,6 +225,7 @@ std::set<std::string> variables_in_rooms(const fs::path& root) {
   std::set<std::string> found;
   auto others = rooms();
   std::erase(others, "cli");
+  std::erase(others, "options");
   for_each_line(root, others, [&](const SourceLine& line) {
     const std::string_view mark = "\"LOCKSTEP_";
     for (auto at = line.text.find(mark); at != std::string::npos; at = line.text.find(mark, at + 1)) {

@@ -36,7 +36,7 @@ std::vector<std::string> long_files(const std::filesystem::path& root, std::size
 std::vector<std::string> names_elsewhere(const std::filesystem::path& root, const std::set<std::string>& names,
                                          const std::set<std::string>& words, const std::vector<std::string>& own);
 
-/// Text literals "LOCKSTEP_…" of the rooms other than cli: environment variables that are no flags.
+/// Text literals "LOCKSTEP_…" of the rooms other than cli and options: environment variables that are no flags.
 std::set<std::string> variables_in_rooms(const std::filesystem::path& root);
 
 }  // namespace lockstep::house

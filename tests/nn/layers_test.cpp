@@ -173,7 +173,7 @@ TEST_F(Layers, ModelsThatCannotBe) {
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .classes = 0}), HasSubstr("at least 1"));
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {0}}), HasSubstr("at least 1"));
   EXPECT_THAT(message({.name = "mlp", .sample_shape = {5}, .settings = {{"hidden", {5, -1}}}}), HasSubstr("-1 is out"));
-  EXPECT_THAT(message({.name = "mlp", .sample_shape = {1 << 30}, .settings = {{"hidden", {1 << 24}}}}),
+  EXPECT_THAT(message({.name = "mlp", .sample_shape = {1 << 30, 1 << 20}, .settings = {{"hidden", {1 << 24}}}}),
               HasSubstr("no size that memory can have"));
 }
 
