@@ -50,7 +50,7 @@ class Channel final : private Link::Sink {
   /// Does what can be done now; whether anything was. Throws OutOfStepError, and DeviceError for messages that are
   /// none or not as they were sent.
   bool advance();
-  /// Reads what has come, for a rank that has nothing under progress.
+  /// Reads what has come, for a rank that has nothing under way.
   bool listen();
 
   std::size_t links() const { return peers_.size(); }

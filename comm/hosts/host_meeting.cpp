@@ -18,7 +18,7 @@ namespace lockstep::comm {
 namespace {
 
 // Connections that cannot be made are to be known well before the timeout of a whole job: there may be another
-// progress.
+// way.
 constexpr auto kConnectWithin = std::chrono::seconds(30);
 
 /// What went wrong on this rank, so that all ranks learn of it and go on or fail together.

@@ -68,7 +68,7 @@ class PeerConnector {
   void disconnect(Connection& connection, const std::string& why);
   void accept(const UniqueFd& listener);
   void make_room();
-  /// Whether the pending is done with: taken, or rejected.
+  /// Whether the pending peer is done with: taken, or rejected.
   bool read_from(PendingPeer& pending);
   /// Whether it is one of those that are to call; its refusal is on its way otherwise.
   bool take(PendingPeer& pending);
