@@ -103,6 +103,7 @@ struct SettingSpec {
   std::string placeholder = "N";                 // "N", "X", "yes|no"; flags have none
   std::string default_text = {};                 // for help; empty: `fallback`
   std::size_t least_many = 0, most_many = 1024;  // of a list
+  std::vector<std::string> synonyms = {};        // other spellings of the flag
   std::optional<SettingValue> neutral = {};  // asks for nothing, so it is accepted where it has no effect; false is so
   SettingNeed need = {};
   bool is_flag = true;  // false: only files say it

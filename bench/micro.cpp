@@ -107,7 +107,7 @@ void LayerStep(benchmark::State& state, const nn::Shape& shape,
   nn::Tape tape(*backend);
   nn::Tensor target;
   for (auto _ : state) {
-    for (const auto& [name, parameter] : layer->named_parameters()) parameter->forget_gradient();
+    for (const auto& [name, parameter] : layer->named_parameters()) parameter->clear_grad();
     const nn::Var y = layer->forward(tape, tape.differentiable_input(x));
     if (!target.defined()) target = backend->zeros(y.shape());
     tape.backward(nn::squared_error(tape, y, target, 1.0f).value);

@@ -15,7 +15,7 @@ using trainer::Facts;
 
 // One, or all those in a directory of them, the newest first.
 std::vector<std::string> checkpoints_at(const std::string& path) {
-  if (std::filesystem::exists(fmt::format("{}/{}", path, trainer::kCardFile))) return {path};
+  if (std::filesystem::exists(fmt::format("{}/{}", path, trainer::kManifestFile))) return {path};
   std::vector<std::string> paths;
   for (const auto& stored : trainer::list_checkpoints(path)) paths.push_back(stored.path);
   if (paths.empty())
@@ -36,30 +36,31 @@ std::string text_of(const Facts& facts, std::size_t width) {
   return text;
 }
 
-void show(const std::string& path, const trainer::CheckpointCard& card) {
-  std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, card.step,
-                                 card.total_steps, card.position.epoch + 1, card.position.cursor);
-  const std::size_t width = std::max(longest_name(card.identity), longest_name(card.settings));
-  text += "who goes on has the same\n" + text_of(card.identity, width);
-  text += "and may have others than\n" + text_of(card.settings, width);
-  for (const auto& [name, file] : card.files) text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
+void show(const std::string& path, const trainer::CheckpointManifest& manifest) {
+  std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, manifest.step,
+                                 manifest.total_steps, manifest.position.epoch + 1, manifest.position.cursor);
+  const std::size_t width = std::max(longest_name(manifest.identity), longest_name(manifest.settings));
+  text += "who goes on has the same\n" + text_of(manifest.identity, width);
+  text += "and may have others than\n" + text_of(manifest.settings, width);
+  for (const auto& [name, file] : manifest.files)
+    text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);
 }
 
 int verify(const std::vector<std::string>& paths) {
-  std::int64_t damaged = 0;
+  std::int64_t corrupt = 0;
   std::string first;
   for (const auto& path : paths) {
     try {
-      const auto card = trainer::verify_checkpoint(path);
-      std::fputs(fmt::format("{}: whole, step {}\n", path, card.step).c_str(), stdout);
+      const auto manifest = trainer::verify_checkpoint(path);
+      std::fputs(fmt::format("{}: whole, step {}\n", path, manifest.step).c_str(), stdout);
     } catch (const IoError& error) {
-      std::fputs(fmt::format("{}: damaged\n", path).c_str(), stdout);
-      if (damaged++ == 0) first = error.what();
+      std::fputs(fmt::format("{}: corrupt\n", path).c_str(), stdout);
+      if (corrupt++ == 0) first = error.what();
     }
   }
-  if (damaged == 0) return 0;
-  throw CheckpointError(fmt::format("{} of {} checkpoint{} cannot be used: {}", damaged, paths.size(),
+  if (corrupt == 0) return 0;
+  throw CheckpointError(fmt::format("{} of {} checkpoint{} cannot be used: {}", corrupt, paths.size(),
                                     paths.size() == 1 ? "" : "s", first),
                         "--resume auto takes the newest one that is whole");
 }
@@ -95,7 +96,7 @@ int checkpoint_command(const Sources& sources, const ForeignFlags& foreign) {
     }
     const auto search = trainer::newest_whole(path);
     if (!search.found) return verify(paths);
-    show(search.found->path, search.found->card);
+    show(search.found->path, search.found->manifest);
     return 0;
   } catch (const IoError& error) {
     throw CheckpointError(error.what(), error.remedy());

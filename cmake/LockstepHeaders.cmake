@@ -1,6 +1,6 @@
 # What nearly all files include takes longer to read than most files to compile: so it is read once, or once for several.
 
-option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file of a room must include what it uses" ON)
+option(LOCKSTEP_PRECOMPILED_HEADERS "Read the standard library's headers once; off, each file of a module must include what it uses" ON)
 
 option(LOCKSTEP_UNITY_BUILD "Compile several files at a time; off, each has a compile command of its own" ON)
 

@@ -14,7 +14,7 @@
 # run. An entry counts as as many tests as it has ranks, beside which ctest runs fewer others, but for those labelled fault,
 # which mostly wait. SERIAL ones, which look at clocks or at what the whole machine does, run beside no other.
 #
-# SOFT_CUDA runs the rooms' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
+# SOFT_CUDA runs the modules' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
 # from files that are compiled once: neither kind of GPU is seen in them. LAZY adds an entry in software whose streams run
 # as late as they may (NAME_test.lazy): for tests in which the order of streams, copies and events, or what the host reads

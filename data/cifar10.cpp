@@ -50,7 +50,7 @@ class Cifar10 final : public Dataset {
 
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override { write(index, {}, x, label); }
 
-  void read_changed(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
+  void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
     if (!augment_) return read(index, x, label);
     SplitMix64 random(draw);
     const auto shift = [&] { return static_cast<int>(random.below(2 * kPadding + 1)) - kPadding; };

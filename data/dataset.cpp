@@ -21,7 +21,7 @@ void Dataset::read(std::uint64_t, std::span<float>, std::int32_t&) const {
                    "Info::tokens, and override read_tokens()");
 }
 
-void Dataset::read_changed(std::uint64_t index, std::uint64_t, std::span<float> x, std::int32_t& label) const {
+void Dataset::read_augmented(std::uint64_t index, std::uint64_t, std::span<float> x, std::int32_t& label) const {
   read(index, x, label);
 }
 

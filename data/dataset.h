@@ -49,16 +49,16 @@ class Dataset {
   std::size_t labels_per_sample() const { return info_.tokens ? elements_ : 1; }
 
   /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read. A data
-  /// set that has neither this nor read_changed() throws UsageError; one of tokens has read_tokens() instead.
+  /// set that has neither this nor read_augmented() throws UsageError; one of tokens has read_tokens() instead.
   virtual void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const;
   /// The same sample changed at random (cropped, mirrored, …): a pure function of (index, draw), of which any two draws
   /// are independent. What training reads; data sets that change nothing are read as they are.
-  virtual void read_changed(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const;
+  virtual void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const;
   /// read() for tokens: both spans have sample_elements(), and each label is the token that follows.
   virtual void read_tokens(std::uint64_t index, std::span<std::int32_t> tokens, std::span<std::int32_t> labels) const;
 
   /// Samples that turned out so far to be unreadable, and in whose places others were read.
-  virtual std::uint64_t damaged() const { return 0; }
+  virtual std::uint64_t corrupt() const { return 0; }
 
  protected:
   /// Throws UsageError for extents below 0, or of more numbers than memory has.

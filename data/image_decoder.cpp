@@ -93,7 +93,7 @@ struct PngCloser {
 class ImageDecoder::Jpeg {
  public:
   ImageSize open(std::span<const std::byte> file, std::uint64_t most_pixels) {
-    // A new one for each file: tables of the last one, which may have been damaged, are kept and would be used.
+    // A new one for each file: tables of the last one, which may have been corrupt, are kept and would be used.
     handle_.reset(tjInitDecompress());
     if (handle_ == nullptr) throw IoError("no memory for a JPEG decoder");
     file_ = file;

@@ -68,10 +68,10 @@ class Desks {
   std::vector<std::unique_ptr<Desk>> free_;
 };
 
-/// The files of a data set that turned out to be damaged. Thread-safe.
-class Damage {
+/// The files of a data set that turned out to be corrupt. Thread-safe.
+class Corruption {
  public:
-  Damage(std::string name, std::uint64_t most) : name_(std::move(name)), most_(most) {}
+  Corruption(std::string name, std::uint64_t most) : name_(std::move(name)), most_(most) {}
 
   std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
@@ -87,9 +87,9 @@ class Damage {
     const std::uint64_t now = indices_.size();
     count_.store(now, std::memory_order_relaxed);
     if (now > most_)
-      throw IoError(fmt::format("{}: {} images are damaged, the last one {}: {}", name_, now, printable(path), why),
-                    fmt::format("mend or remove them; --most-damaged {} is how many are put up with", most_));
-    log_warn("damaged image {}: {}; the next whole one takes its place", printable(path), why);
+      throw IoError(fmt::format("{}: {} images are corrupt, the last one {}: {}", name_, now, printable(path), why),
+                    fmt::format("mend or remove them; --max-corrupt {} is how many are put up with", most_));
+    log_warn("corrupt image {}: {}; the next whole one takes its place", printable(path), why);
   }
 
  private:
@@ -108,15 +108,15 @@ class Images final : public Dataset {
         list_(std::move(list)),
         files_(std::move(files)),
         options_(options),
-        damage_(name(), options.most_damaged) {}
+        corruption_(name(), options.max_corrupt) {}
 
   void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const override {
     read_or_replace(index, std::nullopt, x, label);
   }
-  void read_changed(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
+  void read_augmented(std::uint64_t index, std::uint64_t draw, std::span<float> x, std::int32_t& label) const override {
     read_or_replace(index, options_.augment ? std::optional(draw) : std::nullopt, x, label);
   }
-  std::uint64_t damaged() const override { return damage_.count(); }
+  std::uint64_t corrupt() const override { return corruption_.count(); }
 
  private:
   void read_or_replace(std::uint64_t index, std::optional<std::uint64_t> draw, std::span<float> x,
@@ -124,14 +124,14 @@ class Images final : public Dataset {
     LOCKSTEP_ASSERT(index < size() && x.size() == sample_elements(), "sample {} into {} numbers", index, x.size());
     for (std::uint64_t tried = 0; tried < size(); ++tried) {
       const std::uint64_t at = (index + tried) % size();
-      if (damage_.knows(at)) continue;
+      if (corruption_.knows(at)) continue;
       const std::string path = list_->path(files_[at]);
       try {
         read_image(path, draw, x);
         label = list_->label(files_[at]);
         return;
       } catch (const IoError& error) {
-        damage_.add(at, path, error.what());
+        corruption_.add(at, path, error.what());
       }
     }
     throw IoError(fmt::format("{}: none of its {} images can be read", name(), size()), "mend or replace them");
@@ -150,7 +150,7 @@ class Images final : public Dataset {
   std::shared_ptr<const ImageList> list_;
   std::vector<std::uint32_t> files_;  // of the list
   ImagesOptions options_;
-  mutable Damage damage_;
+  mutable Corruption corruption_;
   mutable Desks desks_;
 };
 
@@ -251,10 +251,11 @@ const DatasetFamily& images_family() {
                     .low = 1,
                     .high = kMostImageSize,
                     .default_text = "what the weights say, or what the model is known for"},
-                   {.name = "most-damaged",
-                    .fallback = kDefaultMostDamaged,
+                   {.name = "max-corrupt",
+                    .fallback = kDefaultMaxCorrupt,
                     .help = "files that cannot be read and are replaced by others, before a rank gives up",
-                    .role = SettingSpec::Role::kTolerance}},
+                    .role = SettingSpec::Role::kTolerance,
+                    .synonyms = {"most-damaged"}}},
       .any_image_size = true,
       .open = [](const std::string&, const std::string& directory, const OpenOptions& options) {
         const auto size = static_cast<int>(options.settings.integer(kImageSize));
@@ -262,7 +263,7 @@ const DatasetFamily& images_family() {
                            {.classes = options.classes,
                             .size = size > 0 ? size : options.usual_image_size,
                             .augment = options.settings.flag(kAugment),
-                            .most_damaged = static_cast<std::uint64_t>(options.settings.integer("most-damaged"))});
+                            .max_corrupt = static_cast<std::uint64_t>(options.settings.integer("max-corrupt"))});
       }};
   return family;
 }

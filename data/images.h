@@ -9,13 +9,13 @@
 
 namespace lockstep::data {
 
-inline constexpr std::uint64_t kDefaultMostDamaged = 100;
+inline constexpr std::uint64_t kDefaultMaxCorrupt = 100;
 
 struct ImagesOptions {
   int classes = 0;  // 0: as many as there are folders
   int size = kDefaultImageSize;
   bool augment = true;  // training samples may be read changed at random
-  std::uint64_t most_damaged = kDefaultMostDamaged;
+  std::uint64_t max_corrupt = kDefaultMaxCorrupt;
 };
 
 /// images:DIR. The folders of DIR, or of DIR/train where that and DIR/val are there, are the classes, numbered in their
@@ -26,7 +26,7 @@ struct ImagesOptions {
 /// read changed, evaluation_view() elsewhere. Files are opened, decoded and resampled by whoever reads them.
 ///
 /// A file that cannot be read or decoded is named in a warning, once, and the sample is that of the next whole one.
-/// When more than `most_damaged` files of a part have turned out so, reading throws IoError. Throws UsageError for
+/// When more than `max_corrupt` files of a part have turned out so, reading throws IoError. Throws UsageError for
 /// fewer classes than folders, IoError for what list_images() does and for too few images to have some to validate on.
 DataSplits open_images(const std::string& directory, const ImagesOptions& options);
 

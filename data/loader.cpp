@@ -224,7 +224,8 @@ void Loader::assemble(Slot& slot) const {
     if (dataset_->has_tokens())
       dataset_->read_tokens(index, batch.tokens.subspan(i * elements, elements), labels);
     else if (slot.step.key)
-      dataset_->read_changed(index, draw_of(*slot.step.key, index), batch.x.subspan(i * elements, elements), labels[0]);
+      dataset_->read_augmented(index, draw_of(*slot.step.key, index), batch.x.subspan(i * elements, elements),
+                               labels[0]);
     else
       dataset_->read(index, batch.x.subspan(i * elements, elements), labels[0]);
   }

@@ -53,7 +53,7 @@ struct LoaderOptions {
 class Loader {
  public:
   /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
-  /// batches are steps in which this rank has no sample. Samples are read changed (Dataset::read_changed), by draws
+  /// batches are steps in which this rank has no sample. Samples are read changed (Dataset::read_augmented), by draws
   /// that are a pure function of the sampler's seed, the epoch and the sample.
   Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler, LoaderOptions options);
   /// Evaluation: `range` of the data set in order and as it is, `batch` samples at a time; then empty batches.

@@ -10,7 +10,7 @@
 namespace lockstep::ddp {
 
 // The arena: [tail | bucket 0 | bucket 1 | … | end]. The tail and bucket 0 are one region, and so are the last bucket
-// and the end: neither costs a collective of its own. The end is f32: the number of absent slots of all ranks, then for
+// and the end: neither costs a collective of its own. The end is f32: the number of unused slots of all ranks, then for
 // each slot how many ranks lack it.
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
@@ -32,7 +32,7 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   lay_out(std::move(reversed));
   arena_ = group_.allocate(kTailBytes + plan_.bytes + end_bytes());
   ready_order_.reserve(slots_.size());
-  absent_.reserve(slots_.size());
+  unused_.reserve(slots_.size());
   present_.reserve(slots_.size());
 }
 
@@ -54,7 +54,7 @@ std::span<std::byte> Reducer::storage(std::size_t slot) const {
 
 std::span<std::byte> Reducer::tail() const { return arena_->view<std::byte>(0, kTailBytes); }
 
-std::span<std::byte> Reducer::absent_count() const {
+std::span<std::byte> Reducer::unused_count() const {
   return arena_->view<std::byte>(kTailBytes + plan_.bytes, sizeof(float));
 }
 
@@ -83,7 +83,7 @@ void Reducer::begin_step(std::int64_t step) {
   std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
-  absent_.clear();
+  unused_.clear();
   started_ = finished_ = ready_count_ = 0;
   may_start_ = !options_.start_late;
   timeline_.begin = Clock::now();
@@ -100,10 +100,10 @@ void Reducer::mark_ready(std::size_t slot) {
   start_full_buckets();
 }
 
-void Reducer::mark_absent(std::size_t slot) {
-  LOCKSTEP_ASSERT(slot < slots_.size() && !is_ready_[slot], "slot {} of {} is absent", slot, slots_.size());
+void Reducer::mark_slot_unused(std::size_t slot) {
+  LOCKSTEP_ASSERT(slot < slots_.size() && !is_ready_[slot], "slot {} of {} is unused", slot, slots_.size());
   group_.zero(bytes_at(kTailBytes + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype)));
-  absent_.push_back(slot);
+  unused_.push_back(slot);
   decide(slot);
   start_full_buckets();
 }
@@ -121,8 +121,8 @@ void Reducer::contribute_nothing() {
   LOCKSTEP_ASSERT(started_ == 0 && ready_count_ == 0, "zeros after {} gradients", ready_count_);
   group_.zero(bytes_at(kTailBytes, plan_.bytes));
   if (options_.find_unused) {
-    absent_.resize(slots_.size());
-    std::iota(absent_.begin(), absent_.end(), std::size_t{0});
+    unused_.resize(slots_.size());
+    std::iota(unused_.begin(), unused_.end(), std::size_t{0});
   }
   std::fill(is_ready_.begin(), is_ready_.end(), true);
   std::fill(missing_.begin(), missing_.end(), std::size_t{0});
@@ -132,20 +132,20 @@ void Reducer::contribute_nothing() {
   start_full_buckets();
 }
 
-void Reducer::publish_absent() {
-  if (absent_.empty()) return;
+void Reducer::send_unused() {
+  if (unused_.empty()) return;
   std::vector<float> counts(1 + slots_.size(), 0.0f);
-  counts[0] = static_cast<float>(absent_.size());
-  for (const std::size_t slot : absent_) counts[1 + slot] = 1.0f;
-  group_.copy(absent_count().data(), counts.data(), counts.size() * sizeof(float));
+  counts[0] = static_cast<float>(unused_.size());
+  for (const std::size_t slot : unused_) counts[1 + slot] = 1.0f;
+  group_.copy(unused_count().data(), counts.data(), counts.size() * sizeof(float));
   if (options_.find_unused || !refused_.empty()) return;
-  refused_ = absent_;
+  refused_ = unused_;
   refused_step_ = step_;
 }
 
-std::vector<float> Reducer::absent_counts() const {
+std::vector<float> Reducer::unused_counts() const {
   std::vector<float> counts(1 + slots_.size());
-  group_.copy(counts.data(), absent_count().data(), counts.size() * sizeof(float));
+  group_.copy(counts.data(), unused_count().data(), counts.size() * sizeof(float));
   return counts;
 }
 
@@ -155,7 +155,7 @@ std::vector<float> Reducer::absent_counts() const {
 void Reducer::start_full_buckets() {
   if (!may_start_) return;
   while (started_ < plan_.buckets.size() && missing_[started_] == 0) {
-    if (started_ + 1 == plan_.buckets.size()) publish_absent();
+    if (started_ + 1 == plan_.buckets.size()) send_unused();
     const auto region = region_of(started_);
     timeline_.buckets[started_].bytes = region.bytes();
     timeline_.buckets[started_].start = Clock::now();
@@ -176,7 +176,7 @@ void Reducer::poll() {
 void Reducer::decide_rest() {
   may_start_ = true;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot)
-    if (!is_ready_[slot]) mark_absent(slot);
+    if (!is_ready_[slot]) mark_slot_unused(slot);
   start_full_buckets();
 }
 
@@ -194,7 +194,7 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
   };
   if (options_.find_unused) {
     for (std::size_t b = 0; b < buckets; ++b) wait_for(b);
-    const auto counts = absent_counts();
+    const auto counts = unused_counts();
     const auto everybody = static_cast<float>(group_.size());
     for (const auto& bucket : plan_.buckets) {
       present_.clear();
@@ -206,19 +206,19 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
   }
   for (std::size_t b = 0; b < buckets; ++b) {
     wait_for(b);
-    if (b + 1 == buckets) refuse_absent_if_known();
+    if (b + 1 == buckets) refuse_unused_if_known();
     on_bucket(plan_.buckets[b].slots);
   }
 }
 
-void Reducer::refuse_absent_if_known() {
-  if (group_.device().kind != DeviceKind::kCpu && !options_.wait_for_absent) return;
+void Reducer::refuse_unused_if_known() {
+  if (group_.device().kind != DeviceKind::kCpu && !options_.wait_for_unused) return;
   float count = 0;
-  group_.copy(&count, absent_count().data(), sizeof count);
-  if (count > 0) refuse_absent();
+  group_.copy(&count, unused_count().data(), sizeof count);
+  if (count > 0) refuse_unused();
 }
 
-void Reducer::refuse_absent() {
+void Reducer::refuse_unused() {
   constexpr std::size_t kNamed = 8;  // a message is a line
   std::vector<std::uint64_t> mine;   // the step, then slots; nothing
   if (!refused_.empty()) mine.push_back(static_cast<std::uint64_t>(refused_step_));
@@ -249,19 +249,19 @@ void Reducer::refuse_absent() {
       "find_unused_parameters)");
 }
 
-bool Reducer::adopt_ready_order() {
+bool Reducer::rebuild_buckets() {
   std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
-  if (!mine.empty()) mine.insert(mine.end(), absent_.begin(), absent_.end());
+  if (!mine.empty()) mine.insert(mine.end(), unused_.begin(), unused_.end());
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& bytes) { return !bytes.empty(); });
   if (first == all.end()) return false;
   std::vector<std::uint64_t> agreed(slots_.size());
   LOCKSTEP_ASSERT(first->size() == agreed.size() * sizeof(std::uint64_t));
   std::memcpy(agreed.data(), first->data(), first->size());
-  return adopt_order({agreed.begin(), agreed.end()});
+  return rebuild_buckets({agreed.begin(), agreed.end()});
 }
 
-bool Reducer::adopt_order(std::vector<std::size_t> order) {
+bool Reducer::rebuild_buckets(std::vector<std::size_t> order) {
   if (order == order_) return false;
   lay_out(std::move(order));
   // What was a gradient may be padding now, and padding is summed with the rest: it must be zero.

@@ -17,13 +17,14 @@ namespace lockstep::ddp {
 /// slots are all ready is summed over the ranks at once, but never before the buckets in front of it.
 ///
 /// A step on every rank:
-///   begin_step(); write tail(); mark_ready(slot) or mark_absent(slot) for each, or contribute_nothing(); finish(…).
+///   begin_step(); write tail(); mark_ready(slot) or mark_slot_unused(slot) for each, or contribute_nothing();
+///   finish(…).
 ///
-/// Note [Absent gradients]
+/// Note [Unused gradients]
 /// A slot that has no gradient on some rank in some step (a parameter that the forward pass did not use there) is zero
 /// in that rank's sum, and counted: for each slot, how many ranks lack it travels behind the last bucket, which starts
 /// when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and where
-/// absent gradients are not expected, all of them end with the same error. A rank never leaves the others waiting.
+/// unused gradients are not expected, all of them end with the same error. A rank never leaves the others waiting.
 ///
 /// Note [Exact gradients]
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
@@ -40,7 +41,7 @@ class Reducer {
   struct Options {
     bool find_unused = false;      // gradients may be absent
     bool start_late = false;       // no collective before finish(), whatever is ready
-    bool wait_for_absent = false;  // finish() itself refuses absent gradients, also where it has to wait for a device
+    bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
   };
 
   /// Collective: allocates the arena. The first order is that of `slots` reversed: what backward produces first
@@ -52,7 +53,7 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   std::size_t slots() const { return slots_.size(); }
-  /// Where slot `slot`'s gradient goes. Valid until adopt_ready_order() returns true.
+  /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true.
   std::span<std::byte> storage(std::size_t slot) const;
   /// kTailFloats f32, zeroed by begin_step. Write it between begin_step and the first mark_ready; after finish it holds
   /// the sums over all ranks. In the arena's memory, which may be a device's.
@@ -65,7 +66,7 @@ class Reducer {
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
   void mark_ready(std::size_t slot);
   /// `slot` has no gradient on this rank in this step: its storage becomes zero. A slot that is not decided yet.
-  void mark_absent(std::size_t slot);
+  void mark_slot_unused(std::size_t slot);
   bool decided(std::size_t slot) const { return is_ready_[slot]; }
   /// This rank has no samples in this step: zeros for every slot, all of which are absent if that may be.
   void contribute_nothing();
@@ -77,22 +78,22 @@ class Reducer {
   /// decided are absent. Throws whatever the collectives fail with.
   ///
   /// With find_unused, it waits for all buckets first, on a device for the device too, and `on_bucket` gets the slots
-  /// that some rank had a gradient for. Without, an absent slot ends the step on every rank: refuse_absent() is called
-  /// before the last bucket is handed over where the sums are in the host's memory, or with wait_for_absent. Otherwise,
-  /// on a device, somebody else has to look at absent_count() when it is there, and call it.
+  /// that some rank had a gradient for. Without, an unused slot ends the step on every rank: refuse_unused() is called
+  /// before the last bucket is handed over where the sums are in the host's memory, or with wait_for_unused. Otherwise,
+  /// on a device, somebody else has to look at unused_count() when it is there, and call it.
   void finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket);
-  /// An f32 in the arena's memory: after finish(), how many absent slots all ranks had together.
-  std::span<std::byte> absent_count() const;
+  /// An f32 in the arena's memory: after finish(), how many unused slots all ranks had together.
+  std::span<std::byte> unused_count() const;
   /// Collective: throws UsageError on every rank, naming the first slots that were absent, and where.
-  [[noreturn]] void refuse_absent();
+  [[noreturn]] void refuse_unused();
 
   /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
   /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it
   /// again.
-  bool adopt_ready_order();
+  bool rebuild_buckets();
 
   /// The same with an order that all ranks know already, between steps: every slot once.
-  bool adopt_order(std::vector<std::size_t> order);
+  bool rebuild_buckets(std::vector<std::size_t> order);
   /// The slots as buckets take them.
   const std::vector<std::size_t>& order() const { return order_; }
 
@@ -107,9 +108,9 @@ class Reducer {
  private:
   void decide(std::size_t slot);
   void decide_rest();
-  void publish_absent();
-  void refuse_absent_if_known();
-  std::vector<float> absent_counts() const;
+  void send_unused();
+  void refuse_unused_if_known();
+  std::vector<float> unused_counts() const;
   std::size_t end_bytes() const;
   void lay_out(std::vector<std::size_t> order);
   void start_full_buckets();
@@ -131,14 +132,14 @@ class Reducer {
   std::vector<std::size_t> missing_;        // by bucket: slots not ready
   std::vector<comm::Work> works_;           // by bucket
   std::vector<std::size_t> ready_order_;    // slots as they became ready; empty without a backward pass
-  std::vector<std::size_t> absent_;         // on this rank
+  std::vector<std::size_t> unused_;         // on this rank
   std::size_t started_ = 0, finished_ = 0;  // buckets
   std::size_t ready_count_ = 0;
   bool may_start_ = true;
   StepTimeline timeline_;
   Clock::duration waited_{};
 
-  std::vector<std::size_t> refused_;  // absent_ of the first step that had any, where there must not be
+  std::vector<std::size_t> refused_;  // unused_ of the first step that had any, where there must not be
   std::int64_t step_ = 0;
   std::int64_t refused_step_ = 0;
   std::vector<std::size_t> present_;  // of one bucket

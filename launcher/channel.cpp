@@ -29,7 +29,7 @@ std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take
 std::string body_of(const Status& m) { return encode_status(m.report); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
-  return Writer().put(m.ending.how).put<std::int32_t>(m.ending.value).put(m.told).put(at_ns).take();
+  return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).put(m.told).put(at_ns).take();
 }
 
 Message parse(std::size_t kind, std::string_view body) {
@@ -46,7 +46,7 @@ Message parse(std::size_t kind, std::string_view body) {
     }
     case 2: return Told{reader.take<std::int32_t>()};
     case 3: {
-      const auto how = reader.take<Ending::How>();
+      const auto how = reader.take<ExitStatus::How>();
       const auto value = reader.take<std::int32_t>();
       const auto told = reader.take<bool>();
       return Ended{{how, value}, told, Clock::time_point(std::chrono::nanoseconds(reader.take<std::int64_t>()))};

@@ -39,7 +39,7 @@ struct Told {
 };
 /// The program ended. `told`: it had been told to before.
 struct Ended {
-  Ending ending;
+  ExitStatus exit_status;
   bool told = false;
   Clock::time_point at;  // the steady clock is the same in all processes of a host
 };

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "launcher/console.h"
 #include "launcher/hosts/gather.h"
-#include "launcher/hosts/left_behind.h"
+#include "launcher/hosts/stale_dirs.h"
 #include "launcher/job_dir.h"
 #include "launcher/loopback/preload.h"
 #include "launcher/mpirun_command.h"
@@ -65,15 +65,15 @@ void prepare_mpirun(HostFacts& facts) {
   if (facts.self.find_first_of(" \t") == std::string::npos) facts.several.agent = facts.self;
 }
 
-void explain(const Verdict& verdict, const RankLogs& logs, const std::string& mpirun_log, Console& console) {
-  console.say(verdict.line);
-  if (verdict.rank) {
-    const auto lines = logs.last_lines(*verdict.rank);
-    if (!lines.empty()) console.say(fmt::format("the last lines of rank {}:", *verdict.rank));
+void explain(const RootCause& root_cause, const RankLogs& logs, const std::string& mpirun_log, Console& console) {
+  console.say(root_cause.line);
+  if (root_cause.rank) {
+    const auto lines = logs.last_lines(*root_cause.rank);
+    if (!lines.empty()) console.say(fmt::format("the last lines of rank {}:", *root_cause.rank));
     for (const auto& line : lines) console.say("  | " + line);
-    if (const auto path = logs.path(*verdict.rank); !path.empty()) console.say("its log is " + path);
+    if (const auto path = logs.path(*root_cause.rank); !path.empty()) console.say("its log is " + path);
   }
-  if (verdict.show_mpirun) say_what_mpirun_wrote(mpirun_log, console);
+  if (root_cause.show_mpirun) say_what_mpirun_wrote(mpirun_log, console);
 }
 
 }  // namespace
@@ -142,11 +142,11 @@ int launch(LaunchOptions options) {
   supervisor.run();
   JobReport report = supervisor.report();
   for (const auto& lost : report.lost_hosts)
-    for (const auto& directory : lost.directories) remove_left_behind(directory, gathered.token);
+    for (const auto& directory : lost.directories) remove_stale_dirs(directory, gathered.token);
   report.program = options.program[0];
-  const Verdict verdict = judge(report);
-  if (!verdict.line.empty()) explain(verdict, logs, mpirun_log, console);
-  int exit_code = verdict.exit_code;
+  const RootCause root_cause = find_root_cause(report);
+  if (!root_cause.line.empty()) explain(root_cause, logs, mpirun_log, console);
+  int exit_code = root_cause.exit_code;
   // The programs may have ended before it was noticed that nobody reads what they wrote.
   if (exit_code == 0 && console.queues().front().error() == EPIPE) {
     console.say(kNoReader);

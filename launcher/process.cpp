@@ -49,7 +49,7 @@ void become(const SpawnRequest& request, pid_t parent) {
 
 }  // namespace
 
-int Ending::exit_code() const {
+int ExitStatus::exit_code() const {
   switch (how) {
     case How::kExited: return value;
     case How::kSignalled: return 128 + value;
@@ -58,9 +58,9 @@ int Ending::exit_code() const {
   return value;
 }
 
-Ending ending_of(int wait_status) {
-  if (WIFSIGNALED(wait_status)) return {Ending::How::kSignalled, WTERMSIG(wait_status)};
-  return {Ending::How::kExited, WEXITSTATUS(wait_status)};
+ExitStatus exit_status_of(int wait_status) {
+  if (WIFSIGNALED(wait_status)) return {ExitStatus::How::kSignalled, WTERMSIG(wait_status)};
+  return {ExitStatus::How::kExited, WEXITSTATUS(wait_status)};
 }
 
 std::string signal_name(int number) {

@@ -14,7 +14,7 @@
 namespace lockstep::launcher {
 
 /// How a process ended.
-struct Ending {
+struct ExitStatus {
   enum class How : unsigned char { kExited, kSignalled, kNotStarted };
   How how = How::kExited;
   int value = 0;  // exit code, signal number, or the errno of the failed exec
@@ -22,11 +22,11 @@ struct Ending {
   bool ok() const { return how == How::kExited && value == 0; }
   /// What a shell would return: the code, 128 + signal, 127 (no such program) or 126 (not executable).
   int exit_code() const;
-  friend bool operator==(const Ending&, const Ending&) = default;
+  friend bool operator==(const ExitStatus&, const ExitStatus&) = default;
 };
 
 /// From waitpid's status.
-Ending ending_of(int wait_status);
+ExitStatus exit_status_of(int wait_status);
 
 /// "SIGKILL"; "signal 77" for numbers without a name.
 std::string signal_name(int number);

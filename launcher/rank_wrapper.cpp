@@ -58,12 +58,12 @@ class Wrapper {
 
   int run(int rank, const std::vector<std::string>& program) {
     start(rank, program);
-    while (!ending_) wait_and_serve();
+    while (!exit_status_) wait_and_serve();
     finish_output();
-    launcher_.send(Ended{*ending_, told_ && !was_killed_by_another(), ended_at_});
+    launcher_.send(Ended{*exit_status_, told_ && !was_killed_by_another(), ended_at_});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
-    while (connected_ && (launcher_.pending_bytes() > 0 || !ending_->ok())) wait_and_serve();
-    return ending_->exit_code();
+    while (connected_ && (launcher_.pending_bytes() > 0 || !exit_status_->ok())) wait_and_serve();
+    return exit_status_->exit_code();
   }
 
  private:
@@ -99,7 +99,7 @@ class Wrapper {
     launcher_.send(Hello{rank, std::max(spawned.pid, 0), host_name()});
     for (int i = 0; i < 2; ++i) outputs_[i] = std::move(pipes[i].read_end);
     status_ = std::move(status.read_end);
-    if (spawned.pid < 0) end_with({Ending::How::kNotStarted, spawned.error});
+    if (spawned.pid < 0) end_with({ExitStatus::How::kNotStarted, spawned.error});
   }
 
   void wait_and_serve() {
@@ -166,9 +166,9 @@ class Wrapper {
     if (received != Channel::Received::kGone) return;
     // The launcher has died, or let this wrapper go.
     connected_ = false;
-    if (!ending_) {
+    if (!exit_status_) {
       kill_program(SIGKILL);
-      end_with({Ending::How::kSignalled, SIGKILL});
+      end_with({ExitStatus::How::kSignalled, SIGKILL});
     }
   }
 
@@ -189,7 +189,7 @@ class Wrapper {
 
   void reap() {
     int status = 0;
-    while (!ending_ && ::waitpid(program_, &status, WNOHANG | WUNTRACED | WCONTINUED) == program_) look_at(status);
+    while (!exit_status_ && ::waitpid(program_, &status, WNOHANG | WUNTRACED | WCONTINUED) == program_) look_at(status);
   }
 
   void look_at(int status) {
@@ -198,7 +198,7 @@ class Wrapper {
     } else if (WIFCONTINUED(status)) {
       launcher_.send(Status{{.kind = StatusReport::Kind::kContinued}});
     } else {
-      end_with(ending_of(status));
+      end_with(exit_status_of(status));
     }
   }
 
@@ -207,7 +207,7 @@ class Wrapper {
   /// to say, with SIGKILL.
   void pass_signal(int number) {
     reap();  // one that had ended before it was told to has done so by itself
-    if (ending_) return;
+    if (exit_status_) return;
     const bool is_stop = number != SIGUSR1 && number != SIGUSR2;
     if (is_stop && number != SIGKILL && std::exchange(told_, true)) return;
     told_ = told_ || is_stop;
@@ -217,7 +217,9 @@ class Wrapper {
 
   /// A rank's sockets close before it has wholly ended: on a busy machine others fail at that, and this one is told to
   /// end because of them, in between.
-  bool was_killed_by_another() const { return !has_killed_ && ending_ == Ending{Ending::How::kSignalled, SIGKILL}; }
+  bool was_killed_by_another() const {
+    return !has_killed_ && exit_status_ == ExitStatus{ExitStatus::How::kSignalled, SIGKILL};
+  }
 
   /// The program's whole process group, or the program alone if it has left that.
   void kill_program(int number) {
@@ -225,9 +227,9 @@ class Wrapper {
     if (::kill(-program_, number) != 0) ::kill(program_, number);
   }
 
-  void end_with(Ending ending) {
+  void end_with(ExitStatus exit_status) {
     ended_at_ = Clock::now();
-    ending_ = ending;
+    exit_status_ = exit_status;
     if (program_ > 0) ::kill(-program_, SIGKILL);  // what it left behind
   }
 
@@ -236,7 +238,7 @@ class Wrapper {
   UniqueFd outputs_[2];
   UniqueFd status_;
   pid_t program_ = -1;
-  std::optional<Ending> ending_;
+  std::optional<ExitStatus> exit_status_;
   Clock::time_point ended_at_;
   bool told_ = false;
   bool has_killed_ = false;

@@ -46,10 +46,11 @@ template <class... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang wants it spelled out
 
 /// The signal that ended a program, or as a shell reports it; 0 if none did.
-int signal_of(Ending ending) {
-  if (ending.how == Ending::How::kSignalled) return ending.value;
-  const bool by_shell = ending.how == Ending::How::kExited && ending.value > 128 && ending.value <= 128 + SIGSYS;
-  return by_shell ? ending.value - 128 : 0;
+int signal_of(ExitStatus exit_status) {
+  if (exit_status.how == ExitStatus::How::kSignalled) return exit_status.value;
+  const bool by_shell =
+      exit_status.how == ExitStatus::How::kExited && exit_status.value > 128 && exit_status.value <= 128 + SIGSYS;
+  return by_shell ? exit_status.value - 128 : 0;
 }
 
 }  // namespace
@@ -86,7 +87,7 @@ JobReport Supervisor::report() const {
   job.lost_hosts = lost_hosts_;
   job.daemon = daemon_end_;
   job.started_at = started_at_;
-  job.mpirun = mpirun_ending_.value_or(Ending{});
+  job.mpirun = mpirun_exit_status_.value_or(ExitStatus{});
   job.mpirun_killed_by_us = mpirun_killed_;
   job.interrupted_by = interrupted_by_;
   return job;
@@ -95,7 +96,7 @@ JobReport Supervisor::report() const {
 void Supervisor::wait_and_serve() {
   // A console that takes nothing holds the ranks back, as a pipe would; but not once the job is to end.
   const bool hold_back =
-      phase_ == Phase::kRunning && !mpirun_ending_ && console_.backlog_bytes() > kConsoleBacklogBytes;
+      phase_ == Phase::kRunning && !mpirun_exit_status_ && console_.backlog_bytes() > kConsoleBacklogBytes;
   std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
   const std::size_t first_queue = entries.size();
   for (const auto& queue : console_.queues()) entries.push_back({queue.size() > 0 ? queue.fd() : -1, POLLOUT, 0});
@@ -130,7 +131,8 @@ void Supervisor::wait_and_serve() {
   hosts_.serve(std::span(entries).subspan(first_host),
                [this](std::size_t host, const HostMessage& message) { serve_host(host, message); });
   lose_hosts();
-  if (mpirun_ending_ && !hosts_.all_gone()) drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
+  if (mpirun_exit_status_ && !hosts_.all_gone())
+    drain_until_ = std::max(drain_until_, hosts_.last_heard() + kHelpersEnd);
   for (auto& connection : connections_)
     if (connection.link && !connection.closed() && hosts_.finished(connection.link->host)) close(connection);
   std::erase_if(connections_, [](const Connection& connection) { return connection.closed(); });
@@ -202,8 +204,8 @@ void Supervisor::serve_host(std::size_t host, const HostMessage& message) {
                    tell_starter(Output{2, output.bytes});
                  },
                  [&](const RunEnded& ended) {
-                   tell_starter(Ended{ended.ending, false, Clock::now()});
-                   const int signal_number = signal_of(ended.ending);
+                   tell_starter(Ended{ended.exit_status, false, Clock::now()});
+                   const int signal_number = signal_of(ended.exit_status);
                    if (!daemon_end_ && signal_number != 0 && !mpirun_killed_)
                      daemon_end_ = DaemonEnd{hosts_.name(host), signal_number};
                  },
@@ -275,7 +277,7 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    if (phase_ > Phase::kPatience) hold_mpirun();
                  },
                  [&](const Ended& ended) {
-                   report.ending = ended.ending;
+                   report.exit_status = ended.exit_status;
                    report.told = ended.told;
                    report.ended_at = connection.link ? hosts_.to_local(connection.link->host, ended.at) : ended.at;
                    console_.finish(report.rank);
@@ -356,7 +358,7 @@ bool Supervisor::stop_requested() const {
   if (interrupted_by_ != 0) return true;
   if (!lost_hosts_.empty()) return false;
   return std::ranges::none_of(reports_, [](const RankReport& report) {
-    return report.lost || (report.failed() && !report.told && !ended_on_request(*report.ending));
+    return report.lost || (report.failed() && !report.told && !ended_on_request(*report.exit_status));
   });
 }
 
@@ -398,8 +400,8 @@ void Supervisor::end_grace() {
 
 void Supervisor::collect_mpirun() {
   int status = 0;
-  if (mpirun_ending_ || ::waitpid(mpirun_, &status, WNOHANG) != mpirun_) return;
-  mpirun_ending_ = ending_of(status);
+  if (mpirun_exit_status_ || ::waitpid(mpirun_, &status, WNOHANG) != mpirun_) return;
+  mpirun_exit_status_ = exit_status_of(status);
   drain_until_ = Clock::now() + (hosts_.empty() ? kDrainTakes : kHelpersEnd);
   hosts_.finish();
 }
@@ -476,7 +478,7 @@ void Supervisor::signal_all(int number) {
 
 /// Stopped, it and its daemons cannot cut the grace short. Not before, because a rank in MPI_Abort still talks to it.
 void Supervisor::hold_mpirun() {
-  if (!mpirun_ends_job_ || mpirun_ending_) return;
+  if (!mpirun_ends_job_ || mpirun_exit_status_) return;
   ::kill(mpirun_, SIGSTOP);
   hosts_.send_all(Hold{});
 }
@@ -485,7 +487,7 @@ void Supervisor::kill_mpirun() {
   phase_ = Phase::kMpirunKilled;
   phase_until_ = Clock::time_point::max();
   collect_mpirun();
-  if (mpirun_ending_) return;
+  if (mpirun_exit_status_) return;
   ::kill(mpirun_, SIGKILL);
   mpirun_killed_ = true;
 }

@@ -13,7 +13,7 @@
 #include "launcher/hosts/remote_hosts.h"
 #include "launcher/rank_log.h"
 #include "launcher/rank_status.h"
-#include "launcher/verdict.h"
+#include "launcher/root_cause.h"
 
 namespace lockstep::launcher {
 
@@ -69,7 +69,7 @@ class Supervisor {
   enum class Phase { kRunning, kPatience, kGrace, kKilling, kMpirunKilled };
 
   bool done() const {
-    return mpirun_ending_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
+    return mpirun_exit_status_ && ((connections_.empty() && hosts_.all_gone()) || Clock::now() >= drain_until_);
   }
   void wait_and_serve();
   void serve(Connection& connection);
@@ -129,7 +129,7 @@ class Supervisor {
   bool flushing_ = false;  // nothing is left that a signal could end but the wait for the console
   bool reader_gone_ = false;
   std::size_t unread_bytes_ = 0;  // of output, dropped while the job ends
-  std::optional<Ending> mpirun_ending_;
+  std::optional<ExitStatus> mpirun_exit_status_;
   bool mpirun_ends_job_ = false;
   bool mpirun_killed_ = false;
 };

@@ -53,8 +53,8 @@ void DataParallel::prepare(std::size_t count) {
 void DataParallel::build(Copy& copy) const {
   nn::Generator generator = nn::Generator::zeros();
   nn::Context context{*copy.backend, generator};
-  auto built = module_.recipe()(context);
-  check_usage(built != nullptr, "the recipe of a module builds nothing", "let it return the module");
+  auto built = module_.factory()(context);
+  check_usage(built != nullptr, "the factory of a module builds nothing", "let it return the module");
   list_state(copy, *built);
   copy.module = built.get();
   copy.built = std::move(built);
@@ -76,7 +76,7 @@ void DataParallel::list_state(Copy& copy, nn::Module& built) const {
 
 void DataParallel::compare(const Copy& copy) const {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError(fmt::format("the recipe of {} builds another module: {}", module_.type_name(), what),
+    throw UsageError(fmt::format("the factory of {} builds another module: {}", module_.type_name(), what),
                      "let it build the same parameters and buffers each time, in the context that it is given");
   };
   const auto differ = [&](const std::string& name, const nn::Tensor& a, const std::string& other, const nn::Tensor& b,

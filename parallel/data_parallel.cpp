@@ -73,9 +73,9 @@ DataParallel::DataParallel(std::unique_ptr<nn::Module> owned, nn::Module* module
   copies_.front()->module = &module_;
   output_use_.id = output_device_;
   check_place();
-  if (device_ids_.size() > 1 && !module_.recipe())
-    throw UsageError(fmt::format("{} cannot be built again on another device: it has no recipe", module_.type_name()),
-                     "make it with nn::build or nn::build_from, or call set_recipe");
+  if (device_ids_.size() > 1 && !module_.factory())
+    throw UsageError(fmt::format("{} cannot be built again on another device: it has no factory", module_.type_name()),
+                     "make it with nn::build or nn::build_from, or call set_factory");
   if (owned != nullptr)
     register_module("module", std::move(owned));
   else
@@ -230,7 +230,7 @@ void DataParallel::run_backward(nn::Tape& tape, Pass& pass, nn::Var output, cons
       part.gradient = nn::Tensor();
     });
   } catch (...) {
-    forget_gradients();
+    clear_grads();
     throw;
   }
   if (x != nullptr) gather_gradient(tape, pass, *x);
@@ -284,13 +284,13 @@ void DataParallel::add_up(std::size_t number, std::size_t copies) {
       nn::copy_to(sum.backend(), target.gradient, part.gradient(), part.backend());
     }
     moved(part.gradient().bytes(), part.backend(), sum.backend());
-    part.forget_gradient();
+    part.clear_grad();
   }
 }
 
-void DataParallel::forget_gradients() {
+void DataParallel::clear_grads() {
   for (std::size_t i = 1; i < copies_.size(); ++i)
-    for (const auto& [name, parameter] : copies_[i]->parameters) parameter->forget_gradient();
+    for (const auto& [name, parameter] : copies_[i]->parameters) parameter->clear_grad();
 }
 
 }  // namespace lockstep::parallel

@@ -45,7 +45,7 @@ struct DeviceUse {
 /// parameters that are optimised, all results and the loss, and sends and receives what all the others do: what
 /// several processes (trainer::Replica) spare it.
 ///
-/// The module itself is the copy of device_ids[0]. The others are built by its recipe (Module::recipe) where a batch
+/// The module itself is the copy of device_ids[0]. The others are built by its factory (Module::factory) where a batch
 /// first reaches their device, and kept: a parameter is sent again when its version has changed, buffers are sent in
 /// each forward, and what the copies do to theirs is forgotten, as in PyTorch. The sum is taken in the order of
 /// device_ids: the same bits in each run.
@@ -59,7 +59,7 @@ class DataParallel final : public nn::Module {
  public:
   /// The module's parameters and buffers are on device_ids[0]. Absent are: device_ids (all), output_device
   /// (device_ids[0]). Throws UsageError where a number is given twice or is no device's, the module is elsewhere, or it
-  /// has no recipe and there are several devices.
+  /// has no factory and there are several devices.
   DataParallel(std::unique_ptr<nn::Module> module, Devices& devices, const DeviceIds& device_ids = {},
                std::optional<int> output_device = std::nullopt, int dim = 0);
   /// Around a module that somebody else owns and keeps alive.
@@ -104,7 +104,7 @@ class DataParallel final : public nn::Module {
   void run_backward(nn::Tape& tape, Pass& pass, nn::Var output, const nn::Var* x);
   void gather_gradient(nn::Tape& tape, const Pass& pass, nn::Var x);
   void add_up(std::size_t parameter, std::size_t copies);
-  void forget_gradients();
+  void clear_grads();
   void on_devices(std::size_t count, FunctionRef<void(std::size_t)> work);
   DeviceUse& use_of(const nn::Backend& backend);
   void moved(std::uint64_t bytes, const nn::Backend& from, const nn::Backend& to);

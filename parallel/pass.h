@@ -117,7 +117,7 @@ class DataParallel::AddUp final : public nn::Node {
     walked_ = true;
   }
   ~AddUp() override {
-    if (!walked_ && lifetime_.alive()) owner_.forget_gradients();
+    if (!walked_ && lifetime_.alive()) owner_.clear_grads();
   }
 
  private:

@@ -12,7 +12,7 @@
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/optim/optimizers.h"
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 #include "trainer/model_of_file.h"
 #include "trainer/module_manifest.h"
 #include "trainer/replica.h"
@@ -37,13 +37,13 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
   return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config));
 }
 
-data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card) {
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelMetadata>& metadata) {
   const nn::ModelFamily& model = nn::model_family(config.model.name);
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
                             .settings = config.data_settings,
                             .usual_image_size = usual_image_size(config.model.name),
-                            .characters = card ? card->characters : nullptr};
+                            .characters = metadata ? metadata->characters : nullptr};
   if (!model.tokens_setting.empty()) options.context = tokens_of(config.model);
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
   if (options.classes == 0) options.classes = static_cast<int>(classes_setting(config.model).value_or(0));
@@ -93,21 +93,21 @@ std::string head_of(const TrainConfig& config, const nn::Module& model) {
 }
 
 // Whether what the file's numbers mean is what the data's mean.
-void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const ModelCard& card) {
+void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const ModelMetadata& metadata) {
   if (config.reset_head) return;
-  if (dataset.has_tokens() && (card.characters == nullptr) != (dataset.characters() == nullptr))
+  if (dataset.has_tokens() && (metadata.characters == nullptr) != (dataset.characters() == nullptr))
     throw UsageError(
         fmt::format("{} was trained on {} ({}), and {} has {}", config.weights,
-                    card.characters != nullptr ? "characters" : "tokens of another kind", card.data, dataset.name(),
-                    dataset.characters() != nullptr ? "characters" : "tokens of another kind"),
-        card.characters != nullptr ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
+                    metadata.characters != nullptr ? "characters" : "tokens of another kind", metadata.data,
+                    dataset.name(), dataset.characters() != nullptr ? "characters" : "tokens of another kind"),
+        metadata.characters != nullptr ? "use text:FILE" : "use tokens:FILE, made with that vocabulary");
   const auto& names = dataset.class_names();
-  if (names.empty() || card.class_names.empty()) return;
-  for (std::size_t i = 0; i < std::max(names.size(), card.class_names.size()); ++i) {
+  if (names.empty() || metadata.class_names.empty()) return;
+  for (std::size_t i = 0; i < std::max(names.size(), metadata.class_names.size()); ++i) {
     const auto name = [i](const std::vector<std::string>& from) { return i < from.size() ? from[i] : "none"; };
-    if (name(names) != name(card.class_names))
+    if (name(names) != name(metadata.class_names))
       throw UsageError(fmt::format("{} knows class {} as '{}', and {} as '{}'", config.weights, i,
-                                   name(card.class_names), dataset.name(), name(names)),
+                                   name(metadata.class_names), dataset.name(), name(names)),
                        "use the same classes, or train with --reset-head");
   }
 }
@@ -197,11 +197,11 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
   if (config.weights.empty()) {
     model = nn::make_model(context, spec);
   } else {
-    if (weights.card) check_meaning(config, dataset, *weights.card);
+    if (weights.metadata) check_meaning(config, dataset, *weights.metadata);
     check_vocabulary(config, weights.tensors, dataset);
     const bool all_are_loaded = !config.non_strict && !config.reset_head;
     model = make_model_of_file(context, spec, weights.tensors, config.weights,
-                               {.card = weights.card.has_value(), .all_are_loaded = all_are_loaded});
+                               {.metadata = weights.metadata.has_value(), .all_are_loaded = all_are_loaded});
     load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);

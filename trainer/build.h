@@ -11,16 +11,16 @@
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 #include "trainer/config.h"
-#include "trainer/model_card.h"
+#include "trainer/model_metadata.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
 
-/// A text is read with the characters of `card`, if it has any. Throws UsageError for names and sizes that cannot be,
-/// IoError for files.
-data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelCard>& card = std::nullopt);
+/// A text is read with the characters of `metadata`, if it has any. Throws UsageError for names and sizes that cannot
+/// be, IoError for files.
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelMetadata>& metadata = std::nullopt);
 
 /// What the model's setting for classes says, if it has one and it was given.
 std::optional<std::int64_t> classes_setting(const ModelConfig& model);
@@ -33,7 +33,7 @@ std::int64_t tokens_of(const ModelConfig& model);
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
 /// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Throws
-/// UsageError, also where a card tells of other classes or tokens than the data have, and IoError.
+/// UsageError, also where metadata tells of other classes or tokens than the data have, and IoError.
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                         const RunWeights& weights = {});
 

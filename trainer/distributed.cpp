@@ -71,7 +71,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
   replica_.emplace(group, *backend, module, limits_of(options, group),
                    Replica::Options{.broadcast_buffers = options.broadcast_buffers,
                                     .find_unused = options.find_unused_parameters,
-                                    .wait_for_absent = true});
+                                    .wait_for_unused = true});
   replica_->refuse_strays(true);
   register_borrowed("module", module);
 }
@@ -114,7 +114,7 @@ void DistributedDataParallel::backward_begins() {
   begin_gradients();
   if (!pass_syncs_) return;
   replica_->begin_reduction(++step_);
-  replica_->settle_unreached();
+  replica_->mark_unused();
 }
 
 void DistributedDataParallel::node_walked() {
@@ -128,7 +128,7 @@ void DistributedDataParallel::backward_ended() {
 
 void DistributedDataParallel::finish() {
   replica_->finish([](auto) {});
-  replica_->adopt_order();  // here, where all ranks are: what they do until the next backward is the loop's affair
+  replica_->rebuild_buckets();  // here, where all ranks are: what they do until the next backward is the loop's affair
   sums_held_ = true;
 }
 

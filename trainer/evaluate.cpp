@@ -7,8 +7,8 @@
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
+#include "trainer/async_scalars.h"
 #include "trainer/forward.h"
-#include "trainer/late_results.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -38,9 +38,9 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
                       static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
   const auto sums = sums_->view<double>(0, kSums);  // loss, correct, samples, in the top five, ranks that stopped
   std::ranges::fill(sums, 0.0);
-  LateResults results(backend_, 2 * sizeof(float)), inside(backend_, sizeof(float));
+  AsyncScalars results(backend_, 2 * sizeof(float)), inside(backend_, sizeof(float));
   const nn::Tensor in_top = backend_.empty({});
-  const auto take = [](LateResults& from, std::span<float> to) {
+  const auto take = [](AsyncScalars& from, std::span<float> to) {
     std::memcpy(to.data(), from.take([] { throw_if_stopped("evaluating"); }).data(), to.size_bytes());
   };
   const auto add_result = [&] {

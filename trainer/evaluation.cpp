@@ -35,8 +35,8 @@ void run(TrainConfig config, Session& session) {
   const std::int64_t batch = config.batch.value_or(kDefaultBatch);
   comm::run_collectively(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
-    weights = adopt_weights(config);
-    splits = open_splits(config, weights.card);
+    weights = apply_weights(config);
+    splits = open_splits(config, weights.metadata);
     const auto mine = sampler::eval_slice(splits.test->size(), group.rank(), group.size());
     const auto most = static_cast<std::int64_t>(std::min(static_cast<std::uint64_t>(batch), mine.count));
     needs = estimate_memory(config, *session.backend, *splits.test,

@@ -121,6 +121,7 @@ void add_settings(OptionTable& table, Settings& target, const std::vector<Declar
     std::string to = flag + listed(all_of(same, &Declared::title));
     if (spec.need.what != nullptr) to += fmt::format(" with {}", spec.need.what);
     table.add({.name = name,
+               .synonyms = spec.synonyms,
                .kind = kind,
                .placeholder = kind == OptionKind::kFlag ? std::string() : spec.placeholder,
                .help = help_of(same),

@@ -28,8 +28,8 @@ void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::stri
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
                                                const SizesOf& sizes) {
-  // Without a card the file may be of another model, whose names are then compared.
-  const bool all = sizes.card && sizes.all_are_loaded;
+  // Without metadata the file may be of another model, whose names are then compared.
+  const bool all = sizes.metadata && sizes.all_are_loaded;
   const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all ? 0 : kMostNewBytes));
   try {
     return nn::make_model(context, spec);
@@ -38,7 +38,7 @@ std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::M
                               spec.name, tensors.size()),
                   kFileRemedy);
   } catch (const UsageError& error) {
-    if (!sizes.card) throw;
+    if (!sizes.metadata) throw;
     throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kFileRemedy);
   }
 }

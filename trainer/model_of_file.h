@@ -15,13 +15,13 @@ void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::stri
 
 /// Where the sizes of a model come from.
 struct SizesOf {
-  bool card = true;            // the file says them; otherwise its tensors' shapes and flags do
+  bool metadata = true;        // the file says them; otherwise its tensors' shapes and flags do
   bool all_are_loaded = true;  // the file must have all parameters
 };
 
 /// The module of `spec`, which file `source` tells: what may be a lie takes no more memory than `tensors`, the file's,
 /// account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming the file
-/// where it would be larger, or where a card names no model; without a card, UsageError for what is no model.
+/// where it would be larger, or where metadata names no model; without metadata, UsageError for what is no model.
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
                                                const SizesOf& sizes);

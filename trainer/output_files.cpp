@@ -71,9 +71,9 @@ void check_alone(const NamedFile& output) {
     std::error_code ignored;
     return fs::exists((directory.empty() ? fs::path(".") : directory) / name, ignored);
   };
-  if (is_there(kCardFile) && is_there(kOptimizerFile))
+  if (is_there(kManifestFile) && is_there(kOptimizerFile))
     throw UsageError(fmt::format("{} {} lies in a checkpoint", output.flag, output.path),
-                     "give another place: a checkpoint with other files than its own is damaged");
+                     "give another place: a checkpoint with other files than its own is corrupt");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace lockstep::trainer {
 namespace {
 
 // Places in the reducer's tail.
-enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kAbsent, kStops };
+enum TailPlace : std::size_t { kLoss, kCorrect, kCount, kUnused, kStops };
 
 std::vector<nn::NamedParameter> trained(const nn::Module& module) {
   auto all = module.named_parameters();
@@ -85,7 +85,7 @@ Replica::Replica(comm::ProcessGroup& group, nn::Backend& backend, nn::Module& mo
       reducer_(group, slots_of(parameters_), limits,
                {.find_unused = options.find_unused,
                 .start_late = options.find_unused && synchronised_norms(module) > 0,
-                .wait_for_absent = options.wait_for_absent}) {
+                .wait_for_unused = options.wait_for_unused}) {
   ddp::broadcast_state(group_, parameter_bytes(), 0);
   broadcast_buffers();
   for (const auto& [name, parameter] : module_.named_parameters()) parameter->changed();
@@ -168,8 +168,8 @@ std::vector<ddp::NamedBytes> Replica::buffer_bytes() const {
   return pieces;
 }
 
-void Replica::adopt_order() {
-  if (!order_known_ || std::exchange(order_adopted_, true)) return;
+void Replica::rebuild_buckets() {
+  if (!order_known_ || std::exchange(rebuilt_, true)) return;
   std::vector<nn::Tensor> held(parameters_.size());
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const nn::Parameter& parameter = *parameters_[slot].parameter;
@@ -177,29 +177,29 @@ void Replica::adopt_order() {
     held[slot] = backend_.empty(parameter.value().shape());
     backend_.pointwise().copy(parameter.gradient(), held[slot]);
   }
-  if (!reducer_.adopt_ready_order()) return;
+  if (!reducer_.rebuild_buckets()) return;
   bind_gradients();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     if (!held[slot].defined()) continue;
     backend_.pointwise().copy(held[slot], parameters_[slot].parameter->gradient());
-    parameters_[slot].parameter->gradient_written();
+    parameters_[slot].parameter->mark_grad_valid();
   }
 }
 
-void Replica::adopt_order(const std::vector<std::string>& names) {
+void Replica::rebuild_buckets(const std::vector<std::string>& names) {
   std::map<std::string, std::size_t> slots;
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) slots[parameters_[slot].name] = slot;
   std::vector<std::size_t> order;
   for (const auto& name : names)
     if (const auto node = slots.extract(name); !node.empty()) order.push_back(node.mapped());
   if (order.size() != parameters_.size() || names.size() != order.size()) return;
-  order_known_ = order_adopted_ = true;
-  if (reducer_.adopt_order(std::move(order))) bind_gradients();
+  order_known_ = rebuilt_ = true;
+  if (reducer_.rebuild_buckets(std::move(order))) bind_gradients();
 }
 
 std::vector<std::string> Replica::order() const {
   std::vector<std::string> names;
-  if (!order_adopted_) return names;
+  if (!rebuilt_) return names;
   for (const std::size_t slot : reducer_.order()) names.push_back(parameters_[slot].name);
   return names;
 }
@@ -227,8 +227,8 @@ void Replica::sync_buffers() {
 }
 
 void Replica::begin_step(std::int64_t step) {
-  for (const auto& [name, parameter] : parameters_) parameter->forget_gradient();
-  adopt_order();  // not at the end of the first step, when there would be gradients to move
+  for (const auto& [name, parameter] : parameters_) parameter->clear_grad();
+  rebuild_buckets();  // not at the end of the first step, when there would be gradients to move
   group_.set_step(step);
   sync_buffers();
   begin_reduction(step);
@@ -246,17 +246,17 @@ void Replica::backward(nn::Tape& tape, const nn::Loss& loss, std::int64_t count,
   contributed_ += count;
   backend_.pointwise().add_to(loss.totals(), 1.0f, tail.slice(kLoss, kCount));
   backend_.pointwise().fill(tail.slice(kCount, kCount + 1), static_cast<float>(contributed_));
-  if (last) settle_unreached();
+  if (last) mark_unused();
   tape.set_node_hook([this] { reducer_.poll(); });
   tape.backward(loss.value);
 }
 
-void Replica::settle_unreached() {
+void Replica::mark_unused() {
   summing_ = true;
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const nn::Parameter& parameter = *parameters_[slot].parameter;
     if (parameter.awaits_backward()) continue;
-    parameter.has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_absent(slot);
+    parameter.has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
   }
 }
 
@@ -265,7 +265,7 @@ void Replica::contribute_nothing() {
       std::ranges::none_of(parameters_, [](const auto& named) { return named.parameter->has_gradient(); });
   if (nothing) return reducer_.contribute_nothing();
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-    parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_absent(slot);
+    parameters_[slot].parameter->has_gradient() ? reducer_.mark_ready(slot) : reducer_.mark_slot_unused(slot);
 }
 
 void Replica::keep_sums_once() {
@@ -279,13 +279,13 @@ void Replica::finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket) 
     if (!reducer_.decided(slot) && parameters_[slot].parameter->has_gradient()) reducer_.mark_ready(slot);
   summing_ = reducing_ = false;
   reducer_.finish(backend_.stream(), [&](std::span<const std::size_t> slots) {
-    for (const std::size_t slot : slots) parameters_[slot].parameter->gradient_written();
+    for (const std::size_t slot : slots) parameters_[slot].parameter->mark_grad_valid();
     on_bucket(slots);
   });
   order_known_ = true;
   if (backend_.device().kind == DeviceKind::kCpu || options_.find_unused) return;
-  backend_.pointwise().copy(nn::Tensor::view_of(reducer_.absent_count().data(), {1}),
-                            totals().slice(kAbsent, kAbsent + 1));
+  backend_.pointwise().copy(nn::Tensor::view_of(reducer_.unused_count().data(), {1}),
+                            totals().slice(kUnused, kUnused + 1));
 }
 
 bool Replica::on_all(bool mine) {
@@ -309,7 +309,7 @@ Replica::Totals Replica::Totals::from(std::span<const std::byte> bytes) {
   return {.loss = static_cast<double>(tail[kLoss]),
           .correct = static_cast<double>(tail[kCorrect]),
           .count = static_cast<double>(tail[kCount]),
-          .absent = static_cast<double>(tail[kAbsent]),
+          .unused = static_cast<double>(tail[kUnused]),
           .stops = static_cast<double>(tail[kStops])};
 }
 

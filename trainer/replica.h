@@ -22,7 +22,7 @@ class Replica {
   struct Options {
     bool broadcast_buffers = true;  // rank 0's buffers are everyone's from the beginning of each step
     bool find_unused = false;       // parameters may have no gradient in a step: see ddp::Reducer::Options
-    bool wait_for_absent = false;   // those that must not: finish() waits for the device to know of them
+    bool wait_for_unused = false;   // those that must not: finish() waits for the device to know of them
   };
 
   /// Collective: compares the ranks' modules and options (OutOfStepError, comm::compare_manifests), and then rank 0's
@@ -47,7 +47,7 @@ class Replica {
     double loss = 0;
     double correct = 0;
     double count = 0;
-    double absent = 0;  // gradients that were missing and must not be: refuse_absent() is due
+    double unused = 0;  // gradients that were missing and must not be: refuse_unused() is due
     double stops = 0;   // see count_stops()
     /// From what totals() holds.
     static Totals from(std::span<const std::byte> bytes);
@@ -56,7 +56,7 @@ class Replica {
 
   /// Before the first step: the order of buckets that an earlier run has come to, by parameters' names. Others than
   /// these parameters, each once, mean nothing.
-  void adopt_order(const std::vector<std::string>& names);
+  void rebuild_buckets(const std::vector<std::string>& names);
   /// The order of buckets; empty while it is not settled.
   std::vector<std::string> order() const;
 
@@ -79,7 +79,7 @@ class Replica {
   /// collectives under way: see Reducer.
   void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
   /// Gradients are where they will stay: from the second step on, unless that one had no samples on any rank.
-  bool settled() const { return order_adopted_; }
+  bool settled() const { return rebuilt_; }
   /// Of ProcessGroup: the step between the two is recorded, not done.
   void begin_capture() { group_.begin_capture(); }
   std::uint64_t end_capture() { return group_.end_capture(); }
@@ -93,14 +93,14 @@ class Replica {
     summing_ = reducing_ = false;
   }
 
-  /// Collective: throws what Reducer::refuse_absent() does. On the CPU, and with wait_for_absent, finish() has.
-  [[noreturn]] void refuse_absent() { reducer_.refuse_absent(); }
+  /// Collective: throws what Reducer::refuse_unused() does. On the CPU, and with wait_for_unused, finish() has.
+  [[noreturn]] void refuse_unused() { reducer_.refuse_unused(); }
 
   // The parts of a step, for DistributedDataParallel, whose steps begin where the caller's loop lets them begin.
 
   /// Collective at the first call behind a finish(), later nothing: buckets follow the order in which gradients became
   /// ready. Gradients that parameters hold move along. Between steps alone.
-  void adopt_order();
+  void rebuild_buckets();
   /// Collective: rank 0's buffers become everyone's, in the order of the backend's work.
   void sync_buffers();
   /// What that sends to each of the others.
@@ -108,7 +108,7 @@ class Replica {
   /// From here to finish(), gradients that become ready are summed. Those that parameters hold already are added to.
   void begin_reduction(std::int64_t step);
   /// In front of the last backward pass of a reduction: parameters that it does not reach hold up no bucket.
-  void settle_unreached();
+  void mark_unused();
   bool reducing() const { return reducing_; }
   /// Before gradients that finish() has summed are added to: only rank 0 keeps them, for the next sum.
   void keep_sums_once();
@@ -149,7 +149,7 @@ class Replica {
   ddp::Reducer reducer_;
   nn::Tensor stop_;           // () f32 on the device; undefined: nobody counts
   bool order_known_ = false;  // a step has shown in which order gradients become ready
-  bool order_adopted_ = false;
+  bool rebuilt_ = false;
   bool reducing_ = false;
   bool refuse_strays_ = false;
   bool summing_ = false;          // the backward pass that runs is the last one of the step

@@ -64,7 +64,7 @@ TrainingStep::Outcome TrainingStep::take_outcome() {
     std::memcpy(&squares, squares_of_steps_.take(look_around).data(), sizeof squares);
     outcome.grad_norm = std::sqrt(squares);
   }
-  if (outcome.totals.absent > 0) replica_.refuse_absent();
+  if (outcome.totals.unused > 0) replica_.refuse_unused();
   outcome.step = begun_.front().step;
   outcome.waited = begun_.front().waited;
   begun_.erase(begun_.begin());
@@ -124,13 +124,14 @@ void TrainingStep::update() {
   replica_.finish([&](std::span<const std::size_t> slots) {
     if (options_.trace != nullptr)
       options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since, Clock::now());
-    if (std::exchange(first, false) && options_.clip_norm == 0) optimizer_->decide(replica_.totals(), {}, 0);
+    if (std::exchange(first, false) && options_.clip_norm == 0)
+      optimizer_->compute_update_scale(replica_.totals(), {}, 0);
     update_bucket(slots);
     if (options_.trace != nullptr) waiting_since = Clock::now();
   });
   if (options_.clip_norm == 0) return;
   const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
-  optimizer_->decide(replica_.totals(), squares_, options_.clip_norm);
+  optimizer_->compute_update_scale(replica_.totals(), squares_, options_.clip_norm);
   optimizer_->update(all_);
 }
 

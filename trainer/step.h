@@ -7,11 +7,11 @@
 
 #include "data/loader.h"
 #include "nn/optim/optimizer.h"
+#include "trainer/async_scalars.h"
 #include "trainer/config.h"
-#include "trainer/late_results.h"
 #include "trainer/layer_trace.h"
-#include "trainer/recorded_steps.h"
 #include "trainer/replica.h"
+#include "trainer/step_graphs.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -51,7 +51,7 @@ class TrainingStep {
 
   /// For callers that change what collectives do: recordings of one variant are not used for another.
   void set_variant(int variant) { variant_ = variant; }
-  const RecordedSteps& recorded() const { return recorded_; }
+  const StepGraphs& recorded() const { return recorded_; }
 
   /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
   std::size_t outcomes_waiting() const { return totals_.waiting(); }
@@ -80,12 +80,12 @@ class TrainingStep {
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
   Inputs inputs_;  // of this step
-  RecordedSteps recorded_;
+  StepGraphs recorded_;
   int variant_ = 0;
   nn::Tensor dropout_state_;      // (3) i64; undefined without dropout
   nn::Tensor squares_;            // () f64, of the gradients of this step
   std::vector<std::size_t> all_;  // parameters
-  LateResults totals_, squares_of_steps_;
+  AsyncScalars totals_, squares_of_steps_;
   struct Begun {
     std::int64_t step;
     Clock::duration waited;

@@ -15,7 +15,7 @@
 namespace lockstep::trainer {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{1} << 20;  // what a rank hands to rank 0 at a time
+constexpr std::size_t kCacheBlockBytes = std::size_t{1} << 20;  // what a rank hands to rank 0 at a time
 constexpr const char* kBegin = R"({"displayTimeUnit":"ms","traceEvents":[)";
 // The format has no place for it, but a list that begins with a comma is no JSON: an event without meaning comes first.
 constexpr const char* kFirst = R"({"name":"lockstep","ph":"M","pid":0,"tid":0,"args":{}})";
@@ -132,7 +132,7 @@ void Trace::write(comm::ProcessGroup& group) {
     for (const auto& part : group.gather_objects(bytes_of(piece), 0)) {
       write({reinterpret_cast<const char*>(part.data()), part.size()});
     }
-    piece = encode(next, kPieceBytes);
+    piece = encode(next, kCacheBlockBytes);
     more = std::ranges::max(group.all_gather_numbers(static_cast<std::int64_t>(piece.size()))) > 0;
   }
   comm::run_collectively(group, [&] {
@@ -149,7 +149,7 @@ void Trace::write_own() noexcept {
   try {
     AtomicFile file(path_);
     file.write(bytes_of(std::string(kBegin) + kFirst + encode_names()));
-    for (std::size_t next = 0; next < events_.size();) file.write(bytes_of(encode(next, kPieceBytes)));
+    for (std::size_t next = 0; next < events_.size();) file.write(bytes_of(encode(next, kCacheBlockBytes)));
     file.write(bytes_of(kEnd));
     file.commit();
     log_warn("the run ended early: {} holds what rank 0 did", path_);

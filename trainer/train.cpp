@@ -15,7 +15,7 @@
 #include "data/loader.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint/checkpoints.h"
 #include "trainer/checkpoint/resume.h"
@@ -44,8 +44,8 @@ class Run {
     RunWeights weights;
     MemoryNeeds needs;
     comm::run_collectively(group_, [&] {
-      weights = adopt_weights(config_);
-      splits_ = open_splits(config_, weights.card);
+      weights = apply_weights(config_);
+      splits_ = open_splits(config_, weights.metadata);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       const bool several = config_.parallel == Parallel::kDp;
       needs = estimate_memory(config_, backend_, *splits_.train,
@@ -69,9 +69,9 @@ class Run {
                          "give fewer --epochs");
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
-    const CheckpointCard plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
+    const CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     resumed_ = resume_module(config_, group_, plan, *model_);
-    if (resumed_) sampler_->restore(resumed_->card.position);
+    if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;
       // A run of hours must not find out at its end that its result has no place to go.
@@ -79,8 +79,8 @@ class Run {
         const AtomicFile probe(config_.save);
       }
       if (!config_.trace.empty()) Trace::check_path(config_.trace);
-      metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->card.step) : Metrics(config_.metrics);
-      if (resumed_) metrics_.write(ResumeReport{.step = resumed_->card.step, .world_size = group_.size()});
+      metrics_ = resumed_ ? Metrics::resumed(config_.metrics, resumed_->manifest.step) : Metrics(config_.metrics);
+      if (resumed_) metrics_.write(ResumeReport{.step = resumed_->manifest.step, .world_size = group_.size()});
     });
     // Its time 0 comes before the first batch that it shows.
     if (!config_.trace.empty()) trace_.emplace(config_.trace, group_);
@@ -96,7 +96,7 @@ class Run {
     auto optimizer = make_optimizer(config_, replica_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *replica_);
     comm::run_collectively(group_, [&] {
-      checkpoints_.open(*model_, *optimizer, plan, metadata_of(card_of(config_, *splits_.train)), resumed_);
+      checkpoints_.open(*model_, *optimizer, plan, metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
     });
     if (checkpoints_.wanted()) replica_->count_stops();
     TrainingStep::Options options = step_options(config_);
@@ -159,7 +159,7 @@ class Run {
     return 0;
   }
 
-  std::int64_t first_steps() const { return resumed_ ? resumed_->card.step : 0; }
+  std::int64_t first_steps() const { return resumed_ ? resumed_->manifest.step : 0; }
 
   // At the end of epoch `epoch`, from 1.
   bool evaluation_due(std::uint64_t epoch) const {
@@ -301,7 +301,7 @@ class Run {
                         .comm_wait_s = wait_seconds_});
     const bool checkpointed = checkpoints_.finish();
     checkpoints_.tell_failures();
-    tell_damaged();
+    report_corrupt();
     comm::run_collectively(group_, [&] {
       if (group_.rank() == 0) save();
     });
@@ -319,12 +319,12 @@ class Run {
   }
 
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
-  void tell_damaged() {
+  void report_corrupt() {
     for (const auto& dataset : {splits_.train, splits_.test}) {
-      const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->damaged()));
+      const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->corrupt()));
       const std::int64_t most = *std::ranges::max_element(counts);
       if (most == 0 || group_.rank() != 0) continue;
-      log_warn("{}: {} of {} samples {} damaged{}: others took their places, and the warnings above name them",
+      log_warn("{}: {} of {} samples {} corrupt{}: others took their places, and the warnings above name them",
                dataset->name(), most, dataset->size(), most == 1 ? "is" : "are",
                group_.size() == 1 ? "" : ", or more, where no rank saw all of them");
     }
@@ -334,7 +334,7 @@ class Run {
     if (config_.save.empty()) return;
     report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
     try {
-      nn::write_weights(config_.save, nn::state_of(*model_), metadata_of(card_of(config_, *splits_.train)));
+      nn::write_weights(config_.save, nn::state_of(*model_), metadata_of(model_metadata_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }

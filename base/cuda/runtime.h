@@ -32,7 +32,7 @@ class CudaStream {
 
   cudaStream_t get() const { return stream_; }
   StreamView view() const { return {stream_}; }
-  /// Blocks until all that was given to it is done. Not for steps: Readback is.
+  /// Blocks until all that was given to it is done. Not for steps: AsyncDownload is.
   void synchronize() const;
 
  private:

@@ -82,7 +82,7 @@ void Link::stage() {
     to += kHeaderBytes + Aead::kTagBytes;
     if (out_.bytes > 0) cipher.begin();
   }
-  if (const std::size_t piece = std::min(out_.bytes - sealing.sealed, Sealing::kPieceBytes); piece > 0) {
+  if (const std::size_t piece = std::min(out_.bytes - sealing.sealed, Sealing::kCacheBlockBytes); piece > 0) {
     cipher.process({payload_ + sealing.sealed, piece}, to);
     sealing.sealed += piece;
     to += piece;

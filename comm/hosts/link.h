@@ -79,10 +79,10 @@ class Link {
   /// What a link that encrypts has beside.
   struct Sealing {
     /// The cipher is ahead of the socket by so much of a payload: what it writes is still in the cache when it is sent.
-    static constexpr std::size_t kPieceBytes = 64 << 10;
+    static constexpr std::size_t kCacheBlockBytes = 64 << 10;
 
     SessionCiphers ciphers;
-    std::array<std::byte, kHeaderBytes + Aead::kTagBytes + kPieceBytes + Aead::kTagBytes> staging{};
+    std::array<std::byte, kHeaderBytes + Aead::kTagBytes + kCacheBlockBytes + Aead::kTagBytes> staging{};
     std::size_t begin = 0, end = 0;  // of what is staged and not sent
     std::size_t sealed = 0;          // of the payload
     bool has_header = false;         // it is staged, or sent

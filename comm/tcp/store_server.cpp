@@ -249,14 +249,14 @@ void StoreServer::greet(Client& client) {
     return refuse(client, fmt::format("rank {} has joined already (host {}, pid {}), and this is another process "
                                       "(host {}, pid {})",
                                       who.rank, rank.host, rank.pid, who.host, who.pid));
-  const bool come_again = rank.state != Rank::State::kAbsent;
+  const bool come_again = rank.state != Rank::State::kUnused;
   client.wire.handshake().accept(StoreAnswer{come_again, client.own ? who.host : ranks_[0].host}.encode());
   client.wire.flush();
   if (come_again) return close_after_sending(client);
   client.rank = static_cast<int>(who.rank);
   client.until = Clock::time_point::max();
   rank = {Rank::State::kJoined, who.host, who.pid, &client};
-  if (std::ranges::none_of(ranks_, [](const Rank& one) { return one.state == Rank::State::kAbsent; }))
+  if (std::ranges::none_of(ranks_, [](const Rank& one) { return one.state == Rank::State::kUnused; }))
     report_strangers();
   if (announcement_) client.wire.send(announcement_->first, announcement_->second);
   say_goodbye();
@@ -317,7 +317,7 @@ void StoreServer::take_attendance(Client& client) {
   body.number(static_cast<std::uint32_t>(ranks_.size()));
   for (const Rank& rank : ranks_) {
     const std::uint32_t here = rank.state == Rank::State::kJoined ? 1 : 2;
-    body.number(rank.state == Rank::State::kAbsent ? 0 : here).text(rank.host);
+    body.number(rank.state == Rank::State::kUnused ? 0 : here).text(rank.host);
   }
   client.wire.send(FrameKind::kAttendance, body);
 }
@@ -357,7 +357,7 @@ void StoreServer::say_goodbye() {
     return std::any_of(ranks_.begin() + 1, ranks_.end(), [&](const Rank& rank) { return rank.state == state; });
   };
   // A job that has come to its end early waits for nobody who has not come.
-  if (any_is(Rank::State::kAbsent) && !announcement_) return;
+  if (any_is(Rank::State::kUnused) && !announcement_) return;
   // A rank of the next job that comes now shall wait for the next rank 0.
   listeners_.clear();
   if (any_is(Rank::State::kJoined)) return;

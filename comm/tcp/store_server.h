@@ -59,8 +59,8 @@ class StoreServer {
     Clock::time_point until = Clock::time_point::max();  // closed then: no hello, or a refusal that is not taken
   };
   struct Rank {
-    enum class State { kAbsent, kJoined, kLeft, kEnded };
-    State state = State::kAbsent;
+    enum class State { kUnused, kJoined, kLeft, kEnded };
+    State state = State::kUnused;
     std::string host;
     std::uint32_t pid = 0;
     Client* client = nullptr;  // while joined

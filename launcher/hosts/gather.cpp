@@ -16,8 +16,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "launcher/hosts/free_port.h"
+#include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/networks.h"
-#include "launcher/hosts/own_names.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -43,7 +43,7 @@ using Candidates = std::vector<Candidate>;
 Candidates find_own(const std::vector<HostSpec>& hosts) {
   std::vector<std::string> names;
   for (const auto& host : hosts) names.push_back(host.name);
-  const auto own = own_names(names, Deadline::after_seconds(kResolveSeconds));
+  const auto own = local_addresses(names, Deadline::after_seconds(kResolveSeconds));
   Candidates candidates;
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
@@ -97,7 +97,7 @@ int wait_for_greetings(Candidates& candidates, const Greeting& own, SignalQueue&
   const int signal = wait_for(candidates, Deadline::after_seconds(kAnswerSeconds), signals, [](Candidate& each) {
     if (each.link->greeting()) return true;
     // With an exit code there is more to say; an agent that stays without an output will not tell.
-    return each.link->gone() && (each.link->agent_ending() || Clock::now() - each.link->last_heard() > kAgentEnds);
+    return each.link->gone() && (each.link->agent_exit_status() || Clock::now() - each.link->last_heard() > kAgentEnds);
   });
   for (auto& each : candidates) {
     if (!each.link || signal != 0) continue;

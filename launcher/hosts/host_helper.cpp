@@ -23,8 +23,8 @@
 #include "launcher/hosts/byte_pipe.h"
 #include "launcher/hosts/free_port.h"
 #include "launcher/hosts/greeting.h"
-#include "launcher/hosts/left_behind.h"
 #include "launcher/hosts/protocol.h"
+#include "launcher/hosts/stale_dirs.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
@@ -171,7 +171,7 @@ class Helper {
     request.unset_env = {"OMPI_MCA_orte_remote_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"};
     const Spawned spawned = spawn(request);
     daemon_ = spawned.pid;
-    if (spawned.pid < 0) send(RunEnded{{Ending::How::kNotStarted, spawned.error}});
+    if (spawned.pid < 0) send(RunEnded{{ExitStatus::How::kNotStarted, spawned.error}});
   }
 
   void obey(const Hold&) {
@@ -222,7 +222,7 @@ class Helper {
       ::kill(-daemon_, SIGKILL);  // what it left behind
       daemon_ = -1;
       pass_daemon_output();
-      send(RunEnded{ending_of(status)});
+      send(RunEnded{exit_status_of(status)});
     }
   }
 

@@ -52,7 +52,7 @@ HostLink::HostLink(HostSpec host, const RemoteAgent& agent, const std::string& s
   const Spawned spawned = spawn(request);
   agent_ = spawned.pid;
   if (agent_ < 0) {
-    ending_ = Ending{Ending::How::kNotStarted, spawned.error};
+    exit_status_ = ExitStatus{ExitStatus::How::kNotStarted, spawned.error};
     return;
   }
   pipe_ = BytePipe(std::move(from.read), std::move(to.write));
@@ -63,14 +63,14 @@ HostLink::~HostLink() { cut(); }
 
 void HostLink::cut() {
   pipe_.close();
-  if (ending_) return;
+  if (exit_status_) return;
   // An agent that is a script may have started others.
   ::kill(-agent_, SIGKILL);
   ::kill(agent_, SIGKILL);
   int status = 0;
   while (::waitpid(agent_, &status, 0) < 0 && errno == EINTR) {
   }
-  ending_ = ending_of(status);
+  exit_status_ = exit_status_of(status);
 }
 
 void HostLink::fill(std::span<pollfd, kPollEntries> entries, bool listen) {
@@ -128,10 +128,10 @@ void HostLink::take_pong(const Pong& pong) {
   clock_ahead_ = Clock::time_point(std::chrono::nanoseconds(pong.helper_ns)) - (sent + round_trip / 2);
 }
 
-std::optional<Ending> HostLink::agent_ending() {
+std::optional<ExitStatus> HostLink::agent_exit_status() {
   int status = 0;
-  if (!ending_ && ::waitpid(agent_, &status, WNOHANG) == agent_) ending_ = ending_of(status);
-  return ending_;
+  if (!exit_status_ && ::waitpid(agent_, &status, WNOHANG) == agent_) exit_status_ = exit_status_of(status);
+  return exit_status_;
 }
 
 std::string HostLink::explain_failure() {
@@ -140,7 +140,7 @@ std::string HostLink::explain_failure() {
     if (more.empty()) break;
     append_bounded(said_, more, kSaidBytes);
   }
-  return explain({host_, agent_name_, program_, ending_.value_or(Ending{}), said_});
+  return explain({host_, agent_name_, program_, exit_status_.value_or(ExitStatus{}), said_});
 }
 
 }  // namespace lockstep::launcher

@@ -63,7 +63,7 @@ class HostLink {
   /// The connection has ended, and all that came over it has been handed out.
   bool gone() const { return pipe_.in() < 0; }
   /// How the remote agent ended; nothing while it runs.
-  std::optional<Ending> agent_ending();
+  std::optional<ExitStatus> agent_exit_status();
   /// Why the agent ended before the host greeted.
   std::string explain_failure();
   /// What the agent has said on stderr: its last line.
@@ -81,7 +81,7 @@ class HostLink {
   HostSpec host_;
   std::string agent_name_, program_;
   pid_t agent_ = -1;
-  std::optional<Ending> ending_;
+  std::optional<ExitStatus> exit_status_;
   BytePipe pipe_;
   BytePipe errors_;
   std::string said_;

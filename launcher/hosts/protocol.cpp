@@ -33,7 +33,9 @@ std::string body_of(const FromRank& m) { return Writer().put(m.id).put_text(m.by
 std::string body_of(const Gone& m) { return Writer().put(m.id).take(); }
 std::string body_of(const Notice& m) { return m.text; }
 std::string body_of(const RunOutput& m) { return m.bytes; }
-std::string body_of(const RunEnded& m) { return Writer().put(m.ending.how).put<std::int32_t>(m.ending.value).take(); }
+std::string body_of(const RunEnded& m) {
+  return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).take();
+}
 std::string body_of(const Pong& m) { return Writer().put(m.launcher_ns).put(m.helper_ns).take(); }
 
 void read(Reader& in, Order& m) {
@@ -71,8 +73,8 @@ void read(Reader& in, Refused& m) { m.why = in.rest(); }
 void read(Reader& in, Notice& m) { m.text = in.rest(); }
 void read(Reader& in, RunOutput& m) { m.bytes = in.rest(); }
 void read(Reader& in, RunEnded& m) {
-  m.ending.how = in.take<Ending::How>();
-  m.ending.value = in.take<std::int32_t>();
+  m.exit_status.how = in.take<ExitStatus::How>();
+  m.exit_status.value = in.take<std::int32_t>();
 }
 void read(Reader& in, Pong& m) {
   m.launcher_ns = in.take<std::int64_t>();

@@ -80,7 +80,7 @@ struct RunOutput {
   std::string bytes;
 };
 struct RunEnded {
-  Ending ending;
+  ExitStatus exit_status;
 };
 struct Pong {
   std::int64_t launcher_ns = 0;  // of the Ping

@@ -62,9 +62,9 @@ std::string line_with(std::string_view text, std::string_view piece) {
 }
 
 std::string how_it_ended(const RemoteFailure& failure) {
-  if (failure.ending.how == Ending::How::kSignalled)
-    return fmt::format("{} was ended by {}", failure.agent, signal_name(failure.ending.value));
-  return fmt::format("{} ended with code {}", failure.agent, failure.ending.exit_code());
+  if (failure.exit_status.how == ExitStatus::How::kSignalled)
+    return fmt::format("{} was ended by {}", failure.agent, signal_name(failure.exit_status.value));
+  return fmt::format("{} ended with code {}", failure.agent, failure.exit_status.exit_code());
 }
 
 }  // namespace
@@ -102,15 +102,15 @@ std::string shell_word(const std::string& text) {
 }
 
 std::string explain(const RemoteFailure& failure) {
-  if (failure.ending.how == Ending::How::kNotStarted)
+  if (failure.exit_status.how == ExitStatus::How::kNotStarted)
     return fmt::format("cannot run {}: {} → check OMPI_MCA_plm_rsh_agent", failure.agent,
-                       errno_text(failure.ending.value));
+                       errno_text(failure.exit_status.value));
   for (const auto& cause : kCauses) {
     if (!contains(failure.said, cause.said)) continue;
     return fmt::format("{} ({}) → {}", cause.what, line_with(failure.said, cause.said),
                        fmt::format(fmt::runtime(cause.remedy), failure.host.target()));
   }
-  const int code = failure.ending.exit_code();
+  const int code = failure.exit_status.exit_code();
   const std::string said = last_line(failure.said);
   const std::string quoted = said.empty() ? "" : fmt::format(" ({})", said);
   if (code == kNotFound)

@@ -31,7 +31,7 @@ struct RemoteFailure {
   HostSpec host;
   std::string agent;    // its name: "ssh"
   std::string program;  // that was to be started there
-  Ending ending;
+  ExitStatus exit_status;
   std::string said;  // on stderr
 };
 

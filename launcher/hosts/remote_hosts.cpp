@@ -65,16 +65,16 @@ std::vector<LostHost> RemoteHosts::take_lost() {
                   .ranks = {},
                   .directories = {link.ready.directory, link.ready.shm_directory}};
     if (link.gone()) {
-      const auto ending = link.agent_ending();
+      const auto exit_status = link.agent_exit_status();
       // How the agent ended tells more, if it comes to that soon.
-      if (!ending && now - link.last_heard() < kAgentGrace) continue;
+      if (!exit_status && now - link.last_heard() < kAgentGrace) continue;
       const auto words = link.last_words();
       loss.why = !nonsense_[host].empty() ? nonsense_[host]
                  : !words.empty()         ? words
-                 : !ending                ? "it was closed"
-                 : ending->how == Ending::How::kSignalled
-                     ? fmt::format("its agent was ended by {}", signal_name(ending->value))
-                     : fmt::format("its agent ended with code {}", ending->exit_code());
+                 : !exit_status           ? "it was closed"
+                 : exit_status->how == ExitStatus::How::kSignalled
+                     ? fmt::format("its agent was ended by {}", signal_name(exit_status->value))
+                     : fmt::format("its agent ended with code {}", exit_status->exit_code());
     } else if (now - link.last_heard() > silence_) {
       loss.silent = true;
     } else {

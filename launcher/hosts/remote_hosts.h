@@ -11,7 +11,7 @@
 
 #include "base/deadline.h"
 #include "launcher/hosts/host_link.h"
-#include "launcher/verdict.h"
+#include "launcher/root_cause.h"
 
 namespace lockstep::launcher {
 

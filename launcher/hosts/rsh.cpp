@@ -31,7 +31,7 @@ int remote_start(const std::vector<std::string>& arguments) {
     launcher.flush();
     const auto received = launcher.receive();
     while (const auto message = launcher.next()) {
-      if (const auto* ended = std::get_if<Ended>(&*message)) return ended->ending.exit_code();
+      if (const auto* ended = std::get_if<Ended>(&*message)) return ended->exit_status.exit_code();
       const auto* output = std::get_if<Output>(&*message);
       if (output == nullptr) continue;
       [[maybe_unused]] const auto written = ::write(STDERR_FILENO, output->bytes.data(), output->bytes.size());

@@ -64,8 +64,8 @@ class ConvNode final : public Node {
 // How many of `samples` go into a piece when each has `bytes`: pieces of nearly one size, at least one of them.
 std::int64_t samples_of_piece(const Backend& backend, std::int64_t samples, std::size_t bytes) {
   if (samples == 0) return 1;
-  const auto most =
-      static_cast<std::int64_t>(std::max<std::size_t>(1, backend.piece_bytes() / std::max<std::size_t>(1, bytes)));
+  const auto most = static_cast<std::int64_t>(
+      std::max<std::size_t>(1, backend.cache_block_bytes() / std::max<std::size_t>(1, bytes)));
   const std::int64_t pieces = (samples + most - 1) / most;
   return (samples + pieces - 1) / pieces;
 }

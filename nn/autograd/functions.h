@@ -15,7 +15,8 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Ep
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
 
 /// pool2d(kMax, conv2d(x, w, b, window, epilogue), pool): the same values. What the convolution computes is never there
-/// as a whole, neither in forward nor in backward, for both work through the batch in pieces (Backend::piece_bytes).
+/// as a whole, neither in forward nor in backward, for both work through the batch in pieces
+/// (Backend::cache_block_bytes).
 Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
                     const Window& pool);
 

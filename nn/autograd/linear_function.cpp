@@ -36,8 +36,9 @@ class LinearNode final : public Node {
     if (x_.needs_grad()) {
       tape.parameters_done(*this);
       Tensor dx = backend.empty(x_.shape(), dy.dtype());
-      if (x_.aside().defined()) {
-        backend.linear().backward_input_through(dy, w.as(dy.dtype()), x_.activation(), x_.aside(), as_rows(dx));
+      if (x_.saved_preactivation().defined()) {
+        backend.linear().backward_input_through(dy, w.as(dy.dtype()), x_.activation(), x_.saved_preactivation(),
+                                                as_rows(dx));
         tape.contribute_through(x_, std::move(dx));
       } else {
         backend.linear().backward_input(dy, w.as(dy.dtype()), as_rows(dx));
@@ -66,25 +67,26 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
   Shape shape = x.shape();
   shape[last] = w.value().size(0);
   const Tensor rows = as_rows(x.value());
-  Aside kept;
+  SavedPreactivation kept;
   if (epilogue != Epilogue::kNone && needs_grad && tape.recording()) {
-    kept = kernels.aside_of(epilogue, rows.size(0), shape[last], dtype);
+    kept = kernels.saved_preactivation_of(epilogue, rows.size(0), shape[last], dtype);
     // What GELU is taken of cannot be told from its result.
     if (epilogue == Epilogue::kGelu && kept.shape.count() == 0)
       return gelu(tape, linear(tape, x, w, b), GeluKind::kTanh);
   }
   const Tape::OpScope scope(tape, "linear", &w);
-  Tensor y = tape.backend().empty(shape, dtype), aside;
+  Tensor y = tape.backend().empty(shape, dtype), saved_preactivation;
   const Tensor results = as_rows(y), bias = b != nullptr ? b->as(dtype) : Tensor();
   if (kept.shape.count() > 0) {
-    aside = tape.backend().empty(kept.shape, kept.dtype);
-    kernels.forward_aside(rows, w.as(dtype), bias, epilogue, results, aside);
+    saved_preactivation = tape.backend().empty(kept.shape, kept.dtype);
+    kernels.forward_saved_preactivation(rows, w.as(dtype), bias, epilogue, results, saved_preactivation);
   } else {
     kernels.forward(rows, w.as(dtype), bias, epilogue, results);
   }
   const Var out = tape.make_var(std::move(y), needs_grad);
-  if (aside.defined())
-    tape.set_aside(out, epilogue, epilogue == Epilogue::kGelu ? aside.reshaped(shape) : std::move(aside));
+  if (saved_preactivation.defined())
+    tape.set_aside(out, epilogue,
+                   epilogue == Epilogue::kGelu ? saved_preactivation.reshaped(shape) : std::move(saved_preactivation));
   tape.record<LinearNode>(out, x, w, b, epilogue);
   return out;
 }

@@ -20,7 +20,7 @@ enum class FileLayout : std::uint8_t {
 /// them. One thread uses it at a time.
 ///
 /// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
-/// contribution after `forget_gradient` overwrites it and later ones are added, so it is never zeroed. When the last
+/// contribution after `clear_grad` overwrites it and later ones are added, so it is never zeroed. When the last
 /// contribution of a backward pass has landed, `on_ready` is called.
 class Parameter {
  public:
@@ -59,14 +59,14 @@ class Parameter {
   /// Valid if has_gradient().
   const Tensor& gradient() const { return gradient_; }
   /// The next contribution overwrites.
-  void forget_gradient() { has_gradient_ = is_partial_ = false; }
+  void clear_grad() { has_gradient_ = is_partial_ = false; }
   /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
-  void gradient_written() {
+  void mark_grad_valid() {
     has_gradient_ = true;
     is_partial_ = false;
   }
   /// The gradient is this rank's part of a sum over ranks that is still due (DistributedDataParallel::no_sync()): an
-  /// optimizer refuses it. Until gradient_written() or forget_gradient().
+  /// optimizer refuses it. Until mark_grad_valid() or clear_grad().
   bool is_partial() const { return is_partial_; }
   void mark_partial() { is_partial_ = true; }
   /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.

@@ -83,7 +83,7 @@ Tensor Tape::take_grad_through(Var v, Epilogue activation) {
   if (!dy.defined()) return through;
   Tensor dx = dy.is_sole_owner() ? dy : backend_.empty(dy.shape(), dy.dtype());
   if (activation == Epilogue::kGelu)
-    backend_.pointwise().gelu_backward(v.aside(), GeluKind::kTanh, dy, dx);
+    backend_.pointwise().gelu_backward(v.saved_preactivation(), GeluKind::kTanh, dy, dx);
   else
     backend_.pointwise().relu_backward(v.value(), dy, dx);
   if (through.defined()) backend_.pointwise().add_to(through, 1.0f, dx);
@@ -204,7 +204,7 @@ void Tape::walk_all(Var root) {
     const NodeOwner owner{&node};
     output.grad = Tensor();
     output.grad_through = Tensor();
-    output.aside = Tensor();
+    output.saved_preactivation = Tensor();
     output.walked = true;
     if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);

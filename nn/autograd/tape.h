@@ -36,10 +36,10 @@ class Var {
   bool walked() const { return state().walked; }
   /// Whether Tape::backward() may start from it without a gradient: Tape::make_loss().
   bool is_loss() const { return state().is_loss; }
-  /// For operators: the activation that this is the result of, where the device has put something aside of it
-  /// (LinearKernels::aside_of), and that; kNone and undefined for most.
+  /// For operators: the activation that this is the result of, where the device has put something saved_preactivation
+  /// of it (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
   Epilogue activation() const { return state().activation; }
-  const Tensor& aside() const { return state().aside; }
+  const Tensor& saved_preactivation() const { return state().saved_preactivation; }
 
  private:
   friend class Tape;
@@ -50,7 +50,7 @@ class Var {
     bool walked = false;
     bool is_loss = false;
     Epilogue activation = Epilogue::kNone;
-    Tensor aside;
+    Tensor saved_preactivation;
     Tensor grad_through;  // what consumers have contributed that have differentiated the activation themselves
   };
   Var(State* state, Lifetime::Ref pass) : state_(state), pass_(pass) {}
@@ -180,10 +180,10 @@ class Tape {
   /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
   /// again.
   void contribute_through(Var v, Tensor grad);
-  /// For operators: `v` is the result of `activation`, and this what the device has put aside of it.
-  void set_aside(Var v, Epilogue activation, Tensor aside) {
+  /// For operators: `v` is the result of `activation`, and this what the device has put saved_preactivation of it.
+  void set_aside(Var v, Epilogue activation, Tensor saved_preactivation) {
     v.state_->activation = activation;
-    v.state_->aside = std::move(aside);
+    v.state_->saved_preactivation = std::move(saved_preactivation);
   }
   /// v's gradient; undefined if nothing has flowed into it.
   const Tensor& grad(Var v) const { return v.state().grad; }
@@ -192,7 +192,7 @@ class Tape {
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }
 
-  /// The same of what `v` is the result of `activation` of. GELU needs what was put aside of it.
+  /// The same of what `v` is the result of `activation` of. GELU needs what was put saved_preactivation of it.
   Tensor take_grad_through(Var v, Epilogue activation);
 
   /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and

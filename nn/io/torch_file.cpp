@@ -232,7 +232,7 @@ class ArchiveReader {
     std::size_t got = 0;
     while (got < bytes.size()) {
       const zip_int64_t more = zip_fread(entry.get(), bytes.data() + got, bytes.size() - got);
-      if (more <= 0) not_of_pytorch(path_, fmt::format("{} is cut or damaged", name));
+      if (more <= 0) not_of_pytorch(path_, fmt::format("{} is cut or corrupt", name));
       got += static_cast<std::size_t>(more);
     }
     // The checksum is compared at the end; torch.serialization.set_crc32_options(False) leaves it out.
@@ -240,7 +240,7 @@ class ArchiveReader {
     const zip_int64_t more = zip_fread(entry.get(), &beyond, 1);
     const bool unchecked = (status.valid & ZIP_STAT_CRC) != 0 && status.crc == 0;
     if (more != 0 && (more > 0 || !unchecked || zip_error_code_zip(zip_file_get_error(entry.get())) != ZIP_ER_CRC))
-      not_of_pytorch(path_, fmt::format("{} is damaged", name));
+      not_of_pytorch(path_, fmt::format("{} is corrupt", name));
     return bytes;
   }
 

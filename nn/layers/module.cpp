@@ -70,14 +70,14 @@ void Module::take_modes(const Module& like) {
   if (children_.size() != like.children_.size())
     throw UsageError(fmt::format("a {} with {} children takes the modes of one with {}", type_name(), children_.size(),
                                  like.children_.size()),
-                     "build both by one recipe");
+                     "build both by one factory");
   training_ = like.training_;
   for (std::size_t i = 0; i < children_.size(); ++i) children_[i].second->take_modes(*like.children_[i].second);
 }
 
-std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe) {
-  auto made = recipe(context);
-  made->set_recipe(std::move(recipe));
+std::unique_ptr<Module> build_from(Context& context, Module::Factory factory) {
+  auto made = factory(context);
+  made->set_factory(std::move(factory));
   return made;
 }
 

@@ -45,11 +45,11 @@ class Module {
   Var operator()(Tape& tape, Var x) { return forward(tape, x); }
 
   /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
-  using Recipe = std::function<std::unique_ptr<Module>(Context& context)>;
+  using Factory = std::function<std::unique_ptr<Module>(Context& context)>;
   /// How this one was built, for whoever needs copies of it on other devices; empty where nobody has said. nn::build
   /// says it.
-  const Recipe& recipe() const { return recipe_; }
-  void set_recipe(Recipe recipe) { recipe_ = std::move(recipe); }
+  const Factory& factory() const { return factory_; }
+  void set_factory(Factory factory) { factory_ = std::move(factory); }
 
   /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
   /// "in_features=10, out_features=1, bias=True").
@@ -67,7 +67,7 @@ class Module {
   void train(bool training);
   bool training() const { return training_; }
   /// This module and its children take the modes of `like` and its children; fused where that is. Both were built by
-  /// one recipe; else UsageError.
+  /// one factory; else UsageError.
   void take_modes(const Module& like);
   bool fused() const { return fused_; }
 
@@ -118,21 +118,21 @@ class Module {
   };
   std::vector<Buffer> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  Recipe recipe_;
+  Factory factory_;
   Lifetime lifetime_;
 };
 
-/// std::make_unique<M>(context, args…), with a recipe that does the same again: so `args` are copied, and what they
+/// std::make_unique<M>(context, args…), with a factory that does the same again: so `args` are copied, and what they
 /// refer to must outlive the module.
 template <class M, class... Args>
 std::unique_ptr<M> build(Context& context, Args... args) {
   auto made = std::make_unique<M>(context, args...);
-  made->set_recipe([args...](Context& other) { return std::make_unique<M>(other, args...); });
+  made->set_factory([args...](Context& other) { return std::make_unique<M>(other, args...); });
   return made;
 }
 
-/// What `recipe` builds, and it: for modules that are put together rather than constructed.
-std::unique_ptr<Module> build_from(Context& context, Module::Recipe recipe);
+/// What `factory` builds, and it: for modules that are put together rather than constructed.
+std::unique_ptr<Module> build_from(Context& context, Module::Factory factory);
 
 /// The structure of a module, in lines, as PyTorch prints it.
 std::string to_string(const Module& module);

@@ -111,8 +111,8 @@ std::string models_that(bool (*does)(const ModelFamily& family), const char* bef
 
 /// `spec` with all settings. Throws UsageError for an unknown name and for settings that its family does not have.
 ModelSpec complete(const ModelSpec& spec);
-/// With a recipe. Throws UsageError for an unknown name (with the nearest right one) or a sample shape or settings that
-/// the model cannot take.
+/// With a factory. Throws UsageError for an unknown name (with the nearest right one) or a sample shape or settings
+/// that the model cannot take.
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
 /// What the shapes of a weights file's tensors tell of the model `name`; settings that are `given` hold.
 ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const std::vector<HostTensor>& tensors);

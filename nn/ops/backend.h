@@ -9,9 +9,11 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
+#include "nn/ops/async_download.h"
 #include "nn/ops/attention.h"
 #include "nn/ops/conv.h"
 #include "nn/ops/embedding.h"
+#include "nn/ops/graph_capture.h"
 #include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
@@ -20,8 +22,6 @@
 #include "nn/ops/optim.h"
 #include "nn/ops/pointwise.h"
 #include "nn/ops/pool.h"
-#include "nn/ops/readback.h"
-#include "nn/ops/recording.h"
 
 namespace lockstep::nn {
 
@@ -42,7 +42,7 @@ class Backend {
   /// How many bytes of a result the kernel that follows still finds close by. Chains of kernels may run in pieces of
   /// this size, so that what lies between them never goes to memory and back. Depends on the number of threads alone:
   /// where sums are cut decides on their last bits.
-  virtual std::size_t piece_bytes() const = 0;
+  virtual std::size_t cache_block_bytes() const = 0;
 
   virtual LinearKernels& linear() = 0;
   virtual ConvKernels& conv() = 0;
@@ -58,9 +58,9 @@ class Backend {
 
   /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
   /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
-  /// tensors: all work given before is done. What its kernels pack of weights they share with all other siblings of
-  /// this one, which must outlive them. Several threads may call this at once.
-  virtual std::unique_ptr<Backend> sibling(int threads) = 0;
+  /// tensors: all work given before is done. What its kernels pack of weights they share with all other streams of
+  /// their own of this one, which must outlive them. Several threads may call this at once.
+  virtual std::unique_ptr<Backend> make_stream(int threads) = 0;
 
   /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.
   virtual void move_to_this_thread() {}
@@ -93,7 +93,7 @@ class Backend {
   virtual void write(std::span<const std::byte> from, const Tensor& to) = 0;
   static constexpr std::size_t kMostWritten = 64;
   /// For results of at most `bytes`.
-  virtual std::unique_ptr<Readback> make_readback(std::size_t bytes) = 0;
+  virtual std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) = 0;
 
   /// How much memory of its own the device has left; nothing where it has the host's, or does not say.
   virtual std::optional<std::size_t> free_bytes() { return std::nullopt; }
@@ -103,7 +103,7 @@ class Backend {
   /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
   /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
   /// what, and nothing has changed on the device. Other errors pass through.
-  virtual std::unique_ptr<Recording> record(FunctionRef<void()> work, std::string& why_not) {
+  virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
     static_cast<void>(work);
     why_not = "this device records nothing";
     return nullptr;

@@ -11,9 +11,9 @@ namespace lockstep::nn {
 /// behind fully connected layers alone.
 enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
 
-/// What a device puts aside of an activation, so that whoever reads its result next can differentiate it while it
-/// computes its own input's gradient. Without elements: the device gains nothing by that.
-struct Aside {
+/// What a device puts saved_preactivation of an activation, so that whoever reads its result next can differentiate it
+/// while it computes its own input's gradient. Without elements: the device gains nothing by that.
+struct SavedPreactivation {
   Shape shape = {0};
   DType dtype = DType::kU8;
 };
@@ -35,23 +35,24 @@ class LinearKernels {
   /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the
   /// device likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the
   /// functions below are not to be called.
-  virtual Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const {
+  virtual SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
+                                                    DType dtype) const {
     static_cast<void>(epilogue), static_cast<void>(samples), static_cast<void>(out), static_cast<void>(dtype);
     return {};
   }
-  /// forward(), which also fills `aside`.
-  virtual void forward_aside(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y,
-                             const Tensor& aside) {
+  /// forward(), which also fills `saved_preactivation`.
+  virtual void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
+                                           const Tensor& y, const Tensor& saved_preactivation) {
     static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
-    static_cast<void>(y), static_cast<void>(aside);
-    LOCKSTEP_ASSERT(false, "this device puts nothing aside");
+    static_cast<void>(y), static_cast<void>(saved_preactivation);
+    LOCKSTEP_ASSERT(false, "this device saves no preactivation");
   }
-  /// dx (N, I) = (dy (N, O) · w) · activation'(what x is the activation of), where `aside` is that of x.
-  virtual void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& aside,
-                                      const Tensor& dx) {
-    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(epilogue), static_cast<void>(aside);
+  /// dx (N, I) = (dy (N, O) · w) · activation'(what x is the activation of), where `saved_preactivation` is that of x.
+  virtual void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue,
+                                      const Tensor& saved_preactivation, const Tensor& dx) {
+    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(epilogue), static_cast<void>(saved_preactivation);
     static_cast<void>(dx);
-    LOCKSTEP_ASSERT(false, "this device puts nothing aside");
+    LOCKSTEP_ASSERT(false, "this device saves no preactivation");
   }
 };
 

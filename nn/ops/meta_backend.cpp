@@ -29,10 +29,11 @@ class MetaLinear final : public LinearKernels {
   void backward_input(T, T, T) override {}
   void backward_weight(T, T, bool, T) override {}
   void backward_bias(T, bool, T) override {}
-  Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const override {
-    return like_.linear().aside_of(epilogue, samples, out, dtype);
+  SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
+                                            DType dtype) const override {
+    return like_.linear().saved_preactivation_of(epilogue, samples, out, dtype);
   }
-  void forward_aside(T, T, T, Epilogue, T, T) override {}
+  void forward_saved_preactivation(T, T, T, Epilogue, T, T) override {}
   void backward_input_through(T, T, Epilogue, T, T) override {}
 
  private:
@@ -135,10 +136,10 @@ class MetaOptim final : public OptimKernels {
   void sgd(const SgdConstants&, T, std::span<const UpdateArrays>) override {}
   void adamw(const AdamWConstants&, T, std::span<const UpdateArrays>) override {}
   void add_squares(std::span<const UpdateArrays>, T) override {}
-  void decide(T, T, double, T) override {}
+  void compute_update_scale(T, T, double, T) override {}
 };
 
-class MetaReadback final : public Readback {
+class MetaAsyncDownload final : public AsyncDownload {
  public:
   void begin(T) override {}
   bool ready() override { return true; }
@@ -153,7 +154,7 @@ class MetaBackend final : public Backend {
   Device device() const override { return like_.device(); }
   std::string describe() const override { return "shapes of " + like_.describe(); }
   CachingAllocator& allocator() override { return allocator_; }
-  std::size_t piece_bytes() const override { return like_.piece_bytes(); }
+  std::size_t cache_block_bytes() const override { return like_.cache_block_bytes(); }
   LinearKernels& linear() override { return linear_; }
   ConvKernels& conv() override { return conv_; }
   PoolKernels& pool() override { return pool_; }
@@ -165,7 +166,7 @@ class MetaBackend final : public Backend {
   PointwiseKernels& pointwise() override { return pointwise_; }
   LossKernels& loss() override { return loss_; }
   OptimKernels& optim() override { return optim_; }
-  std::unique_ptr<Backend> sibling(int) override { return std::make_unique<MetaBackend>(like_); }
+  std::unique_ptr<Backend> make_stream(int) override { return std::make_unique<MetaBackend>(like_); }
   std::uint64_t primitives_created() const override { return 0; }
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
@@ -178,7 +179,9 @@ class MetaBackend final : public Backend {
   void upload(std::span<const std::byte>, T) override {}
   void download(T, std::span<std::byte>) override {}
   void write(std::span<const std::byte>, T) override {}
-  std::unique_ptr<Readback> make_readback(std::size_t) override { return std::make_unique<MetaReadback>(); }
+  std::unique_ptr<AsyncDownload> make_async_download(std::size_t) override {
+    return std::make_unique<MetaAsyncDownload>();
+  }
 
  private:
   Backend& like_;

@@ -27,7 +27,7 @@ struct StepControl {
     kSecondScale,             // AdamW: 1 / sqrt(1 − β₂ᵗ)
     kRates,                   // how many of them the host writes before each step
     kGradientScale = kRates,  // multiplies every gradient first
-    kGo,                      // 0: nothing moves
+    kApply,                   // 0: nothing moves
     kSize
   };
 };
@@ -54,10 +54,11 @@ class OptimKernels {
   virtual void adamw(const AdamWConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) = 0;
   /// squares (1) f64 += Σ g² over all gradients, accumulated in f64 in an order that depends on their sizes alone.
   virtual void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) = 0;
-  /// Whether and how far this step goes: kGo = 1 where `loss`, whose first element is the summed loss (f32), is finite,
-  /// else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as torch.nn.utils.clip_grad_norm_ has it, or
-  /// 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is 0.
-  virtual void decide(const Tensor& loss, const Tensor& squares, double clip_norm, const Tensor& control) = 0;
+  /// Whether and how far this step goes: kApply = 1 where `loss`, whose first element is the summed loss (f32), is
+  /// finite, else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as torch.nn.utils.clip_grad_norm_ has
+  /// it, or 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is 0.
+  virtual void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
+                                    const Tensor& control) = 0;
 };
 
 }  // namespace lockstep::nn

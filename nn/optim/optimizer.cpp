@@ -46,7 +46,7 @@ void Optimizer::check_there(std::size_t index) const {
 void Optimizer::zero_grad() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_there(i);
-    parameters_[i].parameter->forget_gradient();
+    parameters_[i].parameter->clear_grad();
   }
 }
 
@@ -94,7 +94,7 @@ void Optimizer::write_control(double lr, std::int64_t step) {
   std::array<float, StepControl::kSize> control{};
   std::ranges::copy(rates(lr, step), control.begin());
   control[StepControl::kGradientScale] = 1.0f;
-  control[StepControl::kGo] = 1.0f;
+  control[StepControl::kApply] = 1.0f;
   backend_->write(std::as_bytes(std::span(control)), control_);
 }
 
@@ -129,8 +129,8 @@ void Optimizer::add_squares(std::span<const std::size_t> indices, const Tensor& 
   if (!indices.empty()) backend_->optim().add_squares(arrays_of(indices), squares);
 }
 
-void Optimizer::decide(const Tensor& loss, const Tensor& squares, double clip_norm) {
-  if (backend_ != nullptr) backend_->optim().decide(loss, squares, clip_norm, control_);
+void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm) {
+  if (backend_ != nullptr) backend_->optim().compute_update_scale(loss, squares, clip_norm, control_);
 }
 
 void Optimizer::update(std::span<const std::size_t> indices) {

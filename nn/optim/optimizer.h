@@ -20,7 +20,7 @@ struct NamedMoment {
 
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
-/// travel. Between the two, decide() may hold the step back or scale its gradients.
+/// travel. Between the two, compute_update_scale() may hold the step back or scale its gradients.
 /// The parameters must outlive it: to use one that is gone is a UsageError.
 class Optimizer {
  public:
@@ -40,8 +40,8 @@ class Optimizer {
   void begin_step(double lr);
   /// squares (1) f64 += Σ g² over the gradients of these parameters.
   void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
-  /// OptimKernels::decide() for this step.
-  void decide(const Tensor& loss, const Tensor& squares, double clip_norm);
+  /// OptimKernels::compute_update_scale() for this step.
+  void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
   /// All that it remembers, by parameter. With steps() it is what a run resumes from.
   virtual std::vector<NamedMoment> moments() const = 0;
   /// Steps that have begun.

@@ -133,7 +133,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--classes=9",
                               "--augment=no",
                               "--image-size=96",
-                              "--most-damaged=3",
+                              "--max-corrupt=3",
                               "--global-batch",
                               "64",
                               "--tail=pad",
@@ -188,7 +188,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.classes, 9);
   EXPECT_EQ(config.data_settings.flag("augment"), false);
   EXPECT_EQ(config.data_settings.integer("image-size"), 96);
-  EXPECT_EQ(config.data_settings.integer("most-damaged"), 3);
+  EXPECT_EQ(config.data_settings.integer("max-corrupt"), 3);
   EXPECT_FALSE(config.batch);
   EXPECT_EQ(config.global_batch, 64);
   EXPECT_EQ(config.tail, sampler::Tail::kPad);
@@ -253,6 +253,10 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.model.settings.integer("width"), 6);
   EXPECT_EQ(config.model.settings.integer("context"), 7);
   EXPECT_EQ(config.model.settings.number("dropout"), 0.5);
+}
+
+TEST(TrainFlags, OlderSpellings) {
+  EXPECT_EQ(train_config({"cnn", "--data=images:x", "--most-damaged=4"}).data_settings.integer("max-corrupt"), 4);
 }
 
 TEST(TrainFlags, HelpTellsTheDefaultsOfTheConfiguration) {

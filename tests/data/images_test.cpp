@@ -1,4 +1,4 @@
-// Directories of images: whole ones, odd ones and damaged ones.
+// Directories of images: whole ones, odd ones and corrupt ones.
 #include "data/images.h"
 
 #include <gmock/gmock.h>
@@ -164,8 +164,8 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
     EXPECT_EQ(label, 0);
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
-  EXPECT_EQ(splits.train->damaged(), 4u);
-  EXPECT_EQ(splits.test->damaged(), 0u);
+  EXPECT_EQ(splits.train->corrupt(), 4u);
+  EXPECT_EQ(splits.test->corrupt(), 0u);
   EXPECT_THAT(said, AllOf(HasSubstr("a/3.jpg: it starts as neither"), HasSubstr("a/4.png: "),
                           HasSubstr("a/5.jpg: No such file"), HasSubstr("b/90.png: it is no regular file")));
   EXPECT_EQ(std::ranges::count(said, '\n'), 4) << said;
@@ -173,21 +173,21 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
 
 TEST_F(ImagesTest, TooManyDamagedFilesAreAnError) {
   put_classes({"a", "b"});
-  for (int i = 0; i < 8; i += 2) put_text(fmt::format("a/{}.png", i), "damaged");
-  const DataSplits splits = open({.settings = {{"most-damaged", 3}}});
+  for (int i = 0; i < 8; i += 2) put_text(fmt::format("a/{}.png", i), "corrupt");
+  const DataSplits splits = open({.settings = {{"max-corrupt", 3}}});
   for (std::uint64_t i = 0; i < 6; ++i) EXPECT_NO_THROW(read(*splits.train, i)) << i;
   try {
     read(*splits.train, 6);
     FAIL() << "nothing was thrown";
   } catch (const IoError& thrown) {
     EXPECT_THAT(thrown.line(),
-                AllOf(HasSubstr("4 images are damaged"), HasSubstr("a/6.png"), HasSubstr("--most-damaged 3")));
+                AllOf(HasSubstr("4 images are corrupt"), HasSubstr("a/6.png"), HasSubstr("--max-corrupt 3")));
   }
-  EXPECT_NO_THROW(read(*open({.settings = {{"most-damaged", 4}}}).train, 6));
+  EXPECT_NO_THROW(read(*open({.settings = {{"max-corrupt", 4}}}).train, 6));
 }
 
 TEST_F(ImagesTest, NoWholeImageIsAnErrorToo) {
-  for (int i = 0; i < 20; ++i) put_text(fmt::format("a/{}.png", i), "damaged\n");
+  for (int i = 0; i < 20; ++i) put_text(fmt::format("a/{}.png", i), "corrupt\n");
   const DataSplits splits = open();
   for (int again = 0; again < 2; ++again) {
     try {
@@ -262,7 +262,7 @@ TEST_F(ImagesTest, EvaluationLoadersReadPlainly) {
 TEST_F(ImagesTest, FilesMayBeCalledAnything) {
   put_classes({"a"});
   put("a/new\nline.png");
-  put_text("a/z\x1b[31m.png", "damaged");
+  put_text("a/z\x1b[31m.png", "corrupt");
   const DataSplits splits = open();
   ::testing::internal::CaptureStderr();
   for (std::uint64_t i = 0; i < splits.train->size(); ++i) read(*splits.train, i);

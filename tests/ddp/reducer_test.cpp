@@ -79,7 +79,7 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
     const int n = group().size();
     ASSERT_EQ(tail_of(reducer)[0], static_cast<float>(n * (n - 1) / 2 + n * step));
     ASSERT_EQ(tail_of(reducer)[1], 0.0f);
-    if (step == 2) reducer.adopt_ready_order();
+    if (step == 2) reducer.rebuild_buckets();
   }
 }
 
@@ -123,7 +123,7 @@ TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
         if (!lacks(group().rank(), slot, step))
           reducer.mark_ready(slot);
         else if (step % 3 != 0)
-          reducer.mark_absent(slot);  // else finish() finds out
+          reducer.mark_slot_unused(slot);  // else finish() finds out
       }
       std::vector<std::size_t> seen, wanted;
       for (std::size_t slot = 0; slot < reducer.slots(); ++slot)
@@ -143,7 +143,7 @@ TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
       });
       std::ranges::sort(seen);
       EXPECT_EQ(seen, wanted) << "step " << step;
-      if (step == 1) reducer.adopt_ready_order();
+      if (step == 1) reducer.rebuild_buckets();
     }
   }
 }
@@ -177,7 +177,7 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
     reducer.contribute_nothing();
   }
   reducer.finish({}, [](auto) {});
-  EXPECT_TRUE(reducer.adopt_ready_order());
+  EXPECT_TRUE(reducer.rebuild_buckets());
   ASSERT_EQ(reducer.plan().buckets.size(), 5u);
   std::vector<std::size_t> order;
   for (const auto& bucket : reducer.plan().buckets) order.push_back(bucket.slots.at(0));
@@ -198,7 +198,7 @@ TEST(Reducer, NothingRecordedChangesNothing) {
   reducer.begin_step(1);
   reducer.contribute_nothing();
   reducer.finish({}, [](auto) {});
-  EXPECT_FALSE(reducer.adopt_ready_order());
+  EXPECT_FALSE(reducer.rebuild_buckets());
 }
 
 TEST(Reducer, AModelWithoutParametersStillSumsItsTail) {

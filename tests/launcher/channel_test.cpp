@@ -24,7 +24,7 @@ std::pair<Channel, Channel> connected() {
 TEST(DecoderTest, MessagesSurviveAnyCutting) {
   const Clock::time_point now = Clock::now();
   const std::string bytes = encode(Hello{3, 4711, "host-a"}) + encode(Output{2, std::string("a\0\xff\n", 4)}) +
-                            encode(Told{15}) + encode(Ended{{Ending::How::kSignalled, 9}, true, now}) +
+                            encode(Told{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now}) +
                             encode(Output{1, ""}) + encode(Signal{10}) +
                             encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}});
   for (std::size_t step = 1; step <= bytes.size(); ++step) {
@@ -41,7 +41,7 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_EQ(std::get<Output>(messages[1]).stream, 2);
     EXPECT_EQ(std::get<Output>(messages[1]).bytes, std::string("a\0\xff\n", 4));
     EXPECT_EQ(std::get<Told>(messages[2]).signal_number, 15);
-    EXPECT_EQ(std::get<Ended>(messages[3]).ending, (Ending{Ending::How::kSignalled, 9}));
+    EXPECT_EQ(std::get<Ended>(messages[3]).exit_status, (ExitStatus{ExitStatus::How::kSignalled, 9}));
     EXPECT_TRUE(std::get<Ended>(messages[3]).told);
     EXPECT_EQ(std::get<Ended>(messages[3]).at, now);
     EXPECT_EQ(std::get<Signal>(messages[5]).signal_number, 10);
@@ -86,10 +86,10 @@ TEST(ChannelTest, WhatTheSocketDoesNotTakeWaits) {
 
 TEST(ChannelTest, WhatWasSentBeforeDeathArrives) {
   auto [from, to] = connected();
-  from.send(Ended{{Ending::How::kExited, 3}, false, Clock::now()});
+  from.send(Ended{{ExitStatus::How::kExited, 3}, false, Clock::now()});
   from.close();
   EXPECT_EQ(to.receive(), Channel::Received::kBytes);
-  EXPECT_EQ(std::get<Ended>(*to.next()).ending.value, 3);
+  EXPECT_EQ(std::get<Ended>(*to.next()).exit_status.value, 3);
   EXPECT_EQ(to.receive(), Channel::Received::kGone);
   to.send(Signal{15});  // nobody is there: dropped, no SIGPIPE
   EXPECT_EQ(to.pending_bytes(), 0u);
@@ -146,7 +146,7 @@ TEST_F(ListenerTest, OnlyThoseWhoKnowTheSecretGetIn) {
   EXPECT_THAT(impostor.get(), ::testing::HasSubstr("does not let this process in: it does not know this job's secret"));
   // Who skips the handshake is not heard.
   const UniqueFd loud = stranger();
-  const std::string lie = encode(Hello{0, 1, "h"}) + encode(Ended{{Ending::How::kExited, 0}, false, Clock::now()});
+  const std::string lie = encode(Hello{0, 1, "h"}) + encode(Ended{{ExitStatus::How::kExited, 0}, false, Clock::now()});
   ASSERT_EQ(::send(loud.get(), lie.data(), lie.size(), 0), static_cast<ssize_t>(lie.size()));
   auto rank = connect(secret);
   Channel channel(wait_for(listener));

@@ -86,7 +86,7 @@ inline void expect_gradients(Backend& backend, const Differentiated& by, const O
     }
     return value;
   };
-  for (Parameter* parameter : by.parameters) parameter->forget_gradient();
+  for (Parameter* parameter : by.parameters) parameter->clear_grad();
   std::vector<Tensor> input_gradients;
   run(true, &input_gradients);
   const auto value = [&] { return run(false, nullptr); };

@@ -1,5 +1,5 @@
 // Evaluation: what generation computes step by step is what forward() computes at once, normalisations within
-// convolutions change nothing, and siblings of a backend see the same weights. On the device of
+// convolutions change nothing, and streams of their own of a backend see the same weights. On the device of
 // make_gradient_backend().
 #include <thread>
 
@@ -102,9 +102,9 @@ TEST_F(Inference, SiblingsComputeTheSameAtTheSameTime) {
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      const auto sibling = backend->sibling(1);
-      const Tensor x = tokens_of(*sibling, {1, 4}, {1, 2, 3, 4});
-      for (int round = 0; round < 3; ++round) results[t] = forward(*sibling, *module, x);
+      const auto stream = backend->make_stream(1);
+      const Tensor x = tokens_of(*stream, {1, 4}, {1, 2, 3, 4});
+      for (int round = 0; round < 3; ++round) results[t] = forward(*stream, *module, x);
     });
   for (auto& thread : threads) thread.join();
   for (const auto& result : results) {

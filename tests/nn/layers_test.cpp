@@ -206,7 +206,7 @@ TEST_F(Layers, SequentialFusesReluWithTheSameNumbers) {
   const auto run = [&](const std::function<Var(Var)>& forward) {
     nodes = 0;
     std::vector<float> all;
-    for (const auto& [name, parameter] : fused.named_parameters()) parameter->forget_gradient();
+    for (const auto& [name, parameter] : fused.named_parameters()) parameter->clear_grad();
     const Loss loss = squared_error(tape, forward(tape.input(x)), target, 1.0f);
     tape.backward(loss.value);
     all.push_back(loss.totals().f32()[0]);
@@ -229,7 +229,7 @@ TEST_F(Layers, SequentialFusesReluWithTheSameNumbers) {
 // and the input's gradient are equal bit for bit; the parameters' gradients are sums in another order.
 TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {
   constexpr std::int64_t kSamples = 61, kSide = 16, kChannels = 32;
-  ASSERT_LT(backend->piece_bytes(), 20 * kSide * kSide * kChannels * sizeof(float)) << "all would be one piece";
+  ASSERT_LT(backend->cache_block_bytes(), 20 * kSide * kSide * kChannels * sizeof(float)) << "all would be one piece";
   Sequential model;
   auto conv = std::make_unique<Conv2d>(context, 3, kChannels, Window{{3, 3}, {1, 1}, {1, 1}});
   Conv2d& c = *conv;
@@ -248,7 +248,7 @@ TEST_F(Layers, SequentialPoolsConvolutionsInPieces) {
     Result result;
     const auto parameters = model.named_parameters();
     for (const auto& [name, parameter] : parameters)
-      if (!add) parameter->forget_gradient();
+      if (!add) parameter->clear_grad();
     const Var x = tape.differentiable_input(image), y = forward(x);
     result.y = values_of(y.value());
     tape.backward(squared_error(tape, y, target, 0.01f).value);

@@ -92,11 +92,11 @@ class Around final : public Module {
 
 TEST_F(ModuleTest, IsBuiltAgainByItsRecipe) {
   auto first = build<Linear>(context, 5, 2, false);
-  EXPECT_EQ(std::make_unique<Linear>(context, 5, 2)->recipe(), nullptr);
+  EXPECT_EQ(std::make_unique<Linear>(context, 5, 2)->factory(), nullptr);
   const auto other_backend = make_cpu_backend(1);
   Generator other_generator = Generator::zeros();
   Context other{*other_backend, other_generator};
-  const auto second = first->recipe()(other);
+  const auto second = first->factory()(other);
   ASSERT_EQ(second->named_parameters().size(), 1u);
   EXPECT_EQ(second->named_parameters()[0].parameter->value().shape(), (Shape{2, 5}));
   EXPECT_EQ(&second->named_parameters()[0].parameter->backend(), other_backend.get());
@@ -105,7 +105,7 @@ TEST_F(ModuleTest, IsBuiltAgainByItsRecipe) {
     made->then(std::make_unique<Linear>(c, 5, 4)).then(std::make_unique<Linear>(c, 4, 1));
     return made;
   });
-  EXPECT_EQ(to_string(*put_together->recipe()(other)), to_string(*put_together));
+  EXPECT_EQ(to_string(*put_together->factory()(other)), to_string(*put_together));
 }
 
 TEST_F(ModuleTest, TakesTheModesOfAnother) {
@@ -150,7 +150,7 @@ TEST_F(ModuleTest, ForwardMayDifferFromPassToPass) {
   for (const int times : {2, 0, 3, 1}) {
     model.times = times;
     ready = 0;
-    for (const auto& named : model.named_parameters()) named.parameter->forget_gradient();
+    for (const auto& named : model.named_parameters()) named.parameter->clear_grad();
     tape.backward(squared_error(tape, model.forward(tape, tape.input(x)), target, 1.0f).value);
     tape.reset();
     EXPECT_EQ(ready, times > 0 ? 1 : 0) << "once, however often it was used";

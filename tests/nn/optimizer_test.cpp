@@ -83,7 +83,7 @@ void expect_follows(const Make& make, const Reference& reference, double toleran
       if (scale != 1.0) {  // gradients of norm 2 clipped to 1
         const Tensor squares = backend->empty({}, DType::kF64);
         *squares.data<double>() = 4.0;
-        optimizer->decide(backend->zeros({1}), squares, 2 * scale + 1e-6);
+        optimizer->compute_update_scale(backend->zeros({1}), squares, 2 * scale + 1e-6);
       }
       for (const std::size_t index : {1, 0}) {
         Parameter& parameter = *named[index].parameter;
@@ -177,7 +177,7 @@ TEST(Optimizer, ALossThatIsNotFiniteMovesNothing) {
     for (const auto& optimizer : {make_sgd(named, {.momentum = 0.9}), make_adamw(named, {})}) {
       const auto before_a = doubles(a.value()), before_b = doubles(b.value());
       optimizer->begin_step(0.1);
-      optimizer->decide(tensor_of(*backend, {2}, {loss, 7.0f}), {}, 0);
+      optimizer->compute_update_scale(tensor_of(*backend, {2}, {loss, 7.0f}), {}, 0);
       optimizer->update(std::array<std::size_t, 2>{0, 1});
       EXPECT_EQ(doubles(a.value()) == before_a, !std::isfinite(loss)) << loss;
       EXPECT_EQ(doubles(b.value()) == before_b, !std::isfinite(loss)) << loss;
@@ -198,12 +198,12 @@ TEST(Optimizer, ClipsAsPyTorchDoes) {
   optimizer->begin_step(1.0);
   optimizer->add_squares(all, squares);
   EXPECT_EQ(*squares.data<double>(), 9.0);
-  optimizer->decide(loss, squares, 1.5);  // the norm is 3: half of it is left
+  optimizer->compute_update_scale(loss, squares, 1.5);  // the norm is 3: half of it is left
   optimizer->update(all);
   EXPECT_NEAR(a.value().f32()[1], -1.0f, 1e-6f);
   EXPECT_NEAR(b.value().f32()[0], 1.0f, 1e-6f);
   optimizer->begin_step(1.0);
-  optimizer->decide(loss, squares, 100.0);  // and here all of it
+  optimizer->compute_update_scale(loss, squares, 100.0);  // and here all of it
   optimizer->update(all);
   EXPECT_NEAR(a.value().f32()[1], -3.0f, 1e-6f);
 }

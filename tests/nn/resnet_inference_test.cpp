@@ -50,9 +50,9 @@ TEST_F(Inference, SiblingsShareTheWeightsOfConvolutions) {
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      const auto sibling = backend->sibling(1);
-      const Tensor x = random_tensor(*sibling, {1, 32, 32, 3}, 1);
-      for (int round = 0; round < 3; ++round) results[t] = forward(*sibling, *module, x);
+      const auto stream = backend->make_stream(1);
+      const Tensor x = random_tensor(*stream, {1, 32, 32, 3}, 1);
+      for (int round = 0; round < 3; ++round) results[t] = forward(*stream, *module, x);
     });
   for (auto& thread : threads) thread.join();
   for (const auto& result : results) {

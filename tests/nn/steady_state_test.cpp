@@ -77,7 +77,7 @@ TEST(SteadyState, NothingIsAllocatedOrBuilt) {
     int hooks = 0;
     tape.set_node_hook([&hooks] { ++hooks; });
     const auto step = [&] {
-      for (const auto& [name, parameter] : parameters) parameter->forget_gradient();
+      for (const auto& [name, parameter] : parameters) parameter->clear_grad();
       for (int half = 0; half < 2; ++half) {  // accumulated
         const Loss loss = cross_entropy(tape, model.forward(tape, tape.input(x)), labels, 0.125f);
         tape.backward(loss.value);

@@ -81,7 +81,7 @@ TEST_F(TapeTest, GradientsAddUpUntilForgotten) {
   const auto twice = gradient_of(*w), twice_b = gradient_of(*b);
   for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 1e-5f);
   for (std::size_t i = 0; i < once_b.size(); ++i) EXPECT_NEAR(twice_b[i], 2 * once_b[i], 1e-5f);
-  w->forget_gradient();
+  w->clear_grad();
   EXPECT_FALSE(w->has_gradient());
   pass();
   EXPECT_EQ(gradient_of(*w), once);
@@ -112,8 +112,8 @@ TEST_F(TapeTest, ReadyComesOnceAndAfterTheLastContribution) {
   };
   count_ready(*bias, bias_ready);
   for (int pass = 1; pass <= 3; ++pass) {
-    shared->forget_gradient();
-    bias->forget_gradient();
+    shared->clear_grad();
+    bias->clear_grad();
     bool between = false;
     Var h = linear(tape, tape.input(x), *shared, nullptr);
     h = probe(tape, h, [&] {

@@ -50,7 +50,7 @@ std::vector<std::vector<float>> trained(nn::Module& module, nn::Backend& backend
   std::uint64_t step = 0;
   for (const std::int64_t count : {5, 1, 8, 3}) {
     ++step;
-    for (const auto& [name, parameter] : parameters) parameter->forget_gradient();
+    for (const auto& [name, parameter] : parameters) parameter->clear_grad();
     const nn::Tensor x = random_tensor(where, {count, 8, 8, 1}, step);
     auto* const several = dynamic_cast<DataParallel*>(&module);
     const nn::Var y = several != nullptr ? several->forward(tape, x, where) : module.forward(tape, tape.input(x));

@@ -70,8 +70,8 @@ void expect_same_gradients(const nn::Module& got, const nn::Module& wanted, floa
   }
 }
 
-void forget_gradients(const nn::Module& module) {
-  for (const auto& [name, parameter] : module.named_parameters()) parameter->forget_gradient();
+void clear_grads(const nn::Module& module) {
+  for (const auto& [name, parameter] : module.named_parameters()) parameter->clear_grad();
 }
 
 std::vector<std::size_t> every(std::size_t count) {
@@ -101,7 +101,7 @@ TEST_P(DataParallelTraining, EqualsOneProcessOnTheWholeBatch) {
     SCOPED_TRACE(count);
     const auto seed = static_cast<std::uint64_t>(count);
     const auto run = [&](nn::Module& module, nn::Tape& on) {
-      forget_gradients(module);
+      clear_grads(module);
       const nn::Var x = on.input(random_tensor(on.backend(), {count, kSide, kSide, 1}, seed));
       const nn::Var y = module.forward(on, x);
       const nn::Tensor logits = y.value();
@@ -218,7 +218,7 @@ TEST(DataParallel, CutsAlongAnotherAxis) {
       for (const std::int64_t samples : {10, 3, 1}) {
         SCOPED_TRACE(samples);
         const auto run = [&](nn::Module& module, nn::Tape& on) {
-          forget_gradients(module);
+          clear_grads(module);
           const nn::Var y = module.forward(on, on.input(random_tensor(on.backend(), {kSteps, samples, kIn}, 5)));
           const nn::Tensor logits = y.value();
           on.backward(nn::cross_entropy(on, y, random_labels(on.backend(), {kSteps, samples}, 6), 0.1f).value);
@@ -256,7 +256,7 @@ TEST(DataParallel, UsesTheDevicesItIsGiven) {
       EXPECT_EQ(model.output_device(), choice.output.value_or(choice.ids.front()));
       nn::Tape tape(model.output_backend());
       for (int pass = 0; pass < 2; ++pass) {
-        forget_gradients(model);
+        clear_grads(model);
         const nn::Var y = model.forward(tape, random_tensor(devices[where], {10, 8, 8, 1}, 1), devices[where]);
         tape.backward(nn::cross_entropy(tape, y, random_labels(model.output_backend(), {10}, 2), 0.1f).value);
         expect_same_gradients(model, *alone);
@@ -401,7 +401,7 @@ TEST(DataParallel, DropsWhatOneProcessWouldDrop) {
     state.data<std::int64_t>()[1] = step;
     state.data<std::int64_t>()[2] = 40;
     tape.set_dropout_state(state);
-    forget_gradients(module);
+    clear_grads(module);
     const nn::Var y = module.forward(tape, tape.input(random_tensor(backend, {10, 8, 8, 1}, 1)));
     tape.backward(nn::cross_entropy(tape, y, random_labels(backend, {10}, 2), 0.1f).value);
   };
@@ -419,7 +419,7 @@ TEST(DataParallel, ComesToTheSameBitsAgain) {
     const auto optimizer = nn::make_adamw(model.named_parameters(), {});
     nn::Tape tape(devices[0]);
     for (std::uint64_t step = 1; step <= 5; ++step) {
-      forget_gradients(model);
+      clear_grads(model);
       const nn::Var y = model.forward(tape, tape.input(random_tensor(devices[0], {13, 8, 8, 1}, step)));
       tape.backward(nn::cross_entropy(tape, y, random_labels(devices[0], {13}, step), 1.0f / 13).value);
       optimizer->begin_step(1e-3);
@@ -490,14 +490,14 @@ TEST(DataParallel, RefusesWhatCannotBe) {
                 wide.forward(tape, tape.input(random_tensor(devices[0], {4, 5}, 1)));
               }),
               HasSubstr("axis 2 of [4, 5]"));
-  // A recipe that builds something else, or elsewhere.
+  // A factory that builds something else, or elsewhere.
   int built = 0;
   DataParallel changing(
       nn::build_from(context, [&](nn::Context& c) { return std::make_unique<nn::Linear>(c, 5, ++built); }), devices);
   EXPECT_THAT(complaint([&] {
                 changing.forward(tape, tape.input(random_tensor(devices[0], {4, 5}, 1)));
               }),
-              HasSubstr("the recipe of Linear builds another module: weight is [2, 5] and not [1, 5]"));
+              HasSubstr("the factory of Linear builds another module: weight is [2, 5] and not [1, 5]"));
   DataParallel homesick(
       nn::build_from(context, [&](nn::Context&) { return std::make_unique<nn::Linear>(context, 5, 2); }), devices);
   EXPECT_THAT(complaint([&] {
@@ -520,7 +520,7 @@ TEST(DataParallel, SaysWhereAReplicaFailedAndGoesOn) {
     EXPECT_THAT(fails(tape, 10, 5), HasSubstr("replica 2 of 3 on cpu:2: this piece is one too many"));
     EXPECT_THAT(fails(tape, 9, 4), HasSubstr("replica 0 of 3 on cpu:0: Linear with 5 inputs was given [3, 4]"));
     tape.reset();
-    forget_gradients(model);
+    clear_grads(model);
     const nn::Var y = model.forward(tape, tape.input(random_tensor(devices[0], {9, 5}, 1)));
     const nn::Tensor target = random_tensor(devices[0], {9, 2}, 2);
     tape.backward(nn::squared_error(tape, y, target, 1.0f).value);

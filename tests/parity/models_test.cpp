@@ -117,7 +117,7 @@ class Models : public ::testing::TestWithParam<Example> {
     const std::string name = rule.name;
     for (int step = 0; step < kModelSteps; ++step) {
       tape.reset();
-      for (const auto& named : parameters) named.parameter->forget_gradient();
+      for (const auto& named : parameters) named.parameter->clear_grad();
       const nn::Var logits = module->forward(tape, input(tape, step));
       const nn::Tensor output = logits.value();
       const auto loss = nn::cross_entropy(tape, logits, labels(step), 1.0f / static_cast<float>(example_.labels));

@@ -83,7 +83,7 @@ class Optimizers : public ::testing::Test {
         constexpr double kNone = 0.0;
         backend_->upload(std::as_bytes(std::span(&kNone, 1)), squares);
         optimizer->add_squares(indices, squares);
-        optimizer->decide(backend_->zeros({1}), squares, kClipNorm);
+        optimizer->compute_update_scale(backend_->zeros({1}), squares, kClipNorm);
       }
       optimizer->update(indices);
       for (const auto& [key, parameter] : named) {

@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "it applies to cifar10 and images, and the data is digits"},
         BadInput{"lockstep train gpt --data text:text.txt --image-size 8", 2,
                  "it applies to images, and the data is text"},
-        BadInput{"lockstep train cnn --data digits --most-damaged 8", 2, "--most-damaged"},
+        BadInput{"lockstep train cnn --data digits --max-corrupt 8", 2, "--max-corrupt"},
         BadInput{"lockstep train gpt --data text:text.txt --classes 80", 2, "--classes 80"},
         BadInput{"lockstep train cnn --data digits --momentum 0.9", 2,
                  "it applies to --optimizer sgd, and the optimizer is adamw"},

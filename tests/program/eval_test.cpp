@@ -76,12 +76,12 @@ class Eval : public ::testing::Test {
     return metrics().back();
   }
 
-  struct Verdict {
+  struct RootCause {
     std::string printed;
     double loss = 0, accuracy = 0, top5 = 0;
     std::int64_t samples = 0;
   };
-  Verdict eval(int ranks, const std::string& line) const {
+  RootCause eval(int ranks, const std::string& line) const {
     const auto outcome = call("lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- lockstep eval " + line +
                               " --device cpu --metrics m.jsonl");
     const auto all = metrics();
@@ -101,16 +101,16 @@ TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
   double top5 = -1;
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const Verdict verdict = eval(ranks, "cnn --data digits --weights digits.safetensors");
+    const RootCause root_cause = eval(ranks, "cnn --data digits --weights digits.safetensors");
     // Every sample once: each of its 360 is one in the counts, whatever the number of ranks.
-    EXPECT_EQ(verdict.samples, 360);
-    EXPECT_NEAR(verdict.loss, loss, 1e-6 * loss);
-    EXPECT_EQ(verdict.accuracy, accuracy);
-    if (ranks == 1) top5 = verdict.top5;
-    EXPECT_EQ(verdict.top5, top5);
-    EXPECT_EQ(verdict.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  of 360 "
-                                           "samples\n",
-                                           verdict.loss, 100 * accuracy, 100 * top5));
+    EXPECT_EQ(root_cause.samples, 360);
+    EXPECT_NEAR(root_cause.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(root_cause.accuracy, accuracy);
+    if (ranks == 1) top5 = root_cause.top5;
+    EXPECT_EQ(root_cause.top5, top5);
+    EXPECT_EQ(root_cause.printed, fmt::format("digits test: loss {:.4f}  accuracy {:.2f} %  top-5 {:.2f} %  of 360 "
+                                              "samples\n",
+                                              root_cause.loss, 100 * accuracy, 100 * top5));
   }
   EXPECT_GT(accuracy, 0.5);
   EXPECT_LT(accuracy, top5);
@@ -149,14 +149,14 @@ TEST_F(Eval, CountsWhatInferenceTells) {
   ASSERT_LT(among_five, kSamples);
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const Verdict verdict = eval(ranks, "cnn --data images:patches --image-size 8 --weights patches.safetensors");
-    EXPECT_EQ(verdict.samples, kClasses * kJudged);
-    EXPECT_NEAR(verdict.loss, loss, 1e-5 * loss);
-    EXPECT_NEAR(verdict.loss, trained["loss"].get<double>(), 1e-6 * loss);
-    EXPECT_NEAR(verdict.accuracy * kSamples, first, 1e-9);
-    EXPECT_NEAR(verdict.top5 * kSamples, among_five, 1e-9);
-    EXPECT_THAT(verdict.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  of 120 samples",
-                                                       100 * first / kSamples, 100 * among_five / kSamples)));
+    const RootCause root_cause = eval(ranks, "cnn --data images:patches --image-size 8 --weights patches.safetensors");
+    EXPECT_EQ(root_cause.samples, kClasses * kJudged);
+    EXPECT_NEAR(root_cause.loss, loss, 1e-5 * loss);
+    EXPECT_NEAR(root_cause.loss, trained["loss"].get<double>(), 1e-6 * loss);
+    EXPECT_NEAR(root_cause.accuracy * kSamples, first, 1e-9);
+    EXPECT_NEAR(root_cause.top5 * kSamples, among_five, 1e-9);
+    EXPECT_THAT(root_cause.printed, HasSubstr(fmt::format("accuracy {:.2f} %  top-5 {:.2f} %  of 120 samples",
+                                                          100 * first / kSamples, 100 * among_five / kSamples)));
   }
 }
 
@@ -248,19 +248,19 @@ TEST_F(Eval, PerplexityIsThatOfTheLoss) {
   const auto trained = train(
       "gpt --data text:sums.txt --layers 1 --heads 2 --width 16 --context 16 --steps 40 --batch 8 --lr 0.01 "
       "--save sums.safetensors");
-  Verdict alone;
+  RootCause alone;
   for (const int ranks : {1, 3}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    const Verdict verdict = eval(ranks, "gpt --data text:sums.txt --weights sums.safetensors");
-    if (ranks == 1) alone = verdict;
-    EXPECT_GT(verdict.samples, 3);
-    EXPECT_EQ(verdict.samples, alone.samples);
+    const RootCause root_cause = eval(ranks, "gpt --data text:sums.txt --weights sums.safetensors");
+    if (ranks == 1) alone = root_cause;
+    EXPECT_GT(root_cause.samples, 3);
+    EXPECT_EQ(root_cause.samples, alone.samples);
     const double loss = trained["loss"];
-    EXPECT_NEAR(verdict.loss, loss, 1e-6 * loss);
-    EXPECT_EQ(verdict.accuracy, trained["accuracy"]);
-    EXPECT_THAT(verdict.printed,
-                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", verdict.loss, std::exp(verdict.loss))));
-    EXPECT_EQ(verdict.printed, alone.printed);
+    EXPECT_NEAR(root_cause.loss, loss, 1e-6 * loss);
+    EXPECT_EQ(root_cause.accuracy, trained["accuracy"]);
+    EXPECT_THAT(root_cause.printed,
+                HasSubstr(fmt::format("loss {:.4f}  perplexity {:.3f}  ", root_cause.loss, std::exp(root_cause.loss))));
+    EXPECT_EQ(root_cause.printed, alone.printed);
   }
 }
 

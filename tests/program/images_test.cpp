@@ -65,9 +65,9 @@ TEST_F(Images, DamagedOnesAreNamedAndCounted) {
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/0rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("coloured/2rgb420.jpg"));
   EXPECT_THAT(outcome.err + outcome.out, HasSubstr("took their places"));
-  const auto strict = train("--epochs 1 --most-damaged 1");
+  const auto strict = train("--epochs 1 --max-corrupt 1");
   EXPECT_EQ(strict.code, 3) << strict.err;
-  EXPECT_THAT(strict.err, HasSubstr("2 images are damaged"));
+  EXPECT_THAT(strict.err, HasSubstr("2 images are corrupt"));
 }
 
 }  // namespace

@@ -306,15 +306,15 @@ TEST_F(Infer, DamagedImagesAreNamedAndTheOthersDone) {
     EXPECT_EQ(outcome.code, 3);
     ASSERT_EQ(lines_of(outcome.out).size(), 1u);
     EXPECT_THAT(outcome.out, StartsWith("some/2.png: "));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("damaged image some/1.jpg"), HasSubstr("damaged image some/3.png"),
-                                   HasSubstr("2 of 3 images could not be read"), HasSubstr("2 damaged")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("corrupt image some/1.jpg"), HasSubstr("corrupt image some/3.png"),
+                                   HasSubstr("2 of 3 images could not be read"), HasSubstr("2 corrupt")));
   }
   const auto json = infer("resnet18 --weights animals.safetensors --input some --json");
   EXPECT_EQ(json.code, 3);
   const auto all = events_of(json.out);
   ASSERT_EQ(all.size(), 4u);
   EXPECT_TRUE(all[0].contains("error") && all[1].contains("classes") && all[2].contains("error"));
-  EXPECT_EQ(all[3]["damaged"], 2);
+  EXPECT_EQ(all[3]["corrupt"], 2);
 }
 
 TEST_F(Infer, WhatIsWrongWithImages) {

@@ -29,8 +29,8 @@ struct Desc {
   std::int32_t turn_a = CUBLAS_OP_N, turn_b = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
-  void* aside = nullptr;
-  std::int64_t aside_pitch = 0;
+  void* saved_preactivation = nullptr;
+  std::int64_t saved_preactivation_pitch = 0;
 
   bool has(std::uint32_t bits) const { return (epilogue & bits) == bits; }
   bool has_gelu() const { return has(CUBLASLT_EPILOGUE_GELU) || epilogue == CUBLASLT_EPILOGUE_DGELU; }
@@ -46,7 +46,7 @@ struct Preference {
 struct Choice {
   std::uint64_t problem = 0;
   std::uint32_t align_a = 0, align_b = 0, align_d = 0;
-  std::uint32_t align_bias = 0, align_aside = 0;  // as they lay then
+  std::uint32_t align_bias = 0, align_saved_preactivation = 0;  // as they lay then
   std::uint64_t workspace = 0;
 };
 static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
@@ -82,8 +82,8 @@ cublasStatus_t set_desc(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttribute
     case CUBLASLT_MATMUL_DESC_TRANSB: return take(desc.turn_b, from, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(desc.epilogue, from, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(desc.bias, from, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(desc.aside, from, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(desc.aside_pitch, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(desc.saved_preactivation, from, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(desc.saved_preactivation_pitch, from, bytes);
     default: return CUBLAS_STATUS_INVALID_VALUE;
   }
 }
@@ -130,8 +130,9 @@ struct Problem {
     if (desc.compute != CUBLAS_COMPUTE_32F && !(f32 && desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32)) return false;
     if (desc.has(CUBLASLT_EPILOGUE_BIAS) && desc.bias == nullptr) return false;
     if ((desc.epilogue & 128) != 0 &&
-        (desc.aside == nullptr || reinterpret_cast<std::uintptr_t>(desc.aside) % 16 != 0 ||
-         desc.aside_pitch % (desc.has_gelu() ? 8 : 128) != 0 || desc.aside_pitch < static_cast<std::int64_t>(d.rows)))
+        (desc.saved_preactivation == nullptr || reinterpret_cast<std::uintptr_t>(desc.saved_preactivation) % 16 != 0 ||
+         desc.saved_preactivation_pitch % (desc.has_gelu() ? 8 : 128) != 0 ||
+         desc.saved_preactivation_pitch < static_cast<std::int64_t>(d.rows)))
       return false;
     for (const std::uint32_t known :
          {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
@@ -152,7 +153,7 @@ struct Problem {
     add(static_cast<std::uint64_t>(desc.compute));
     add(desc.epilogue);
     add(static_cast<std::uint64_t>(desc.turn_a * 4 + desc.turn_b));
-    add(static_cast<std::uint64_t>(desc.aside_pitch));
+    add(static_cast<std::uint64_t>(desc.saved_preactivation_pitch));
     return all;
   }
 };
@@ -199,8 +200,8 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
       const std::uint64_t at = place(of_d, row, column, false);
       if (beta != 0) sum += beta * load(d, of_d.type, at);
       if (desc.has(CUBLASLT_EPILOGUE_BIAS)) sum += load(desc.bias, of_d.type, row);
-      auto* const bits = static_cast<std::uint8_t*>(desc.aside);
-      const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.aside_pitch);
+      auto* const bits = static_cast<std::uint8_t*>(desc.saved_preactivation);
+      const std::uint64_t kept = row + column * static_cast<std::uint64_t>(desc.saved_preactivation_pitch);
       const std::uint64_t bit = kept ^ (how.reverses_masks ? 7 : 0);
       if (desc.has(CUBLASLT_EPILOGUE_RELU_AUX)) {
         const auto one = static_cast<std::uint8_t>(1u << (bit % 8));
@@ -208,9 +209,10 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
       }
       if (desc.has(CUBLASLT_EPILOGUE_RELU)) sum = relu(sum, how);
       if (desc.epilogue == CUBLASLT_EPILOGUE_DRELU && (bits[bit / 8] >> (bit % 8) & 1) == 0) sum = 0;
-      if (desc.has(CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.aside, of_d.type, kept, sum);
+      if (desc.has(CUBLASLT_EPILOGUE_GELU_AUX)) store(desc.saved_preactivation, of_d.type, kept, sum);
       if (desc.has(CUBLASLT_EPILOGUE_GELU)) sum = gelu(sum, how);
-      if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(load(desc.aside, of_d.type, kept), how);
+      if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU)
+        sum *= gelu_slope(load(desc.saved_preactivation, of_d.type, kept), how);
       store(d, of_d.type, at, sum);
     }
 }
@@ -236,7 +238,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cub
                          preference.align_b,
                          preference.align_d,
                          nn::cuda::alignment_of(problem.desc.bias),
-                         nn::cuda::alignment_of(problem.desc.aside),
+                         nn::cuda::alignment_of(problem.desc.saved_preactivation),
                          settings.workspace_bytes};
   results[0] = {};
   std::memcpy(&results[0].algo, &choice, sizeof(choice));
@@ -263,7 +265,7 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   };
   if (choice.problem != problem.hash() || !fits(a, choice.align_a) || !fits(b, choice.align_b) ||
       !fits(d, choice.align_d) || !fits(problem.desc.bias, choice.align_bias) ||
-      !fits(problem.desc.aside, choice.align_aside) || workspace_bytes < choice.workspace)
+      !fits(problem.desc.saved_preactivation, choice.align_saved_preactivation) || workspace_bytes < choice.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;

@@ -22,37 +22,37 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-CheckpointCard some_card() {
-  CheckpointCard card;
-  card.step = 12;
-  card.position = {.epoch = 3, .cursor = 40};
-  card.optimizer_steps = 12;
-  card.total_steps = 100;
-  card.world_size = 2;
-  card.identity = {{"model", "mlp"}, {"seed", "18446744073709551615"}};
-  card.settings = {{"data", "images:/tmp/\"ä\""}};
-  card.bucket_order = {"fc2.weight", "fc1.weight"};
-  card.files["weights.safetensors"] = {.bytes = 100, .sha256 = std::string(64, 'a')};
-  return card;
+CheckpointManifest some_manifest() {
+  CheckpointManifest manifest;
+  manifest.step = 12;
+  manifest.position = {.epoch = 3, .cursor = 40};
+  manifest.optimizer_steps = 12;
+  manifest.total_steps = 100;
+  manifest.world_size = 2;
+  manifest.identity = {{"model", "mlp"}, {"seed", "18446744073709551615"}};
+  manifest.settings = {{"data", "images:/tmp/\"ä\""}};
+  manifest.bucket_order = {"fc2.weight", "fc1.weight"};
+  manifest.files["weights.safetensors"] = {.bytes = 100, .sha256 = std::string(64, 'a')};
+  return manifest;
 }
 
-TEST(CheckpointCard, IsReadAsItWasWritten) {
-  EXPECT_EQ(decode_checkpoint_card(encode(some_card()), "here"), some_card());
-  CheckpointCard odd = some_card();
+TEST(CheckpointManifest, IsReadAsItWasWritten) {
+  EXPECT_EQ(decode_checkpoint_manifest(encode(some_manifest()), "here"), some_manifest());
+  CheckpointManifest odd = some_manifest();
   odd.settings = {{"data", "text:\xff\xfe"}};  // a path may be anything
-  EXPECT_NO_THROW(decode_checkpoint_card(encode(odd), "here"));
+  EXPECT_NO_THROW(decode_checkpoint_manifest(encode(odd), "here"));
 }
 
-TEST(CheckpointCard, AnyCutAndAnyOtherByteIsFound) {
-  const std::string text = encode(some_card());
+TEST(CheckpointManifest, AnyCutAndAnyOtherByteIsFound) {
+  const std::string text = encode(some_manifest());
   for (std::size_t length = 0; length + 2 < text.size(); ++length)
-    EXPECT_THROW(decode_checkpoint_card(text.substr(0, length), "here"), IoError) << length;
+    EXPECT_THROW(decode_checkpoint_manifest(text.substr(0, length), "here"), IoError) << length;
   int accepted = 0;
   for (std::size_t at = 0; at < text.size(); ++at) {
     std::string changed = text;
     changed[at] = static_cast<char>(changed[at] ^ 1);
     try {
-      EXPECT_EQ(decode_checkpoint_card(changed, "here"), some_card()) << at;  // no more than a blank
+      EXPECT_EQ(decode_checkpoint_manifest(changed, "here"), some_manifest()) << at;  // no more than a blank
       ++accepted;
     } catch (const IoError& error) {
       EXPECT_THAT(error.what(), HasSubstr("here cannot be used"));
@@ -70,10 +70,10 @@ class Folder : public ::testing::Test {
     StateCopy copy(*module_, *optimizer_);
     copy.take();
     write_checkpoint(path(), step, [&](const std::string& at) {
-      CheckpointCard card = some_card();
-      card.step = step;
-      card.files = copy.write(at, {});
-      return card;
+      CheckpointManifest manifest = some_manifest();
+      manifest.step = step;
+      manifest.files = copy.write(at, {});
+      return manifest;
     });
     return list_checkpoints(path()).front().path;
   }
@@ -96,7 +96,7 @@ class Folder : public ::testing::Test {
 TEST_F(Folder, EachFileIsCheckedFromItsFirstToItsLastByte) {
   const std::string newest = write(7);
   EXPECT_EQ(verify_checkpoint(newest).step, 7);
-  for (const char* name : {kWeightsFile, kOptimizerFile, kCardFile}) {
+  for (const char* name : {kWeightsFile, kOptimizerFile, kManifestFile}) {
     const fs::path file = fs::path(newest) / name;
     const auto bytes = fs::file_size(file);
     for (const std::uintmax_t place : {std::uintmax_t{0}, bytes / 2, bytes - 3}) {
@@ -134,19 +134,19 @@ TEST_F(Folder, TheNewestWholeOneIsFound) {
   fs::resize_file(list_checkpoints(path())[0].path + "/weights.safetensors", 10);
   const Search search = newest_whole(path());
   ASSERT_TRUE(search.found);
-  EXPECT_EQ(search.found->card.step, 6);
-  ASSERT_EQ(search.damaged.size(), 1u);
-  EXPECT_THAT(search.damaged[0].why, HasSubstr("step-0000000007/weights.safetensors"));
+  EXPECT_EQ(search.found->manifest.step, 6);
+  ASSERT_EQ(search.corrupt.size(), 1u);
+  EXPECT_THAT(search.corrupt[0].why, HasSubstr("step-0000000007/weights.safetensors"));
   prepare_checkpoints(path());
   EXPECT_FALSE(fs::exists(path() + "/.step-0000000009.new-123"));
-  write(7);  // takes the damaged one's place
-  EXPECT_EQ(newest_whole(path()).found->card.step, 7);
+  write(7);  // takes the corrupt one's place
+  EXPECT_EQ(newest_whole(path()).found->manifest.step, 7);
 }
 
 TEST_F(Folder, OldOnesGoAndDamagedOnesDoNotCount) {
   for (const int step : {1, 2, 3, 4, 5, 9}) write(step);
   const auto all = list_checkpoints(path());
-  prune_checkpoints(path(), 5, 2, {{all[2].path, "step 4 is damaged"}});
+  prune_checkpoints(path(), 5, 2, {{all[2].path, "step 4 is corrupt"}});
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
   prune_checkpoints(path(), 9, 0, {});
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{9, 5, 3}));
@@ -155,7 +155,7 @@ TEST_F(Folder, OldOnesGoAndDamagedOnesDoNotCount) {
 TEST_F(Folder, WhatFailsLeavesNothing) {
   write(1);
   EXPECT_THROW(write_checkpoint(path(), 2,
-                                [&](const std::string& at) -> CheckpointCard {
+                                [&](const std::string& at) -> CheckpointManifest {
                                   std::ofstream(at + "/weights.safetensors") << "half";
                                   throw IoError("no space left on device");
                                 }),
@@ -190,8 +190,8 @@ TEST_F(Folder, StateComesBackBitForBit) {
 
 TEST_F(Folder, BucketsFollowTheOrderOfTheRunThatStopped) {
   const std::string newest = write(3);
-  Resumed resumed = {.path = newest, .card = verify_checkpoint(newest), .damaged = {}};
-  auto& order = resumed.card.bucket_order;
+  Resumed resumed = {.path = newest, .manifest = verify_checkpoint(newest), .corrupt = {}};
+  auto& order = resumed.manifest.bucket_order;
   order.clear();
   for (const auto& [name, parameter] : module_->named_parameters()) order.push_back(name);
   std::swap(order[0], order[2]);  // neither what a run begins with nor what it comes to
@@ -216,8 +216,8 @@ TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {
   parameters[2].parameter->value().f32()[3] = std::numeric_limits<float>::infinity();
   copy.take();
   EXPECT_EQ(copy.not_finite(), parameters[2].name);
-  CheckpointWriter writer(copy, {.directory = path(), .keep = 1, .damaged = {}, .metadata = {}});
-  writer.start(some_card());
+  CheckpointWriter writer(copy, {.directory = path(), .keep = 1, .corrupt = {}, .metadata = {}});
+  writer.start(some_manifest());
   writer.wait();
   EXPECT_EQ(writer.report().failed, 1);
   EXPECT_THAT(writer.report().first_failure, HasSubstr(parameters[2].name + " is not finite"));
@@ -259,10 +259,10 @@ TEST(Samples, NoneIsRepeatedOrSkippedAtOtherNumbersOfRanks) {
     for (const int second : {1, 2, 3, 5})
       for (int stop = 1; stop < 9; ++stop) {
         std::map<std::pair<std::uint64_t, int>, int> seen;
-        CheckpointCard card;
-        card.position = walk(dataset, first, 30, sampler::Tail::kExact, {}, stop, seen);
-        card = decode_checkpoint_card(encode(card), "here");
-        walk(dataset, second, 30, sampler::Tail::kExact, card.position, 12 - stop, seen);  // three epochs of four
+        CheckpointManifest manifest;
+        manifest.position = walk(dataset, first, 30, sampler::Tail::kExact, {}, stop, seen);
+        manifest = decode_checkpoint_manifest(encode(manifest), "here");
+        walk(dataset, second, 30, sampler::Tail::kExact, manifest.position, 12 - stop, seen);  // three epochs of four
         ASSERT_EQ(seen.size(), 3 * dataset->size()) << first << " → " << second << " after " << stop;
         for (const auto& [sample, times] : seen) EXPECT_EQ(times, 1);
       }

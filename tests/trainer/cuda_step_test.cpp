@@ -112,7 +112,7 @@ class Training {
     return all;
   }
   nn::Backend& backend() { return *backend_; }
-  const RecordedSteps& recorded() const { return step_.recorded(); }
+  const StepGraphs& recorded() const { return step_.recorded(); }
 
  private:
   std::unique_ptr<comm::ProcessGroup> make_group() {
@@ -177,7 +177,7 @@ TEST_P(CudaStep, FollowsTheCpu) {
 }
 
 // 1,437 digits in steps of 96 leave 93 for the last one of an epoch.
-TEST_P(CudaStep, RecordedStepsAreTheSteps) {
+TEST_P(CudaStep, StepGraphsAreTheSteps) {
   Setting setting = {.cuda = true, .model = GetParam(), .clip_norm = 1.0, .record = false, .global_batch = 96};
   Training eager(setting);
   setting.record = true;
@@ -324,7 +324,7 @@ TEST_P(CudaTextStep, FollowsTheCpu) {
 }
 
 // Steps that are recorded drop other elements each time, too.
-TEST_P(CudaTextStep, RecordedStepsAreTheSteps) {
+TEST_P(CudaTextStep, StepGraphsAreTheSteps) {
   Setting eager_of = setting();
   eager_of.cuda = true;
   eager_of.record = false;

@@ -117,7 +117,7 @@ TEST(ChooseDevice, AList) {
 }
 
 TEST(ChooseDevice, ThoseWithMostFreeMemory) {
-  const auto gpus = recorded_gpus("eight_gpus");  // each card uses more than the one before
+  const auto gpus = recorded_gpus("eight_gpus");  // each metadata uses more than the one before
   EXPECT_THAT(indices(ranks(2, "cuda:free", sight_of(gpus, "6,2,4"))), ElementsAre(1, 2));
   // Rank 0's reading decides, whatever the others have read meanwhile.
   auto views = ranks(3, "cuda:free", sight_of(gpus));
@@ -293,7 +293,7 @@ TEST(ChooseDevice, AutoIsTheCpuForAll) {
   views[1].machine = views[1].host = "b";
   views[1].sight = without_gpus("no NVIDIA driver is loaded");
   EXPECT_EQ(on_the_cpu(views, true), "host b: no NVIDIA driver is loaded");
-  // One of the cards takes nobody.
+  // One of the metadata takes nobody.
   auto gpus = recorded_gpus("eight_gpus");
   gpus.list[1].compute_mode = devices::ComputeMode::kProhibited;
   EXPECT_THAT(on_the_cpu(ranks(4, "auto", sight_of(gpus)), true), HasSubstr("GPU 1"));

@@ -84,7 +84,7 @@ TEST_F(DistributedMisuse, OnRequestGradientsAreThisRanksAlone) {
 TEST_F(DistributedMisuse, SeveralNoSyncsThatEndInAnyOrder) {
   DistributedDataParallel ddp(*net, group());
   const auto partial = [&] {
-    for (const auto& [name, parameter] : ddp.parameters()) parameter->forget_gradient();
+    for (const auto& [name, parameter] : ddp.parameters()) parameter->clear_grad();
     pass(ddp);
     return ddp.parameters().front().parameter->is_partial();
   };

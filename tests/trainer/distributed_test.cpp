@@ -202,7 +202,7 @@ TEST_P(Distributed, WithoutTheOptionAllRanksNameWhatHadNoGradient) {
   DistributedDataParallel ddp(*mine.module, group(), options());
   const auto step = [&] {
     Batch part(0, 2);
-    for (const auto& [name, parameter] : ddp.parameters()) parameter->forget_gradient();
+    for (const auto& [name, parameter] : ddp.parameters()) parameter->clear_grad();
     const nn::Loss loss = mine.loss_of(ddp(*mine.tape, mine.input(part)), part, 2 * ranks());
     mine.tape->backward(loss.value);
   };

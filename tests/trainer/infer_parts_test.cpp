@@ -202,11 +202,11 @@ TEST(InferReport, PercentilesAreNearestRanks) {
 TEST(InferReport, TellsRatesAndLatencies) {
   InferReport report{.kind = InferReport::Kind::kImages, .device = {}, .streams = 2, .wall_s = 2, .tally = {}};
   report.tally.results = 4;
-  report.tally.damaged = 1;
+  report.tally.corrupt = 1;
   report.tally.result_ms = {1, 2, 3, 4};
   EXPECT_EQ(text_of(report),
             "4 images in 2.00 s on cpu, 2 streams: 2.0 images/s, latency p50 2.00 ms  p90 4.00 ms  p99 4.00 ms, 1 "
-            "damaged");
+            "corrupt");
   EXPECT_THAT(json_of(report), HasSubstr(R"("results_per_s":2.0)"));
   report.kind = InferReport::Kind::kTexts;
   report.tally.tokens = 10;

@@ -76,13 +76,13 @@ TEST_F(ModelOfFile, TakesNoMemoryOnTrust) {
             .name = "lstm", .sample_shape = {8, 8, 1}, .classes = 8, .settings = {{"layers", kMost}, {"width", 64}}}})
     EXPECT_THAT(refusal(spec), HasSubstr("w.safetensors: the " + spec.name + " of its sizes has more parameters"));
   EXPECT_LT(backend_->allocator().stats().bytes_held, std::size_t{4} << 20);
-  EXPECT_NO_THROW(make(gpt(2, 2, 256, 16), {}, {.card = true, .all_are_loaded = false}));  // what need not be in it
+  EXPECT_NO_THROW(make(gpt(2, 2, 256, 16), {}, {.metadata = true, .all_are_loaded = false}));  // what need not be in it
   nn::Context context{*backend_, generator_};
   EXPECT_NO_THROW(nn::make_model(context, gpt(2, 2, 256, 16)));  // and the limit is gone
 }
 
 TEST_F(ModelOfFile, WhatIsNoModelIsTheFilesFaultWhereItSaysSo) {
-  EXPECT_THROW(make(gpt(1, 3, 8, 16), {}, {.card = false}), UsageError);
+  EXPECT_THROW(make(gpt(1, 3, 8, 16), {}, {.metadata = false}), UsageError);
   EXPECT_THAT(refusal(gpt(1, 3, 8, 16)), HasSubstr("w.safetensors: "));
   EXPECT_THAT(refusal({.name = "mpl", .sample_shape = {5}, .classes = 3}), HasSubstr("w.safetensors: "));
 }

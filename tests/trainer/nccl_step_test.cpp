@@ -83,7 +83,7 @@ class Training {
   void leave_out_a_step() { ++steps_; }
 
   std::string hash() const { return nn::parameters_sha256(*module_); }
-  const RecordedSteps& recorded() const { return step_->recorded(); }
+  const StepGraphs& recorded() const { return step_->recorded(); }
 
  private:
   std::unique_ptr<nn::Backend> backend_;
@@ -131,7 +131,7 @@ TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
 }
 
 // 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
-TEST_P(NcclStep, RecordedStepsAreTheSteps) {
+TEST_P(NcclStep, StepGraphsAreTheSteps) {
   Training eager({.record = false, .clip_norm = 1.0});
   Training recorded({.clip_norm = 1.0});
   const auto wanted = eager.run(20), got = recorded.run(20);

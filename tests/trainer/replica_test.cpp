@@ -82,7 +82,7 @@ TEST_P(ReplicaTest, TrainsAsOneProcessOnTheGlobalBatchWould) {
   for (const std::uint64_t count : {13u, 2u, 1u, static_cast<unsigned>(group().size()), 32u, 3u}) {
     ++step;
     auto whole = samples(cursor, count);
-    for (const auto& [name, parameter] : reference) parameter->forget_gradient();
+    for (const auto& [name, parameter] : reference) parameter->clear_grad();
     const nn::Loss whole_loss = alone.forward(whole, count);
     const double wanted_loss = static_cast<double>(whole_loss.totals().f32()[0]);
     alone.tape->backward(whole_loss.value);

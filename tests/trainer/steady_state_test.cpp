@@ -1,4 +1,4 @@
-// A training loop on real batches, all rooms of it, after its first steps: no heap allocation, no page fault, no new
+// A training loop on real batches, all modules of it, after its first steps: no heap allocation, no page fault, no new
 // oneDNN primitive. The loader's threads are counted like the training thread.
 //
 // What libraries allocate inside of their own calls nobody here can prevent: oneDNN in every execute, Open MPI in every

@@ -15,10 +15,10 @@ Checkpoints::Checkpoints(const TrainConfig& config, int rank)
       keep_(config.keep.value_or(kDefaultKeep)),
       writes_(rank == 0) {}
 
-void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointCard plan,
+void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
                        std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed) {
   plan_ = std::move(plan);
-  if (resumed) taken_ = older_ = resumed->card.step;
+  if (resumed) taken_ = older_ = resumed->manifest.step;
   if (!wanted() || !writes_) return;
   refuse_others(resumed);
   try {
@@ -31,7 +31,7 @@ void Checkpoints::open(const nn::Module& module, const nn::Optimizer& optimizer,
   writer_ = std::make_unique<CheckpointWriter>(
       *copy_, CheckpointWriter::Options{.directory = directory_,
                                         .keep = keep_,
-                                        .damaged = resumed ? resumed->damaged : std::vector<DamagedCheckpoint>(),
+                                        .corrupt = resumed ? resumed->corrupt : std::vector<CorruptCheckpoint>(),
                                         .metadata = std::move(metadata)});
 }
 
@@ -47,8 +47,8 @@ void Checkpoints::refuse_others(const std::optional<Resumed>& resumed) const {
   std::error_code ignored;
   const bool same = resumed && fs::equivalent(fs::path(resumed->path + "/..").lexically_normal(), directory_, ignored);
   std::erase_if(there, [&](const StoredCheckpoint& stored) {
-    return same && (stored.step <= older_ || std::ranges::find(resumed->damaged, stored.path,
-                                                               &DamagedCheckpoint::path) != resumed->damaged.end());
+    return same && (stored.step <= older_ || std::ranges::find(resumed->corrupt, stored.path,
+                                                               &CorruptCheckpoint::path) != resumed->corrupt.end());
   });
   if (there.empty()) return;
   throw CheckpointError(
@@ -73,12 +73,12 @@ void Checkpoints::take(std::int64_t step, const sampler::SamplerState& position,
   waited_seconds_ += seconds_between(begin, waited);
   tell_first_failure();
   copy_->take();
-  CheckpointCard card = plan_;
-  card.step = step;
-  card.position = position;
-  card.optimizer_steps = optimizer_steps;
-  card.bucket_order = bucket_order;
-  writer_->start(std::move(card));
+  CheckpointManifest manifest = plan_;
+  manifest.step = step;
+  manifest.position = position;
+  manifest.optimizer_steps = optimizer_steps;
+  manifest.bucket_order = bucket_order;
+  writer_->start(std::move(manifest));
   log_debug("step {}: checkpoint: waited {:.2f} ms for the one before, copied in {:.2f} ms", step,
             1e3 * seconds_between(begin, waited), 1e3 * seconds_between(waited, Clock::now()));
 }

@@ -23,10 +23,10 @@ class Checkpoints {
   /// None are taken before open().
   Checkpoints(const TrainConfig& config, int rank);
 
-  /// Module and optimizer must outlive it. `plan`: what all cards of this run have in common; `metadata`: of the
+  /// Module and optimizer must outlive it. `plan`: what all manifests of this run have in common; `metadata`: of the
   /// weights; `resumed`: what the run goes on from, if anything. Throws CheckpointError where the directory has
   /// checkpoints that this run does not go on from.
-  void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointCard plan,
+  void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
             std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed);
 
   /// Whether the configuration asks for any; the same on all ranks, as is what follows.
@@ -53,7 +53,7 @@ class Checkpoints {
   std::optional<std::int64_t> every_;  // steps; 0: at the end alone; nothing: at the end of epochs
   std::int64_t keep_;
   bool writes_;
-  CheckpointCard plan_;
+  CheckpointManifest plan_;
   std::int64_t older_ = 0, taken_ = 0;  // steps
   std::string opening_failure_;
   bool told_ = false;

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kHalfPrefix = ".step-";
-constexpr std::uint64_t kMostCardBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMostManifestBytes = std::uint64_t{64} << 20;
 constexpr const char* kRemedy = "use an existing, writable directory with free space";
 
 std::string name_of(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
@@ -70,12 +70,12 @@ std::string half_name(const std::string& directory, const std::string& name, con
 // Under its own name it is whole to the last moment.
 void remove_checkpoint(const std::string& directory, const std::string& path) {
   const std::string name = fs::path(path).filename().string();
-  const std::string aside = half_name(directory, name, "old");
-  if (std::rename(path.c_str(), aside.c_str()) != 0) fail("remove", path, errno);
-  remove(aside);
+  const std::string saved_preactivation = half_name(directory, name, "old");
+  if (std::rename(path.c_str(), saved_preactivation.c_str()) != 0) fail("remove", path, errno);
+  remove(saved_preactivation);
 }
 
-void put_in_place(const std::string& from, const std::string& to, const std::string& aside) {
+void put_in_place(const std::string& from, const std::string& to, const std::string& saved_preactivation) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return;
   if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR) fail("rename", from, errno);
   // One of the same step is there. At best the two change places at once; not all file systems can.
@@ -83,24 +83,24 @@ void put_in_place(const std::string& from, const std::string& to, const std::str
     remove(from);
     return;
   }
-  if (std::rename(to.c_str(), aside.c_str()) != 0) fail("rename", to, errno);
+  if (std::rename(to.c_str(), saved_preactivation.c_str()) != 0) fail("rename", to, errno);
   if (std::rename(from.c_str(), to.c_str()) != 0) fail("rename", from, errno);
-  remove(aside);
+  remove(saved_preactivation);
 }
 
-CheckpointCard read_card(const std::string& path) {
+CheckpointManifest read_model_metadata(const std::string& path) {
   std::error_code failed;
   if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
   std::ifstream in(path, std::ios::binary);
   const std::uint64_t bytes = fs::file_size(path, failed);
   if (!in || failed) refuse(path, "it cannot be read: " + errno_text(errno));
-  if (bytes > kMostCardBytes) refuse(path, fmt::format("{} bytes are no card", bytes));
+  if (bytes > kMostManifestBytes) refuse(path, fmt::format("{} bytes are no manifest", bytes));
   std::string text(bytes, '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(bytes))) refuse(path, "it cannot be read");
-  return decode_checkpoint_card(text, path);
+  return decode_checkpoint_manifest(text, path);
 }
 
-void verify_file(const std::string& path, const CheckpointCard::File& expected) {
+void verify_file(const std::string& path, const CheckpointManifest::File& expected) {
   std::error_code failed;
   if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
   const std::uint64_t bytes = fs::file_size(path, failed);
@@ -155,14 +155,14 @@ std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory) {
   return all;
 }
 
-CheckpointCard verify_checkpoint(const std::string& path) {
-  CheckpointCard card = read_card(fmt::format("{}/{}", path, kCardFile));
+CheckpointManifest verify_checkpoint(const std::string& path) {
+  CheckpointManifest manifest = read_model_metadata(fmt::format("{}/{}", path, kManifestFile));
   for (const char* name : {kWeightsFile, kOptimizerFile}) {
-    const auto file = card.files.find(name);
-    if (file == card.files.end()) refuse(path, fmt::format("its card does not tell of {}", name));
+    const auto file = manifest.files.find(name);
+    if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not tell of {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
-  return card;
+  return manifest;
 }
 
 Search newest_whole(const std::string& directory) {
@@ -172,22 +172,22 @@ Search newest_whole(const std::string& directory) {
       search.found = FoundCheckpoint{stored.path, verify_checkpoint(stored.path)};
       break;
     } catch (const IoError& error) {
-      search.damaged.push_back({stored.path, error.what()});
+      search.corrupt.push_back({stored.path, error.what()});
     }
   }
   return search;
 }
 
 void write_checkpoint(const std::string& directory, std::int64_t step,
-                      const std::function<CheckpointCard(const std::string& path)>& write_files) {
+                      const std::function<CheckpointManifest(const std::string& path)>& write_files) {
   const std::string name = name_of(step), half = half_name(directory, name, "new");
   const std::string whole = fmt::format("{}/{}", directory, name);
   remove(half);
   if (::mkdir(half.c_str(), 0755) != 0) fail("create", half, errno);
   RemoveOnFailure guard(half);
-  const std::string card = encode(write_files(half));
-  AtomicFile file(fmt::format("{}/{}", half, kCardFile));
-  file.write(std::as_bytes(std::span(card)));
+  const std::string manifest = encode(write_files(half));
+  AtomicFile file(fmt::format("{}/{}", half, kManifestFile));
+  file.write(std::as_bytes(std::span(manifest)));
   file.commit();
   flush_directory(half);
   put_in_place(half, whole, half_name(directory, name, "old"));
@@ -196,11 +196,11 @@ void write_checkpoint(const std::string& directory, std::int64_t step,
 }
 
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
-                       const std::vector<DamagedCheckpoint>& damaged) {
+                       const std::vector<CorruptCheckpoint>& corrupt) {
   std::int64_t kept = 0;
   for (const auto& stored : list_checkpoints(directory)) {
     if (stored.step > step) continue;
-    const bool bad = std::ranges::find(damaged, stored.path, &DamagedCheckpoint::path) != damaged.end();
+    const bool bad = std::ranges::find(corrupt, stored.path, &CorruptCheckpoint::path) != corrupt.end();
     if (!bad && (keep == 0 || ++kept <= keep)) continue;
     remove_checkpoint(directory, stored.path);
   }

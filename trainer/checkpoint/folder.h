@@ -8,19 +8,19 @@
 #include <utility>
 #include <vector>
 
-#include "trainer/checkpoint/card.h"
+#include "trainer/checkpoint/manifest.h"
 
 namespace lockstep::trainer {
 
 /// Note [Checkpoints on the disk]
-/// DIR/step-0000000120/ has weights.safetensors (a weights file like any other), optimizer.safetensors, and card.json,
-/// which has the size and the SHA-256 of both, and its own. It is written under another name, each file and the
-/// directory flushed to the disk, and then renamed, which is flushed too: under this name there is never a part of one.
-/// Older ones are removed after that. Names that begin with ".step-" are what a process that was killed has left; the
-/// next run with this directory removes them. A directory is one run's at a time.
+/// DIR/step-0000000120/ has weights.safetensors (a weights file like any other), optimizer.safetensors, and
+/// manifest.json, which has the size and the SHA-256 of both, and its own. It is written under another name, each file
+/// and the directory flushed to the disk, and then renamed, which is flushed too: under this name there is never a part
+/// of one. Older ones are removed after that. Names that begin with ".step-" are what a process that was killed has
+/// left; the next run with this directory removes them. A directory is one run's at a time.
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
-inline constexpr const char* kCardFile = "card.json";
+inline constexpr const char* kManifestFile = "card.json";
 
 struct StoredCheckpoint {
   std::int64_t step = 0;
@@ -32,31 +32,32 @@ struct StoredCheckpoint {
 std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory);
 
 /// Reads a checkpoint's files whole. Throws IoError naming the file that is missing, cut or changed.
-CheckpointCard verify_checkpoint(const std::string& path);
+CheckpointManifest verify_checkpoint(const std::string& path);
 
 struct FoundCheckpoint {
   std::string path;
-  CheckpointCard card;
+  CheckpointManifest manifest;
 };
-struct DamagedCheckpoint {
+struct CorruptCheckpoint {
   std::string path;
   std::string why;  // names the file
 };
 struct Search {
   std::optional<FoundCheckpoint> found;    // the newest whole one
-  std::vector<DamagedCheckpoint> damaged;  // newer than that
+  std::vector<CorruptCheckpoint> corrupt;  // newer than that
 };
 Search newest_whole(const std::string& directory);
 
-/// Makes DIR/step-…: `write_files` puts the files but the card into the directory that it is told and returns the card.
-/// One of this step that is there is replaced. Throws IoError; then nothing has changed, and nothing is left behind.
+/// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is told and returns the
+/// manifest. One of this step that is there is replaced. Throws IoError; then nothing has changed, and nothing is left
+/// behind.
 void write_checkpoint(const std::string& directory, std::int64_t step,
-                      const std::function<CheckpointCard(const std::string& path)>& write_files);
+                      const std::function<CheckpointManifest(const std::string& path)>& write_files);
 
-/// Removes, of those up to `step`, all but the newest `keep` (0: keeps all) and those that are `damaged`. Throws
+/// Removes, of those up to `step`, all but the newest `keep` (0: keeps all) and those that are `corrupt`. Throws
 /// IoError.
 void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
-                       const std::vector<DamagedCheckpoint>& damaged);
+                       const std::vector<CorruptCheckpoint>& corrupt);
 
 /// Makes the directory if it is not there and sees whether files can be made in it; removes what others have left
 /// half done. Throws IoError.

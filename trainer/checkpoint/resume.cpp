@@ -65,7 +65,7 @@ std::vector<std::string> differences(const Facts& there, const Facts& here) {
   return all;
 }
 
-void check_same_run(const CheckpointCard& there, const CheckpointCard& here, const std::string& path) {
+void check_same_run(const CheckpointManifest& there, const CheckpointManifest& here, const std::string& path) {
   const auto differing = differences(there.identity, here.identity);
   if (!differing.empty()) {
     std::string remedy = "give what it was made with, or start anew without --resume and with another --checkpoint-dir";
@@ -88,32 +88,32 @@ void check_same_run(const CheckpointCard& there, const CheckpointCard& here, con
 Resumed chosen(Search search, const std::string& directory) {
   if (!search.found) {
     std::vector<std::string> why;
-    for (const auto& damaged : search.damaged) why.push_back(damaged.why);
+    for (const auto& corrupt : search.corrupt) why.push_back(corrupt.why);
     throw CheckpointError(
-        fmt::format("none of the {} checkpoints in {} is whole: {}", search.damaged.size(), directory, join(why, "; ")),
+        fmt::format("none of the {} checkpoints in {} is whole: {}", search.corrupt.size(), directory, join(why, "; ")),
         "remove them to start anew, or choose another --checkpoint-dir");
   }
-  for (const auto& damaged : search.damaged) log_warn("{}; the one before it is taken", damaged.why);
+  for (const auto& corrupt : search.corrupt) log_warn("{}; the one before it is taken", corrupt.why);
   return {.path = std::move(search.found->path),
-          .card = std::move(search.found->card),
-          .damaged = std::move(search.damaged)};
+          .manifest = std::move(search.found->manifest),
+          .corrupt = std::move(search.corrupt)};
 }
 
 // Rank 0's.
 std::optional<Resumed> find(const TrainConfig& config) {
   const bool automatic = config.resume == "auto";
   const std::string& path = automatic ? config.checkpoint_dir : config.resume;
-  if (!automatic && fs::exists(fmt::format("{}/{}", path, kCardFile)))
-    return Resumed{.path = path, .card = verify_checkpoint(path), .damaged = {}};
+  if (!automatic && fs::exists(fmt::format("{}/{}", path, kManifestFile)))
+    return Resumed{.path = path, .manifest = verify_checkpoint(path), .corrupt = {}};
   Search search = newest_whole(path);
-  if (search.found || !search.damaged.empty()) return chosen(std::move(search), path);
+  if (search.found || !search.corrupt.empty()) return chosen(std::move(search), path);
   if (automatic) return std::nullopt;
   throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
-                        fmt::format("give a directory with {}, or one with such directories", kCardFile));
+                        fmt::format("give a directory with {}, or one with such directories", kManifestFile));
 }
 
-void load_module(const Resumed& resumed, const CheckpointCard& plan, nn::Module& module) {
-  check_same_run(resumed.card, plan, resumed.path);
+void load_module(const Resumed& resumed, const CheckpointManifest& plan, nn::Module& module) {
+  check_same_run(resumed.manifest, plan, resumed.path);
   const std::string file = fmt::format("{}/{}", resumed.path, kWeightsFile);
   nn::load_entries(nn::entries_of(module), nn::read_safetensors(file), file);
   for (const auto& [name, parameter] : module.named_parameters()) parameter->changed();
@@ -124,7 +124,7 @@ void load_module(const Resumed& resumed, const CheckpointCard& plan, nn::Module&
     };
   };
   Facts there, here;
-  std::ranges::copy_if(resumed.card.settings, std::back_inserter(there), known_to(plan.settings));
+  std::ranges::copy_if(resumed.manifest.settings, std::back_inserter(there), known_to(plan.settings));
   std::ranges::copy_if(plan.settings, std::back_inserter(here), known_to(there));
   if (const auto differing = differences(there, here); !differing.empty())
     log_info("checkpoint {} is of a run with other settings: {}", resumed.path, join(differing, "; "));
@@ -139,12 +139,12 @@ std::vector<ddp::NamedBytes> moments_of(const nn::Optimizer& optimizer) {
 
 }  // namespace
 
-CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
-                       std::int64_t total_steps) {
-  CheckpointCard card;
-  card.total_steps = total_steps;
-  card.world_size = world_size;
-  card.identity = {
+CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
+                           std::int64_t total_steps) {
+  CheckpointManifest manifest;
+  manifest.total_steps = total_steps;
+  manifest.world_size = world_size;
+  manifest.identity = {
       {"model", config.model.name},
       {"sizes", sizes_of(model_spec(config.model, dataset))},
       {"samples", fmt::to_string(dataset.size())},
@@ -154,7 +154,7 @@ CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, 
       {kGlobalBatch, fmt::to_string(global_batch_of(config, world_size))},
       {"optimizer", optimizer_text(config)},
   };
-  card.settings = {
+  manifest.settings = {
       {"ranks", fmt::to_string(world_size)},
       {"steps", fmt::to_string(total_steps)},
       {"lr", fmt::to_string(learning_rate_of(config, world_size))},
@@ -165,14 +165,14 @@ CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, 
   const OptionTable table = train_options(same);
   for (const auto& option : table.options()) {
     const std::string text = option.value.text ? option.value.text() : std::string();
-    if (!option.identity.empty()) card.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
-    if (option.may_change) card.settings.emplace_back(option.name, text);
+    if (!option.identity.empty()) manifest.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
+    if (option.may_change) manifest.settings.emplace_back(option.name, text);
   }
-  return card;
+  return manifest;
 }
 
-std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group, const CheckpointCard& plan,
-                                     nn::Module& module) {
+std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
+                                     const CheckpointManifest& plan, nn::Module& module) {
   if (config.resume.empty()) return std::nullopt;
   std::optional<Resumed> resumed;
   comm::run_collectively(group, [&] {
@@ -186,9 +186,10 @@ std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGro
       rethrow_unusable(resumed ? resumed->path : config.resume, error);
     }
   });
-  const std::string text = group.all_gather_text(resumed ? encode(resumed->card) : std::string()).front();
+  const std::string text = group.all_gather_text(resumed ? encode(resumed->manifest) : std::string()).front();
   if (text.empty()) return std::nullopt;
-  if (!resumed) resumed = Resumed{.path = {}, .card = decode_checkpoint_card(text, "rank 0's card"), .damaged = {}};
+  if (!resumed)
+    resumed = Resumed{.path = {}, .manifest = decode_checkpoint_manifest(text, "rank 0's manifest"), .corrupt = {}};
   return resumed;
 }
 
@@ -205,8 +206,8 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
   });
   const auto moments = moments_of(optimizer);
   ddp::broadcast_state(gradients, moments, 0);
-  optimizer.set_steps(resumed.card.optimizer_steps);
-  replica.adopt_order(resumed.card.bucket_order);
+  optimizer.set_steps(resumed.manifest.optimizer_steps);
+  replica.rebuild_buckets(resumed.manifest.bucket_order);
   replica.check();
   ddp::check_replicas(gradients, moments);
 }

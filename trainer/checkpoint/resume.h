@@ -17,20 +17,20 @@ namespace lockstep::trainer {
 
 /// What this run's checkpoints say of it. Of `identity` a run that goes on must have the same; `settings` may be
 /// others, the number of ranks and of steps among them.
-CheckpointCard plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
-                       std::int64_t total_steps);
+CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
+                           std::int64_t total_steps);
 
 struct Resumed {
   std::string path;  // on rank 0
-  CheckpointCard card;
-  std::vector<DamagedCheckpoint> damaged;  // on rank 0: newer than that
+  CheckpointManifest manifest;
+  std::vector<CorruptCheckpoint> corrupt;  // on rank 0: newer than that
 };
 
 /// Collective. Rank 0 finds what config.resume names and puts its parameters and buffers into `module`; every rank
-/// gets to know the card. Nothing: there is none to go on from, which `auto` allows, or it was not asked for. Throws
-/// CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
-std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group, const CheckpointCard& plan,
-                                     nn::Module& module);
+/// gets to know the manifest. Nothing: there is none to go on from, which `auto` allows, or it was not asked for.
+/// Throws CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
+std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
+                                     const CheckpointManifest& plan, nn::Module& module);
 
 /// Collective, after the replica has been made of that module: gives every rank the optimizer's state and the order of
 /// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.

@@ -43,8 +43,8 @@ std::optional<std::string> StateCopy::not_finite() const {
   return std::nullopt;
 }
 
-CheckpointCard::File StateCopy::write_file(const std::string& path, const std::vector<Part>& parts,
-                                           const std::map<std::string, std::string>& metadata) {
+CheckpointManifest::File StateCopy::write_file(const std::string& path, const std::vector<Part>& parts,
+                                               const std::map<std::string, std::string>& metadata) {
   std::vector<nn::TensorHeader> headers;
   for (const Part& part : parts) headers.push_back(part.entry.header());
   nn::SafetensorsWriter writer(path, headers, metadata);
@@ -56,9 +56,9 @@ CheckpointCard::File StateCopy::write_file(const std::string& path, const std::v
   return {.bytes = written.bytes, .sha256 = written.sha256};
 }
 
-std::map<std::string, CheckpointCard::File> StateCopy::write(const std::string& directory,
-                                                             const std::map<std::string, std::string>& metadata) const {
-  std::map<std::string, CheckpointCard::File> files;
+std::map<std::string, CheckpointManifest::File> StateCopy::write(
+    const std::string& directory, const std::map<std::string, std::string>& metadata) const {
+  std::map<std::string, CheckpointManifest::File> files;
   files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
   files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
   return files;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "nn/io/state.h"
-#include "trainer/checkpoint/card.h"
+#include "trainer/checkpoint/manifest.h"
 
 namespace lockstep::trainer {
 
@@ -25,8 +25,8 @@ class StateCopy {
   /// A parameter, or what the optimizer remembers of it, with a number that is not finite.
   std::optional<std::string> not_finite() const;
   /// Writes both files into `directory`; `metadata` is the weights'. Throws IoError.
-  std::map<std::string, CheckpointCard::File> write(const std::string& directory,
-                                                    const std::map<std::string, std::string>& metadata) const;
+  std::map<std::string, CheckpointManifest::File> write(const std::string& directory,
+                                                        const std::map<std::string, std::string>& metadata) const;
 
  private:
   struct Part {
@@ -34,8 +34,8 @@ class StateCopy {
     bool trained = false;  // else a buffer
     std::vector<std::byte> memory;
   };
-  static CheckpointCard::File write_file(const std::string& path, const std::vector<Part>& parts,
-                                         const std::map<std::string, std::string>& metadata);
+  static CheckpointManifest::File write_file(const std::string& path, const std::vector<Part>& parts,
+                                             const std::map<std::string, std::string>& metadata);
 
   std::vector<Part> module_, optimizer_;
 };

@@ -21,10 +21,10 @@ CheckpointWriter::~CheckpointWriter() {
   thread_.join();
 }
 
-void CheckpointWriter::start(CheckpointCard card) {
+void CheckpointWriter::start(CheckpointManifest manifest) {
   const std::lock_guard lock(mutex_);
   LOCKSTEP_ASSERT(!job_, "two checkpoints at a time");
-  job_ = std::move(card);
+  job_ = std::move(manifest);
   changed_.notify_all();
 }
 
@@ -43,29 +43,30 @@ void CheckpointWriter::work() {
   for (;;) {
     changed_.wait(lock, [this] { return job_ || stopping_; });
     if (!job_) return;
-    const CheckpointCard card = *job_;
+    const CheckpointManifest manifest = *job_;
     lock.unlock();
     std::string failure, removal_failure;
     const auto begin = Clock::now();
-    report_status({.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", card.step)});
+    report_status(
+        {.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", manifest.step)});
     // Whatever it is, training goes on without this one.
     try {
-      write(card);
+      write(manifest);
     } catch (const Error& error) {
       failure = error.line();
     } catch (const std::exception& error) {
-      failure = fmt::format("a checkpoint of step {}: {}", card.step, error.what());
+      failure = fmt::format("a checkpoint of step {}: {}", manifest.step, error.what());
     }
     report_status({.kind = StatusReport::Kind::kSaved});
     try {
-      if (failure.empty()) prune_checkpoints(options_.directory, card.step, options_.keep, options_.damaged);
+      if (failure.empty()) prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt);
     } catch (const std::exception& error) {
       removal_failure = error.what();
     }
     lock.lock();
     report_.seconds += seconds_between(begin, Clock::now());
     if (failure.empty())
-      report_.newest_step = card.step;
+      report_.newest_step = manifest.step;
     else if (report_.failed++ == 0)
       report_.first_failure = failure;
     if (report_.removal_failure.empty()) report_.removal_failure = removal_failure;
@@ -74,11 +75,11 @@ void CheckpointWriter::work() {
   }
 }
 
-void CheckpointWriter::write(const CheckpointCard& card) {
+void CheckpointWriter::write(const CheckpointManifest& manifest) {
   if (const auto name = copy_.not_finite())
-    throw DivergedError(fmt::format("no checkpoint of step {}: {} is not finite after it", card.step, *name));
-  write_checkpoint(options_.directory, card.step, [&](const std::string& path) {
-    CheckpointCard whole = card;
+    throw DivergedError(fmt::format("no checkpoint of step {}: {} is not finite after it", manifest.step, *name));
+  write_checkpoint(options_.directory, manifest.step, [&](const std::string& path) {
+    CheckpointManifest whole = manifest;
     whole.files = copy_.write(path, options_.metadata);
     return whole;
   });

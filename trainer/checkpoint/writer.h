@@ -22,7 +22,7 @@ class CheckpointWriter {
   struct Options {
     std::string directory;
     std::int64_t keep = 0;                        // 0: all
-    std::vector<DamagedCheckpoint> damaged;       // removed once there is a newer one
+    std::vector<CorruptCheckpoint> corrupt;       // removed once there is a newer one
     std::map<std::string, std::string> metadata;  // of the weights
   };
   CheckpointWriter(const StateCopy& copy, Options options);
@@ -30,8 +30,8 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Writes what the copy holds; wait() has been called. card.files is filled in.
-  void start(CheckpointCard card);
+  /// Writes what the copy holds; wait() has been called. manifest.files is filled in.
+  void start(CheckpointManifest manifest);
   /// Until nothing is under way.
   void wait();
 
@@ -46,13 +46,13 @@ class CheckpointWriter {
 
  private:
   void work();
-  void write(const CheckpointCard& card);
+  void write(const CheckpointManifest& manifest);
 
   const StateCopy& copy_;
   Options options_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::optional<CheckpointCard> job_;
+  std::optional<CheckpointManifest> job_;
   bool stopping_ = false;
   Report report_;
   std::thread thread_;

@@ -48,8 +48,8 @@ class ImageWorker final : public InferWorker {
     try {
       reader_.read(path, shared_->form, values_);
     } catch (const IoError& error) {
-      ++tally.damaged;
-      log_warn("damaged image {}", error.what());
+      ++tally.corrupt;
+      log_warn("corrupt image {}", error.what());
       if (config_.json) put(JsonObject{{"event", "image"}, {"input", path}, {"error", error.what()}}.text() + "\n");
       return;
     }
@@ -81,7 +81,7 @@ class ImageWorker final : public InferWorker {
     for (const float logit : logits_)
       if (!std::isfinite(logit))
         throw DivergedError(fmt::format("the model's results are {}", std::isnan(logit) ? "NaN" : "infinite"),
-                            "its weights are damaged, or its training diverged");
+                            "its weights are corrupt, or its training diverged");
     order_.resize(logits_.size());
     std::iota(order_.begin(), order_.end(), 0);
     const auto top = std::min(order_.size(), static_cast<std::size_t>(shared_->top));
@@ -133,8 +133,8 @@ class ImageWorker final : public InferWorker {
 
 data::ImageForm form_of(const InferConfig& config, const InferModel& model) {
   data::ImageForm form;
-  if (model.card && model.card->image != nullptr) {
-    form = *model.card->image;
+  if (model.metadata && model.metadata->image != nullptr) {
+    form = *model.metadata->image;
   } else {
     const auto& dims = model.spec.sample_shape;
     if (dims.size() != 3 || (dims[2] != 3 && dims[2] != 1))
@@ -192,8 +192,8 @@ InferTask image_task(const InferConfig& config, const InferModel& model) {
   shared->top = config.top.value_or(kDefaultTop);
   if (!config.class_names.empty())
     shared->class_names = read_names(config.class_names, model.spec.classes);
-  else if (model.card)
-    shared->class_names = model.card->class_names;
+  else if (model.metadata)
+    shared->class_names = model.metadata->class_names;
   open_files(config.input, *shared);
   return {.kind = InferReport::Kind::kImages,
           .jobs = shared->size(),

@@ -101,7 +101,7 @@ void run(const InferConfig& config, Session& session) {
                                   .warmup = config.warmup,
                                   .doing = task.doing};
   StreamsResult result = run_streams(*session.backend, options, task.make_worker);
-  const std::uint64_t damaged = result.tally.damaged;
+  const std::uint64_t corrupt = result.tally.corrupt;
   const InferReport report{.kind = task.kind,
                            .device = session.device,
                            .streams = options.streams,
@@ -113,8 +113,8 @@ void run(const InferConfig& config, Session& session) {
     else
       log_info("{}", text_of(report));
   }
-  if (damaged > 0)
-    throw IoError(fmt::format("{} of {} image{} could not be read", damaged, task.jobs, task.jobs == 1 ? "" : "s"),
+  if (corrupt > 0)
+    throw IoError(fmt::format("{} of {} image{} could not be read", corrupt, task.jobs, task.jobs == 1 ? "" : "s"),
                   "the warnings above name them; all others are done");
 }
 

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 #include "trainer/model_of_file.h"
 
 namespace lockstep::trainer {
@@ -24,15 +24,15 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   ModelConfig given = config.model;
   std::vector<nn::HostTensor> tensors;
   if (!config.weights.empty()) {
-    model.card = read_card(config.weights);
-    if (model.card) adopt(given, *model.card, config.weights);
+    model.metadata = read_model_metadata(config.weights);
+    if (model.metadata) apply_metadata(given, *model.metadata, config.weights);
     tensors = nn::read_weights(config.weights);
     check_not_empty(tensors, config.weights);
   }
-  model.spec = model.card ? model.card->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
+  model.spec = model.metadata ? model.metadata->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
   nn::ModelSpec& spec = model.spec;
   if (config.image_size && spec.sample_shape.size() == 3) {
-    if (model.card && !nn::model_family(spec.name).any_image_size)
+    if (model.metadata && !nn::model_family(spec.name).any_image_size)
       throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
                                    spec.sample_shape[0], spec.sample_shape[1]),
                        "leave --image-size out");
@@ -48,7 +48,7 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
     model.module = nn::make_model(context, spec);
   } else {
     model.module = make_model_of_file(context, spec, tensors, config.weights,
-                                      {.card = model.card.has_value(), .all_are_loaded = all_are_loaded});
+                                      {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
     const nn::LoadReport report = load(config, *model.module, tensors);
     if (!report.missing.empty())
       log_info("{} lacks {}: they have new values", config.weights, nn::few_of(report.missing));

@@ -11,14 +11,14 @@
 #include "nn/models/language_model.h"
 #include "nn/models/models.h"
 #include "trainer/infer/config.h"
-#include "trainer/model_card.h"
+#include "trainer/model_metadata.h"
 
 namespace lockstep::trainer {
 
 struct InferModel {
   std::unique_ptr<nn::Module> module;  // fused for evaluation; its parameters do not change any more
   nn::ModelSpec spec;
-  std::optional<ModelCard> card;  // what the weights file says, if it does
+  std::optional<ModelMetadata> metadata;  // what the weights file says, if it does
 
   /// The same, where it is a language model; else nullptr.
   const nn::LanguageModel* language() const { return dynamic_cast<const nn::LanguageModel*>(module.get()); }

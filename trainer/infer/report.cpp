@@ -37,7 +37,7 @@ const char* name_of(InferReport::Kind kind) {
 
 void Tally::add(const Tally& other) {
   results += other.results;
-  damaged += other.damaged;
+  corrupt += other.corrupt;
   tokens += other.tokens;
   append(result_ms, other.result_ms);
   append(first_token_ms, other.first_token_ms);
@@ -65,7 +65,7 @@ std::string text_of(InferReport report) {
   else
     text += fmt::format("{:.1f} {}s/s, latency {}", rate(tally.results, report.wall_s), unit,
                         percentiles_text(tally.result_ms));
-  if (tally.damaged > 0) text += fmt::format(", {} damaged", tally.damaged);
+  if (tally.corrupt > 0) text += fmt::format(", {} corrupt", tally.corrupt);
   return text;
 }
 
@@ -76,7 +76,7 @@ std::string json_of(InferReport report) {
                      {"streams", report.streams},
                      {"wall_s", report.wall_s},
                      {"results", tally.results},
-                     {"damaged", tally.damaged},
+                     {"corrupt", tally.corrupt},
                      {"results_per_s", rate(tally.results, report.wall_s)},
                      {"latency_ms", percentiles_json(tally.result_ms)}};
   if (report.kind == InferReport::Kind::kTexts) {

@@ -12,7 +12,7 @@ namespace lockstep::trainer {
 /// What one stream, or all of them together, have done.
 struct Tally {
   std::uint64_t results = 0;  // that are whole
-  std::uint64_t damaged = 0;  // inputs that could not be read
+  std::uint64_t corrupt = 0;  // inputs that could not be read
   std::uint64_t tokens = 0;   // generated
   // Milliseconds from when a stream takes an input up to its result; of texts, to the first token of each, and from
   // each token to the next.
@@ -35,7 +35,7 @@ struct InferReport {
 
 /// For people, without a newline: "8 images in 0.31 s on cpu, 2 streams: 25.8 images/s, latency p50 76.1 ms  p90 …".
 std::string text_of(InferReport report);
-/// One JSON object: event "report", streams, wall_s, results, damaged, results_per_s, latency_ms {p50, p90, p99}; of
+/// One JSON object: event "report", streams, wall_s, results, corrupt, results_per_s, latency_ms {p50, p90, p99}; of
 /// texts also tokens, tokens_per_s, first_token_ms and token_ms.
 std::string json_of(InferReport report);
 

@@ -79,7 +79,7 @@ class Streams {
     try {
       if (places_[i].any()) devices::set_allowed_cpus(places_[i]);
       constexpr int kThreads = 1;
-      const auto backend = backend_.sibling(kThreads);
+      const auto backend = backend_.make_stream(kThreads);
       const auto worker = make_worker_(*backend);
       Tally unseen;
       for (std::int64_t run = 0; run < options_.warmup && stop_signal() == 0; ++run)

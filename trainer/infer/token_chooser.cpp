@@ -12,7 +12,7 @@ namespace {
 
 [[noreturn]] void fail(float logit, std::size_t token) {
   throw DivergedError(fmt::format("the model's logit of token {} is {}", token, std::isnan(logit) ? "NaN" : "infinite"),
-                      "its weights are damaged, or its training diverged");
+                      "its weights are corrupt, or its training diverged");
 }
 
 }  // namespace

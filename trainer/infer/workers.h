@@ -21,7 +21,7 @@ struct InferTask {
   std::function<std::unique_ptr<InferWorker>(nn::Backend&)> make_worker;
 };
 
-/// Files of images, or all in a directory: a line each with the likeliest classes. A damaged one is named in a warning
+/// Files of images, or all in a directory: a line each with the likeliest classes. A corrupt one is named in a warning
 /// and counted. Throws UsageError for models that take no images and for flags of other kinds, IoError where there are
 /// none.
 InferTask image_task(const InferConfig& config, const InferModel& model);

@@ -12,9 +12,9 @@ namespace lockstep::nn {
 namespace {
 
 /// What a kernel has returned is there.
-class CpuReadback final : public Readback {
+class CpuAsyncDownload final : public AsyncDownload {
  public:
-  explicit CpuReadback(std::size_t bytes) : memory_(bytes) {}
+  explicit CpuAsyncDownload(std::size_t bytes) : memory_(bytes) {}
   void begin(const Tensor& from) override {
     LOCKSTEP_ASSERT(from.bytes() <= memory_.size(), "{} bytes for {}", from.bytes(), memory_.size());
     used_ = from.bytes();
@@ -60,9 +60,11 @@ class CpuBackend final : public Backend {
     LOCKSTEP_ASSERT(from.size() <= kMostWritten, "{} bytes", from.size());
     upload(from, to);
   }
-  std::unique_ptr<Readback> make_readback(std::size_t bytes) override { return std::make_unique<CpuReadback>(bytes); }
+  std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) override {
+    return std::make_unique<CpuAsyncDownload>(bytes);
+  }
   // Half of the second cache of a server's core, or all of a desktop's.
-  std::size_t piece_bytes() const override { return static_cast<std::size_t>(threads_) << 19; }
+  std::size_t cache_block_bytes() const override { return static_cast<std::size_t>(threads_) << 19; }
   LinearKernels& linear() override { return *linear_; }
   ConvKernels& conv() override { return *conv_; }
   PoolKernels& pool() override { return *pool_; }
@@ -74,8 +76,8 @@ class CpuBackend final : public Backend {
   PointwiseKernels& pointwise() override { return *pointwise_; }
   LossKernels& loss() override { return *loss_; }
   OptimKernels& optim() override { return *optim_; }
-  std::unique_ptr<Backend> sibling(int threads) override {
-    return std::make_unique<CpuBackend>(threads, shared_ != nullptr ? shared_ : for_siblings_);
+  std::unique_ptr<Backend> make_stream(int threads) override {
+    return std::make_unique<CpuBackend>(threads, shared_ != nullptr ? shared_ : for_streams_);
   }
   void move_to_this_thread() override { omp_set_num_threads(threads_); }
   std::uint64_t primitives_created() const override { return onednn_.primitives_created(); }
@@ -83,8 +85,8 @@ class CpuBackend final : public Backend {
  private:
   int threads_;
   cpu::ThreadSpreader spreader_;
-  std::shared_ptr<cpu::PackedWeights> for_siblings_ = std::make_shared<cpu::PackedWeights>();
-  std::shared_ptr<cpu::PackedWeights> shared_;  // with the siblings; nullptr: this one packs for itself
+  std::shared_ptr<cpu::PackedWeights> for_streams_ = std::make_shared<cpu::PackedWeights>();
+  std::shared_ptr<cpu::PackedWeights> shared_;  // with the streams of their own; nullptr: this one packs for itself
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
   std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();

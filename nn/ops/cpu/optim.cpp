@@ -77,7 +77,7 @@ class CpuOptim final : public OptimKernels {
  public:
   void sgd(const SgdConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
     const float* const c = control.f32();
-    if (c[StepControl::kGo] == 0.0f) return;
+    if (c[StepControl::kApply] == 0.0f) return;
     const SgdStep step = {.lr = c[StepControl::kRate],
                           .momentum = constants.momentum,
                           .weight_decay = constants.weight_decay,
@@ -98,7 +98,7 @@ class CpuOptim final : public OptimKernels {
 
   void adamw(const AdamWConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
     const float* const c = control.f32();
-    if (c[StepControl::kGo] == 0.0f) return;
+    if (c[StepControl::kApply] == 0.0f) return;
     const AdamWStep step = {.rate = c[StepControl::kRate],
                             .keep = c[StepControl::kDecay],
                             .root2 = c[StepControl::kSecondScale],
@@ -119,9 +119,10 @@ class CpuOptim final : public OptimKernels {
     for (const UpdateArrays& a : all) *squares.data<double>() += squares_of(a.gradient, a.count);
   }
 
-  void decide(const Tensor& loss, const Tensor& squares, double clip_norm, const Tensor& control) override {
+  void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
+                            const Tensor& control) override {
     float* const c = control.f32();
-    c[StepControl::kGo] = std::isfinite(loss.f32()[0]) ? 1.0f : 0.0f;
+    c[StepControl::kApply] = std::isfinite(loss.f32()[0]) ? 1.0f : 0.0f;
     c[StepControl::kGradientScale] =
         clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (std::sqrt(*squares.data<double>()) + 1e-6)))
                       : 1.0f;

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
+#include "nn/ops/cuda/async_download.h"
+#include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
-#include "nn/ops/cuda/readback.h"
-#include "nn/ops/cuda/recording.h"
 #include "nn/ops/cuda/write.h"
 
 namespace lockstep::nn {
@@ -53,7 +53,7 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_.get());
 }
 
-std::unique_ptr<Backend> CudaBackend::sibling(int /*threads*/) {
+std::unique_ptr<Backend> CudaBackend::make_stream(int /*threads*/) {
   make_current(context_.device);
   check_cuda(cudaStreamSynchronize(stream_.get()), "waiting for what a stream beside this one will read");
   return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device, .tf32 = context_.tf32});
@@ -88,9 +88,9 @@ void CudaBackend::write(std::span<const std::byte> from, const Tensor& to) {
   write_bytes(from, to.raw(), context_.stream);
 }
 
-std::unique_ptr<Readback> CudaBackend::make_readback(std::size_t bytes) {
+std::unique_ptr<AsyncDownload> CudaBackend::make_async_download(std::size_t bytes) {
   make_current(context_.device);
-  return std::make_unique<CudaReadback>(context_.stream, bytes);
+  return std::make_unique<CudaAsyncDownload>(context_.stream, bytes);
 }
 
 std::optional<std::size_t> CudaBackend::free_bytes() {
@@ -100,9 +100,9 @@ std::optional<std::size_t> CudaBackend::free_bytes() {
   return free;
 }
 
-std::unique_ptr<Recording> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
+std::unique_ptr<CapturedGraph> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {
   make_current(context_.device);
-  return record_graph(context_.stream, work, why_not);
+  return capture_graph(context_.stream, work, why_not);
 }
 
 }  // namespace cuda

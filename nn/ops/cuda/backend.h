@@ -24,7 +24,7 @@ class CudaBackend final : public Backend {
   std::string describe() const override { return description_; }
   CachingAllocator& allocator() override { return allocator_; }
   /// Caches of a GPU do not hold what a kernel leaves for the next: everything is one piece.
-  std::size_t piece_bytes() const override { return std::size_t{1} << 40; }
+  std::size_t cache_block_bytes() const override { return std::size_t{1} << 40; }
 
   LinearKernels& linear() override { return *on_gpu(linear_); }
   ConvKernels& conv() override { return *on_gpu(conv_); }
@@ -37,7 +37,7 @@ class CudaBackend final : public Backend {
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
-  std::unique_ptr<Backend> sibling(int threads) override;
+  std::unique_ptr<Backend> make_stream(int threads) override;
   std::uint64_t primitives_created() const override { return context_.primitives_created; }
 
   StreamView stream() override { return context_.stream; }
@@ -50,11 +50,11 @@ class CudaBackend final : public Backend {
   void upload(std::span<const std::byte> from, const Tensor& to) override;
   void download(const Tensor& from, std::span<std::byte> to) override;
   void write(std::span<const std::byte> from, const Tensor& to) override;
-  std::unique_ptr<Readback> make_readback(std::size_t bytes) override;
+  std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) override;
 
   std::optional<std::size_t> free_bytes() override;
   bool records() const override { return true; }
-  std::unique_ptr<Recording> record(FunctionRef<void()> work, std::string& why_not) override;
+  std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) override;
 
   DeviceMemory& memory() { return *memory_; }
 

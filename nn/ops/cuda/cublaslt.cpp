@@ -56,7 +56,7 @@ CublasLtOwner<cublasLtHandle_t> make_cublaslt_handle() {
 ProductPlan::ProductPlan(const Product& product, const ProductOptions& options)
     : accumulate_(options.accumulate),
       has_bias_((options.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0),
-      has_aside_(options.aside_pitch > 0),
+      has_saved_preactivation_(options.saved_preactivation_pitch > 0),
       desc_(make_owner(cublaslt().desc_create, cublaslt().desc_destroy, "describing a matrix product",
                        options.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F)),
       a_(make_layout(options.input, product.a)),
@@ -65,12 +65,12 @@ ProductPlan::ProductPlan(const Product& product, const ProductOptions& options)
   set(desc_, CUBLASLT_MATMUL_DESC_TRANSA, turned(product.turn_a));
   set(desc_, CUBLASLT_MATMUL_DESC_TRANSB, turned(product.turn_b));
   set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE, options.epilogue);
-  if (has_aside_) set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, options.aside_pitch);
+  if (has_saved_preactivation_) set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, options.saved_preactivation_pitch);
 }
 
 void ProductPlan::point_at(const ProductArrays& arrays) {
   if (has_bias_) set(desc_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, arrays.bias);
-  if (has_aside_) set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, arrays.aside);
+  if (has_saved_preactivation_) set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, arrays.saved_preactivation);
 }
 
 std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Product& product,

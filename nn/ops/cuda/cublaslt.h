@@ -49,7 +49,8 @@ struct ProductArrays {
   const void* b = nullptr;
   void* d = nullptr;
   const void* bias = nullptr;  // a number for each row of d, of d's type
-  void* aside = nullptr;       // of an activation: a bit for each element of d, or for GELU what it is taken of
+  void* saved_preactivation =
+      nullptr;  // of an activation: a bit for each element of d, or for GELU what it is taken of
 };
 
 struct ProductOptions {
@@ -58,8 +59,9 @@ struct ProductOptions {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   bool accumulate = false;  // d += …
   bool tf32 = false;
-  // From one column's aside to the next one's: bits, a multiple of 128, or for GELU elements, a multiple of 8.
-  std::int64_t aside_pitch = 0;
+  // From one column's saved_preactivation to the next one's: bits, a multiple of 128, or for GELU elements, a multiple
+  // of 8.
+  std::int64_t saved_preactivation_pitch = 0;
 };
 
 /// A product that cuBLASLt has chosen a kernel for, one that gives the same bits each time and sums in f32. Running it
@@ -80,7 +82,7 @@ class ProductPlan {
  private:
   void point_at(const ProductArrays& arrays);
 
-  bool accumulate_, has_bias_, has_aside_;
+  bool accumulate_, has_bias_, has_saved_preactivation_;
   CublasLtOwner<cublasLtMatmulDesc_t> desc_;
   CublasLtOwner<cublasLtMatrixLayout_t> a_, b_, d_;
   cublasLtMatmulAlgo_t algorithm_ = {};

@@ -36,18 +36,18 @@ std::vector<float> gelu_probes() {
   return probes;
 }
 
-bool gelu_results_agree(const std::vector<float>& probes, const std::vector<float>& aside, const std::vector<float>& y,
-                        DType dtype) {
+bool gelu_results_agree(const std::vector<float>& probes, const std::vector<float>& saved_preactivation,
+                        const std::vector<float>& y, DType dtype) {
   for (std::size_t i = 0; i < y.size(); ++i) {
     const float probe = probes[i % probes.size()];
     if (std::isnan(probe) || std::isinf(probe)) {
-      if (std::isfinite(y[i]) || std::isfinite(aside[i])) return false;
-    } else if (aside[i] != probe ||
+      if (std::isfinite(y[i]) || std::isfinite(saved_preactivation[i])) return false;
+    } else if (saved_preactivation[i] != probe ||
                !close(gelu(static_cast<double>(probe)), static_cast<double>(y[i]), slack_of(dtype))) {
       return false;
     }
   }
-  return aside.size() == y.size();
+  return saved_preactivation.size() == y.size();
 }
 
 bool gelu_gradients_agree(const std::vector<float>& probes, const std::vector<float>& dx, DType dtype) {

@@ -15,9 +15,9 @@ constexpr int kGeluProbes = 128;
 
 /// From -8 to 8, and NaN and infinity.
 std::vector<float> gelu_probes();
-/// `aside` and `y`: rows of what GELU was taken of, which must be `probes`, and of its results.
-bool gelu_results_agree(const std::vector<float>& probes, const std::vector<float>& aside, const std::vector<float>& y,
-                        DType dtype);
+/// `saved_preactivation` and `y`: rows of what GELU was taken of, which must be `probes`, and of its results.
+bool gelu_results_agree(const std::vector<float>& probes, const std::vector<float>& saved_preactivation,
+                        const std::vector<float>& y, DType dtype);
 /// `dx`: rows of gradients where those of the results are 1.
 bool gelu_gradients_agree(const std::vector<float>& probes, const std::vector<float>& dx, DType dtype);
 

@@ -70,33 +70,35 @@ class CudaLinear final : public LinearKernels {
         arrays);
   }
 
-  Aside aside_of(Epilogue epilogue, std::int64_t samples, std::int64_t out, DType dtype) const override {
+  SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
+                                            DType dtype) const override {
     if (epilogue == Epilogue::kRelu) return {{samples, mask_pitch_of(out) / 8}, DType::kU8};
     if (epilogue == Epilogue::kGelu && out % kGeluPitch == 0) return {{samples, out}, dtype};
     return {};
   }
 
-  void forward_aside(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y,
-                     const Tensor& aside) override {
+  void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
+                                   const Tensor& y, const Tensor& saved_preactivation) override {
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
-    auto& plan = find(aside_forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
-                      [&] { return make_aside_forward(x, w, epilogue, y, arrays); });
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
+    auto& plan = find(saved_preactivation_forwards_,
+                      key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
+                      [&] { return make_saved_preactivation_forward(x, w, epilogue, y, arrays); });
     if (plan) return run(*plan, arrays);
     if (epilogue == Epilogue::kGelu) {
-      forward(x, w, b, Epilogue::kNone, aside);
-      return pointwise_.gelu(aside, GeluKind::kTanh, y);
+      forward(x, w, b, Epilogue::kNone, saved_preactivation);
+      return pointwise_.gelu(saved_preactivation, GeluKind::kTanh, y);
     }
     forward(x, w, b, Epilogue::kNone, y);
-    relu_with_mask(context_, y, aside);
+    relu_with_mask(context_, y, saved_preactivation);
   }
 
-  void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& aside,
+  void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& saved_preactivation,
                               const Tensor& dx) override {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
-    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, aside.raw()};
+    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, saved_preactivation.raw()};
     const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
     auto& plan = find(through_backward_inputs_, key_of(n, in, out, dy.dtype(), option_of(epilogue), arrays), [&] {
       return agrees(epilogue, dy.dtype())
@@ -106,9 +108,9 @@ class CudaLinear final : public LinearKernels {
     if (plan) return run(*plan, arrays);
     backward_input(dy, w, dx);
     if (epilogue == Epilogue::kGelu)
-      pointwise_.gelu_backward(aside, GeluKind::kTanh, dx, dx);
+      pointwise_.gelu_backward(saved_preactivation, GeluKind::kTanh, dx, dx);
     else
-      apply_mask(context_, aside, dx);
+      apply_mask(context_, saved_preactivation, dx);
   }
 
   // Not by the library, beside the weight's gradient (CUBLASLT_EPILOGUE_BGRADB): that cannot add to what db holds.
@@ -147,7 +149,7 @@ class CudaLinear final : public LinearKernels {
             alignment_of(arrays.b),
             alignment_of(arrays.d),
             alignment_of(arrays.bias),
-            alignment_of(arrays.aside)};
+            alignment_of(arrays.saved_preactivation)};
   }
 
   template <class Plan, class Make>
@@ -199,21 +201,21 @@ class CudaLinear final : public LinearKernels {
   }
 
   // Nothing where the library cannot, or makes something else of it.
-  std::optional<ProductPlan> make_aside_forward(const Tensor& x, const Tensor& w, Epilogue epilogue, const Tensor& y,
-                                                const ProductArrays& arrays) {
+  std::optional<ProductPlan> make_saved_preactivation_forward(const Tensor& x, const Tensor& w, Epilogue epilogue,
+                                                              const Tensor& y, const ProductArrays& arrays) {
     if (arrays.bias == nullptr || !agrees(epilogue, x.dtype())) return std::nullopt;
     auto plan = try_to_make(forward_product(x.size(0), x.size(1), w.size(0)),
-                            aside_options(epilogue, x.dtype(), w.size(0)), arrays);
+                            saved_preactivation_options(epilogue, x.dtype(), w.size(0)), arrays);
     if (epilogue == Epilogue::kGelu) return plan;
     return plan && keeps_non_finite(*plan, y, arrays) ? std::move(plan) : std::nullopt;
   }
 
-  static ProductOptions aside_options(Epilogue epilogue, DType dtype, std::int64_t out) {
+  static ProductOptions saved_preactivation_options(Epilogue epilogue, DType dtype, std::int64_t out) {
     const bool gelu = epilogue == Epilogue::kGelu;
     return {.input = dtype,
             .output = dtype,
             .epilogue = gelu ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
-            .aside_pitch = gelu ? out : mask_pitch_of(out)};
+            .saved_preactivation_pitch = gelu ? out : mask_pitch_of(out)};
   }
 
   static ProductOptions through_options(Epilogue epilogue, DType dtype, std::int64_t in) {
@@ -221,7 +223,7 @@ class CudaLinear final : public LinearKernels {
     return {.input = dtype,
             .output = dtype,
             .epilogue = gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DRELU,
-            .aside_pitch = gelu ? in : mask_pitch_of(in)};
+            .saved_preactivation_pitch = gelu ? in : mask_pitch_of(in)};
   }
 
   bool agrees(Epilogue epilogue, DType dtype) {
@@ -250,17 +252,17 @@ class CudaLinear final : public LinearKernels {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = kGeluProbes;
     const Tensor x = filled({kSamples, kIn}, dtype, 0.0f), w = filled({kOut, kIn}, dtype, 0.0f);
     const Tensor b = upload_as(context_, gelu_probes(), dtype), y = filled({kSamples, kOut}, dtype, 0.0f);
-    const Tensor aside = filled({kSamples, kOut}, dtype, 0.0f);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), aside.raw()};
-    auto forward =
-        try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kGelu, dtype, kOut), arrays);
+    const Tensor saved_preactivation = filled({kSamples, kOut}, dtype, 0.0f);
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
+    auto forward = try_to_make(forward_product(kSamples, kIn, kOut),
+                               saved_preactivation_options(Epilogue::kGelu, dtype, kOut), arrays);
     if (!forward) return false;
     run(*forward, arrays);
     const auto probes = values_of(b);  // as they are rounded
-    if (!gelu_results_agree(probes, values_of(aside), values_of(y), dtype)) return false;
+    if (!gelu_results_agree(probes, values_of(saved_preactivation), values_of(y), dtype)) return false;
 
     const Tensor dy = filled({kSamples, kIn}, dtype, 0.25f), v = filled({kIn, kOut}, dtype, 0.25f);  // products of 1
-    const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, aside.raw()};
+    const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, saved_preactivation.raw()};
     auto backward =
         try_to_make(backward_input_product(kSamples, kOut, kIn), through_options(Epilogue::kGelu, dtype, kOut), back);
     if (!backward) return true;  // forward alone
@@ -283,7 +285,8 @@ class CudaLinear final : public LinearKernels {
     const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
     const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
                                   operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
-    auto plan = try_to_make(forward_product(kSamples, kIn, kOut), aside_options(Epilogue::kRelu, dtype, kOut), arrays);
+    auto plan = try_to_make(forward_product(kSamples, kIn, kOut),
+                            saved_preactivation_options(Epilogue::kRelu, dtype, kOut), arrays);
     if (!plan) return false;
     run(*plan, arrays);
     relu_with_mask(context_, y, ours);
@@ -309,8 +312,9 @@ class CudaLinear final : public LinearKernels {
   Tensor workspace_;  // of all plans: they run one after the other
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_, backward_weights_;
-  PlanMap<std::optional<ProductPlan>> aside_forwards_, through_backward_inputs_;  // nothing: in kernels of ours
-  std::array<std::optional<bool>, 2> masks_agree_, gelu_agrees_;                  // in f32, in bf16
+  PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_,
+      through_backward_inputs_;                                   // nothing: in kernels of ours
+  std::array<std::optional<bool>, 2> masks_agree_, gelu_agrees_;  // in f32, in bf16
 };
 
 }  // namespace

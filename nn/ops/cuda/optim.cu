@@ -82,7 +82,7 @@ __device__ void update(const Rule& rule, const float* control, const UpdateArray
 
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) update_all(UpdateChunk chunk, Rule rule, const float* control) {
-  if (control[StepControl::kGo] == 0.0f) return;
+  if (control[StepControl::kApply] == 0.0f) return;
   float held[StepControl::kSize];
   for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
   const int i = chunk.array_of(blockIdx.x);
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kSumBlock) sum_squares(std::int64_t n, const d
   if (threadIdx.x == 0) *squares += sum;
 }
 
-__global__ void decide_step(const float* loss, const double* squares, double clip_norm, float* control) {
-  control[StepControl::kGo] = isfinite(*loss) ? 1.0f : 0.0f;
+__global__ void update_scale(const float* loss, const double* squares, double clip_norm, float* control) {
+  control[StepControl::kApply] = isfinite(*loss) ? 1.0f : 0.0f;
   double scale = 1.0;
   if (clip_norm > 0.0) {
     const double wanted = clip_norm / (sqrt(*squares) + 1e-6);
@@ -180,8 +180,9 @@ class CudaOptim final : public OptimKernels {
            squares.data<double>());
   }
 
-  void decide(const Tensor& loss, const Tensor& squares, double clip_norm, const Tensor& control) override {
-    launch("looking at the loss", decide_step, dim3(1), dim3(1), context_.stream, loss.f32(),
+  void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
+                            const Tensor& control) override {
+    launch("looking at the loss", update_scale, dim3(1), dim3(1), context_.stream, loss.f32(),
            squares.defined() ? squares.data<double>() : nullptr, clip_norm, control.f32());
   }
 

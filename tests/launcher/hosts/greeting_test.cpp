@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/hosts/own_names.h"
+#include "launcher/hosts/local_addresses.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -53,7 +53,7 @@ TEST(Greeting, BuildsThatDiffer) {
 TEST(OwnNames, AreTheSystemsAndThoseOfItsAddresses) {
   const std::vector<std::string> names = {"localhost", system_name(), "127.0.0.1", "no.such.host.invalid",
                                           "192.0.2.254"};
-  const auto own = own_names(names, Deadline::after_seconds(20));
+  const auto own = local_addresses(names, Deadline::after_seconds(20));
   EXPECT_TRUE(own[0]);
   EXPECT_TRUE(own[1]);
   EXPECT_TRUE(own[2]);
@@ -63,7 +63,7 @@ TEST(OwnNames, AreTheSystemsAndThoseOfItsAddresses) {
 
 TEST(OwnNames, AnUnansweredQuestionIsAnotherHost) {
   const std::vector<std::string> names = {"no.such.host.invalid"};
-  EXPECT_FALSE(own_names(names, Deadline::after(Millis(0)))[0]);
+  EXPECT_FALSE(local_addresses(names, Deadline::after(Millis(0)))[0]);
 }
 
 }  // namespace

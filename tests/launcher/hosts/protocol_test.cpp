@@ -25,7 +25,7 @@ std::vector<HostMessage> one_of_each() {
           FromRank{1u << 31, bytes},
           Gone{2},
           RunOutput{bytes},
-          RunEnded{{Ending::How::kSignalled, 9}},
+          RunEnded{{ExitStatus::How::kSignalled, 9}},
           Pong{1, 2},
           Notice{"text"}};
 }

@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using How = Ending::How;
+using How = ExitStatus::How;
 
 RemoteAgent agent_for(const std::map<std::string, std::string>& environment) {
   return find_remote_agent([&](const std::string& name) -> std::optional<std::string> {

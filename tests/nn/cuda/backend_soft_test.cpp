@@ -71,7 +71,7 @@ TEST_F(SoftBackend, FreshBuffersWaitForWhoHadTheirMemoryBefore) {
 
 TEST_F(SoftBackend, NothingButFinishInputsWaits) {
   const auto backend = make_cuda_backend({});
-  const auto readback = backend->make_readback(4);
+  const auto download = backend->make_async_download(4);
   const Tensor x = backend->empty({1});
   std::vector<float> batch(10, 1.0f);
   backend->from_host(batch.data(), {10}, DType::kF32);
@@ -80,8 +80,8 @@ TEST_F(SoftBackend, NothingButFinishInputsWaits) {
     backend->from_host(batch.data(), {10}, DType::kF32);
     const float one = 1;
     backend->write(std::as_bytes(std::span(&one, 1)), x);
-    readback->begin(x);
-    readback->ready();
+    download->begin(x);
+    download->ready();
   }
   EXPECT_EQ(soft_cuda::counts().host_waits, before);
   backend->finish_inputs();
@@ -93,10 +93,10 @@ TEST_F(SoftBackend, NothingButFinishInputsWaits) {
 // It is an answer, not an error that the next call would be blamed for.
 TEST_F(SoftBackend, WhatIsNotReadyLeavesNoError) {
   const auto backend = make_cuda_backend({});
-  const auto readback = backend->make_readback(4);
+  const auto download = backend->make_async_download(4);
   const Tensor x = backend->zeros({1});
-  readback->begin(x);
-  EXPECT_FALSE(readback->ready());
+  download->begin(x);
+  EXPECT_FALSE(download->ready());
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
@@ -121,7 +121,7 @@ TEST_F(SoftBackend, OneContextOnItsOwnGpu) {
     std::thread([&] { backend->empty({1000}); }).join();
     std::vector<float> batch(10, 1.0f);
     backend->from_host(batch.data(), {10}, DType::kF32);
-    const auto readback = backend->make_readback(4);
+    const auto download = backend->make_async_download(4);
     EXPECT_EQ(soft_cuda::counts().contexts, 1u);
   }
   EXPECT_EQ(soft_cuda::counts().contexts, 1u);
@@ -133,8 +133,8 @@ TEST_F(SoftBackend, GivesEverythingBack) {
     std::vector<float> batch(10, 1.0f);
     backend->from_host(batch.data(), {10}, DType::kF32);
     const Tensor x = backend->empty({5});
-    const auto readback = backend->make_readback(20);
-    readback->begin(x);
+    const auto download = backend->make_async_download(20);
+    download->begin(x);
   }
   const soft_cuda::Counts left = soft_cuda::counts();
   EXPECT_EQ(left.allocations, 0u);
@@ -186,11 +186,11 @@ void unwind_and_exit() {
   const Tensor x = backend->empty({1});
   soft_cuda::submit(native(backend->stream()), [] { std::this_thread::sleep_for(std::chrono::hours(1)); });
   try {
-    const auto readback = backend->make_readback(4);
+    const auto download = backend->make_async_download(4);
     const auto staging = backend->staging_memory();
     const std::unique_ptr<std::byte, std::function<void(std::byte*)>> batch(
         staging->allocate(100), [&](std::byte* data) { staging->free(data, 100); });
-    readback->begin(x);
+    download->begin(x);
     throw std::runtime_error("something");
   } catch (const std::runtime_error&) {
     std::_Exit(soft_cuda::counts().pinned == 2 ? 0 : 1);

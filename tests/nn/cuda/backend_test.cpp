@@ -63,7 +63,7 @@ TEST_F(CudaBackendTest, SaysWhatItIs) {
   EXPECT_EQ(backend_->steps_ahead(), 1);
   EXPECT_TRUE(backend_->computes_in_bf16());
   EXPECT_NE(backend_->stream().native, nullptr);
-  EXPECT_NE(backend_->piece_bytes() / 4, 0u);
+  EXPECT_NE(backend_->cache_block_bytes() / 4, 0u);
 }
 
 TEST_F(CudaBackendTest, UploadsAndDownloadsWhatItWasGiven) {
@@ -91,10 +91,10 @@ TEST_F(CudaBackendTest, EmptyTensorsAreNoTrouble) {
   const Tensor fed = backend_->from_host(nullptr, {0, 3}, DType::kF32);
   EXPECT_TRUE(fed.defined());
   backend_->finish_inputs();
-  const auto readback = backend_->make_readback(0);
-  readback->begin(none);
-  while (!readback->ready()) std::this_thread::yield();
-  EXPECT_TRUE(readback->bytes().empty());
+  const auto download = backend_->make_async_download(0);
+  download->begin(none);
+  while (!download->ready()) std::this_thread::yield();
+  EXPECT_TRUE(download->bytes().empty());
 }
 
 TEST_F(CudaBackendTest, MemoryThatIsGivenBackIsUsedAgain) {
@@ -147,7 +147,7 @@ TEST_F(CudaBackendTest, WritesInTheOrderOfTheWorkAndTakesBytesAtOnce) {
 
 TEST_F(CudaBackendTest, ReadbacksBringWhatWasThereThen) {
   const Tensor x = upload(std::vector<float>{1.0f, 2.0f});
-  const auto first = backend_->make_readback(8), second = backend_->make_readback(64);
+  const auto first = backend_->make_async_download(8), second = backend_->make_async_download(64);
   for (float round = 0; round < 3; ++round) {
     const std::array<float, 2> now = {round, round + 0.5f};
     backend_->write(std::as_bytes(std::span(now)), x);

@@ -44,7 +44,7 @@ TEST_F(InstalledCublasLt, TakesEveryDescription) {
                                           .output = output,
                                           .epilogue = epilogue,
                                           .tf32 = tf32,
-                                          .aside_pitch = (epilogue & 128) != 0 ? 128 : 0};
+                                          .saved_preactivation_pitch = (epilogue & 128) != 0 ? 128 : 0};
           EXPECT_NO_THROW(ProductPlan(forward_product(3, 5, 7), options));
           EXPECT_NO_THROW(ProductPlan(backward_input_product(3, 5, 7), options));
           EXPECT_NO_THROW(ProductPlan(backward_weight_product(3, 5, 7), options));

@@ -28,7 +28,7 @@ class SoftLinear : public DeviceTest {
     return expected;
   }
   Tensor mask_of(std::int64_t samples, std::int64_t out) {
-    const Aside mask = linear->aside_of(Epilogue::kRelu, samples, out, type());
+    const SavedPreactivation mask = linear->saved_preactivation_of(Epilogue::kRelu, samples, out, type());
     return Tensor::empty(allocator, mask.shape, mask.dtype);
   }
   // Where the bias comes in a kernel of its own the result is rounded to bf16 before, too.
@@ -57,7 +57,7 @@ TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
   EXPECT_EQ(after.launches, before.launches);
   EXPECT_EQ(after.copies, before.copies + 3);  // two biases, and two results
   before = after;
-  linear->forward_aside(x, w, b, Epilogue::kRelu, y, mask);
+  linear->forward_saved_preactivation(x, w, b, Epilogue::kRelu, y, mask);
   after = soft_cuda::counts();
   EXPECT_EQ(after.launches, before.launches + 1);  // the mask as we make it
   EXPECT_EQ(after.copies, before.copies + 5);      // that, and the same for its kernel
@@ -69,8 +69,9 @@ TEST_P(SoftLinear, MasksOfOursGoWithNan) {
   x_host.f32()[kIn] = kNaN;
   x = activation(x_host);
   const Tensor mask = mask_of(kN, kOut);
-  const auto y = results({activation_like({kN, kOut})},
-                         [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
+  const auto y = results({activation_like({kN, kOut})}, [&](const auto& made) {
+    linear->forward_saved_preactivation(x, w, b, Epilogue::kRelu, made[0], mask);
+  });
   const Tensor expected = expected_forward(Epilogue::kRelu);
   ASSERT_TRUE(std::isnan(expected.f32()[kOut]));
   expect_close(expected, y[0], tolerance());
@@ -123,10 +124,11 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
   for (const auto& [settings, fused_forward, fused_backward] : cases) {
     soft_cuda::set_cublaslt(settings);
     linear = cuda::make_linear_kernels(context, *pointwise);
-    const Aside like = linear->aside_of(Epilogue::kRelu, kN, kOut, type());
+    const SavedPreactivation like = linear->saved_preactivation_of(Epilogue::kRelu, kN, kOut, type());
     const Tensor mask = Tensor::empty(allocator, like.shape, like.dtype);
-    const auto y = results({activation_like({kN, kOut})},
-                           [&](const auto& made) { linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask); });
+    const auto y = results({activation_like({kN, kOut})}, [&](const auto& made) {
+      linear->forward_saved_preactivation(x, w, b, Epilogue::kRelu, made[0], mask);
+    });
     EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_RELU_AUX_BIAS, fused_forward);
     expect_close(expected_forward(Epilogue::kRelu), y[0], tolerance());
     const auto dx = results({activation_like({kN, kOut})}, [&](const auto& made) {
@@ -161,14 +163,14 @@ TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
   for (const auto& [settings, fused_forward, fused_backward] : cases) {
     soft_cuda::set_cublaslt(settings);
     linear = cuda::make_linear_kernels(context, *pointwise);
-    const Aside like = linear->aside_of(Epilogue::kGelu, kN, kWide, type());
-    const Tensor aside = Tensor::empty(allocator, like.shape, like.dtype);
+    const SavedPreactivation like = linear->saved_preactivation_of(Epilogue::kGelu, kN, kWide, type());
+    const Tensor saved_preactivation = Tensor::empty(allocator, like.shape, like.dtype);
     const auto got =
         results({activation_like({kN, kWide}), activation_like({kN, kWide})},
                 [&, forward = fused_forward, backward = fused_backward](const auto& made) {
-                  linear->forward_aside(x, v, c, Epilogue::kGelu, made[0], aside);
+                  linear->forward_saved_preactivation(x, v, c, Epilogue::kGelu, made[0], saved_preactivation);
                   EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, forward);
-                  linear->backward_input_through(dy, u, Epilogue::kGelu, aside, made[1]);
+                  linear->backward_input_through(dy, u, Epilogue::kGelu, saved_preactivation, made[1]);
                   EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue == CUBLASLT_EPILOGUE_DGELU, backward);
                 });
     if (first.empty()) first = got;

@@ -8,9 +8,9 @@ using namespace lockstep::nn::testing;
 
 class CudaLinear : public DeviceTest {
  protected:
-  Tensor aside_of(Epilogue epilogue, std::int64_t n, std::int64_t out) {
-    const Aside aside = linear->aside_of(epilogue, n, out, type());
-    return Tensor::empty(allocator, aside.shape, aside.dtype);
+  Tensor saved_preactivation_of(Epilogue epilogue, std::int64_t n, std::int64_t out) {
+    const SavedPreactivation saved_preactivation = linear->saved_preactivation_of(epilogue, n, out, type());
+    return Tensor::empty(allocator, saved_preactivation.shape, saved_preactivation.dtype);
   }
 
   std::unique_ptr<PointwiseKernels> pointwise = cuda::make_pointwise_kernels(context);
@@ -113,7 +113,7 @@ TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
 }
 
 // A ReLU's result with its mask, and the gradient of what reads it next through the ReLU.
-TEST_P(CudaLinear, ReluAside) {
+TEST_P(CudaLinear, ReluSavedPreactivation) {
   for (const auto& [n, in, out] : all_sizes()) {
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
     const std::int64_t next = 9;
@@ -121,12 +121,12 @@ TEST_P(CudaLinear, ReluAside) {
     const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
     const Tensor dy_host = random({n, next}, 4), v_host = random({next, out}, 5);
     const Tensor dy = activation(dy_host), v = activation(v_host);
-    const Tensor mask = aside_of(Epilogue::kRelu, n, out);
+    const Tensor mask = saved_preactivation_of(Epilogue::kRelu, n, out);
     const Tensor y_expected = cpu->empty({n, out}), dx_expected = cpu->empty({n, out});
     cpu->linear().forward(x_host, w_host, b_host, Epilogue::kRelu, y_expected);
     cpu->linear().backward_input(dy_host, v_host, dx_expected);
     const auto got = results({activation_like({n, out}), activation_like({n, out})}, [&](const auto& made) {
-      linear->forward_aside(x, w, b, Epilogue::kRelu, made[0], mask);
+      linear->forward_saved_preactivation(x, w, b, Epilogue::kRelu, made[0], mask);
       linear->backward_input_through(dy, v, Epilogue::kRelu, mask, made[1]);
     });
     expect_close(y_expected, got[0], tolerance_of_sum(in, type()));
@@ -136,10 +136,10 @@ TEST_P(CudaLinear, ReluAside) {
 }
 
 // GELU's result with what it was taken of, and the gradient of what reads it next through the GELU.
-TEST_P(CudaLinear, GeluAside) {
+TEST_P(CudaLinear, GeluSavedPreactivation) {
   for (const auto& [n, in, out] : all_sizes()) {
     if (out % 8 != 0) {
-      EXPECT_EQ(linear->aside_of(Epilogue::kGelu, n, out, type()).shape.count(), 0);
+      EXPECT_EQ(linear->saved_preactivation_of(Epilogue::kGelu, n, out, type()).shape.count(), 0);
       continue;
     }
     SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
@@ -148,23 +148,24 @@ TEST_P(CudaLinear, GeluAside) {
     const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
     const Tensor dy_host = random({n, next}, 4), v_host = random({next, out}, 5);
     const Tensor dy = activation(dy_host), v = activation(v_host);
-    const Tensor expected_aside = cpu->empty({n, out}), expected = cpu->empty({n, out}), dx = cpu->empty({n, out});
+    const Tensor expected_saved_preactivation = cpu->empty({n, out}), expected = cpu->empty({n, out}),
+                 dx = cpu->empty({n, out});
     const Tensor through = cpu->empty({n, out});
     cpu->linear().backward_input(dy_host, v_host, dx);
     for (const bool bias : {true, false}) {
-      cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, expected_aside);
-      cpu->pointwise().gelu(expected_aside, GeluKind::kTanh, expected);
+      cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, expected_saved_preactivation);
+      cpu->pointwise().gelu(expected_saved_preactivation, GeluKind::kTanh, expected);
       const Output like = activation_like({n, out});
       const auto got = results({like, like, like}, [&](const auto& made) {
-        const Tensor aside = aside_of(Epilogue::kGelu, n, out);
-        linear->forward_aside(x, w, bias ? b : Tensor(), Epilogue::kGelu, made[0], aside);
-        linear->backward_input_through(dy, v, Epilogue::kGelu, aside, made[1]);
-        pointwise->copy(aside, made[2]);
+        const Tensor saved_preactivation = saved_preactivation_of(Epilogue::kGelu, n, out);
+        linear->forward_saved_preactivation(x, w, bias ? b : Tensor(), Epilogue::kGelu, made[0], saved_preactivation);
+        linear->backward_input_through(dy, v, Epilogue::kGelu, saved_preactivation, made[1]);
+        pointwise->copy(saved_preactivation, made[2]);
       });
       // In bf16 what GELU is taken of may be rounded before, and the sums that are multiplied with its slope.
       Tolerance tolerance = tolerance_of_sum(in + next, type());
       if (type() == DType::kBF16) tolerance = {type(), 0x1p16, 4.0};
-      expect_close(expected_aside, got[2], tolerance_of_sum(in, type()));
+      expect_close(expected_saved_preactivation, got[2], tolerance_of_sum(in, type()));
       expect_close(expected, got[0], tolerance);
       cpu->pointwise().gelu_backward(got[2], GeluKind::kTanh, dx, through);
       expect_close(through, got[1], tolerance);
@@ -178,15 +179,16 @@ TEST_P(CudaLinear, SteadyStateBuildsNothing) {
                b = activation(random({24}, 3));
   const Tensor y = activation(random({16, 24}, 4)), dx = activation(random({16, 32}, 5));
   const Tensor dw = plain(random_tensor(*cpu, {24, 32}, 6)), db = plain(random_tensor(*cpu, {24}, 7));
-  const Tensor mask = aside_of(Epilogue::kRelu, 16, 32), aside = aside_of(Epilogue::kGelu, 16, 32);
+  const Tensor mask = saved_preactivation_of(Epilogue::kRelu, 16, 32),
+               saved_preactivation = saved_preactivation_of(Epilogue::kGelu, 16, 32);
   const auto step = [&] {
     linear->forward(x, w, b, Epilogue::kRelu, y);
     linear->forward(x, w, b, Epilogue::kNone, y);
-    linear->forward_aside(x, w, b, Epilogue::kRelu, y, aside_of(Epilogue::kRelu, 16, 24));
-    linear->forward_aside(x, w, b, Epilogue::kGelu, y, aside_of(Epilogue::kGelu, 16, 24));
+    linear->forward_saved_preactivation(x, w, b, Epilogue::kRelu, y, saved_preactivation_of(Epilogue::kRelu, 16, 24));
+    linear->forward_saved_preactivation(x, w, b, Epilogue::kGelu, y, saved_preactivation_of(Epilogue::kGelu, 16, 24));
     linear->backward_input(y, w, dx);
     linear->backward_input_through(y, w, Epilogue::kRelu, mask, dx);
-    linear->backward_input_through(y, w, Epilogue::kGelu, aside, dx);
+    linear->backward_input_through(y, w, Epilogue::kGelu, saved_preactivation, dx);
     linear->backward_weight(x, y, false, dw);
     linear->backward_weight(x, y, true, dw);
     linear->backward_bias(y, true, db);

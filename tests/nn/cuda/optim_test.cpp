@@ -191,9 +191,10 @@ TEST_P(CudaOptim, Decide) {
         const Tensor loss = tensor_of(*cpu, {2}, {value, 3.0f}), squares = cpu->empty({1}, DType::kF64);
         *squares.data<double>() = norm * norm;
         const Tensor expected = copy_of(before), l = plain(loss), s = clip > 0 ? plain(squares) : Tensor();
-        cpu->optim().decide(loss, squares, clip, expected);
-        const auto got =
-            results({in_and_out(before)}, [&](const std::vector<Tensor>& out) { optim->decide(l, s, clip, out[0]); });
+        cpu->optim().compute_update_scale(loss, squares, clip, expected);
+        const auto got = results({in_and_out(before)}, [&](const std::vector<Tensor>& out) {
+          optim->compute_update_scale(l, s, clip, out[0]);
+        });
         expect_close(expected, got[0], {DType::kF32, 1.0, 0.0});
       }
 }

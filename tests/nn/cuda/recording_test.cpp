@@ -1,4 +1,4 @@
-#include "nn/ops/recording.h"
+#include "nn/ops/graph_capture.h"
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "trainer/model_card.h"
+#include "trainer/model_metadata.h"
 
 #include <cmath>
 #include <limits>
@@ -40,15 +40,15 @@ Json json_of(const data::ImageForm& form) {
           {"mean", form.normalisation.mean}, {"std", form.normalisation.std}, {"cropped", form.cropped}};
 }
 
-/// Reads one card; nothing in it is trusted.
+/// Reads metadata; nothing in it is trusted.
 class Reader {
  public:
   explicit Reader(const std::string& source) : source_(source) {}
 
-  ModelCard read(const std::string& text) const {
+  ModelMetadata read(const std::string& text) const {
     constexpr int kDeepest = 3;
     try {
-      return card_from(parse_json(text, kDeepest));
+      return metadata_from(parse_json(text, kDeepest));
     } catch (const JsonError& error) {
       refuse(fmt::format("it {}", error.what()));
     } catch (const Json::exception&) {
@@ -135,29 +135,29 @@ class Reader {
     return std::make_shared<const data::ImageForm>(form);
   }
 
-  ModelCard card_from(const Json& json) const {
-    ModelCard card{.spec = spec_from(json.at("model")),
-                   .tokens = json.at("tokens").get<bool>(),
-                   .class_names = json.value("class_names", std::vector<std::string>{}),
-                   .characters = nullptr,
-                   .image = nullptr,
-                   .data = json.value("data", std::string()),
-                   .seed = 0};
+  ModelMetadata metadata_from(const Json& json) const {
+    ModelMetadata metadata{.spec = spec_from(json.at("model")),
+                           .tokens = json.at("tokens").get<bool>(),
+                           .class_names = json.value("class_names", std::vector<std::string>{}),
+                           .characters = nullptr,
+                           .image = nullptr,
+                           .data = json.value("data", std::string()),
+                           .seed = 0};
     if (const auto found = json.find("seed"); found != json.end())
-      card.seed = whole(*found, "seed", 0, std::numeric_limits<std::uint64_t>::max());
-    if (card.class_names.size() > static_cast<std::size_t>(card.spec.classes))
-      refuse(fmt::format("{} names of {} classes", card.class_names.size(), card.spec.classes));
+      metadata.seed = whole(*found, "seed", 0, std::numeric_limits<std::uint64_t>::max());
+    if (metadata.class_names.size() > static_cast<std::size_t>(metadata.spec.classes))
+      refuse(fmt::format("{} names of {} classes", metadata.class_names.size(), metadata.spec.classes));
     if (const auto found = json.find("characters"); found != json.end()) {
       const auto characters = std::make_shared<data::Characters>(found->get<std::string>(), source_);
-      if (characters->size() != card.spec.classes)
-        refuse(fmt::format("{} characters of {}", characters->size(), card.spec.classes));
-      card.characters = characters;
+      if (characters->size() != metadata.spec.classes)
+        refuse(fmt::format("{} characters of {}", characters->size(), metadata.spec.classes));
+      metadata.characters = characters;
     }
     if (const auto found = json.find("image"); found != json.end()) {
-      card.image = image_from(*found);
-      if (card.image->dims() != card.spec.sample_shape) refuse("its images are no samples of its model");
+      metadata.image = image_from(*found);
+      if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images are no samples of its model");
     }
-    return card;
+    return metadata;
   }
 
   const std::string& source_;
@@ -165,20 +165,21 @@ class Reader {
 
 }  // namespace
 
-std::map<std::string, std::string> metadata_of(const ModelCard& card) {
-  Json json = {{"model", json_of(card.spec)},
-               {"tokens", card.tokens},
-               {"data", card.data},
-               {"seed", card.seed},
+std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
+  Json json = {{"model", json_of(metadata.spec)},
+               {"tokens", metadata.tokens},
+               {"data", metadata.data},
+               {"seed", metadata.seed},
                {"version", version()}};
-  if (!card.class_names.empty()) json["class_names"] = card.class_names;
-  if (card.characters != nullptr) json["characters"] = card.characters->text();
-  if (card.image != nullptr) json["image"] = json_of(*card.image);
+  if (!metadata.class_names.empty()) json["class_names"] = metadata.class_names;
+  if (metadata.characters != nullptr) json["characters"] = metadata.characters->text();
+  if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
   // Folders may be called what is no UTF-8.
   return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};
 }
 
-std::optional<ModelCard> card_among(const std::map<std::string, std::string>& metadata, const std::string& source) {
+std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std::string>& metadata,
+                                                 const std::string& source) {
   const auto found = metadata.find(kKey);
   if (found == metadata.end()) return std::nullopt;
   return Reader(source).read(found->second);

@@ -13,21 +13,21 @@ namespace lockstep::trainer {
 
 /// Results of steps, in the order of the steps, read when they have arrived: no step waits for a number that only a
 /// human reads. The backend must outlive it.
-class LateResults {
+class AsyncScalars {
  public:
   /// Each result has `bytes` at most.
-  LateResults(nn::Backend& backend, std::size_t bytes);
+  AsyncScalars(nn::Backend& backend, std::size_t bytes);
 
   /// Takes `from` as it is when all work given before is done. At most Backend::steps_ahead() + 1 may be waiting.
   void add(const nn::Tensor& from);
   std::size_t waiting() const { return waiting_; }
   /// Whether the oldest one must be taken before the next is added.
-  bool full() const { return waiting_ == readbacks_.size(); }
+  bool full() const { return waiting_ == downloads_.size(); }
   /// The oldest one that is waiting, until the next add(). Calls `while_waiting` again and again until it has arrived.
   std::span<const std::byte> take(FunctionRef<void()> while_waiting);
 
  private:
-  std::vector<std::unique_ptr<nn::Readback>> readbacks_;
+  std::vector<std::unique_ptr<nn::AsyncDownload>> downloads_;
   std::size_t oldest_ = 0, waiting_ = 0;
 };
 

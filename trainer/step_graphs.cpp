@@ -1,4 +1,4 @@
-#include "trainer/recorded_steps.h"
+#include "trainer/step_graphs.h"
 
 #include <algorithm>
 #include <utility>
@@ -16,12 +16,12 @@ constexpr std::size_t kMostEntries = 8;
 
 }  // namespace
 
-RecordedSteps::RecordedSteps(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations)
+StepGraphs::StepGraphs(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations)
     : backend_(backend), replica_(replica), parameters_(module.named_parameters()), activations_(activations) {
   entries_.reserve(kMostEntries);
 }
 
-RecordedSteps::Entry& RecordedSteps::entry_of(const Key& key) {
+StepGraphs::Entry& StepGraphs::entry_of(const Key& key) {
   const auto found = std::ranges::find(entries_, key, &Entry::key);
   if (found != entries_.end()) return *found;
   if (entries_.size() == kMostEntries) entries_.erase(entries_.begin());
@@ -30,8 +30,8 @@ RecordedSteps::Entry& RecordedSteps::entry_of(const Key& key) {
   return entry;
 }
 
-bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
-                        FunctionRef<void(const Inputs&)> compute) {
+bool StepGraphs::run(std::int64_t step, const Key& key, const Inputs& inputs,
+                     FunctionRef<void(const Inputs&)> compute) {
   if (!backend_.records() || !refusal_.empty() || !replica_.settled()) return false;
   Entry& entry = entry_of(key);
   if (++entry.seen <= kWarmUp) return false;
@@ -64,7 +64,7 @@ bool RecordedSteps::run(std::int64_t step, const Key& key, const Inputs& inputs,
 
 // A recording reads the bf16 copies of parameters as they are: should somebody have loaded other weights, they are made
 // again here, as a forward pass does it.
-void RecordedSteps::refresh_copies() {
+void StepGraphs::refresh_copies() {
   if (activations_ != DType::kBF16) return;
   for (const auto& [name, parameter] : parameters_)
     if (parameter->copy() != nullptr) parameter->as(DType::kBF16);
@@ -72,14 +72,14 @@ void RecordedSteps::refresh_copies() {
 
 // What the host notes of an update that runs as it is. The recording writes the copies that there were when it was
 // made.
-void RecordedSteps::note_update(const Entry& entry) {
+void StepGraphs::note_update(const Entry& entry) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     nn::Parameter& parameter = *parameters_[i].parameter;
     parameter.copy() == entry.copies[i] ? parameter.changed_with_copy() : parameter.changed();
   }
 }
 
-void RecordedSteps::record(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
+void StepGraphs::record(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
   const nn::RecordedMemory memory(backend_.allocator());
   std::string why_not;
   replica_.begin_capture();

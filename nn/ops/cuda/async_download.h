@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/readback.h"
+#include "nn/ops/async_download.h"
 
 namespace lockstep::nn::cuda {
 
@@ -12,13 +12,13 @@ namespace lockstep::nn::cuda {
 // it may still read or write stays where it is until the process ends.
 
 /// Of the GPU that is current when it is made. Its stream must outlive it.
-class CudaReadback final : public Readback {
+class CudaAsyncDownload final : public AsyncDownload {
  public:
-  CudaReadback(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
+  CudaAsyncDownload(StreamView stream, std::size_t bytes) : stream_(stream), memory_(bytes) {}
   /// Waits for what is under way; but see Note [Unwinding].
-  ~CudaReadback() override;
-  CudaReadback(const CudaReadback&) = delete;
-  CudaReadback& operator=(const CudaReadback&) = delete;
+  ~CudaAsyncDownload() override;
+  CudaAsyncDownload(const CudaAsyncDownload&) = delete;
+  CudaAsyncDownload& operator=(const CudaAsyncDownload&) = delete;
 
   void begin(const Tensor& from) override;
   bool ready() override { return arrived_.done(); }

@@ -1,4 +1,4 @@
-#include "nn/ops/cuda/recording.h"
+#include "nn/ops/cuda/graph_capture.h"
 
 #include <utility>
 
@@ -7,10 +7,10 @@
 namespace lockstep::nn::cuda {
 namespace {
 
-class GraphRecording final : public Recording {
+class CudaGraph final : public CapturedGraph {
  public:
-  GraphRecording(cudaGraphExec_t graph, StreamView stream) : graph_(graph), stream_(stream) {}
-  ~GraphRecording() override { cudaGraphExecDestroy(graph_); }
+  CudaGraph(cudaGraphExec_t graph, StreamView stream) : graph_(graph), stream_(stream) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
   void run() override { check_cuda(cudaGraphLaunch(graph_, native(stream_)), "starting a recorded step"); }
 
  private:
@@ -46,7 +46,7 @@ class Capture {
 
 }  // namespace
 
-std::unique_ptr<Recording> record_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not) {
+std::unique_ptr<CapturedGraph> capture_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not) {
   cudaGraph_t graph = nullptr;
   try {
     Capture capture(native(stream));
@@ -68,7 +68,7 @@ std::unique_ptr<Recording> record_graph(StreamView stream, FunctionRef<void()> w
     why_not = std::string("CUDA makes no graph of it: ") + cudaGetErrorString(status);
     return nullptr;
   }
-  return std::make_unique<GraphRecording>(executable, stream);
+  return std::make_unique<CudaGraph>(executable, stream);
 }
 
 }  // namespace lockstep::nn::cuda

@@ -10,9 +10,9 @@ namespace lockstep::nn {
 
 /// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
 /// later, when ready(), bytes(). One at a time; used again and again.
-class Readback {
+class AsyncDownload {
  public:
-  virtual ~Readback() = default;
+  virtual ~AsyncDownload() = default;
   /// Takes `from` as it is when all work given before is done.
   virtual void begin(const Tensor& from) = 0;
   /// Whether it has arrived. Throws what the device has failed with.

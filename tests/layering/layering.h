@@ -1,4 +1,4 @@
-// The rules that hold for all rooms' sources, checked by reading them.
+// The rules that hold for all modules' sources, checked by reading them.
 #pragma once
 
 #include <filesystem>
@@ -7,21 +7,21 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::house {
+namespace lockstep::layering {
 
-using Arrows = std::map<std::string, std::set<std::string>>;  // room → rooms whose headers it may include
+using Dependencies = std::map<std::string, std::set<std::string>>;  // room → modules whose headers it may include
 
 /// What docs/design.md allows; no room may declare more.
-const Arrows& allowed_arrows();
+const Dependencies& allowed_dependencies();
 
 /// From lines "room: seen seen …", as the build writes them.
-Arrows parse_arrows(const std::string& text);
+Dependencies parse_dependencies(const std::string& text);
 
 /// Each returns one line per violation, "file:line: what"; nothing if the rule holds.
-/// Declared arrows, each room once, within the allowed ones.
-std::vector<std::string> undeclarable_arrows(const Arrows& declared);
-/// Includes of headers of rooms that the including room has not declared, and includes not written from the root.
-std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Arrows& declared);
+/// Declared dependencies, each room once, within the allowed ones.
+std::vector<std::string> undeclarable_dependencies(const Dependencies& declared);
+/// Includes of headers of modules that the including room has not declared, and includes not written from the root.
+std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Dependencies& declared);
 /// getenv outside base/env.cpp.
 std::vector<std::string> stray_getenv(const std::filesystem::path& root);
 /// The library that reads JSON elsewhere than in base/json_value.h: it takes seconds to compile.
@@ -31,12 +31,12 @@ std::vector<std::string> backend_conditions(const std::filesystem::path& root);
 /// Code and build files outside tests/ of more than `most` lines.
 std::vector<std::string> long_files(const std::filesystem::path& root, std::size_t most);
 
-/// Text literals that have one of `names` as a word, in rooms; `own` are the folders and files that may: the families'.
-/// Names that are words of English too (`words`) count where something is compared with them alone.
+/// Text literals that have one of `names` as a word, in modules; `own` are the folders and files that may: the
+/// families'. Names that are words of English too (`words`) count where something is compared with them alone.
 std::vector<std::string> names_elsewhere(const std::filesystem::path& root, const std::set<std::string>& names,
                                          const std::set<std::string>& words, const std::vector<std::string>& own);
 
-/// Text literals "LOCKSTEP_…" of the rooms other than cli and options: environment variables that are no flags.
-std::set<std::string> variables_in_rooms(const std::filesystem::path& root);
+/// Text literals "LOCKSTEP_…" of the modules other than cli and options: environment variables that are no flags.
+std::set<std::string> variables_in_modules(const std::filesystem::path& root);
 
-}  // namespace lockstep::house
+}  // namespace lockstep::layering

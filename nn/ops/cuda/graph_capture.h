@@ -6,12 +6,12 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
-#include "nn/ops/recording.h"
+#include "nn/ops/graph_capture.h"
 
 namespace lockstep::nn::cuda {
 
 /// Backend::record(): captures what `work` gives to `stream`, and to streams that wait for it and come back to it, as a
 /// graph. The capture is this thread's alone: what others do meanwhile neither joins nor breaks it.
-std::unique_ptr<Recording> record_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not);
+std::unique_ptr<CapturedGraph> capture_graph(StreamView stream, FunctionRef<void()> work, std::string& why_not);
 
 }  // namespace lockstep::nn::cuda

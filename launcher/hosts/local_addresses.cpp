@@ -1,4 +1,4 @@
-#include "launcher/hosts/own_names.h"
+#include "launcher/hosts/local_addresses.h"
 
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -96,7 +96,7 @@ std::string system_name() {
   return known ? name.data() : "localhost";
 }
 
-std::vector<bool> own_names(std::span<const std::string> names, Deadline deadline) {
+std::vector<bool> local_addresses(std::span<const std::string> names, Deadline deadline) {
   std::vector<bool> own(names.size());
   for (std::size_t i = 0; i < names.size(); ++i) own[i] = is_called(names[i]);
   if (std::ranges::all_of(own, [](bool known) { return known; })) return own;

@@ -1,8 +1,8 @@
-# lockstep_room(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES rooms…] [LINKS libraries…]
+# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES modules…] [LINKS libraries…]
 #               [INTERFACE_LINKS libraries…])
 #
-# One static library a room, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the rooms whose headers
-# this one may include; the list is also what the arrow test (tests/house) holds the includes against.
+# One static library a module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
+# this one may include; the list is also what the dependency test (tests/layering) holds the includes against.
 #
 # Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
 # are each compiled alone: kernels of the CPU, whose inlining is theirs, and what takes long itself.
@@ -12,45 +12,45 @@
 # CUDA lists what a build with CUDA adds, NO_CUDA what stands in its place in one without. The former is a library of
 # its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which
 # is the same files compiled for the CPU (tests/soft_cuda).
-function(lockstep_room name)
-  cmake_parse_arguments(ROOM "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
-  if(ROOM_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "lockstep_room(${name}): unknown arguments ${ROOM_UNPARSED_ARGUMENTS}")
+function(lockstep_module name)
+  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
+  if(MODULE_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "lockstep_module(${name}): unknown arguments ${MODULE_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT LOCKSTEP_HAVE_CUDA)
-    list(APPEND ROOM_SOURCES ${ROOM_NO_CUDA})
+    list(APPEND MODULE_SOURCES ${MODULE_NO_CUDA})
   endif()
-  add_library(lockstep_${name} STATIC ${ROOM_SOURCES})
+  add_library(lockstep_${name} STATIC ${MODULE_SOURCES})
   add_library(lockstep::${name} ALIAS lockstep_${name})
   lockstep_precompiled(lockstep_${name})
-  lockstep_together(lockstep_${name} SOURCES ${ROOM_SOURCES} APART ${ROOM_APART})
-  if(ROOM_LIGHT AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+  lockstep_together(lockstep_${name} SOURCES ${MODULE_SOURCES} APART ${MODULE_APART})
+  if(MODULE_LIGHT AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
     target_compile_options(lockstep_${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
   endif()
-  target_link_libraries(lockstep_${name} PUBLIC lockstep_flags ${ROOM_INTERFACE_LINKS} PRIVATE ${ROOM_LINKS})
-  foreach(seen IN LISTS ROOM_SEES)
+  target_link_libraries(lockstep_${name} PUBLIC lockstep_flags ${MODULE_INTERFACE_LINKS} PRIVATE ${MODULE_LINKS})
+  foreach(seen IN LISTS MODULE_SEES)
     target_link_libraries(lockstep_${name} PUBLIC lockstep::${seen})
   endforeach()
-  list(JOIN ROOM_SEES " " sees)
-  set_property(GLOBAL APPEND_STRING PROPERTY LOCKSTEP_ARROWS "${name}: ${sees}\n")
-  if(NOT LOCKSTEP_HAVE_CUDA OR NOT ROOM_CUDA)
+  list(JOIN MODULE_SEES " " sees)
+  set_property(GLOBAL APPEND_STRING PROPERTY LOCKSTEP_DEPENDENCIES "${name}: ${sees}\n")
+  if(NOT LOCKSTEP_HAVE_CUDA OR NOT MODULE_CUDA)
     return()
   endif()
 
-  list(TRANSFORM ROOM_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  list(TRANSFORM ROOM_APART PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  lockstep_kernels_together(ROOM_CUDA SOURCES ${ROOM_CUDA} APART ${ROOM_APART})
-  add_library(lockstep_${name}_cuda STATIC ${ROOM_CUDA})
+  list(TRANSFORM MODULE_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM MODULE_APART PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  lockstep_kernels_together(MODULE_CUDA SOURCES ${MODULE_CUDA} APART ${MODULE_APART})
+  add_library(lockstep_${name}_cuda STATIC ${MODULE_CUDA})
   lockstep_precompiled(lockstep_${name}_cuda)
-  lockstep_together(lockstep_${name}_cuda SOURCES ${ROOM_CUDA} APART ${ROOM_APART})
+  lockstep_together(lockstep_${name}_cuda SOURCES ${MODULE_CUDA} APART ${MODULE_APART})
   target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} lockstep::cuda)
   set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
   target_link_libraries(lockstep_${name} INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:${chosen}>)
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${ROOM_CUDA})
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_ROOMS ${name})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${MODULE_CUDA})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_MODULES ${name})
 endfunction()
 
-# lockstep_together(TARGET SOURCES files… [APART files or folders…]): see lockstep_room.
+# lockstep_together(TARGET SOURCES files… [APART files or folders…]): see lockstep_module.
 function(lockstep_together target)
   cmake_parse_arguments(T "" "" "SOURCES;APART" ${ARGN})
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_MODE GROUP)

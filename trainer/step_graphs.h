@@ -14,7 +14,7 @@
 
 namespace lockstep::trainer {
 
-/// Note [Recorded steps]
+/// Note [Step graphs]
 /// A step whose kernels and addresses are those of the step before is recorded once (on GPUs as a CUDA graph) and then
 /// given to the device with one call: forward, backward, collectives and update. All that changes lies in device
 /// memory: the batch is copied to where the recording reads it, learning rate and bias corrections are in the
@@ -27,10 +27,10 @@ namespace lockstep::trainer {
 /// records that it contributes nothing.
 ///
 /// Backend, replica and module must outlive it. One thread uses it.
-class RecordedSteps {
+class StepGraphs {
  public:
   /// `module` is the replica's.
-  RecordedSteps(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations);
+  StepGraphs(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations);
 
   /// What a recording is for, beside the memory of model and optimizer.
   struct Key {
@@ -55,7 +55,7 @@ class RecordedSteps {
     Inputs inputs;  // where the recording reads; undefined: there is nothing to read
     bool rehearsed = false;
     int seen = 0;  // steps of this key that have run as they are
-    std::unique_ptr<nn::Recording> recording;
+    std::unique_ptr<nn::CapturedGraph> recording;
     std::uint64_t operations = 0;         // collectives of it
     std::vector<const BFloat16*> copies;  // of the parameters, that it writes; nullptr: none
   };

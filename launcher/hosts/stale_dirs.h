@@ -10,6 +10,6 @@ namespace lockstep::launcher {
 void write_token(const std::string& directory, const std::string& token);
 
 /// Removes `directory`, as another host has called it, if it is here too and is marked with the token.
-void remove_left_behind(const std::string& directory, const std::string& token);
+void remove_stale_dirs(const std::string& directory, const std::string& token);
 
 }  // namespace lockstep::launcher

@@ -6,9 +6,9 @@ namespace lockstep::nn {
 /// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
 /// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
 /// touches, must outlive it.
-class Recording {
+class CapturedGraph {
  public:
-  virtual ~Recording() = default;
+  virtual ~CapturedGraph() = default;
   /// Gives the work to the device, behind what has been given before.
   virtual void run() = 0;
 };

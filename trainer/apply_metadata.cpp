@@ -1,4 +1,4 @@
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 
 #include "base/error.h"
 #include "data/open.h"
@@ -11,7 +11,7 @@ namespace {
 
 /// What `spec`, of a file, says of sizes; `source` is that file, where it says them by itself and nobody may say
 /// others. Of a file whose shapes tell them what is given holds, and load_state() tells of what does not fit.
-void adopt_sizes(ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source) {
+void apply_sizes(ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source) {
   for (const auto& setting : nn::model_family(spec.name).settings) {
     if (setting.role != SettingSpec::Role::kStructure) continue;
     const SettingValue* const said = spec.settings.find(setting.name);
@@ -26,13 +26,14 @@ void adopt_sizes(ModelConfig& model, const nn::ModelSpec& spec, const std::optio
 }
 
 /// As given, or as the model's data had them.
-void adopt_tokens(ModelConfig& model, const ModelCard& card) {
-  const std::string& name = nn::model_family(card.spec.name).tokens_setting;
-  if (card.tokens && !name.empty() && !model.settings.has(name)) model.settings.set(name, card.spec.sample_shape[0]);
+void apply_tokens(ModelConfig& model, const ModelMetadata& metadata) {
+  const std::string& name = nn::model_family(metadata.spec.name).tokens_setting;
+  if (metadata.tokens && !name.empty() && !model.settings.has(name))
+    model.settings.set(name, metadata.spec.sample_shape[0]);
 }
 
 // Of data that has no number of pixels, tokens or classes of its own.
-void adopt_samples(TrainConfig& config, const nn::ModelSpec& spec) {
+void apply_samples(TrainConfig& config, const nn::ModelSpec& spec) {
   const data::DatasetFamily* const family = data::find_dataset_family(config.data);
   if (family == nullptr) return;
   if (family->any_image_size && !config.data_settings.has(data::kImageSize) && spec.sample_shape.size() == 3) {
@@ -49,7 +50,7 @@ void adopt_samples(TrainConfig& config, const nn::ModelSpec& spec) {
 
 }  // namespace
 
-ModelCard card_of(const TrainConfig& config, const data::Dataset& dataset) {
+ModelMetadata model_metadata_of(const TrainConfig& config, const data::Dataset& dataset) {
   return {.spec = model_spec(config.model, dataset),
           .tokens = dataset.has_tokens(),
           .class_names = dataset.class_names(),
@@ -59,29 +60,29 @@ ModelCard card_of(const TrainConfig& config, const data::Dataset& dataset) {
           .seed = config.seed};
 }
 
-std::optional<ModelCard> read_card(const std::string& path) {
-  return card_among(nn::read_weights_metadata(path), path);
+std::optional<ModelMetadata> read_model_metadata(const std::string& path) {
+  return find_model_metadata(nn::read_weights_metadata(path), path);
 }
 
-void adopt(ModelConfig& model, const ModelCard& card, const std::string& source) {
-  if (!model.name.empty() && model.name != card.spec.name)
-    throw UsageError(fmt::format("{} holds a {}, not a {}", source, card.spec.name, model.name),
-                     fmt::format("name the model {}", card.spec.name));
-  adopt_sizes(model, card.spec, source);
-  adopt_tokens(model, card);
+void apply_metadata(ModelConfig& model, const ModelMetadata& metadata, const std::string& source) {
+  if (!model.name.empty() && model.name != metadata.spec.name)
+    throw UsageError(fmt::format("{} holds a {}, not a {}", source, metadata.spec.name, model.name),
+                     fmt::format("name the model {}", metadata.spec.name));
+  apply_sizes(model, metadata.spec, source);
+  apply_tokens(model, metadata);
 }
 
-RunWeights adopt_weights(TrainConfig& config) {
+RunWeights apply_weights(TrainConfig& config) {
   if (config.weights.empty()) return {};
-  RunWeights weights{.tensors = {}, .card = read_card(config.weights)};
-  if (weights.card) adopt(config.model, *weights.card, config.weights);
+  RunWeights weights{.tensors = {}, .metadata = read_model_metadata(config.weights)};
+  if (weights.metadata) apply_metadata(config.model, *weights.metadata, config.weights);
   weights.tensors = nn::read_weights(config.weights);
   check_not_empty(weights.tensors, config.weights);
-  const nn::ModelSpec spec = weights.card
-                                 ? weights.card->spec
+  const nn::ModelSpec spec = weights.metadata
+                                 ? weights.metadata->spec
                                  : nn::spec_of_tensors(config.model.name, config.model.settings, weights.tensors);
-  if (!weights.card) adopt_sizes(config.model, spec, std::nullopt);
-  adopt_samples(config, spec);
+  if (!weights.metadata) apply_sizes(config.model, spec, std::nullopt);
+  apply_samples(config, spec);
   return weights;
 }
 

@@ -1,4 +1,4 @@
-#include "tests/house/house.h"
+#include "tests/layering/layering.h"
 
 #include <fmt/format.h>
 
@@ -11,13 +11,13 @@
 
 #include "base/text.h"
 
-namespace lockstep::house {
+namespace lockstep::layering {
 namespace fs = std::filesystem;
 namespace {
 
 struct SourceLine {
-  std::string room;  // or another directory at the root
-  std::string file;  // relative to the root
+  std::string module;  // or another directory at the root
+  std::string file;    // relative to the root
   std::size_t number = 0;
   std::string text;
 
@@ -48,9 +48,9 @@ std::vector<fs::path> files_under(const fs::path& directory) {
   return files;
 }
 
-std::vector<std::string> rooms() {
+std::vector<std::string> modules() {
   std::vector<std::string> names;
-  for (const auto& [room, seen] : allowed_arrows()) names.push_back(room);
+  for (const auto& [module, seen] : allowed_dependencies()) names.push_back(module);
   return names;
 }
 
@@ -59,7 +59,7 @@ void for_each_line(const fs::path& root, const std::vector<std::string>& directo
   for (const auto& directory : directories) {
     for (const auto& path : files_under(root / directory)) {
       if (!is_code(path)) continue;
-      SourceLine line{.room = directory, .file = path.lexically_relative(root), .number = 0, .text = {}};
+      SourceLine line{.module = directory, .file = path.lexically_relative(root), .number = 0, .text = {}};
       for (auto& text : lines_of(path)) {
         ++line.number;
         line.text = std::move(text);
@@ -80,8 +80,8 @@ std::string without_comment(const std::string& text) { return text.substr(0, tex
 
 }  // namespace
 
-const Arrows& allowed_arrows() {
-  static const Arrows kAllowed = {
+const Dependencies& allowed_dependencies() {
+  static const Dependencies kAllowed = {
       {"base", {}},
       {"comm", {"base", "devices"}},
       {"sampler", {"base"}},
@@ -101,61 +101,61 @@ const Arrows& allowed_arrows() {
   return kAllowed;
 }
 
-Arrows parse_arrows(const std::string& text) {
-  Arrows arrows;
+Dependencies parse_dependencies(const std::string& text) {
+  Dependencies dependencies;
   for (const auto& line : split(text, '\n')) {
     const auto colon = line.find(':');
     if (colon == std::string::npos) continue;
-    auto& seen = arrows[line.substr(0, colon)];
+    auto& seen = dependencies[line.substr(0, colon)];
     std::istringstream words(line.substr(colon + 1));
     for (std::string word; words >> word;) seen.insert(word);
   }
-  return arrows;
+  return dependencies;
 }
 
-std::vector<std::string> undeclarable_arrows(const Arrows& declared) {
+std::vector<std::string> undeclarable_dependencies(const Dependencies& declared) {
   std::vector<std::string> found;
-  for (const auto& room : rooms()) {
-    if (!declared.contains(room)) found.push_back(room + ": the build declares no such room");
+  for (const auto& module : modules()) {
+    if (!declared.contains(module)) found.push_back(module + ": the build declares no such module");
   }
-  for (const auto& [room, seen] : declared) {
-    const auto allowed = allowed_arrows().find(room);
-    if (allowed == allowed_arrows().end()) {
-      found.push_back(room + ": no such room in the house");
+  for (const auto& [module, seen] : declared) {
+    const auto allowed = allowed_dependencies().find(module);
+    if (allowed == allowed_dependencies().end()) {
+      found.push_back(module + ": no such module in the layering");
       continue;
     }
     for (const auto& other : seen) {
-      if (!allowed->second.contains(other)) found.push_back(fmt::format("{}: may not see {}", room, other));
+      if (!allowed->second.contains(other)) found.push_back(fmt::format("{}: may not see {}", module, other));
     }
   }
   return found;
 }
 
-std::vector<std::string> undeclared_includes(const fs::path& root, const Arrows& declared) {
+std::vector<std::string> undeclared_includes(const fs::path& root, const Dependencies& declared) {
   std::vector<std::string> found;
-  for_each_line(root, rooms(), [&](const SourceLine& line) {
+  for_each_line(root, modules(), [&](const SourceLine& line) {
     const auto include = directive(line.text);
     if (!include || !include->starts_with("include")) return;
     const auto open = include->find_first_of("\"<");
     if (open == std::string::npos) return;
     const std::string header = include->substr(open + 1, include->find_first_of("\">", open + 1) - open - 1);
     const std::string other = header.substr(0, header.find('/'));
-    const bool is_room = header.find('/') != std::string::npos && allowed_arrows().contains(other);
-    if (!is_room) {
+    const bool is_module = header.find('/') != std::string::npos && allowed_dependencies().contains(other);
+    if (!is_module) {
       if ((*include)[open] == '"')
         found.push_back(fmt::format("{}: {} is not included from the root", line.at(), header));
       return;
     }
-    const auto own = declared.find(line.room);
-    if (other != line.room && (own == declared.end() || !own->second.contains(other)))
-      found.push_back(fmt::format("{}: {} has not declared that it sees {}", line.at(), line.room, other));
+    const auto own = declared.find(line.module);
+    if (other != line.module && (own == declared.end() || !own->second.contains(other)))
+      found.push_back(fmt::format("{}: {} has not declared that it sees {}", line.at(), line.module, other));
   });
   return found;
 }
 
 std::vector<std::string> stray_getenv(const fs::path& root) {
   std::vector<std::string> found;
-  auto directories = rooms();
+  auto directories = modules();
   directories.emplace_back("examples");
   for_each_line(root, directories, [&](const SourceLine& line) {
     if (line.file != "base/env.cpp" && without_comment(line.text).find("getenv") != std::string::npos)
@@ -166,7 +166,7 @@ std::vector<std::string> stray_getenv(const fs::path& root) {
 
 std::vector<std::string> stray_json(const fs::path& root) {
   std::vector<std::string> found;
-  for_each_line(root, rooms(), [&](const SourceLine& line) {
+  for_each_line(root, modules(), [&](const SourceLine& line) {
     if (line.file != "base/json_value.h" && without_comment(line.text).find("nlohmann/json.hpp") != std::string::npos)
       found.push_back(line.at() + ": nlohmann/json.hpp; base/json.h writes JSON, base/json_value.h reads it");
   });
@@ -175,7 +175,7 @@ std::vector<std::string> stray_json(const fs::path& root) {
 
 std::vector<std::string> backend_conditions(const fs::path& root) {
   std::vector<std::string> found;
-  for_each_line(root, rooms(), [&](const SourceLine& line) {
+  for_each_line(root, modules(), [&](const SourceLine& line) {
     const auto condition = directive(without_comment(line.text));
     if (!condition || !(condition->starts_with("if") || condition->starts_with("elif"))) return;
     for (const char* backend : {"CUDA", "NCCL", "MPI"}) {
@@ -188,7 +188,7 @@ std::vector<std::string> backend_conditions(const fs::path& root) {
 
 std::vector<std::string> long_files(const fs::path& root, std::size_t most) {
   std::vector<std::string> found;
-  auto directories = rooms();
+  auto directories = modules();
   directories.insert(directories.end(), {"bench", "examples", "cmake", "scripts", "docker"});
   for (const auto& directory : directories) {
     for (const auto& path : files_under(root / directory)) {
@@ -204,7 +204,7 @@ std::vector<std::string> names_elsewhere(const fs::path& root, const std::set<st
                                          const std::set<std::string>& words, const std::vector<std::string>& own) {
   std::vector<std::string> found;
   const std::regex literal("\"(?:[^\"\\\\]|\\\\.)*\"");
-  for_each_line(root, rooms(), [&](const SourceLine& line) {
+  for_each_line(root, modules(), [&](const SourceLine& line) {
     if (std::ranges::any_of(own, [&](const auto& place) { return line.file.starts_with(place); })) return;
     const std::string code = without_comment(line.text);
     if (directive(code)) return;
@@ -221,9 +221,9 @@ std::vector<std::string> names_elsewhere(const fs::path& root, const std::set<st
   return found;
 }
 
-std::set<std::string> variables_in_rooms(const fs::path& root) {
+std::set<std::string> variables_in_modules(const fs::path& root) {
   std::set<std::string> found;
-  auto others = rooms();
+  auto others = modules();
   std::erase(others, "cli");
   std::erase(others, "options");
   for_each_line(root, others, [&](const SourceLine& line) {
@@ -236,4 +236,4 @@ std::set<std::string> variables_in_rooms(const fs::path& root) {
   return found;
 }
 
-}  // namespace lockstep::house
+}  // namespace lockstep::layering

@@ -1,17 +1,17 @@
-#include "nn/ops/cuda/readback.h"
+#include "nn/ops/cuda/async_download.h"
 
 #include <exception>
 
 namespace lockstep::nn::cuda {
 
-CudaReadback::~CudaReadback() {
+CudaAsyncDownload::~CudaAsyncDownload() {
   if (std::uncaught_exceptions() > 0)
     memory_.abandon();
   else
     cudaEventSynchronize(arrived_.get());
 }
 
-void CudaReadback::begin(const Tensor& from) {
+void CudaAsyncDownload::begin(const Tensor& from) {
   LOCKSTEP_ASSERT(from.bytes() <= memory_.bytes(), "{} bytes for {}", from.bytes(), memory_.bytes());
   used_ = from.bytes();
   if (used_ > 0)

@@ -1,4 +1,4 @@
-#include "trainer/late_results.h"
+#include "trainer/async_scalars.h"
 
 #include <thread>
 
@@ -13,29 +13,29 @@ constexpr auto kNap = std::chrono::microseconds(50);
 
 }  // namespace
 
-LateResults::LateResults(nn::Backend& backend, std::size_t bytes) {
-  for (int i = 0; i <= backend.steps_ahead(); ++i) readbacks_.push_back(backend.make_readback(bytes));
+AsyncScalars::AsyncScalars(nn::Backend& backend, std::size_t bytes) {
+  for (int i = 0; i <= backend.steps_ahead(); ++i) downloads_.push_back(backend.make_async_download(bytes));
 }
 
-void LateResults::add(const nn::Tensor& from) {
+void AsyncScalars::add(const nn::Tensor& from) {
   LOCKSTEP_ASSERT(!full(), "{} results are waiting", waiting_);
-  readbacks_[(oldest_ + waiting_) % readbacks_.size()]->begin(from);
+  downloads_[(oldest_ + waiting_) % downloads_.size()]->begin(from);
   ++waiting_;
 }
 
-std::span<const std::byte> LateResults::take(FunctionRef<void()> while_waiting) {
+std::span<const std::byte> AsyncScalars::take(FunctionRef<void()> while_waiting) {
   LOCKSTEP_ASSERT(waiting_ > 0, "no result is waiting");
-  nn::Readback& readback = *readbacks_[oldest_];
+  nn::AsyncDownload& download = *downloads_[oldest_];
   Clock::time_point begin{};
-  while (!readback.ready()) {
+  while (!download.ready()) {
     while_waiting();
     const auto now = Clock::now();
     if (begin == Clock::time_point{}) begin = now;
     if (now - begin > kSpin) std::this_thread::sleep_for(kNap);
   }
-  oldest_ = (oldest_ + 1) % readbacks_.size();
+  oldest_ = (oldest_ + 1) % downloads_.size();
   --waiting_;
-  return readback.bytes();
+  return download.bytes();
 }
 
 }  // namespace lockstep::trainer

@@ -1,4 +1,4 @@
-#include "trainer/checkpoint/card.h"
+#include "trainer/checkpoint/manifest.h"
 
 #include "base/error.h"
 #include "base/json_value.h"
@@ -35,9 +35,9 @@ class Reader {
  public:
   explicit Reader(const std::string& source) : source_(source) {}
 
-  CheckpointCard read(const std::string& text) const {
+  CheckpointManifest read(const std::string& text) const {
     try {
-      return card_from(parse(text));
+      return manifest_from(parse(text));
     } catch (const Json::exception&) {
       refuse("something is missing, or of another type");
     }
@@ -74,10 +74,10 @@ class Reader {
     return facts;
   }
 
-  CheckpointCard card_from(const Json& json) const {
+  CheckpointManifest manifest_from(const Json& json) const {
     if (const auto format = json.at("format").get<std::string>(); format != kFormat)
       refuse(fmt::format("its format is '{}', and this version reads '{}'", format, kFormat));
-    CheckpointCard card{
+    CheckpointManifest manifest{
         .step = count(json, "step"),
         .position = {.epoch = static_cast<std::uint64_t>(count(json, "epoch")),
                      .cursor = static_cast<std::uint64_t>(count(json, "cursor"))},
@@ -90,9 +90,9 @@ class Reader {
         .files = {},
     };
     for (const auto& [name, value] : json.at("files").items())
-      card.files[name] = {.bytes = static_cast<std::uint64_t>(count(value, "bytes")),
-                          .sha256 = value.at(kDigest).get<std::string>()};
-    return card;
+      manifest.files[name] = {.bytes = static_cast<std::uint64_t>(count(value, "bytes")),
+                              .sha256 = value.at(kDigest).get<std::string>()};
+    return manifest;
   }
 
   const std::string& source_;
@@ -100,26 +100,26 @@ class Reader {
 
 }  // namespace
 
-std::string encode(const CheckpointCard& card) {
+std::string encode(const CheckpointManifest& manifest) {
   Json json = {{"format", kFormat},
                {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
-               {"step", card.step},
-               {"total_steps", card.total_steps},
-               {"epoch", card.position.epoch},
-               {"cursor", card.position.cursor},
-               {"optimizer_steps", card.optimizer_steps},
-               {"world_size", card.world_size},
-               {"run", json_of(card.identity)},
-               {"settings", json_of(card.settings)},
-               {"bucket_order", card.bucket_order},
+               {"step", manifest.step},
+               {"total_steps", manifest.total_steps},
+               {"epoch", manifest.position.epoch},
+               {"cursor", manifest.position.cursor},
+               {"optimizer_steps", manifest.optimizer_steps},
+               {"world_size", manifest.world_size},
+               {"run", json_of(manifest.identity)},
+               {"settings", json_of(manifest.settings)},
+               {"bucket_order", manifest.bucket_order},
                {"files", Json::object()}};
-  for (const auto& [name, file] : card.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
+  for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
   json[kDigest] = digest_of(json);
   return text_of(json) + "\n";
 }
 
-CheckpointCard decode_checkpoint_card(const std::string& text, const std::string& source) {
+CheckpointManifest decode_checkpoint_manifest(const std::string& text, const std::string& source) {
   return Reader(source).read(text);
 }
 

@@ -16,7 +16,7 @@
 namespace lockstep::trainer {
 
 /// Goes into the "__metadata__" of the safetensors files that training writes, as JSON under "lockstep".
-struct ModelCard {
+struct ModelMetadata {
   nn::ModelSpec spec;  // name and all sizes
   bool tokens = false;
   std::vector<std::string> class_names;                // of the first classes; may be empty
@@ -27,9 +27,11 @@ struct ModelCard {
 };
 
 /// {"format": "pt", "lockstep": …}
-std::map<std::string, std::string> metadata_of(const ModelCard& card);
+std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata);
 
-/// The card among `metadata`, if there is one. Throws IoError naming `source` for one that does not say what it should.
-std::optional<ModelCard> card_among(const std::map<std::string, std::string>& metadata, const std::string& source);
+/// The metadata among `metadata`, if there is one. Throws IoError naming `source` for one that does not say what it
+/// should.
+std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std::string>& metadata,
+                                                 const std::string& source);
 
 }  // namespace lockstep::trainer

@@ -1,4 +1,4 @@
-#include "tests/house/house.h"
+#include "tests/layering/layering.h"
 
 #include <gmock/gmock.h>
 #include <cstdlib>
@@ -12,7 +12,7 @@
 #include "options/sources.h"
 #include "tests/support/temporary_directory.h"
 
-namespace lockstep::house {
+namespace lockstep::layering {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,28 +23,32 @@ using ::testing::Not;
 
 const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
 
-Arrows declared_arrows() {
-  std::ifstream file(LOCKSTEP_ARROWS_FILE);
+Dependencies declared_dependencies() {
+  std::ifstream file(LOCKSTEP_DEPENDENCIES_FILE);
   std::stringstream text;
   text << file.rdbuf();
-  return parse_arrows(text.str());
+  return parse_dependencies(text.str());
 }
 
-TEST(House, RoomsDeclareOnlyAllowedArrows) { EXPECT_THAT(undeclarable_arrows(declared_arrows()), IsEmpty()); }
-TEST(House, RoomsIncludeOnlyWhatTheyDeclare) { EXPECT_THAT(undeclared_includes(kRoot, declared_arrows()), IsEmpty()); }
-TEST(House, OnlyBaseReadsTheEnvironment) { EXPECT_THAT(stray_getenv(kRoot), IsEmpty()); }
-TEST(House, OneHeaderHasTheJsonLibrary) { EXPECT_THAT(stray_json(kRoot), IsEmpty()); }
-TEST(House, BackendsAreFilesNotConditions) { EXPECT_THAT(backend_conditions(kRoot), IsEmpty()); }
-TEST(House, FilesStayShort) { EXPECT_THAT(long_files(kRoot, 600), IsEmpty()); }
+TEST(Layering, ModulesDeclareOnlyAllowedDependencies) {
+  EXPECT_THAT(undeclarable_dependencies(declared_dependencies()), IsEmpty());
+}
+TEST(Layering, ModulesIncludeOnlyWhatTheyDeclare) {
+  EXPECT_THAT(undeclared_includes(kRoot, declared_dependencies()), IsEmpty());
+}
+TEST(Layering, OnlyBaseReadsTheEnvironment) { EXPECT_THAT(stray_getenv(kRoot), IsEmpty()); }
+TEST(Layering, OneHeaderHasTheJsonLibrary) { EXPECT_THAT(stray_json(kRoot), IsEmpty()); }
+TEST(Layering, BackendsAreFilesNotConditions) { EXPECT_THAT(backend_conditions(kRoot), IsEmpty()); }
+TEST(Layering, FilesStayShort) { EXPECT_THAT(long_files(kRoot, 600), IsEmpty()); }
 
-TEST(House, VariablesThatAreNoFlagsAreReserved) {
-  const auto variables = variables_in_rooms(kRoot);
+TEST(Layering, VariablesThatAreNoFlagsAreReserved) {
+  const auto variables = variables_in_modules(kRoot);
   EXPECT_THAT(variables, Not(IsEmpty()));
   for (const auto& name : variables) EXPECT_TRUE(options::is_reserved_variable(name)) << name;
 }
 
 // Models, optimizers, schedules and data sets are known to their registries alone: adding one is adding its file.
-TEST(House, NobodyKnowsAFamilyByItsName) {
+TEST(Layering, NobodyKnowsAFamilyByItsName) {
   std::set<std::string> names;
   const auto add = [&](const auto& all) { names.insert(all.begin(), all.end()); };
   add(nn::model_names());
@@ -70,20 +74,21 @@ TEST_F(BadTree, UndeclaredIncludes) {
   write("ddp/mpi/reducer.cpp",
         "#include <vector>\n#include \"ddp/a.h\"\n#include \"comm/a.h\"\n  #  include \"nn/a.h\"\n");
   write("sampler/a.h", "#include \"b.h\"\n#include <base/text.h>\n");
-  EXPECT_THAT(undeclared_includes(tree_, parse_arrows("ddp: comm\nsampler: \n")),
+  EXPECT_THAT(undeclared_includes(tree_, parse_dependencies("ddp: comm\nsampler: \n")),
               ElementsAre(HasSubstr("ddp/mpi/reducer.cpp:4: ddp has not declared that it sees nn"),
                           HasSubstr("sampler/a.h:1: b.h is not included from the root"),
                           HasSubstr("sampler/a.h:2: sampler has not declared that it sees base")));
 }
 
-TEST_F(BadTree, ForbiddenArrows) {
-  Arrows arrows = allowed_arrows();
-  EXPECT_THAT(undeclarable_arrows(arrows), IsEmpty());
-  arrows["ddp"].insert("nn");
-  arrows["attic"] = {};
-  arrows.erase("data");
-  EXPECT_THAT(undeclarable_arrows(arrows), ElementsAre(HasSubstr("data: the build declares no such room"),
-                                                       HasSubstr("attic: no such room"), "ddp: may not see nn"));
+TEST_F(BadTree, ForbiddenDependencies) {
+  Dependencies dependencies = allowed_dependencies();
+  EXPECT_THAT(undeclarable_dependencies(dependencies), IsEmpty());
+  dependencies["ddp"].insert("nn");
+  dependencies["attic"] = {};
+  dependencies.erase("data");
+  EXPECT_THAT(undeclarable_dependencies(dependencies),
+              ElementsAre(HasSubstr("data: the build declares no such module"), HasSubstr("attic: no such module"),
+                          "ddp: may not see nn"));
 }
 
 TEST_F(BadTree, Getenv) {
@@ -130,8 +135,8 @@ TEST_F(BadTree, NamesElsewhere) {
 TEST_F(BadTree, Variables) {
   write("comm/a.cpp", "env(\"LOCKSTEP_X\"), set(\"LOCKSTEP_Y=1\"); LOCKSTEP_Z;\n");
   write("cli/a.cpp", "env(\"LOCKSTEP_CLI\");\n");
-  EXPECT_THAT(variables_in_rooms(tree_), ElementsAre("LOCKSTEP_X", "LOCKSTEP_Y"));
+  EXPECT_THAT(variables_in_modules(tree_), ElementsAre("LOCKSTEP_X", "LOCKSTEP_Y"));
 }
 
 }  // namespace
-}  // namespace lockstep::house
+}  // namespace lockstep::layering

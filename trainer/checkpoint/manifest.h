@@ -14,7 +14,7 @@ namespace lockstep::trainer {
 /// Names and values of what a run is, for people and for comparing, in a fixed order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-struct CheckpointCard {
+struct CheckpointManifest {
   std::int64_t step = 0;           // the last one done, from 1
   sampler::SamplerState position;  // of the sampler after it
   std::int64_t optimizer_steps = 0;
@@ -29,15 +29,15 @@ struct CheckpointCard {
     std::string sha256;
     friend bool operator==(const File&, const File&) = default;
   };
-  std::map<std::string, File> files;  // by name, beside the card
+  std::map<std::string, File> files;  // by name, beside the manifest
 
-  friend bool operator==(const CheckpointCard&, const CheckpointCard&) = default;
+  friend bool operator==(const CheckpointManifest&, const CheckpointManifest&) = default;
 };
 
 /// JSON, which ends with the SHA-256 of all the rest. Bytes that are not UTF-8 are replaced.
-std::string encode(const CheckpointCard& card);
+std::string encode(const CheckpointManifest& manifest);
 
 /// Throws IoError naming `source` for anything that encode() has not written. Nothing in `text` is trusted.
-CheckpointCard decode_checkpoint_card(const std::string& text, const std::string& source);
+CheckpointManifest decode_checkpoint_manifest(const std::string& text, const std::string& source);
 
 }  // namespace lockstep::trainer

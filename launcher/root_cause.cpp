@@ -1,4 +1,4 @@
-#include "launcher/verdict.h"
+#include "launcher/root_cause.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -17,21 +17,24 @@ constexpr auto kTooCloseToCall = Millis(20);
 constexpr auto kTooCloseToAKill = Millis(250);
 
 bool blames_a_peer(const RankReport& report) {
-  return report.ending && report.ending->how == Ending::How::kExited &&
-         (report.ending->value == static_cast<int>(ExitCode::kDevice) ||
-          report.ending->value == static_cast<int>(ExitCode::kTimeout));
+  return report.exit_status && report.exit_status->how == ExitStatus::How::kExited &&
+         (report.exit_status->value == static_cast<int>(ExitCode::kDevice) ||
+          report.exit_status->value == static_cast<int>(ExitCode::kTimeout));
 }
 
 bool was_killed(const RankReport& report) {
-  return report.lost || *report.ending == Ending{Ending::How::kSignalled, SIGKILL};
+  return report.lost || *report.exit_status == ExitStatus{ExitStatus::How::kSignalled, SIGKILL};
 }
 
 /// A program that fails at what its peers do may say so with 1, too: MPI's own errors end with it.
 bool may_be_an_effect(const RankReport& report) {
-  return blames_a_peer(report) || report.ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kInternal)};
+  return blames_a_peer(report) ||
+         report.exit_status == ExitStatus{ExitStatus::How::kExited, static_cast<int>(ExitCode::kInternal)};
 }
 
-bool is_sudden(const RankReport& report) { return report.lost || report.ending->how == Ending::How::kSignalled; }
+bool is_sudden(const RankReport& report) {
+  return report.lost || report.exit_status->how == ExitStatus::How::kSignalled;
+}
 
 /// Among those whom `named` has waited for in vain: one that failed by itself, or else one that says nothing of waiting
 /// for others. nullptr if there is none.
@@ -47,13 +50,13 @@ const RankReport* most_suspect(const RankReport& named, std::span<const RankRepo
 
 /// The end of the chain of ranks that have waited for one another, from `first` on, and who has waited for it
 /// (`witness`). `first` itself, without a witness, where nobody is named or the chain is a circle.
-const RankReport* root_cause(const RankReport* first, std::span<const RankReport> ranks, const RankReport*& witness) {
+const RankReport* blamed_by(const RankReport* first, std::span<const RankReport> ranks, const RankReport*& witness) {
   witness = nullptr;
   const RankReport* here = first;
   // A rank that another has told why the job ends names nobody: that other one does.
   if (first->missing.empty())
     for (const auto& report : ranks)
-      if (!report.missing.empty() && !report.told && report.ending == first->ending &&
+      if (!report.missing.empty() && !report.told && report.exit_status == first->exit_status &&
           (here == first || report.ended_at < here->ended_at))
         here = &report;
   for (std::size_t links = 0; links < ranks.size() && !here->missing.empty(); ++links) {
@@ -89,17 +92,17 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
 /// "rank 1 of 4 (host a, pid 7) failed first: what it did → what to do", the remedy only where there is one.
 std::string describe(const RankReport& report, const JobReport& job) {
   const std::string who = fmt::format("rank {} of {} (host {}", report.rank, job.ranks.size(), report.host);
-  if (report.ending && report.ending->how == Ending::How::kNotStarted)
+  if (report.exit_status && report.exit_status->how == ExitStatus::How::kNotStarted)
     return fmt::format("{}) cannot start {}: {} → check the program's path{}", who, job.program,
-                       errno_text(report.ending->value),
-                       report.ending->value == EACCES ? " and that it is executable" : "");
+                       errno_text(report.exit_status->value),
+                       report.exit_status->value == EACCES ? " and that it is executable" : "");
   std::string how;
   if (report.lost) {
     how = "was lost, the wrapper that watches its program was killed";
-  } else if (report.ending->how == Ending::How::kExited) {
-    how = fmt::format("exited with code {}", report.ending->value);
+  } else if (report.exit_status->how == ExitStatus::How::kExited) {
+    how = fmt::format("exited with code {}", report.exit_status->value);
   } else {
-    how = fmt::format("was ended by {}", signal_name(report.ending->value));
+    how = fmt::format("was ended by {}", signal_name(report.exit_status->value));
   }
   const bool killed = was_killed(report);
   return fmt::format("{}, pid {}) failed first: it {}, {:.1f} s after the start{}", who, report.pid, how,
@@ -114,7 +117,7 @@ std::string describe_missing(const RankReport& report, const RankReport& witness
       "rank {} of {} (host {}, pid {}) held up the others: rank {} waited for it in vain, and the job ended {:.1f} s "
       "after the start with code {} → {}",
       report.rank, job.ranks.size(), report.host, report.pid, witness.rank,
-      seconds_between(job.started_at, first.ended_at), first.ending->exit_code(),
+      seconds_between(job.started_at, first.ended_at), first.exit_status->exit_code(),
       report.stopped_by != 0
           ? fmt::format("it was stopped by {}; kill -CONT would have let it go on", signal_name(report.stopped_by))
           : std::string("its log tells what it did; if it was only slow, raise --timeout-seconds"));
@@ -126,31 +129,31 @@ int code_of_lost_wrapper(const JobReport& job) {
   return job.mpirun_killed_by_us || code == 0 ? 128 + SIGKILL : code;
 }
 
-Verdict interrupted(const JobReport& job) {
+RootCause interrupted(const JobReport& job) {
   // Ranks that save a checkpoint when asked to stop say so with their exit code.
   constexpr int kCheckpointed = static_cast<int>(ExitCode::kCheckpointed);
   const bool checkpointed = std::any_of(job.ranks.begin(), job.ranks.end(), [](const RankReport& report) {
-    return report.ending == Ending{Ending::How::kExited, kCheckpointed};
+    return report.exit_status == ExitStatus{ExitStatus::How::kExited, kCheckpointed};
   });
-  Verdict verdict;
+  RootCause root_cause;
   if (job.interrupted_by == SIGPIPE) {
-    verdict.exit_code = 128 + SIGPIPE;
-    verdict.line = fmt::format("{}{}", kNoReader, checkpointed ? "; a checkpoint was saved" : "");
-    return verdict;
+    root_cause.exit_code = 128 + SIGPIPE;
+    root_cause.line = fmt::format("{}{}", kNoReader, checkpointed ? "; a checkpoint was saved" : "");
+    return root_cause;
   }
-  verdict.exit_code = checkpointed ? kCheckpointed : 128 + job.interrupted_by;
-  verdict.line =
+  root_cause.exit_code = checkpointed ? kCheckpointed : 128 + job.interrupted_by;
+  root_cause.line =
       fmt::format("stopped by {}{}", job.interrupted_by == SIGINT ? "Ctrl-C" : signal_name(job.interrupted_by),
                   checkpointed ? " after saving a checkpoint" : "");
-  return verdict;
+  return root_cause;
 }
 
-Verdict mpirun_failed(const JobReport& job, const std::string& what) {
-  Verdict verdict;
-  verdict.exit_code = static_cast<int>(ExitCode::kDevice);
-  verdict.line = what;
-  verdict.show_mpirun = job.mpirun.how == Ending::How::kExited;
-  return verdict;
+RootCause mpirun_failed(const JobReport& job, const std::string& what) {
+  RootCause root_cause;
+  root_cause.exit_code = static_cast<int>(ExitCode::kDevice);
+  root_cause.line = what;
+  root_cause.show_mpirun = job.mpirun.how == ExitStatus::How::kExited;
+  return root_cause;
 }
 
 std::vector<std::string> names_of_unseen(std::span<const RankReport> ranks) {
@@ -161,43 +164,43 @@ std::vector<std::string> names_of_unseen(std::span<const RankReport> ranks) {
 }
 
 /// mpirun ends a job when a wrapper dies before it has reported; its rank is among those that never did.
-Verdict never_started(const JobReport& job, const std::vector<std::string>& unseen) {
-  Verdict verdict;
-  verdict.exit_code = code_of_lost_wrapper(job);
-  verdict.show_mpirun = true;
-  verdict.line = fmt::format("rank {} of {} never started: {} wrapper was killed or failed", join(unseen, " or "),
-                             job.ranks.size(), unseen.size() == 1 ? "its" : "a");
-  return verdict;
+RootCause never_started(const JobReport& job, const std::vector<std::string>& unseen) {
+  RootCause root_cause;
+  root_cause.exit_code = code_of_lost_wrapper(job);
+  root_cause.show_mpirun = true;
+  root_cause.line = fmt::format("rank {} of {} never started: {} wrapper was killed or failed", join(unseen, " or "),
+                                job.ranks.size(), unseen.size() == 1 ? "its" : "a");
+  return root_cause;
 }
 
-Verdict host_lost(const LostHost& host, const JobReport& job) {
+RootCause host_lost(const LostHost& host, const JobReport& job) {
   const std::string who = host.ranks.empty() ? fmt::format("host {}", host.name)
                                              : fmt::format("host {} ({})", host.name, ranks_text(host.ranks));
-  Verdict verdict;
-  verdict.exit_code = static_cast<int>(ExitCode::kDevice);
+  RootCause root_cause;
+  root_cause.exit_code = static_cast<int>(ExitCode::kDevice);
   const double at = seconds_between(job.started_at, host.last_heard);
-  verdict.line = host.silent
-                     ? fmt::format(
-                           "{} was lost: it does not answer since {:.1f} s after the start → look whether it runs "
-                           "and its network works; --host-timeout-seconds says how long to wait",
-                           who, at)
-                     : fmt::format(
-                           "{} was lost: the connection to it ended {:.1f} s after the start ({}) → look whether it "
-                           "runs, and for what ended sshd's session or lockstep there",
-                           who, at, host.why);
-  return verdict;
+  root_cause.line = host.silent
+                        ? fmt::format(
+                              "{} was lost: it does not answer since {:.1f} s after the start → look whether it runs "
+                              "and its network works; --host-timeout-seconds says how long to wait",
+                              who, at)
+                        : fmt::format(
+                              "{} was lost: the connection to it ended {:.1f} s after the start ({}) → look whether it "
+                              "runs, and for what ended sshd's session or lockstep there",
+                              who, at, host.why);
+  return root_cause;
 }
 
 }  // namespace
 
-bool ended_on_request(Ending ending) {
-  const int code = ending.exit_code();
+bool ended_on_request(ExitStatus exit_status) {
+  const int code = exit_status.exit_code();
   constexpr int kStops[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
   return code == static_cast<int>(ExitCode::kCheckpointed) ||
          std::ranges::any_of(kStops, [&](int number) { return code == 128 + number; });
 }
 
-Verdict judge(const JobReport& job) {
+RootCause find_root_cause(const JobReport& job) {
   if (job.interrupted_by != 0) return interrupted(job);
 
   const RankReport* first = first_failure(job.ranks);
@@ -208,7 +211,7 @@ Verdict judge(const JobReport& job) {
   if (!explained && job.daemon)
     return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
                                           job.daemon->host, signal_name(job.daemon->signal_number)));
-  if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == Ending::How::kSignalled)
+  if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
   if (first == nullptr || first->told) {
@@ -219,42 +222,44 @@ Verdict judge(const JobReport& job) {
     if (!unseen.empty()) return never_started(job, unseen);
   }
   if (first == nullptr) return {};
-  Verdict verdict;
-  if (explained && *first->ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kCheckpointed)}) {
-    verdict.exit_code = static_cast<int>(ExitCode::kCheckpointed);
-    verdict.line = "stopped on request, after saving a checkpoint";
-    return verdict;
+  RootCause root_cause;
+  if (explained &&
+      *first->exit_status == ExitStatus{ExitStatus::How::kExited, static_cast<int>(ExitCode::kCheckpointed)}) {
+    root_cause.exit_code = static_cast<int>(ExitCode::kCheckpointed);
+    root_cause.line = "stopped on request, after saving a checkpoint";
+    return root_cause;
   }
-  if (explained && *first->ending == Ending{Ending::How::kExited, static_cast<int>(ExitCode::kUsage)} &&
+  if (explained && *first->exit_status == ExitStatus{ExitStatus::How::kExited, static_cast<int>(ExitCode::kUsage)} &&
       std::ranges::any_of(job.ranks, &RankReport::had_usage_error)) {
-    verdict.exit_code = static_cast<int>(ExitCode::kUsage);
-    return verdict;  // the user has read it
+    root_cause.exit_code = static_cast<int>(ExitCode::kUsage);
+    return root_cause;  // the user has read it
   }
   if (explained && blames_a_peer(*first)) {
     const RankReport* witness = nullptr;
-    const RankReport* const cause = root_cause(first, job.ranks, witness);
+    const RankReport* const cause = blamed_by(first, job.ranks, witness);
     // One for which the others gave up waiting, and which then found them gone, has not failed by itself.
-    const bool came_late = first->ending->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
+    const bool came_late = first->exit_status->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
     if (witness != nullptr && cause != first && (!cause->failed() || cause->told || came_late)) {
-      verdict.exit_code = first->ending->exit_code();
-      verdict.rank = cause->rank;
-      verdict.line = describe_missing(*cause, *witness, *first, job);
-      return verdict;
+      root_cause.exit_code = first->exit_status->exit_code();
+      root_cause.rank = cause->rank;
+      root_cause.line = describe_missing(*cause, *witness, *first, job);
+      return root_cause;
     }
     first = cause;
   }
-  verdict.exit_code = first->lost ? code_of_lost_wrapper(job) : first->ending->exit_code();
-  verdict.rank = first->rank;
-  verdict.show_mpirun = !explained;
-  verdict.line = describe(*first, job);
-  const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(),
-                                 [](const auto& report) { return report.ending && !report.failed() && !report.told; });
+  root_cause.exit_code = first->lost ? code_of_lost_wrapper(job) : first->exit_status->exit_code();
+  root_cause.rank = first->rank;
+  root_cause.show_mpirun = !explained;
+  root_cause.line = describe(*first, job);
+  const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) {
+    return report.exit_status && !report.failed() && !report.told;
+  });
   if (first->told && gone != job.ranks.end())
-    verdict.line = fmt::format(
+    root_cause.line = fmt::format(
         "mpirun ended the job: rank {} of {} (host {}, pid {}) had exited with code 0 while others "
         "still ran → every rank that calls MPI_Init must call MPI_Finalize",
         gone->rank, job.ranks.size(), gone->host, gone->pid);
-  return verdict;
+  return root_cause;
 }
 
 }  // namespace lockstep::launcher

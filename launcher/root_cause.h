@@ -17,16 +17,16 @@ struct RankReport {
   bool seen = false;  // its wrapper has reported
   int pid = 0;
   std::string host;
-  std::optional<Ending> ending;   // of the program, as its wrapper saw it
-  bool lost = false;              // the wrapper ended without saying how its program did
-  bool told = false;              // it had been told to end before it did
-  Clock::time_point ended_at;     // valid with `ending` or `lost`
-  std::vector<int> missing = {};  // ranks for which it has waited in vain, as it said itself
-  int stopped_by = 0;             // the signal that had stopped its program; 0: it was not stopped
-  bool had_usage_error = false;   // which has been shown
+  std::optional<ExitStatus> exit_status;  // of the program, as its wrapper saw it
+  bool lost = false;                      // the wrapper ended without saying how its program did
+  bool told = false;                      // it had been told to end before it did
+  Clock::time_point ended_at;             // valid with `ending` or `lost`
+  std::vector<int> missing = {};          // ranks for which it has waited in vain, as it said itself
+  int stopped_by = 0;                     // the signal that had stopped its program; 0: it was not stopped
+  bool had_usage_error = false;           // which has been shown
 
-  bool ended() const { return ending.has_value() || lost; }
-  bool failed() const { return lost || (ending && !ending->ok()); }
+  bool ended() const { return exit_status.has_value() || lost; }
+  bool failed() const { return lost || (exit_status && !exit_status->ok()); }
 };
 
 /// Another host of the job that was there and is no more.
@@ -51,7 +51,7 @@ struct JobReport {
   std::vector<LostHost> lost_hosts = {};  // in the order in which they were found lost
   std::optional<DaemonEnd> daemon = {};   // the first one that failed
   Clock::time_point started_at;
-  Ending mpirun;
+  ExitStatus mpirun;
   bool mpirun_killed_by_us = false;
   std::string program;     // for the text
   int interrupted_by = 0;  // the signal with which the user ended the job; SIGPIPE: nobody reads its output
@@ -62,9 +62,9 @@ inline constexpr const char* kNoReader =
     "nobody reads standard output any more, which ends the job → > FILE or > /dev/null keeps it running";
 
 /// Whether a program ended as one that was asked to: by a stop signal, its code, or the one for a saved checkpoint.
-bool ended_on_request(Ending ending);
+bool ended_on_request(ExitStatus exit_status);
 
-struct Verdict {
+struct RootCause {
   int exit_code = 0;
   std::string line;          // for people, one line; empty when all went well
   std::optional<int> rank;   // whose last lines and log explain it
@@ -76,6 +76,6 @@ struct Verdict {
 /// cause, codes 4 and 5 (the network, another rank) are what its peers make of it, and code 1 may be: where they name
 /// the rank that they have waited for, it is that one. Whatever fails after a host was last heard of fails because of
 /// that.
-Verdict judge(const JobReport& job);
+RootCause find_root_cause(const JobReport& job);
 
 }  // namespace lockstep::launcher

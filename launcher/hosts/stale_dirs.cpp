@@ -1,4 +1,4 @@
-#include "launcher/hosts/left_behind.h"
+#include "launcher/hosts/stale_dirs.h"
 
 #include <filesystem>
 #include <fstream>
@@ -19,7 +19,7 @@ void write_token(const std::string& directory, const std::string& token) {
   check_system(bool(file), "writing to " + directory);
 }
 
-void remove_left_behind(const std::string& directory, const std::string& token) {
+void remove_stale_dirs(const std::string& directory, const std::string& token) {
   std::ifstream file(token_path(directory));
   if (token.empty() || std::string(std::istreambuf_iterator<char>(file), {}) != token) return;
   std::error_code ignored;

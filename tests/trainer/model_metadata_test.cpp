@@ -1,5 +1,5 @@
 // What weights files say of their model: as it was, and nothing on trust.
-#include "trainer/model_card.h"
+#include "trainer/model_metadata.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "data/open.h"
 #include "tests/support/json.h"
-#include "trainer/adopt_card.h"
+#include "trainer/apply_metadata.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -24,46 +24,46 @@ TrainConfig config_of(const char* model, const char* data) {
   return config;
 }
 
-ModelCard read_back(const ModelCard& card) {
-  const auto metadata = metadata_of(card);
-  EXPECT_EQ(metadata.at("format"), "pt");
-  return card_among(metadata, "it").value();
+ModelMetadata read_back(const ModelMetadata& metadata) {
+  const auto written = metadata_of(metadata);
+  EXPECT_EQ(written.at("format"), "pt");
+  return find_model_metadata(written, "it").value();
 }
 
-TEST(ModelCard, OfImages) {
+TEST(ModelMetadata, OfImages) {
   const auto splits = data::open_data("digits");
-  const ModelCard card = read_back(card_of(config_of("cnn", "digits"), *splits.train));
-  EXPECT_EQ(card.spec.name, "cnn");
-  EXPECT_THAT(card.spec.sample_shape, ElementsAre(8, 8, 1));
-  EXPECT_EQ(card.spec.classes, 10);
-  EXPECT_EQ(card.seed, 9u);
-  EXPECT_EQ(card.data, "digits train");
-  EXPECT_FALSE(card.tokens);
-  EXPECT_EQ(card.characters, nullptr);
-  ASSERT_NE(card.image, nullptr);
-  EXPECT_THAT(card.image->dims(), ElementsAre(8, 8, 1));
-  EXPECT_FALSE(card.image->cropped);
-  EXPECT_EQ(card.image->normalisation.std[0], 1.0f);
+  const ModelMetadata metadata = read_back(model_metadata_of(config_of("cnn", "digits"), *splits.train));
+  EXPECT_EQ(metadata.spec.name, "cnn");
+  EXPECT_THAT(metadata.spec.sample_shape, ElementsAre(8, 8, 1));
+  EXPECT_EQ(metadata.spec.classes, 10);
+  EXPECT_EQ(metadata.seed, 9u);
+  EXPECT_EQ(metadata.data, "digits train");
+  EXPECT_FALSE(metadata.tokens);
+  EXPECT_EQ(metadata.characters, nullptr);
+  ASSERT_NE(metadata.image, nullptr);
+  EXPECT_THAT(metadata.image->dims(), ElementsAre(8, 8, 1));
+  EXPECT_FALSE(metadata.image->cropped);
+  EXPECT_EQ(metadata.image->normalisation.std[0], 1.0f);
 }
 
-TEST(ModelCard, OfOtherModels) {
+TEST(ModelMetadata, OfOtherModels) {
   const auto splits = data::open_data("random:5,10");
   auto config = config_of("mlp", "random:5,10");
   config.model.settings = {{"hidden", {7, 8}}};
-  const ModelCard card = read_back(card_of(config, *splits.train));
-  EXPECT_THAT(card.spec.settings.integers("hidden"), ElementsAre(7, 8));
-  EXPECT_EQ(card.image, nullptr);
+  const ModelMetadata metadata = read_back(model_metadata_of(config, *splits.train));
+  EXPECT_THAT(metadata.spec.settings.integers("hidden"), ElementsAre(7, 8));
+  EXPECT_EQ(metadata.image, nullptr);
 
   ModelConfig open;
-  adopt(open, card, "f");
+  apply_metadata(open, metadata, "f");
   EXPECT_THAT(open.settings.integers("hidden"), ElementsAre(7, 8));
   ModelConfig other;
   other.settings = {{"hidden", {7}}};
-  EXPECT_THROW(adopt(other, card, "f"), UsageError);
+  EXPECT_THROW(apply_metadata(other, metadata, "f"), UsageError);
   other.settings = {{"hidden", {7, 8}}};
-  EXPECT_NO_THROW(adopt(other, card, "f"));
+  EXPECT_NO_THROW(apply_metadata(other, metadata, "f"));
   other.name = "linear";
-  EXPECT_THROW(adopt(other, card, "f"), UsageError);
+  EXPECT_THROW(apply_metadata(other, metadata, "f"), UsageError);
 }
 
 nlohmann::json gpt() {
@@ -75,57 +75,58 @@ nlohmann::json gpt() {
       {"seed", 1}};
 }
 
-TEST(ModelCard, OfTexts) {
-  const ModelCard card = read_back(card_among({{"lockstep", gpt().dump()}}, "it").value());
-  EXPECT_EQ(card.spec.settings.integer("heads"), 4);
-  ASSERT_NE(card.characters, nullptr);
-  EXPECT_EQ(card.characters->text(), "\naé");
+TEST(ModelMetadata, OfTexts) {
+  const ModelMetadata metadata = read_back(find_model_metadata({{"lockstep", gpt().dump()}}, "it").value());
+  EXPECT_EQ(metadata.spec.settings.integer("heads"), 4);
+  ASSERT_NE(metadata.characters, nullptr);
+  EXPECT_EQ(metadata.characters->text(), "\naé");
   ModelConfig config;
   config.settings.set("heads", 4);
-  adopt(config, card, "f");
+  apply_metadata(config, metadata, "f");
   EXPECT_EQ(config.settings.integer("layers"), 2);
   EXPECT_EQ(config.settings.integer("context"), 16);
   config.settings.set("width", 9);
   try {
-    adopt(config, card, "some.file");
+    apply_metadata(config, metadata, "some.file");
     ADD_FAILURE() << "nothing was thrown";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("--width 9"), HasSubstr("some.file"), HasSubstr("8")));
   }
 }
 
-TEST(ModelCard, OfAHeadOfItsOwn) {
+TEST(ModelMetadata, OfAHeadOfItsOwn) {
   auto json = gpt();
-  EXPECT_TRUE(nn::complete(card_among({{"lockstep", json.dump()}}, "it").value().spec).settings.flag("tied"));
+  EXPECT_TRUE(nn::complete(find_model_metadata({{"lockstep", json.dump()}}, "it").value().spec).settings.flag("tied"));
   json["model"]["tied"] = false;
-  const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
-  EXPECT_FALSE(card.spec.settings.flag("tied"));
+  const ModelMetadata metadata = read_back(find_model_metadata({{"lockstep", json.dump()}}, "it").value());
+  EXPECT_FALSE(metadata.spec.settings.flag("tied"));
   ModelConfig config;
-  adopt(config, card, "f");
+  apply_metadata(config, metadata, "f");
   EXPECT_FALSE(config.settings.flag("tied"));
 }
 
-TEST(ModelCard, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
+TEST(ModelMetadata, AnLstmsContextIsTheFilesUnlessOneIsGiven) {
   auto json = gpt();
   json["model"] = {{"name", "lstm"}, {"sample", {33}}, {"classes", 3}, {"layers", 2}, {"width", 8}};
-  const ModelCard card = read_back(card_among({{"lockstep", json.dump()}}, "it").value());
+  const ModelMetadata metadata = read_back(find_model_metadata({{"lockstep", json.dump()}}, "it").value());
   ModelConfig config;
-  adopt(config, card, "f");
+  apply_metadata(config, metadata, "f");
   EXPECT_EQ(config.settings.integer("context"), 33);
   config.settings.set("context", 5);
-  EXPECT_NO_THROW(adopt(config, card, "f"));
+  EXPECT_NO_THROW(apply_metadata(config, metadata, "f"));
   EXPECT_EQ(config.settings.integer("context"), 5);
 }
 
-TEST(ModelCard, OtherFilesHaveNone) {
-  EXPECT_EQ(card_among({}, "it"), std::nullopt);
-  EXPECT_EQ(card_among({{"format", "pt"}}, "it"), std::nullopt);
+TEST(ModelMetadata, OtherFilesHaveNone) {
+  EXPECT_EQ(find_model_metadata({}, "it"), std::nullopt);
+  EXPECT_EQ(find_model_metadata({{"format", "pt"}}, "it"), std::nullopt);
 }
 
-TEST(ModelCard, WhatCannotBeIsRefused) {
+TEST(ModelMetadata, WhatCannotBeIsRefused) {
   const auto refused = [](const nlohmann::json& json) {
     try {
-      static_cast<void>(card_among({{"lockstep", json.is_string() ? json.get<std::string>() : json.dump()}}, "f.st"));
+      static_cast<void>(
+          find_model_metadata({{"lockstep", json.is_string() ? json.get<std::string>() : json.dump()}}, "f.st"));
     } catch (const IoError& error) {
       EXPECT_THAT(error.what(), HasSubstr("f.st"));
       return true;
