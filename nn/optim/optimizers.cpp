@@ -37,6 +37,7 @@ SettingSpec betas_setting() {
   return {.name = "betas",
           .fallback = {0.9, 0.999},
           .help = "decay of the two moments",
+          .role = SettingSpec::Role::kTraining,
           .high = 1,
           .open_high = true,
           .placeholder = "A,B",

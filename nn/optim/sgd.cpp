@@ -47,10 +47,16 @@ std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, cons
 const OptimizerFamily& sgd_family() {
   static const OptimizerFamily family = {
       .name = "sgd",
-      .settings = {{.name = "momentum", .fallback = 0.9, .help = "momentum", .high = 1, .placeholder = "X"},
+      .settings = {{.name = "momentum",
+                    .fallback = 0.9,
+                    .help = "momentum",
+                    .role = SettingSpec::Role::kTraining,
+                    .high = 1,
+                    .placeholder = "X"},
                    {.name = "nesterov",
                     .fallback = false,
                     .help = "Nesterov's momentum",
+                    .role = SettingSpec::Role::kTraining,
                     .need = {.what = "a momentum above 0",
                              .otherwise = "the momentum is 0",
                              .holds = [](const Settings& all) { return all.number("momentum") > 0; }}}},

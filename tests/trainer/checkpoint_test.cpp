@@ -43,6 +43,60 @@ TEST(CheckpointManifest, IsReadAsItWasWritten) {
   EXPECT_NO_THROW(decode_checkpoint_manifest(encode(odd), "here"));
 }
 
+// What a run must have in common with the one that wrote a checkpoint, by the names and values that are on disk since
+// the format is there: another spelling would refuse all of them.
+TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
+  TrainConfig config;
+  config.model = {.name = "mlp", .settings = {{"hidden", {7, 8}}}};
+  config.data = "digits";
+  config.optimizer = "sgd";
+  config.optimizer_settings = {{"momentum", 0.5}};
+  config.freeze = "fc1.*";
+  const CheckpointManifest plan = plan_of(config, *open_splits(config).train, 2, 100);
+  EXPECT_THAT(plan.identity, ::testing::UnorderedElementsAreArray(Facts{{"model", "mlp"},
+                                                                        {"sizes", "hidden 7,8"},
+                                                                        {"samples", "1437"},
+                                                                        {"sample", "[8, 8, 1]"},
+                                                                        {"classes", "10"},
+                                                                        {"augment", "yes"},
+                                                                        {"seed", "1"},
+                                                                        {"global batch", "64"},
+                                                                        {"tail", "exact"},
+                                                                        {"optimizer", "sgd with momentum"},
+                                                                        {"frozen", "fc1.*"}}));
+  for (const char* name : {"ranks",
+                           "steps",
+                           "lr",
+                           "weight-decay",
+                           "momentum",
+                           "nesterov",
+                           "betas",
+                           "data",
+                           "accumulate",
+                           "min-lr",
+                           "schedule",
+                           "warmup",
+                           "clip-norm",
+                           "parallel",
+                           "precision",
+                           "tf32",
+                           "graphs",
+                           "bucket-mb",
+                           "first-bucket-mb",
+                           "find-unused",
+                           "no-broadcast-buffers",
+                           "sync-batchnorm",
+                           "dropout"})
+    EXPECT_THAT(plan.settings, ::testing::Contains(::testing::Pair(name, ::testing::_))) << name;
+  config.model = {.name = "gpt", .settings = {{"layers", 2}, {"tied", false}}};
+  config.data = "random:tokens,40";
+  config.optimizer.clear();
+  config.optimizer_settings = {};
+  EXPECT_THAT(plan_of(config, *open_splits(config).train, 1, 100).identity,
+              ::testing::IsSupersetOf(Facts{{"sizes", "layers 2, heads 4, width 256, context 256, a head of its own"},
+                                            {"optimizer", "adamw"}}));
+}
+
 TEST(CheckpointManifest, AnyCutAndAnyOtherByteIsFound) {
   const std::string text = encode(some_manifest());
   for (std::size_t length = 0; length + 2 < text.size(); ++length)
