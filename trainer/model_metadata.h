@@ -29,8 +29,8 @@ struct ModelMetadata {
 /// {"format": "pt", "lockstep": …}
 std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata);
 
-/// The metadata among `metadata`, if there is one. Throws IoError naming `source` for one that does not say what it
-/// should.
+/// What metadata_of() has put among `metadata`, if it is there. Throws IoError naming `source` for what does not say
+/// what it should.
 std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std::string>& metadata,
                                                  const std::string& source);
 

@@ -85,8 +85,9 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
   }
   const Var out = tape.make_var(std::move(y), needs_grad);
   if (saved_preactivation.defined())
-    tape.set_aside(out, epilogue,
-                   epilogue == Epilogue::kGelu ? saved_preactivation.reshaped(shape) : std::move(saved_preactivation));
+    tape.save_preactivation(
+        out, epilogue,
+        epilogue == Epilogue::kGelu ? saved_preactivation.reshaped(shape) : std::move(saved_preactivation));
   tape.record<LinearNode>(out, x, w, b, epilogue);
   return out;
 }

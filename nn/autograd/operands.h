@@ -20,7 +20,7 @@ inline void check_operand(const Tape& tape, Var x, const char* op) {
 }
 
 /// Throws UsageError unless the parameter is where the tape is: on its backend where it is trained, on its device where
-/// it is read alone (Backend::stream of its own).
+/// it is read alone (Backend::make_stream).
 inline void check_parameter(const Tape& tape, const Parameter& parameter, const char* op) {
   if (&parameter.backend() == &tape.backend()) return;
   if (tape.recording() || parameter.backend().device() != tape.backend().device())

@@ -36,8 +36,8 @@ class Var {
   bool walked() const { return state().walked; }
   /// Whether Tape::backward() may start from it without a gradient: Tape::make_loss().
   bool is_loss() const { return state().is_loss; }
-  /// For operators: the activation that this is the result of, where the device has put something saved_preactivation
-  /// of it (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
+  /// For operators: the activation that this is the result of, where the device has kept something of its input
+  /// (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
   Epilogue activation() const { return state().activation; }
   const Tensor& saved_preactivation() const { return state().saved_preactivation; }
 
@@ -180,8 +180,8 @@ class Tape {
   /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
   /// again.
   void contribute_through(Var v, Tensor grad);
-  /// For operators: `v` is the result of `activation`, and this what the device has put saved_preactivation of it.
-  void set_aside(Var v, Epilogue activation, Tensor saved_preactivation) {
+  /// For operators: `v` is the result of `activation`, and this what the device has kept of its input.
+  void save_preactivation(Var v, Epilogue activation, Tensor saved_preactivation) {
     v.state_->activation = activation;
     v.state_->saved_preactivation = std::move(saved_preactivation);
   }
@@ -192,7 +192,7 @@ class Tape {
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }
 
-  /// The same of what `v` is the result of `activation` of. GELU needs what was put saved_preactivation of it.
+  /// The same of what `v` is the result of `activation` of. GELU needs what was kept of its input.
   Tensor take_grad_through(Var v, Epilogue activation);
 
   /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and

@@ -59,7 +59,7 @@ class Backend {
   /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
   /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
   /// tensors: all work given before is done. What its kernels pack of weights they share with all other streams of
-  /// their own of this one, which must outlive them. Several threads may call this at once.
+  /// this one, which must outlive them. Several threads may call this at once.
   virtual std::unique_ptr<Backend> make_stream(int threads) = 0;
 
   /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.

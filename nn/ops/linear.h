@@ -11,8 +11,8 @@ namespace lockstep::nn {
 /// behind fully connected layers alone.
 enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
 
-/// What a device puts saved_preactivation of an activation, so that whoever reads its result next can differentiate it
-/// while it computes its own input's gradient. Without elements: the device gains nothing by that.
+/// What a device keeps of the input of an activation, so that whoever reads its result next can differentiate it while
+/// it computes its own input's gradient. Without elements: the device gains nothing by that.
 struct SavedPreactivation {
   Shape shape = {0};
   DType dtype = DType::kU8;

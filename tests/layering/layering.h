@@ -9,18 +9,18 @@
 
 namespace lockstep::layering {
 
-using Dependencies = std::map<std::string, std::set<std::string>>;  // room → modules whose headers it may include
+using Dependencies = std::map<std::string, std::set<std::string>>;  // module → modules whose headers it may include
 
 /// What docs/design.md allows; no room may declare more.
 const Dependencies& allowed_dependencies();
 
-/// From lines "room: seen seen …", as the build writes them.
+/// From lines "module: seen seen …", as the build writes them.
 Dependencies parse_dependencies(const std::string& text);
 
 /// Each returns one line per violation, "file:line: what"; nothing if the rule holds.
-/// Declared dependencies, each room once, within the allowed ones.
+/// Declared dependencies, each module once, within the allowed ones.
 std::vector<std::string> undeclarable_dependencies(const Dependencies& declared);
-/// Includes of headers of modules that the including room has not declared, and includes not written from the root.
+/// Includes of headers of modules that the including module has not declared, and includes not written from the root.
 std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Dependencies& declared);
 /// getenv outside base/env.cpp.
 std::vector<std::string> stray_getenv(const std::filesystem::path& root);

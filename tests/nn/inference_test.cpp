@@ -1,5 +1,5 @@
 // Evaluation: what generation computes step by step is what forward() computes at once, normalisations within
-// convolutions change nothing, and streams of their own of a backend see the same weights. On the device of
+// convolutions change nothing, and the streams of a backend see the same weights. On the device of
 // make_gradient_backend().
 #include <thread>
 

@@ -319,7 +319,7 @@ TEST_F(Misuse, ATapeOnAnotherBackend) {
   const auto other = make_cpu_backend(1);
   Tape elsewhere(*other);
   EXPECT_THAT(refusal_of([&] { layer->forward(elsewhere, elsewhere.input(x)); }), HasSubstr("another one"));
-  elsewhere.set_recording(false);  // on the same device, to read them is right: that is what streams of their own do
+  elsewhere.set_recording(false);  // on the same device, to read them is right: that is what streams do
   EXPECT_NO_THROW(layer->forward(elsewhere, elsewhere.input(x)));
 }
 

@@ -1,4 +1,4 @@
-// Packed weights that several backends share, and kernels that streams of their own run on few rows.
+// Packed weights that several backends share, and kernels that streams run on few rows.
 #include "nn/ops/cpu/packed_weights.h"
 
 #include <gtest/gtest.h>

@@ -36,7 +36,7 @@ struct StreamsResult {
 };
 
 /// Runs all jobs on so many threads and prints what comes of them to stdout, in their order, as it comes. Each thread
-/// has a stream of its own of `backend` (on the CPU with one compute thread, and bound to its share of the cores that
+/// has a stream of `backend` (on the CPU with one compute thread, and bound to its share of the cores that
 /// the calling thread may use) and a worker of its own, which `make_worker` makes on that thread. Few jobs more than
 /// there are streams are under way at a time. Throws what a worker has thrown, IoError where stdout takes no more, and
 /// InterruptedError where a stop has been asked for; all threads have ended by then.

@@ -86,7 +86,7 @@ class CpuBackend final : public Backend {
   int threads_;
   cpu::ThreadSpreader spreader_;
   std::shared_ptr<cpu::PackedWeights> for_streams_ = std::make_shared<cpu::PackedWeights>();
-  std::shared_ptr<cpu::PackedWeights> shared_;  // with the streams of their own; nullptr: this one packs for itself
+  std::shared_ptr<cpu::PackedWeights> shared_;  // with the other streams; nullptr: this one packs for itself
   CachingAllocator allocator_;
   cpu::OneDnn onednn_;
   std::unique_ptr<PointwiseKernels> pointwise_ = cpu::make_pointwise_kernels();

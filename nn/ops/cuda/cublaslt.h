@@ -59,7 +59,7 @@ struct ProductOptions {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   bool accumulate = false;  // d += …
   bool tf32 = false;
-  // From one column's saved_preactivation to the next one's: bits, a multiple of 128, or for GELU elements, a multiple
+  // From what is kept of one column to that of the next: bits, a multiple of 128, or for GELU elements, a multiple
   // of 8.
   std::int64_t saved_preactivation_pitch = 0;
 };
