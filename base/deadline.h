@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <ctime>
 
 namespace lockstep {
 
@@ -18,6 +19,12 @@ inline Clock::duration duration_of(double seconds) {
   constexpr double kMost = 1e9;
   const double bounded = seconds > 0 ? (seconds < kMost ? seconds : kMost) : 0;
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+/// For system calls that take a time. `duration` is at least zero.
+inline timespec timespec_of(Clock::duration duration) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+  return {static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
 }
 
 class Deadline {

@@ -88,8 +88,7 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
     if (channel_ && !idle()) channel_->listen_to(entries_to_poll_);
     const std::size_t links = entries_to_poll_.size();
     entries_to_poll_.push_back({sync_.wakeup_fd(), POLLIN, 0});
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
-    const timespec nap{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+    const timespec nap = timespec_of(at_most);
     if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
       channel_->found(entries_to_poll_.data());
   }

@@ -27,7 +27,7 @@ struct HostMeeting {
   int local = 0;     // this rank's number on it
   int channels = 1;  // as many as the smallest host has ranks
   Peers peers;
-  Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks behind it
+  Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks after it
   WakeupPipes pipes;
   std::vector<Link> links;  // to the ranks of the same channel, in the order of their hosts; none without a channel
   HostTuning tuning = {};

@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "comm/agree.h"
 #include "comm/failure.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
@@ -85,7 +86,7 @@ ProgressExchange::Answers ProgressExchange::ask(const RankProgress& mine, Deadli
   return answers;
 }
 
-int first_behind(const ProgressExchange::Answers& answers, std::uint64_t sequence) {
+int first_late(const ProgressExchange::Answers& answers, std::uint64_t sequence) {
   for (std::size_t rank = 0; rank < answers.all.size(); ++rank)
     if (answers.all[rank].issued < sequence) return static_cast<int>(rank);
   return -1;
@@ -93,20 +94,12 @@ int first_behind(const ProgressExchange::Answers& answers, std::uint64_t sequenc
 
 std::string waiting_text(const ProgressExchange::Answers& answers, std::uint64_t sequence) {
   if (answers.all.empty()) return fmt::format("; asked where they are: {}", text_of(answers.silence));
-  constexpr std::size_t kNamed = 8;
-  std::vector<std::string> behind;
-  std::size_t more = 0;
-  for (std::size_t rank = 0; rank < answers.all.size(); ++rank) {
-    const RankProgress& there = answers.all[rank];
-    if (there.issued >= sequence) continue;
-    if (behind.size() < kNamed)
-      behind.push_back(
+  std::vector<std::string> late;
+  for (std::size_t rank = 0; rank < answers.all.size(); ++rank)
+    if (const RankProgress& there = answers.all[rank]; there.issued < sequence)
+      late.push_back(
           fmt::format("rank {}, which has issued {} and completed {} operations", rank, there.issued, there.completed));
-    else
-      ++more;
-  }
-  if (more > 0) behind.push_back(fmt::format("{} more", more));
-  if (!behind.empty()) return fmt::format(" waiting for {}", join(behind, "; "));
+  if (!late.empty()) return fmt::format(" waiting for {}", first_names(late));
   return ", although every rank has issued it: a GPU or the network between them stands still";
 }
 

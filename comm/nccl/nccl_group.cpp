@@ -242,7 +242,7 @@ void NcclGroup::check_in_step() {
   });
 }
 
-/// Where the completion word is in the stream's order: behind the operation, before the entry; so that a capture in
+/// Where the completion word is in the stream's order: after the operation, before the entry; so that a capture in
 /// which the entry is waited for has no end that hangs loose.
 void NcclGroup::give(const Op& op) {
   ready_.record(native(producer_));
@@ -359,12 +359,12 @@ void NcclGroup::check_processes() {
 void NcclGroup::time_out(const Op& op, double waited_seconds) {
   const auto answers = progress_exchange_->ask({.issued = last_issued(), .completed = op_log_.completed()},
                                                Deadline::after(patience_of(timeout())));
-  const int behind = first_behind(answers, op.sequence);
-  if (behind >= 0 && behind != rank()) report_missing_ranks({&behind, 1});
+  const int late = first_late(answers, op.sequence);
+  if (late >= 0 && late != rank()) report_missing_ranks({&late, 1});
   throw TimeoutError(
       fmt::format("{} timed out after {:.3g} s{}", describe(op), waited_seconds, waiting_text(answers, op.sequence)),
-      behind < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")
-                 : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", behind));
+      late < 0 ? std::string("look at the logs of all ranks; if they are only slow, raise --timeout-seconds")
+               : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", late));
 }
 
 std::vector<OpTime> NcclGroup::device_times(const CudaEvent& origin) {

@@ -25,7 +25,7 @@ std::uint64_t OpLog::in_the_way_of(std::uint64_t count) const {
 }
 
 void OpLog::launch(const Op& op) {
-  LOCKSTEP_ASSERT(op.sequence == launched_ + 1, "operation #{} behind #{}", op.sequence, launched_);
+  LOCKSTEP_ASSERT(op.sequence == launched_ + 1, "operation #{} after #{}", op.sequence, launched_);
   if (!any_under_way()) progress_ = Clock::now();
   launched_ = op.sequence;
   history_ = digest(op, history_);

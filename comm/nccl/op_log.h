@@ -85,7 +85,7 @@ class EventRing {
 };
 
 /// Note [Completion word]
-/// A number in host memory that the stream itself counts up, with a kernel of one thread behind every operation. The
+/// A number in host memory that the stream itself counts up, with a kernel of one thread after every operation. The
 /// host reads it where it likes and as often: that costs a load and asks nothing of CUDA, so it works during captures,
 /// and it counts on when the operations are repeated by a CUDA graph, of which the host sees no events. What it cannot
 /// see is an operation that failed: whoever waits asks the stream too.

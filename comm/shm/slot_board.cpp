@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 
 namespace lockstep::comm {
 
@@ -81,8 +80,7 @@ std::uint32_t SlotBoard::announce_sleep() const {
 }
 
 void SlotBoard::sleep(std::uint32_t ticket, Clock::duration at_most) const {
-  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
-  const timespec timeout{static_cast<std::time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  const timespec timeout = timespec_of(at_most);
   ::syscall(SYS_futex, &control(local_).wakeups, FUTEX_WAIT, ticket, &timeout, nullptr, 0);
 }
 

@@ -244,12 +244,12 @@ TEST(ProgressExchange, NamesThoseWhoAreBehind) {
   EXPECT_EQ(waiting_text(answers, 8),
             " waiting for rank 1, which has issued 5 and completed 5 operations; rank 3, which has issued 7 and "
             "completed 5 operations");
-  EXPECT_EQ(first_behind(answers, 8), 1);
-  EXPECT_EQ(first_behind(answers, 5), -1);
+  EXPECT_EQ(first_late(answers, 8), 1);
+  EXPECT_EQ(first_late(answers, 5), -1);
   EXPECT_THAT(waiting_text(answers, 5), HasSubstr("every rank has issued it"));
   answers = {{}, std::make_exception_ptr(TimeoutError("waiting for rank 2 (host b)"))};
   EXPECT_EQ(waiting_text(answers, 5), "; asked where they are: waiting for rank 2 (host b)");
-  EXPECT_EQ(first_behind(answers, 5), -1);
+  EXPECT_EQ(first_late(answers, 5), -1);
 }
 
 }  // namespace
