@@ -68,23 +68,25 @@ template const double& Settings::get(const std::string&) const;
 template const std::vector<std::int64_t>& Settings::get(const std::string&) const;
 template const std::vector<double>& Settings::get(const std::string&) const;
 
-std::optional<SettingComplaint> complaint_about(const SettingSpec& spec, const SettingValue& value) {
+std::optional<Complaint> complaint_about(const SettingSpec& spec, const SettingValue& value) {
   if (value.any().index() != spec.fallback.any().index())
-    return SettingComplaint{fmt::format("{} is {}", to_string(value), kind_of(value)),
-                            fmt::format("give {}", kind_of(spec.fallback))};
-  const auto check = [&](const auto& number) -> std::optional<SettingComplaint> {
+    return Complaint{fmt::format("{} is {}", to_string(value), kind_of(value)),
+                     fmt::format("give {}", kind_of(spec.fallback))};
+  const auto check = [&](const auto& number) -> std::optional<Complaint> {
     if (in_range(spec, static_cast<double>(number))) return std::nullopt;
-    return SettingComplaint{fmt::format("{} is out of range", number), fmt::format("give {}", range_of(spec))};
+    return Complaint{fmt::format("{} is out of range", number), fmt::format("give {}", range_of(spec))};
   };
-  const auto check_all = [&](const auto& list) -> std::optional<SettingComplaint> {
+  const auto check_all = [&](const auto& list) -> std::optional<Complaint> {
     if (list.size() < spec.least_many || list.size() > spec.most_many)
-      return SettingComplaint{fmt::format("{} is a list of {}", to_string(value), list.size()),
-                              fmt::format("give {} to {} numbers", spec.least_many, spec.most_many)};
+      return Complaint{fmt::format("{} is a list of {}", to_string(value), list.size()),
+                       spec.least_many == spec.most_many
+                           ? fmt::format("give {} numbers, with commas between", spec.most_many)
+                           : fmt::format("give {} to {} numbers", spec.least_many, spec.most_many)};
     for (const auto& number : list)
       if (auto complaint = check(number)) return complaint;
     return std::nullopt;
   };
-  return std::visit(Overloaded{[](bool) { return std::optional<SettingComplaint>(); },
+  return std::visit(Overloaded{[](bool) { return std::optional<Complaint>(); },
                                [&](const std::vector<std::int64_t>& all) { return check_all(all); },
                                [&](const std::vector<double>& all) { return check_all(all); },
                                [&](const auto& number) { return check(number); }},

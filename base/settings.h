@@ -48,7 +48,6 @@ class Settings {
   Settings(std::initializer_list<std::pair<const std::string, SettingValue>> values) : values_(values) {}
 
   void set(const std::string& name, SettingValue value) { values_.insert_or_assign(name, std::move(value)); }
-  void erase(const std::string& name) { values_.erase(name); }
   bool has(const std::string& name) const { return values_.contains(name); }
   /// nullptr: there is none.
   const SettingValue* find(const std::string& name) const;
@@ -109,11 +108,15 @@ struct SettingSpec {
   bool is_flag = true;  // false: only files say it
 };
 
-/// What is wrong with `value` for this setting, and what would be right; nothing: it is within the ranges.
-struct SettingComplaint {
-  std::string what, remedy;
+/// What is wrong with a value ("not a number") and what would be right ("give a finite number"). Whoever knows where
+/// the value stood makes an error of it.
+struct Complaint {
+  std::string what;
+  std::string remedy;
 };
-std::optional<SettingComplaint> complaint_about(const SettingSpec& spec, const SettingValue& value);
+
+/// Nothing: `value` is of this setting's kind and within its ranges.
+std::optional<Complaint> complaint_about(const SettingSpec& spec, const SettingValue& value);
 /// Whether `value`, which may have no effect where it is given, asks for nothing.
 bool asks_for_nothing(const SettingSpec& spec, const SettingValue& value);
 

@@ -9,14 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/settings.h"
+
 namespace lockstep::options {
 
-/// What is wrong with a value ("not a number") and what would be right ("give a finite number"). Whoever knows where
-/// the value stood makes an error of it.
-struct Complaint {
-  std::string what;
-  std::string remedy;
-};
+using lockstep::Complaint;
 
 /// Parses one value and stores it; says what is wrong, or nothing.
 using Setter = std::function<std::optional<Complaint>(const std::string& value)>;

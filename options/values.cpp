@@ -63,31 +63,6 @@ Binding choice_of_names(std::string& target, std::vector<std::string> names) {
           [&target] { return !target.empty(); }};
 }
 
-Binding number_pair(std::pair<double, double>& target, Range range) {
-  return [&target, range](const std::string& text) -> std::optional<Complaint> {
-    const auto pieces = split(text, ',');
-    if (pieces.size() != 2) return Complaint{"not a pair", "give two numbers with a comma between, such as 0.9,0.999"};
-    std::pair<double, double> parsed;
-    if (auto complaint = parse_number(trim(pieces[0]), range, parsed.first)) return complaint;
-    if (auto complaint = parse_number(trim(pieces[1]), range, parsed.second)) return complaint;
-    target = parsed;
-    return std::nullopt;
-  };
-}
-
-Binding integers(std::vector<int>& target, int low, int high) {
-  return [&target, low, high](const std::string& text) -> std::optional<Complaint> {
-    std::vector<int> parsed;
-    for (const auto& piece : split(text, ',')) {
-      std::int64_t value = 0;
-      if (auto complaint = parse_integer(trim(piece), low, high, value)) return complaint;
-      parsed.push_back(static_cast<int>(value));
-    }
-    target = std::move(parsed);
-    return std::nullopt;
-  };
-}
-
 namespace {
 
 template <class Target>
@@ -115,47 +90,26 @@ Binding text_into(Target& target, std::string (*text)(const Target& target)) {
           [&target] { return is_asked(target); }};
 }
 
-/// What a text says that is to be of the kind that `fallback` has.
-std::optional<Complaint> parse_setting(const std::string& text, const SettingValue& fallback,
-                                       std::optional<SettingValue>& value) {
-  const auto& kind = fallback.any();
-  bool flag = false;
-  std::int64_t whole = 0;
-  double number = 0;
-  if (std::holds_alternative<bool>(kind)) {
-    if (auto complaint = parse_bool(text, flag)) return complaint;
-    value = flag;
-  } else if (std::holds_alternative<std::int64_t>(kind)) {
-    if (auto complaint = parse_integer(text, std::numeric_limits<std::int64_t>::min(), kMost, whole)) return complaint;
-    value = whole;
-  } else if (std::holds_alternative<double>(kind)) {
-    constexpr double kLargest = std::numeric_limits<double>::max();
-    if (auto complaint = parse_number(text, {.low = -kLargest, .high = kLargest}, number)) return complaint;
-    value = number;
-  } else {
-    std::vector<std::int64_t> all;
-    std::vector<double> numbers;
-    const bool are_whole = std::holds_alternative<std::vector<std::int64_t>>(kind);
-    for (const auto& piece : split(text, ',')) {
-      const auto parsed = are_whole ? std::optional<double>() : parse_double(trim(piece));
-      const auto parsed_whole = are_whole ? parse_int(trim(piece)) : std::nullopt;
-      if (!parsed && !parsed_whole)
-        return Complaint{fmt::format("'{}' is no {}number", trim(piece), are_whole ? "whole " : ""),
-                         "give numbers with commas between"};
-      if (are_whole)
-        all.push_back(*parsed_whole);
-      else
-        numbers.push_back(*parsed);
-    }
-    value = are_whole ? SettingValue(all) : SettingValue(numbers);
-  }
-  return std::nullopt;
+// A text as a value of each kind that a setting may have.
+
+std::optional<Complaint> parse_value(std::string_view text, const SettingSpec&, bool& value) {
+  return parse_bool(text, value);
 }
 
-std::optional<Complaint> checked(const SettingSpec& spec, const SettingValue& value) {
-  const auto complaint = complaint_about(spec, value);
-  if (!complaint) return std::nullopt;
-  return Complaint{complaint->what, complaint->remedy};
+std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::int64_t& value) {
+  const std::int64_t high = spec.high < SettingSpec::kMost ? static_cast<std::int64_t>(spec.high) : kMost;
+  return parse_integer(text, static_cast<std::int64_t>(spec.low), high, value);
+}
+
+std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, double& value) {
+  return parse_number(text, {.low = spec.low, .high = spec.high, .open_low = spec.open_low}, value);
+}
+
+template <class T>
+std::optional<Complaint> parse_value(std::string_view text, const SettingSpec& spec, std::vector<T>& values) {
+  for (const auto& piece : split(text, ','))
+    if (auto complaint = parse_value(trim(piece), spec, values.emplace_back())) return complaint;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -171,22 +125,21 @@ Binding text(std::optional<std::string>& target) {
 }
 
 Binding setting(Settings& target, const SettingSpec& spec) {
-  return {[&target, spec](const std::string& text) -> std::optional<Complaint> {
-            std::optional<SettingValue> value;
-            if (auto complaint = parse_setting(text, spec.fallback, value)) return complaint;
-            if (auto complaint = checked(spec, *value)) return complaint;
-            target.set(spec.name, *value);
-            return std::nullopt;
+  const auto given = [&target, name = spec.name] { return target.find(name); };
+  return {[&target, spec](const std::string& text) {
+            return std::visit(
+                [&]<class T>(const T&) -> std::optional<Complaint> {
+                  T value{};
+                  if (auto complaint = parse_value(text, spec, value)) return complaint;
+                  if (auto complaint = complaint_about(spec, value)) return complaint;
+                  target.set(spec.name, std::move(value));
+                  return std::nullopt;
+                },
+                spec.fallback.any());
           },
-          [&target, spec] { return to_string(target.has(spec.name) ? *target.find(spec.name) : spec.fallback); },
-          [&target, spec]() -> std::optional<Complaint> {
-            const SettingValue* const value = target.find(spec.name);
-            return value != nullptr ? checked(spec, *value) : std::nullopt;
-          },
-          [&target, spec] {
-            const SettingValue* const value = target.find(spec.name);
-            return value != nullptr && !asks_for_nothing(spec, *value);
-          }};
+          [given, spec] { return to_string(given() != nullptr ? *given() : spec.fallback); },
+          [given, spec] { return given() != nullptr ? complaint_about(spec, *given()) : std::nullopt; },
+          [given, spec] { return given() != nullptr && !asks_for_nothing(spec, *given()); }};
 }
 
 }  // namespace lockstep::options

@@ -148,10 +148,6 @@ Binding choice(Enum& target, std::vector<std::pair<std::string, Enum>> choices) 
 
 /// One of the names; empty: none.
 Binding choice_of_names(std::string& target, std::vector<std::string> names);
-/// Two numbers "0.9,0.999", each within `range`.
-Binding number_pair(std::pair<double, double>& target, Range range);
-/// Integers from `low` to `high`, separated by commas.
-Binding integers(std::vector<int>& target, int low, int high);
 Binding boolean(bool& target);
 Binding boolean(std::optional<bool>& target);
 Binding text(std::string& target);

@@ -1,5 +1,7 @@
 // Settings that families declare (base/settings.h), as options: of models, data sets, optimizers and schedules.
 #include <algorithm>
+#include <functional>
+#include <iterator>
 
 #include "base/text.h"
 #include "data/open.h"
@@ -40,47 +42,42 @@ std::vector<Declared> declared_by_models(bool (*wanted)(const SettingSpec& spec)
   return all;
 }
 
-template <class Families>
-std::vector<Declared> declared_by(const Families& families, bool (*wanted)(const SettingSpec& spec)) {
+template <class Family>
+std::vector<Declared> declared_by(const std::vector<const Family*>& families, bool (*wanted)(const SettingSpec& spec)) {
   std::vector<Declared> all;
-  for (const auto& each : families) {
-    const auto& family = [&]() -> const auto& {
-      if constexpr (std::is_pointer_v<std::decay_t<decltype(each)>>)
-        return *each;
-      else
-        return each;
-    }
-    ();
-    for (const auto& spec : family.settings)
-      if (wanted(spec)) all.push_back({.label = family.name, .title = family.name, .name = family.name, .spec = spec});
-  }
+  for (const auto* family : families)
+    for (const auto& spec : family->settings)
+      if (wanted(spec))
+        all.push_back({.label = family->name, .title = family->name, .name = family->name, .spec = spec});
   return all;
 }
 
-std::vector<std::string> once(std::vector<std::string> all) {
-  std::vector<std::string> kept;
-  for (auto& each : all)
-    if (std::ranges::find(kept, each) == kept.end()) kept.push_back(std::move(each));
-  return kept;
+/// What `text_of` says of each, once.
+template <class TextOf>
+std::vector<std::string> texts_of(const std::vector<Declared>& all, const TextOf& text_of) {
+  std::vector<std::string> texts;
+  for (const auto& each : all)
+    if (const std::string& text = std::invoke(text_of, each); std::ranges::find(texts, text) == texts.end())
+      texts.push_back(text);
+  return texts;
 }
 
-template <class Member>
-std::vector<std::string> all_of(const std::vector<Declared>& same, Member Declared::*member) {
-  std::vector<std::string> all;
-  for (const auto& each : same) all.push_back(each.*member);
-  return once(std::move(all));
+std::vector<Declared> those_with(const std::vector<Declared>& all, const std::string SettingSpec::*member,
+                                 const std::string& text) {
+  std::vector<Declared> those;
+  std::ranges::copy_if(all, std::back_inserter(those), [&](const auto& each) { return each.spec.*member == text; });
+  return those;
 }
+
+const std::string& name_of_setting(const Declared& declared) { return declared.spec.name; }
+const std::string& help_of_setting(const Declared& declared) { return declared.spec.help; }
 
 /// "gpt: blocks; lstm: layers", or "gpt, lstm: features".
 std::string help_of(const std::vector<Declared>& same) {
-  std::vector<std::string> helps, parts;
-  for (const auto& each : same) helps.push_back(each.spec.help);
-  for (const auto& help : once(helps)) {
-    std::vector<std::string> labels;
-    for (const auto& each : same)
-      if (each.spec.help == help) labels.push_back(each.label);
-    parts.push_back(fmt::format("{}: {}", join(once(labels), ", "), help));
-  }
+  std::vector<std::string> parts;
+  for (const auto& help : texts_of(same, help_of_setting))
+    parts.push_back(fmt::format(
+        "{}: {}", join(texts_of(those_with(same, &SettingSpec::help, help), &Declared::label), ", "), help));
   return join(parts, "; ");
 }
 
@@ -109,16 +106,11 @@ OptionKind kind_of(const SettingSpec& spec) {
 template <class Unless>
 void add_settings(OptionTable& table, Settings& target, const std::vector<Declared>& declared,
                   const std::string& default_text, const Unless& unless, const std::string& flag = {}) {
-  for (const auto& name : [&] {
-         std::vector<std::string> names;
-         for (const auto& each : declared) names.push_back(each.spec.name);
-         return once(std::move(names));
-       }()) {
-    std::vector<Declared> same;
-    std::ranges::copy_if(declared, std::back_inserter(same), [&](const auto& each) { return each.spec.name == name; });
+  for (const auto& name : texts_of(declared, name_of_setting)) {
+    const auto same = those_with(declared, &SettingSpec::name, name);
     const SettingSpec& spec = same.front().spec;
     const OptionKind kind = kind_of(spec);
-    std::string to = flag + listed(all_of(same, &Declared::title));
+    std::string to = flag + listed(texts_of(same, &Declared::title));
     if (spec.need.what != nullptr) to += fmt::format(" with {}", spec.need.what);
     table.add({.name = name,
                .synonyms = spec.synonyms,

@@ -46,7 +46,7 @@ struct ScheduleFamily {
   double (*at)(double done, double lr, const Settings& settings) = nullptr;
 };
 
-const std::vector<ScheduleFamily>& schedule_families();
+const std::vector<const ScheduleFamily*>& schedule_families();
 /// Throws UsageError for another name, with the nearest right one.
 const ScheduleFamily& schedule_family(const std::string& name);
 std::vector<std::string> schedule_names();

@@ -32,24 +32,29 @@ double step(double done, double lr, const Settings& settings) {
 
 }  // namespace
 
-const std::vector<ScheduleFamily>& schedule_families() {
-  static const std::vector<ScheduleFamily> families = {
+const std::vector<const ScheduleFamily*>& schedule_families() {
+  static const ScheduleFamily rows[] = {
       {.name = "constant", .at = constant},
       {.name = "cosine", .settings = {min_lr()}, .at = cosine},
       {.name = "step", .settings = {min_lr()}, .at = step},
   };
+  static const std::vector<const ScheduleFamily*> families = [] {
+    std::vector<const ScheduleFamily*> all;
+    for (const auto& row : rows) all.push_back(&row);
+    return all;
+  }();
   return families;
 }
 
 std::vector<std::string> schedule_names() {
   std::vector<std::string> names;
-  for (const auto& family : schedule_families()) names.push_back(family.name);
+  for (const auto* family : schedule_families()) names.push_back(family->name);
   return names;
 }
 
 const ScheduleFamily& schedule_family(const std::string& name) {
-  for (const auto& family : schedule_families())
-    if (family.name == name) return family;
+  for (const auto* family : schedule_families())
+    if (family->name == name) return *family;
   throw_unknown("schedule", name, schedule_names());
 }
 

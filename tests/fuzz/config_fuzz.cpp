@@ -11,18 +11,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     int batch = 0;
     double lr = 0;
     bool quiet = false;
-    std::vector<int> hidden;
-    std::pair<double, double> betas;
+    lockstep::Settings settings;
+    const lockstep::SettingSpec hidden = {.name = "hidden", .fallback = {3}, .help = "", .low = 1, .high = 99};
+    const lockstep::SettingSpec betas = {
+        .name = "betas", .fallback = {0.9, 0.999}, .help = "", .least_many = 2, .most_many = 2};
     OptionTable table("train", "Trains.");
     table.add({.name = "data", .placeholder = "DATA", .value = lockstep::options::text(word)});
     table.add({.name = "batch", .synonyms = {"b"}, .placeholder = "B", .value = integer(batch, 1, 1000)});
     table.add({.name = "lr", .placeholder = "X", .value = number(lr, {})});
     table.add({.name = "quiet", .kind = OptionKind::kFlag, .value = boolean(quiet)});
-    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .value = integers(hidden, 1, 99)});
+    table.add({.name = "hidden", .kind = OptionKind::kList, .placeholder = "N,…", .value = setting(settings, hidden)});
     table.add({.name = "betas",
                .kind = OptionKind::kList,
                .placeholder = "A,B",
-               .value = number_pair(betas, {}),
+               .value = setting(settings, betas),
                .applies = {.to = "others", .unless = [&]() -> std::optional<std::string> {
                              if (lr > 1) return "this is another";
                              return std::nullopt;

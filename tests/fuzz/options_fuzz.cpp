@@ -31,7 +31,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string word, model;
     int batch = 0;
     bool quiet = false;
-    std::vector<int> hidden;
+    lockstep::Settings settings;
+    const lockstep::SettingSpec hidden = {.name = "hidden", .fallback = {3}, .help = "", .low = 1, .high = 99};
     OptionTable table("train", "Trains.");
     table.positional({"MODEL", "a model", lockstep::options::text(model)});
     table.add({.name = "data", .placeholder = "DATA", .value = lockstep::options::text(word)});
@@ -40,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     table.add({.name = "hidden",
                .kind = OptionKind::kList,
                .placeholder = "N,…",
-               .value = integers(hidden, 1, 99),
+               .value = setting(settings, hidden),
                .applies = {.to = "others",
                            .unless = [&]() -> std::optional<std::string> {
                              if (batch > 1) return "this is another";

@@ -19,11 +19,19 @@ struct Example {
   int ranks = 0;
   double lr = 0.5;
   std::string optimizer = "adamw";
-  std::vector<int> hidden;
-  std::pair<double, double> betas = {0.9, 0.999};
+  Settings settings = {{"betas", {0.9, 0.999}}};
   bool quiet = false;
   int seed = 0;
 };
+
+/// Two numbers from 0 to 1: "betas".
+inline SettingSpec pair_of_numbers() {
+  return {.name = "betas", .fallback = {0.9, 0.999}, .help = "", .high = 1, .least_many = 2, .most_many = 2};
+}
+/// "hidden".
+inline SettingSpec whole_numbers(double low, double high) {
+  return {.name = "hidden", .fallback = {3}, .help = "", .low = low, .high = high};
+}
 
 /// `example` must outlive the table.
 inline OptionTable example_table(Example& example, bool takes_program = true) {
@@ -61,11 +69,11 @@ inline OptionTable example_table(Example& example, bool takes_program = true) {
   table.add({.name = "betas",
              .kind = OptionKind::kList,
              .placeholder = "A,B",
-             .value = number_pair(example.betas, {.low = 0, .high = 1})});
+             .value = setting(example.settings, pair_of_numbers())});
   table.add({.name = "hidden",
              .kind = OptionKind::kList,
              .placeholder = "N,N,…",
-             .value = integers(example.hidden, 1, 5000)});
+             .value = setting(example.settings, whole_numbers(1, 5000))});
   table.add({.name = "data", .placeholder = "DATA", .value = text(example.data)});
   table.add({.name = "save", .placeholder = "FILE", .value = text(example.save)});
   table.add(

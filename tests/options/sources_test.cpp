@@ -100,8 +100,8 @@ TEST_F(OptionSources, TomlTypes) {
   EXPECT_EQ(example_.lr, 1e-3);
   EXPECT_TRUE(example_.quiet);
   EXPECT_EQ(example_.optimizer, "sgd");
-  EXPECT_EQ(example_.betas, std::pair(0.8, 0.9));
-  EXPECT_THAT(example_.hidden, ElementsAre(5, 6));
+  EXPECT_THAT(example_.settings.numbers("betas"), ElementsAre(0.8, 0.9));
+  EXPECT_THAT(example_.settings.integers("hidden"), ElementsAre(5, 6));
   EXPECT_EQ(example_.steps, 10);
 }
 
@@ -123,7 +123,7 @@ TEST_F(OptionSources, OnlyWhatIsRepeatableAppends) {
   EXPECT_THAT(complaint({"--hidden", "1,2", "--hidden=3"}),
               AllOf(HasSubstr("--hidden is given twice on the command line, as 1,2 and 3"), HasSubstr("one list")));
   parse({"--hidden", "1,2", "--config", config("hidden = [9]")});
-  EXPECT_THAT(example_.hidden, ElementsAre(1, 2));
+  EXPECT_THAT(example_.settings.integers("hidden"), ElementsAre(1, 2));
 }
 
 TEST_F(OptionSources, AListInAFileIsForWhatTakesLists) {

@@ -2,12 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/options/example_table.h"
+
 namespace lockstep::options {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Pair;
 
 TEST(Integer, TakesItsRangeAndNothingElse) {
   int value = 7;
@@ -52,26 +53,41 @@ TEST(Number, ClosedRangeTakesItsEnds) {
   EXPECT_TRUE(number(value, {}).set("-1e-9"));
 }
 
-TEST(NumberPair, NeedsTwoGoodNumbers) {
-  std::pair<double, double> value = {1, 2};
-  const Setter set = number_pair(value, {.low = 0, .high = 1}).set;
+TEST(Setting, OfTwoNumbersNeedsTwoGoodOnes) {
+  Settings value = {{"betas", {1.0, 2.0}}};
+  const Setter set = setting(value, pair_of_numbers()).set;
   for (const char* bad : {"", "0.9", "0.9,", ",0.9", "0.9,0.9,0.9", "0.9,2", "a,b"}) {
     EXPECT_TRUE(set(bad)) << bad;
-    EXPECT_THAT(value, Pair(1, 2)) << bad;
+    EXPECT_THAT(value.numbers("betas"), ElementsAre(1, 2)) << bad;
   }
   EXPECT_FALSE(set("0.9, 0.95"));
-  EXPECT_THAT(value, Pair(0.9, 0.95));
+  EXPECT_THAT(value.numbers("betas"), ElementsAre(0.9, 0.95));
 }
 
-TEST(Integers, AreAllChecked) {
-  std::vector<int> value = {3};
-  const Setter set = integers(value, 1, 100).set;
+TEST(Setting, OfWholeNumbersChecksAll) {
+  Settings value = {{"hidden", {3}}};
+  const Setter set = setting(value, whole_numbers(1, 100)).set;
   for (const char* bad : {"", "5,", "5,,6", "5,101", "5 6"}) {
     EXPECT_TRUE(set(bad)) << bad;
-    EXPECT_THAT(value, ElementsAre(3)) << bad;
+    EXPECT_THAT(value.integers("hidden"), ElementsAre(3)) << bad;
   }
   EXPECT_FALSE(set("5,6"));
-  EXPECT_THAT(value, ElementsAre(5, 6));
+  EXPECT_THAT(value.integers("hidden"), ElementsAre(5, 6));
+}
+
+TEST(Setting, NamesItsRange) {
+  Settings value;
+  const SettingSpec size = {.name = "layers", .fallback = 4, .help = "", .low = 1, .high = 100};
+  for (const char* bad : {"", "x", "0", "101", "1.5"})
+    EXPECT_EQ(setting(value, size).set(bad)->remedy, "give an integer from 1 to 100") << bad;
+  const SettingSpec share = {.name = "dropout", .fallback = 0.0, .help = "", .high = 1, .open_high = true};
+  for (const char* bad : {"1", "1.5", "-0.1", "nan", "x"}) EXPECT_TRUE(setting(value, share).set(bad)) << bad;
+  EXPECT_TRUE(value.empty());
+  EXPECT_FALSE(setting(value, size).set("7"));
+  EXPECT_EQ(value.integer("layers"), 7);
+  EXPECT_FALSE(setting(value, size).check());
+  value.set("layers", 0);
+  EXPECT_TRUE(setting(value, size).check());
 }
 
 TEST(Choice, SuggestsTheNearest) {

@@ -35,9 +35,9 @@ TEST(DevicesTest, JsonIsOneObject) {
   const auto outcome = run(with_gpus("eight_gpus", "lockstep devices --json"), directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(lines_of(outcome.out).size(), 1u);
-  const auto json = json_in(outcome.out);
-  EXPECT_EQ(json["gpus"].size(), 8u);
-  EXPECT_GE(json["cpu"]["processors"], 1);
+  const auto document = json_in(outcome.out);
+  EXPECT_EQ(document["gpus"].size(), 8u);
+  EXPECT_GE(document["cpu"]["processors"], 1);
 }
 
 TEST(DevicesTest, TroubleIsAnAnswerAndNoError) {

@@ -19,9 +19,9 @@ using options::text;
 
 constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
 
-Applies applies_to(const char* what, const InferConfig& config, bool (*takes)(const InferConfig& config),
+Applies applies_to(std::string what, const InferConfig& config, bool (*takes)(const InferConfig& config),
                    std::string (*instead)(const InferConfig& config)) {
-  return {.to = what, .unless = [&config, takes, instead]() -> std::optional<std::string> {
+  return {.to = std::move(what), .unless = [&config, takes, instead]() -> std::optional<std::string> {
             if (takes(config)) return std::nullopt;
             return instead(config);
           }};
@@ -49,9 +49,9 @@ std::string no_draws(const InferConfig& config) {
 }
 
 Applies to_texts(const InferConfig& config) {
-  static const std::string what =
-      fmt::format("texts that {} go on with", nn::models_that([](const auto& family) { return family.takes_tokens; }));
-  return applies_to(what.c_str(), config, takes_prompts, instead);
+  return applies_to(
+      fmt::format("texts that {} go on with", nn::models_that([](const auto& family) { return family.takes_tokens; })),
+      config, takes_prompts, instead);
 }
 
 Applies to_images(const InferConfig& config) {
@@ -102,11 +102,10 @@ void add_input(OptionTable& table, InferConfig& config) {
              .default_text = "what the weights say, or numbers",
              .value = text(config.class_names),
              .applies = to_images(config)});
-  static const std::string sized =
-      fmt::format("images that {} classify", nn::models_that([](const auto& family) {
-                    return family.takes_images && !family.takes_tokens && !family.takes_vectors;
-                  }));
-  Applies sizes = applies_to(sized.c_str(), config, takes_image_sizes, instead);
+  const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
+                                          return family.takes_images && !family.takes_tokens && !family.takes_vectors;
+                                        }));
+  Applies sizes = applies_to(sized, config, takes_image_sizes, instead);
   sizes.forget = [&config] { config.image_size.reset(); };  // lockstep train has one for its data
   table.add({.name = "image-size",
              .placeholder = "N",
