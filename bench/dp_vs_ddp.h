@@ -49,9 +49,9 @@ std::optional<double> busy_ratio(const Way& way);
 std::string text_of(const DpVsDdpResult& result, Format format);
 
 /// Measures steps over one batch that stays, shared out over the devices either way: by one process
-/// (parallel::DataParallel) and by a process for each device (trainer::Replica). The two take turns, `rounds` times,
-/// each in processes of its own, so that neither finds the other's memory; medians over the rounds count, of memory the
-/// largest. Starts these processes itself: under a launcher it is a UsageError. Returns the exit code.
+/// (parallel::DataParallel) and by a process for each device (DistributedDataParallel). The two take turns, `rounds`
+/// times, each in processes of its own, so that neither finds the other's memory; medians over the rounds count, of
+/// memory the largest. Starts these processes itself: under a launcher it is a UsageError. Returns the exit code.
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal);
 
 /// One way's figures, in the process or the processes that compute so: the first one's text is a JSON object, that of

@@ -34,17 +34,17 @@ class Trainee {
                       data::LoaderOptions{.workers = 0, .memory = backend.staging_memory()});
     });
     comm::compare_manifests(group_, trainer::manifest_of(config, *model_, *splits_.train));
-    comm::ProcessGroup& gradients = session.gradients();
-    replica_.emplace(gradients, backend, *model_, trainer::bucket_limits(config, gradients));
     nn::Module& forwarded = data_parallel_ ? data_parallel_->module() : *model_;
-    auto step_options = trainer::step_options(config);
-    step_options.keep_inputs = true;
-    step_.emplace(backend, forwarded, *replica_, trainer::make_optimizer(config, replica_->parameters()),
+    ddp_.emplace(forwarded, session.gradients(), trainer::ddp_options(config));
+    const auto step_options = trainer::step_options(config);
+    step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
                   trainer::format_of(*splits_.train), step_options);
+    if (trainer::wants_graphs(config)) step_->set_graphs(&graphs_.emplace(backend, *ddp_, step_options.activations));
   }
 
   std::string run() {
     batch_ = &loader_->next();
+    inputs_ = step_->upload(*batch_);
     for (std::int64_t i = 0; i < options_.warmup_steps; ++i) run_step();
     std::optional<KernelShare> kernels;
     if (session_.device.kind == DeviceKind::kCuda) kernels.emplace(gpus());
@@ -88,7 +88,7 @@ class Trainee {
 
   void run_step() {
     throw_if_stopped("measuring");
-    step_->run(++steps_, *batch_, trainer::learning_rate_of(options_.train, group_.size()));
+    step_->run(++steps_, inputs_, batch_->plan, trainer::learning_rate_of(options_.train, group_.size()));
     while (step_->outcomes_waiting() > 0) finite_ = std::isfinite(step_->take_outcome().totals.loss) && finite_;
   }
 
@@ -98,8 +98,8 @@ class Trainee {
     // Nobody counts them, but they are known. Of a sum each rank takes its part from all others and gives all others
     // theirs (docs/collectives.md); buffers go from rank 0 to each of the others.
     const auto others = static_cast<std::uint64_t>(group_.size()) - 1;
-    const std::uint64_t summed = 2 * others * replica_->reducer().bytes() / (others + 1);
-    const std::uint64_t buffers = replica_->shared_buffer_bytes();
+    const std::uint64_t summed = 2 * others * ddp_->reducer().bytes() / (others + 1);
+    const std::uint64_t buffers = ddp_->buffer_bytes();
     const bool root = group_.rank() == 0;
     const auto steps = static_cast<std::uint64_t>(steps_);
     parallel::DeviceUse rank;
@@ -112,7 +112,7 @@ class Trainee {
   std::int64_t peak_bytes(std::size_t device) {
     nn::Backend& backend = data_parallel_ ? data_parallel_->backend(device) : *session_.backend;
     std::size_t bytes = backend.allocator().stats().peak_bytes_in_use;
-    if (device == 0) bytes += replica_->reducer().bytes() + replica_->shared_buffer_bytes();
+    if (device == 0) bytes += ddp_->reducer().bytes() + ddp_->buffer_bytes();
     return static_cast<std::int64_t>(bytes);
   }
 
@@ -140,8 +140,10 @@ class Trainee {
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<trainer::DataParallelModel> data_parallel_;
   std::optional<data::Loader> loader_;
-  std::optional<trainer::Replica> replica_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<trainer::StepGraphs> graphs_;
   std::optional<trainer::TrainingStep> step_;
+  trainer::Inputs inputs_;  // of all steps
   const data::Batch* batch_ = nullptr;
   std::int64_t steps_ = 0;
   bool finite_ = true;

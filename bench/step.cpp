@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -31,8 +32,8 @@ constexpr std::int64_t kLeastWarmUpOnGpu = 20;
 // Blocks of steps with communication, and as many without.
 constexpr std::int64_t kBlocks = 20;
 
-/// Kinds of steps: recordings of one are not used for another.
-enum Variant : int { kWith, kWithout, kTimeline };
+/// Kinds of steps: graphs of one are not used for another.
+enum Kind : std::size_t { kWith, kWithout, kTimeline };
 
 /// Seconds since this process was started, by the kernel's account (in hundredths).
 double process_age_s() {
@@ -84,11 +85,12 @@ class StepBenchmark {
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     comm::compare_manifests(group_, manifest);
-    replica_.emplace(muted_, backend, *model_, trainer::bucket_limits(config, muted_));
-    auto step_options = trainer::step_options(config);
-    step_options.keep_inputs = !options_.copy_batch;
-    step_.emplace(backend, *model_, *replica_, trainer::make_optimizer(config, replica_->parameters()),
+    ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
+    const auto step_options = trainer::step_options(config);
+    step_.emplace(backend, *ddp_, trainer::make_optimizer(config, ddp_->parameters()),
                   trainer::format_of(*splits_.train), step_options);
+    if (trainer::wants_graphs(config))
+      for (auto& graphs : graphs_) graphs.emplace(backend, *ddp_, step_options.activations);
   }
 
   /// Whether all losses so far were.
@@ -96,6 +98,7 @@ class StepBenchmark {
 
   StepResult run() {
     batch_ = &loader_->next();
+    if (!options_.copy_batch) inputs_ = step_->upload(*batch_);
     StepResult result;
     time_ms(kWith, 1);
     const std::vector<double> startup = {1e3 * process_age_s()};
@@ -111,7 +114,7 @@ class StepBenchmark {
  private:
   void measure(StepResult& result) {
     const std::int64_t block = on_gpu_ ? std::max<std::int64_t>(1, options_.steps / kBlocks) : 1;
-    const std::int64_t blocks = (options_.steps + block - 1) / block, replayed = step_->recorded().replayed();
+    const std::int64_t blocks = (options_.steps + block - 1) / block, replayed = replayed_steps();
     std::vector<double> with, without;
     for (std::int64_t i = 0; i < blocks; ++i) {
       with.push_back(time_ms(kWith, block));
@@ -128,8 +131,7 @@ class StepBenchmark {
     result.exposed_comm_ms = median(exposed);
     result.steps = blocks * block;
     result.steps_a_block = block;
-    result.replays_per_step =
-        static_cast<double>(step_->recorded().replayed() - replayed) / static_cast<double>(2 * result.steps);
+    result.replays_per_step = static_cast<double>(replayed_steps() - replayed) / static_cast<double>(2 * result.steps);
   }
 
   void describe(StepResult& result) {
@@ -146,19 +148,19 @@ class StepBenchmark {
     if (result.peak_tflops) result.mfu = 1e-9 * result.flops_per_step / result.step_ms / *result.peak_tflops;
     result.graphs = result.replays_per_step > 0;
     if (!result.graphs)
-      result.graphs_refused = config.graphs == false                 ? "--graphs no"
-                              : !step_->recorded().refusal().empty() ? step_->recorded().refusal()
-                                                                     : "this device records nothing";
+      result.graphs_refused = config.graphs == false ? "--graphs no"
+                              : !refusal().empty()   ? refusal()
+                                                     : "this device records nothing";
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     result.backend = session_.gradients().name();
     result.threads = session_.threads;
   }
 
   /// Of one of `steps` steps that are given to the device one behind the other, from its being idle to its being idle.
-  double time_ms(Variant variant, std::int64_t steps) {
+  double time_ms(Kind kind, std::int64_t steps) {
     throw_if_stopped("measuring");
-    muted_.mute(variant == kWithout);
-    step_->set_variant(variant);
+    muted_.mute(kind == kWithout);
+    step_->set_graphs(graphs_[kind] ? &*graphs_[kind] : nullptr);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < steps; ++i) run_step();
@@ -167,7 +169,11 @@ class StepBenchmark {
   }
 
   void run_step() {
-    step_->run(++steps_, *batch_, trainer::learning_rate_of(options_.train, group_.size()));
+    const double lr = trainer::learning_rate_of(options_.train, group_.size());
+    if (options_.copy_batch)
+      step_->run(++steps_, *batch_, lr);
+    else
+      step_->run(++steps_, inputs_, batch_->plan, lr);
     while (step_->outcome_due()) take_outcome();
   }
   void take_outcomes() {
@@ -179,10 +185,22 @@ class StepBenchmark {
     finite_ = finite_ && finite;
   }
 
+  std::int64_t replayed_steps() const {
+    std::int64_t steps = 0;
+    for (const auto& graphs : graphs_) steps += graphs ? graphs->replayed() : 0;
+    return steps;
+  }
+  /// Why steps are not captured; empty where they are.
+  std::string refusal() const {
+    for (const auto& graphs : graphs_)
+      if (graphs && !graphs->refusal().empty()) return graphs->refusal();
+    return "";
+  }
+
   /// Of a step that runs kernel by kernel: the first ones of their kind do.
   Timeline take_timeline() {
     time_ms(kTimeline, 1);
-    if (!on_gpu_) return timeline_of(replica_->reducer().timeline(), Clock::now());
+    if (!on_gpu_) return timeline_of(ddp_->reducer().timeline(), Clock::now());
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
     muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
     group_.barrier().wait_host();
@@ -202,8 +220,10 @@ class StepBenchmark {
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
   std::optional<data::Loader> loader_;
-  std::optional<trainer::Replica> replica_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::array<std::optional<trainer::StepGraphs>, 3> graphs_;  // by Kind
   std::optional<trainer::TrainingStep> step_;
+  trainer::Inputs inputs_;  // of all steps, unless each copies the batch
   const data::Batch* batch_ = nullptr;
   std::int64_t steps_ = 0;
   bool finite_ = true;

@@ -6,12 +6,13 @@
 #include <numeric>
 
 #include "base/text.h"
+#include "comm/agree.h"
 
 namespace lockstep::ddp {
 
-// The arena: [tail | bucket 0 | bucket 1 | … | end]. The tail and bucket 0 are one region, and so are the last bucket
-// and the end: neither costs a collective of its own. The end is f32: the number of unused slots of all ranks, then for
-// each slot how many ranks lack it.
+// The arena: [tail | bucket 0 | bucket 1 | … | counts]. Without a hook, the tail and bucket 0 are reduced as one
+// region, and so are the last bucket and the counts: neither costs a collective of its own. The counts are f32: the
+// number of unused slots of all ranks, then for each slot the number of ranks without it.
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
 static_assert(kTailBytes % comm::kArenaAlignment == 0);
@@ -30,13 +31,13 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed));
-  arena_ = group_.allocate(kTailBytes + plan_.bytes + end_bytes());
+  arena_ = group_.allocate(kTailBytes + plan_.bytes + counts_bytes());
   ready_order_.reserve(slots_.size());
   unused_.reserve(slots_.size());
   present_.reserve(slots_.size());
 }
 
-std::size_t Reducer::end_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }
+std::size_t Reducer::counts_bytes() const { return comm::align_up((1 + slots_.size()) * sizeof(float)); }
 
 void Reducer::lay_out(std::vector<std::size_t> order) {
   order_ = std::move(order);
@@ -64,12 +65,33 @@ comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
 
 comm::Region Reducer::region_of(std::size_t bucket) const {
   const auto& b = plan_.buckets[bucket];
+  if (hook_ != nullptr) return floats_at(kTailBytes + b.offset_bytes, b.bytes);
   const std::size_t lead = bucket == 0 ? kTailBytes : 0;
-  const std::size_t trail = bucket + 1 == plan_.buckets.size() ? end_bytes() : 0;
-  return {.arena = arena_.get(),
-          .offset_bytes = kTailBytes + b.offset_bytes - lead,
-          .count = (b.bytes + lead + trail) / size_of(b.dtype),
-          .dtype = b.dtype};
+  const std::size_t trail = bucket + 1 == plan_.buckets.size() ? counts_bytes() : 0;
+  return floats_at(kTailBytes + b.offset_bytes - lead, b.bytes + lead + trail);
+}
+
+GradBucket Reducer::bucket_for_hook(std::size_t bucket) const {
+  return {.index = bucket,
+          .step = step_,
+          .gradients = region_of(bucket),
+          .slots = plan_.buckets[bucket].slots,
+          .last = bucket + 1 == plan_.buckets.size()};
+}
+
+comm::Region Reducer::floats_at(std::size_t offset, std::size_t bytes) const {
+  return {.arena = arena_.get(), .offset_bytes = offset, .count = bytes / sizeof(float), .dtype = DType::kF32};
+}
+
+void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  comm::run_collectively(group_, [&] {
+    check_usage(hook != nullptr, "no communication hook is given",
+                "give one, or leave the call out: that is an allreduce");
+    check_usage(hook_ == nullptr && step_ == kNoStep, "a second communication hook, or one after the first step",
+                "register one hook before the first step");
+  });
+  comm::compare_manifests(group_, {{"communication hook", hook->name()}});
+  hook_ = std::move(hook);
 }
 
 void Reducer::begin_step(std::int64_t step) {
@@ -79,7 +101,7 @@ void Reducer::begin_step(std::int64_t step) {
   step_ = step;
   group_.set_step(step);
   group_.zero(bytes_at(0, kTailBytes));
-  group_.zero(bytes_at(kTailBytes + plan_.bytes, end_bytes()));
+  group_.zero(bytes_at(kTailBytes + plan_.bytes, counts_bytes()));
   std::fill(is_ready_.begin(), is_ready_.end(), false);
   for (std::size_t b = 0; b < plan_.buckets.size(); ++b) missing_[b] = plan_.buckets[b].slots.size();
   ready_order_.clear();
@@ -150,18 +172,46 @@ std::vector<float> Reducer::unused_counts() const {
 }
 
 // Note [Bucket order]
-// A bucket starts only when all before it have: ranks may finish their gradients in different orders, their
+// A bucket starts only when all earlier ones have: ranks may finish their gradients in different orders, their
 // collectives must not.
 void Reducer::start_full_buckets() {
   if (!may_start_) return;
   while (started_ < plan_.buckets.size() && missing_[started_] == 0) {
     if (started_ + 1 == plan_.buckets.size()) send_unused();
-    const auto region = region_of(started_);
-    timeline_.buckets[started_].bytes = region.bytes();
-    timeline_.buckets[started_].start = Clock::now();
-    works_[started_] = group_.all_reduce(region, comm::ReduceOp::kSum, static_cast<std::int32_t>(started_));
+    start_bucket(started_);
     ++started_;
   }
+}
+
+void Reducer::start_bucket(std::size_t bucket) {
+  const auto region = region_of(bucket);
+  timeline_.buckets[bucket].bytes = region.bytes();
+  timeline_.buckets[bucket].start = Clock::now();
+  const auto number = static_cast<std::int32_t>(bucket);
+  if (hook_ == nullptr) {
+    works_[bucket] = group_.all_reduce(region, comm::ReduceOp::kSum, number);
+    return;
+  }
+  if (bucket == 0) tail_work_ = group_.all_reduce(floats_at(0, kTailBytes), comm::ReduceOp::kSum, number);
+  works_[bucket] = region.count > 0 ? hook_->start(bucket_for_hook(bucket), group_) : comm::Work();
+  if (bucket + 1 == plan_.buckets.size())
+    counts_work_ = group_.all_reduce(floats_at(kTailBytes + plan_.bytes, counts_bytes()), comm::ReduceOp::kSum, number);
+}
+
+void Reducer::wait_for_bucket(std::size_t bucket, StreamView stream) {
+  const bool done_before = bucket < finished_;
+  const auto from = Clock::now();
+  if (!done_before) works_[bucket].wait(stream);
+  if (hook_ != nullptr) {
+    if (bucket == 0) tail_work_.wait(stream);
+    if (plan_.buckets[bucket].bytes > 0) hook_->finish(bucket_for_hook(bucket), stream);
+    if (bucket + 1 == plan_.buckets.size()) counts_work_.wait(stream);
+  }
+  if (done_before) return;
+  const auto now = Clock::now();
+  timeline_.buckets[bucket].end = works_[bucket].done() ? now : Clock::time_point{};
+  waited_ += now - from;
+  finished_ = bucket + 1;
 }
 
 void Reducer::note_finished() {
@@ -183,17 +233,8 @@ void Reducer::decide_rest() {
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   decide_rest();
   const std::size_t buckets = plan_.buckets.size();
-  const auto wait_for = [&](std::size_t b) {
-    if (b < finished_) return;
-    const auto from = Clock::now();
-    works_[b].wait(stream);
-    const auto now = Clock::now();
-    timeline_.buckets[b].end = works_[b].done() ? now : Clock::time_point{};
-    waited_ += now - from;
-    finished_ = b + 1;
-  };
   if (options_.find_unused) {
-    for (std::size_t b = 0; b < buckets; ++b) wait_for(b);
+    for (std::size_t b = 0; b < buckets; ++b) wait_for_bucket(b, stream);
     const auto counts = unused_counts();
     const auto everybody = static_cast<float>(group_.size());
     for (const auto& bucket : plan_.buckets) {
@@ -205,7 +246,7 @@ void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::si
     return;
   }
   for (std::size_t b = 0; b < buckets; ++b) {
-    wait_for(b);
+    wait_for_bucket(b, stream);
     if (b + 1 == buckets) refuse_unused_if_known();
     on_bucket(plan_.buckets[b].slots);
   }
@@ -249,16 +290,16 @@ void Reducer::refuse_unused() {
       "find_unused_parameters)");
 }
 
-bool Reducer::rebuild_buckets() {
+std::vector<std::size_t> Reducer::observed_order() {
   std::vector<std::uint64_t> mine(ready_order_.begin(), ready_order_.end());
   if (!mine.empty()) mine.insert(mine.end(), unused_.begin(), unused_.end());
   const auto all = group_.all_gather_objects(std::as_bytes(std::span(mine)));
   const auto first = std::find_if(all.begin(), all.end(), [](const auto& bytes) { return !bytes.empty(); });
-  if (first == all.end()) return false;
-  std::vector<std::uint64_t> agreed(slots_.size());
-  LOCKSTEP_ASSERT(first->size() == agreed.size() * sizeof(std::uint64_t));
-  std::memcpy(agreed.data(), first->data(), first->size());
-  return rebuild_buckets({agreed.begin(), agreed.end()});
+  if (first == all.end()) return {};
+  std::vector<std::uint64_t> order(slots_.size());
+  LOCKSTEP_ASSERT(first->size() == order.size() * sizeof(std::uint64_t));
+  std::memcpy(order.data(), first->data(), first->size());
+  return {order.begin(), order.end()};
 }
 
 bool Reducer::rebuild_buckets(std::vector<std::size_t> order) {

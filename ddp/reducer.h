@@ -9,12 +9,13 @@
 #include "base/function_ref.h"
 #include "comm/process_group.h"
 #include "ddp/bucket_plan.h"
+#include "ddp/comm_hook.h"
 #include "ddp/timeline.h"
 
 namespace lockstep::ddp {
 
 /// Gradients are slots in one arena: the producer writes them where `storage` says and calls mark_ready. A bucket whose
-/// slots are all ready is summed over the ranks at once, but never before the buckets in front of it.
+/// slots are all ready is summed over the ranks at once, but never before the earlier buckets.
 ///
 /// A step on every rank:
 ///   begin_step(); write tail(); mark_ready(slot) or mark_slot_unused(slot) for each, or contribute_nothing();
@@ -22,9 +23,15 @@ namespace lockstep::ddp {
 ///
 /// Note [Unused gradients]
 /// A slot that has no gradient on some rank in some step (a parameter that the forward pass did not use there) is zero
-/// in that rank's sum, and counted: for each slot, how many ranks lack it travels behind the last bucket, which starts
-/// when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and where
-/// unused gradients are not expected, all of them end with the same error. A rank never leaves the others waiting.
+/// in that rank's sum, and counted: for each slot, the number of ranks without it is sent after the last bucket, which
+/// starts when all slots are decided. So every rank knows, without a collective of its own, which slots nobody had, and
+/// where unused gradients are not expected, all of them end with the same error. A rank never leaves the others
+/// waiting.
+///
+/// Note [Tail and counts]
+/// The tail (kTailFloats numbers of the caller) and the counts of unused slots are regions of their own, before the
+/// first bucket and after the last one: no hook touches them. Without a hook each of the two is summed in one
+/// collective with the bucket beside it, which costs nothing.
 ///
 /// Note [Exact gradients]
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
@@ -35,7 +42,7 @@ namespace lockstep::ddp {
 /// a producer's or a callback's, leaves collectives under way, and the other ranks in them: end the process then.
 class Reducer {
  public:
-  /// Numbers that ride along with the first bucket, summed like gradients but never compressed.
+  /// Numbers that are summed along with the first bucket, and never compressed.
   static constexpr std::size_t kTailFloats = 16;
 
   struct Options {
@@ -51,6 +58,10 @@ class Reducer {
       : Reducer(group, std::move(slots), limits, {}) {}
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
+
+  /// Collective, before the first step, once: buckets are carried by `hook`. Throws OutOfStepError where ranks name
+  /// different ones.
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   std::size_t slots() const { return slots_.size(); }
   /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true.
@@ -87,12 +98,11 @@ class Reducer {
   /// Collective: throws UsageError on every rank, naming the first slots that were absent, and where.
   [[noreturn]] void refuse_unused();
 
-  /// Collective, between steps, after the first one: buckets follow the order in which the slots became ready then, on
-  /// the first rank that had samples. True when storage has moved, with its content lost, and producers must ask for it
-  /// again.
-  bool rebuild_buckets();
-
-  /// The same with an order that all ranks know already, between steps: every slot once.
+  /// Collective, between steps: the order in which the slots became ready in the last step, on the first rank that had
+  /// samples; empty where none had.
+  std::vector<std::size_t> observed_order();
+  /// Between steps: buckets follow `order`, every slot once, the same on all ranks. True when storage has moved, with
+  /// its content lost, and producers must ask for it again.
   bool rebuild_buckets(std::vector<std::size_t> order);
   /// The slots as buckets take them.
   const std::vector<std::size_t>& order() const { return order_; }
@@ -111,11 +121,15 @@ class Reducer {
   void send_unused();
   void refuse_unused_if_known();
   std::vector<float> unused_counts() const;
-  std::size_t end_bytes() const;
+  std::size_t counts_bytes() const;
   void lay_out(std::vector<std::size_t> order);
   void start_full_buckets();
+  void start_bucket(std::size_t bucket);
+  void wait_for_bucket(std::size_t bucket, StreamView stream);
   void note_finished();
+  GradBucket bucket_for_hook(std::size_t bucket) const;
   comm::Region region_of(std::size_t bucket) const;
+  comm::Region floats_at(std::size_t offset, std::size_t bytes) const;
   comm::Region bytes_at(std::size_t offset, std::size_t count) const;
 
   comm::ProcessGroup& group_;
@@ -126,6 +140,8 @@ class Reducer {
   std::vector<std::size_t> order_;
   BucketPlan plan_;
   std::unique_ptr<comm::Arena> arena_;
+  std::shared_ptr<CommHook> hook_;      // nullptr: allreduce
+  comm::Work tail_work_, counts_work_;  // of this step, with a hook
 
   // This step.
   std::vector<bool> is_ready_;              // by slot
@@ -140,7 +156,8 @@ class Reducer {
   Clock::duration waited_{};
 
   std::vector<std::size_t> refused_;  // unused_ of the first step that had any, where there must not be
-  std::int64_t step_ = 0;
+  static constexpr std::int64_t kNoStep = -1;
+  std::int64_t step_ = kNoStep;
   std::int64_t refused_step_ = 0;
   std::vector<std::size_t> present_;  // of one bucket
 };

@@ -14,9 +14,9 @@
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/data_parallel.h"
-#include "trainer/distributed.h"
+#include "parallel/distributed_data_parallel.h"
+#include "parallel/sync_batch_norm.h"
 #include "trainer/session.h"
-#include "trainer/sync_batch_norm.h"
 
 using namespace lockstep;
 
@@ -64,7 +64,7 @@ void several_devices() {
 }
 
 // A step whose samples come in two parts.
-void accumulate(trainer::DistributedDataParallel& model, nn::Optimizer& optimizer, nn::Backend& device, int ranks) {
+void accumulate(parallel::DistributedDataParallel& model, nn::Optimizer& optimizer, nn::Backend& device, int ranks) {
   const std::vector<float> pixels(static_cast<std::size_t>(kImages.count()), 1.0f);
   const nn::Tensor x = nn::tensor_of(device, kImages, pixels);
   const nn::Tensor labels = device.empty({kImages[0]}, DType::kI32);
@@ -93,15 +93,15 @@ void several_ranks(const std::string& directory, const std::string& device) {
   comm::ProcessGroup& process_group = session.gradients();
 
   Net net(context), other(context), third(context);
-  trainer::convert_sync_batchnorm(net, process_group);
-  trainer::DistributedDataParallel model(net, process_group,
-                                         {.broadcast_buffers = false, .find_unused_parameters = true});
+  parallel::convert_sync_batchnorm(net, process_group);
+  parallel::DistributedDataParallel model(net, process_group,
+                                          {.broadcast_buffers = false, .find_unused_parameters = true});
   net.use_spare = false;
   accumulate(model, *nn::make_adamw(model.parameters(), {}), *session.backend, world_size);
-  trainer::DistributedDataParallel placed(other, process_group,
-                                          {.device_ids = {place.index}, .output_device = place.index});
+  parallel::DistributedDataParallel placed(other, process_group,
+                                           {.device_ids = {place.index}, .output_device = place.index});
   accumulate(placed, *nn::make_sgd(placed.parameters(), {.momentum = 0.9}), *session.backend, world_size);
-  trainer::DistributedDataParallel small_buckets(third, process_group, {.bucket_cap_mb = 0.1});
+  parallel::DistributedDataParallel small_buckets(third, process_group, {.bucket_cap_mb = 0.1});
   accumulate(small_buckets, *nn::make_sgd(third.named_parameters(), {}), *session.backend, world_size);
 
   const auto dataset = data::open_data("digits").train;

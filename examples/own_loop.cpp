@@ -9,7 +9,7 @@
 #include "data/open.h"
 #include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
-#include "trainer/distributed.h"
+#include "parallel/distributed_data_parallel.h"
 #include "trainer/evaluate.h"
 
 using namespace lockstep;
@@ -37,7 +37,7 @@ void train() {
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*backend, generator};
   TwoLayers model(context);
-  trainer::DistributedDataParallel ddp(model, *group);
+  parallel::DistributedDataParallel ddp(model, *group);
   const auto optimizer = nn::make_adamw(ddp.parameters(), {});
 
   // Each rank draws its own part of every global batch of 48 samples.

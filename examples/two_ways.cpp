@@ -12,7 +12,7 @@
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/data_parallel.h"
-#include "trainer/distributed.h"
+#include "parallel/distributed_data_parallel.h"
 #include "trainer/forward.h"
 #include "trainer/session.h"
 
@@ -102,7 +102,7 @@ void train_ddp() {
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*session.backend, generator};
   Net net(context);
-  trainer::DistributedDataParallel model(net, session.gradients());
+  parallel::DistributedDataParallel model(net, session.gradients());
   const auto optimizer = nn::make_sgd(model.parameters(), {.momentum = 0.9});
 
   const auto dataset = std::make_shared<Points>(1000);

@@ -43,7 +43,7 @@ struct DeviceUse {
 /// results together on output_device, where the caller computes the loss. Backward goes the same way back, and leaves
 /// in the parameters of the module that was given the sum of all copies' gradients. So the first device holds the
 /// parameters that are optimised, all results and the loss, and sends and receives what all the others do: what
-/// several processes (trainer::Replica) spare it.
+/// several processes (DistributedDataParallel) spare it.
 ///
 /// The module itself is the copy of device_ids[0]. The others are built by its factory (Module::factory) where a batch
 /// first reaches their device, and kept: a parameter is sent again when its version has changed, buffers are sent in

@@ -14,8 +14,6 @@
 #include "nn/optim/optimizers.h"
 #include "trainer/apply_metadata.h"
 #include "trainer/model_of_file.h"
-#include "trainer/module_manifest.h"
-#include "trainer/replica.h"
 
 namespace lockstep::trainer {
 
@@ -215,7 +213,7 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
        fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
       {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
   };
-  for (const auto& more : {manifest_of(model), describe(config)})
+  for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());
   return manifest;
 }
@@ -228,27 +226,31 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   const auto global_batch = static_cast<std::uint64_t>(global_batch_of(config, world_size));
   // Before anything counts in f32.
   const auto largest = std::min(global_batch, length);
-  if (largest > static_cast<std::uint64_t>(Replica::kMostSamples))
+  if (largest > static_cast<std::uint64_t>(kMostSamples))
     throw UsageError(fmt::format("a step of {} samples", largest),
-                     fmt::format("give a global batch of at most {}", Replica::kMostSamples));
+                     fmt::format("give a global batch of at most {}", kMostSamples));
   return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
 }
 
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.clip_norm = config.clip_norm,
           .activations = activations_of(config),
-          .record = config.graphs.value_or(true) && !config.find_unused && config.parallel != Parallel::kDp,
           .dropout = dropout_of(config.model) > 0,
           .seed = config.seed,
           .accumulate = config.accumulate,
           .in_step = config.sync_batchnorm};
 }
 
-ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group) {
-  constexpr double kMib = 1048576.0;
-  return {
-      .first_bytes = static_cast<std::size_t>(config.first_bucket_mb * kMib),
-      .bytes = config.bucket_mb ? static_cast<std::size_t>(*config.bucket_mb * kMib) : group.preferred_bucket_bytes()};
+bool wants_graphs(const TrainConfig& config) {
+  return config.graphs.value_or(true) && !config.find_unused && config.parallel != Parallel::kDp;
+}
+
+parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config) {
+  return {.broadcast_buffers = !config.no_broadcast_buffers,
+          .find_unused_parameters = config.find_unused,
+          .bucket_cap_mb = config.bucket_mb,
+          .first_bucket_mb = config.first_bucket_mb,
+          .defer_unused_check = true};
 }
 
 }  // namespace lockstep::trainer

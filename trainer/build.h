@@ -7,7 +7,6 @@
 
 #include "comm/agree.h"
 #include "data/dataset.h"
-#include "ddp/bucket_plan.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
@@ -47,14 +46,16 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
 
-/// A step as the flags want it; what several devices compute is not recorded.
+/// A step as the flags want it.
 TrainingStep::Options step_options(const TrainConfig& config);
+/// Whether steps that repeat are captured as graphs, where the device can; what several devices compute is not.
+bool wants_graphs(const TrainConfig& config);
 
 /// This rank's share of `length` samples. Throws UsageError for steps of more samples than f32 can count.
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size);
 
-/// Of the gradients that `group` carries.
-ddp::BucketLimits bucket_limits(const TrainConfig& config, const comm::ProcessGroup& group);
+/// Buckets and buffers as the flags want them. The step checks for unused parameters (TrainingStep).
+parallel::DistributedDataParallel::Options ddp_options(const TrainConfig& config);
 
 /// What must be the same on every rank before they train together.
 comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, const data::Dataset& dataset);

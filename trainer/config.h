@@ -25,7 +25,6 @@ using Backend = comm::GroupOptions::Backend;
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
 inline constexpr std::int64_t kDefaultKeep = 3;    // checkpoints
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
-inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 
 /// A model, and what was said of it: settings that its family declares (nn/models/models.h).
 struct ModelConfig {

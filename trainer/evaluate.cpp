@@ -7,8 +7,8 @@
 #include "base/stop.h"
 #include "data/loader.h"
 #include "sampler/slice.h"
-#include "trainer/async_scalars.h"
 #include "trainer/forward.h"
+#include "trainer/in_flight.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -38,19 +38,16 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
                       static_cast<std::uint64_t>(batch_), {.workers = workers_, .memory = backend_.staging_memory()});
   const auto sums = sums_->view<double>(0, kSums);  // loss, correct, samples, in the top five, ranks that stopped
   std::ranges::fill(sums, 0.0);
-  AsyncScalars results(backend_, 2 * sizeof(float)), inside(backend_, sizeof(float));
-  const nn::Tensor in_top = backend_.empty({});
-  const auto take = [](AsyncScalars& from, std::span<float> to) {
-    std::memcpy(to.data(), from.take([] { throw_if_stopped("evaluating"); }).data(), to.size_bytes());
-  };
-  const auto add_result = [&] {
-    std::array<float, 2> totals{};
-    take(results, totals);
+  const nn::Tensor numbers = backend_.empty({3});  // of a batch: loss, correct, in the top five
+  InFlight<std::uint64_t> batches(backend_, numbers.bytes());
+  const auto take = [&] {
+    const auto [samples, bytes] = batches.take([] { throw_if_stopped("evaluating"); });
+    std::array<float, 3> totals{};
+    std::memcpy(totals.data(), bytes.data(), sizeof totals);
     sums[0] += static_cast<double>(totals[0]);
     sums[1] += static_cast<double>(totals[1]);
-    if (!top5_) return;
-    take(inside, std::span(totals).first(1));
-    sums[3] += static_cast<double>(totals[0]);
+    sums[2] += static_cast<double>(samples);
+    if (top5_) sums[3] += static_cast<double>(totals[2]);
   };
   for (const data::Batch* batch = &loader.next(); !batch->empty(); batch = &loader.next()) {
     throw_if_stopped("evaluating");
@@ -60,17 +57,17 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Var outputs = module.forward(tape_, tape_.input(inputs.x));
-    results.add(nn::cross_entropy(tape_, outputs, inputs.labels, 1.0f).totals());
-    if (top5_) {
-      backend_.loss().count_in_top(outputs.value(), inputs.labels, 5, in_top);
-      inside.add(in_top);
-    }
-    sums[2] += static_cast<double>(batch->count);
+    const nn::Loss loss = nn::cross_entropy(tape_, outputs, inputs.labels, 1.0f);
+    backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
+    if (top5_)
+      backend_.loss().count_in_top(outputs.value(), inputs.labels, 5,
+                                   nn::Tensor::view_of(numbers.data<float>() + 2, {}));
+    batches.add(batch->count, numbers);
     tape_.reset();
-    if (results.full()) add_result();
+    if (batches.full()) take();
     backend_.finish_inputs();
   }
-  while (results.waiting() > 0) add_result();
+  while (batches.waiting() > 0) take();
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
   const double labels = sums[2] * static_cast<double>(format.labels);

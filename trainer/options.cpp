@@ -4,6 +4,7 @@
 #include "nn/models/models.h"
 #include "options/sources.h"
 #include "options/values.h"
+#include "parallel/distributed_data_parallel.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -19,7 +20,7 @@ using options::OptionKind;
 using options::Range;
 using options::text;
 
-constexpr Range kBucketMib = {.low = 0, .high = kMostBucketMib, .open_low = true};
+constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
 
 bool is_on_cpu(const std::string& device) { return device.starts_with("cpu"); }
 std::string device_of(const std::string& device) { return "this run has --device " + device; }

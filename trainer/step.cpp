@@ -1,82 +1,124 @@
 #include "trainer/step.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "base/stop.h"
-#include "trainer/forward.h"
 
 namespace lockstep::trainer {
+namespace {
 
-TrainingStep::TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica,
-                           std::unique_ptr<nn::Optimizer> optimizer, SampleFormat format, const Options& options)
+using parallel::DistributedDataParallel;
+
+// Places among the scalars that are summed with the gradients.
+enum Place : std::int64_t { kLoss, kCorrect, kCount, kStops, kUnused };
+
+constexpr std::int64_t kScalars = DistributedDataParallel::kScalars;
+constexpr std::size_t kNumbers = static_cast<std::size_t>(kScalars) + sizeof(double) / sizeof(float);
+
+}  // namespace
+
+TrainingStep::TrainingStep(nn::Backend& backend, DistributedDataParallel& ddp, std::unique_ptr<nn::Optimizer> optimizer,
+                           SampleFormat format, const Options& options)
     : backend_(backend),
-      module_(module),
-      replica_(replica),
+      ddp_(ddp),
       optimizer_(std::move(optimizer)),
       format_(std::move(format)),
       options_(options),
       tape_(backend),
-      recorded_(backend, replica, module, options.activations),
-      squares_(backend.empty({}, DType::kF64)),
-      all_(replica.parameters().size()),
-      totals_(backend, Replica::kTotalsBytes),
-      squares_of_steps_(backend, sizeof(double)) {
+      all_(ddp.parameters().size()),
+      numbers_(backend.empty({static_cast<std::int64_t>(kNumbers)})),
+      squares_(nn::Tensor::view_of(numbers_.data<float>() + kScalars, {}, DType::kF64)),
+      in_flight_(backend, kNumbers * sizeof(float)) {
   std::iota(all_.begin(), all_.end(), std::size_t{0});
-  begun_.reserve(static_cast<std::size_t>(backend.steps_ahead()) + 1);
   tape_.set_activations(options.activations);
+  ask_to_stop(false);
+  ddp_.set_bucket_callback([this](std::span<const std::size_t> slots) { update_bucket(slots); });
   if (options_.dropout) {
     dropout_state_ = backend.empty({3}, DType::kI64);
     tape_.set_dropout_state(dropout_state_);
   }
   if (options_.trace == nullptr) return;
-  layers_ = std::make_unique<LayerTrace>(*options_.trace, module_);
+  layers_ = std::make_unique<LayerTrace>(*options_.trace, ddp_.module());
   tape_.set_observer(layers_.get());
+}
+
+Inputs TrainingStep::upload(const data::Batch& batch) {
+  return batch.empty() ? Inputs() : inputs_of(backend_, batch, format_);
 }
 
 void TrainingStep::run(std::int64_t step, const data::Batch& batch, double lr) {
   const TraceSpan span(options_.trace, Trace::kSteps, "step");
-  optimizer_->begin_step(lr);
-  write_dropout_state(step, batch.plan, {.begin = 0, .count = batch.plan.local_count});
-  Clock::duration waited{};
-  if (!run_recorded(step, batch)) {
-    compute(step, with_activations(backend_, inputs_, options_.activations), batch.plan);
-    waited = replica_.reducer().waited();
-    if (options_.trace != nullptr) options_.trace->buckets(replica_.reducer().timeline());
-  }
-  if (!options_.keep_inputs) inputs_ = {};
-  totals_.add(replica_.totals());
-  if (wants_norm()) squares_of_steps_.add(squares_);
-  begun_.push_back({step, waited});
+  const StepInFlight begun = {.step = step, .plan = batch.plan, .lr = lr, .begin = Clock::now()};
+  run(begun, upload(batch));
 }
 
-TrainingStep::Outcome TrainingStep::take_outcome() {
-  const auto look_around = [this] {
-    replica_.reducer().poll();
-    throw_if_stopped("training");
-  };
-  Outcome outcome;
-  outcome.totals = Replica::Totals::from(totals_.take(look_around));
-  if (wants_norm()) {
-    double squares = 0;
-    std::memcpy(&squares, squares_of_steps_.take(look_around).data(), sizeof squares);
-    outcome.grad_norm = std::sqrt(squares);
-  }
-  if (outcome.totals.unused > 0) replica_.refuse_unused();
-  outcome.step = begun_.front().step;
-  outcome.waited = begun_.front().waited;
-  begun_.erase(begun_.begin());
-  return outcome;
+void TrainingStep::run(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, double lr) {
+  run({.step = step, .plan = plan, .lr = lr, .begin = Clock::now()}, inputs);
 }
 
-bool TrainingStep::run_recorded(std::int64_t step, const data::Batch& batch) {
-  if (!batch.empty() && !inputs_.x.defined()) inputs_ = inputs_of(backend_, batch, format_);
-  if (!options_.record || options_.trace != nullptr) return false;
+void TrainingStep::run(StepInFlight step, const Inputs& inputs) {
+  optimizer_->begin_step(step.lr);
+  ddp_.set_step(step.step);
+  write_dropout_state(step.step, step.plan, {.begin = 0, .count = step.plan.local_count});
+  if (!run_captured(step.step, inputs, step.plan)) {
+    compute(step.step, with_activations(backend_, inputs, options_.activations), step.plan);
+    step.waited = ddp_.reducer().waited();
+    if (options_.trace != nullptr) options_.trace->buckets(ddp_.reducer().timeline());
+  }
+  in_flight_.add(step, numbers_);
+}
+
+bool TrainingStep::run_captured(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
+  if (graphs_ == nullptr || options_.trace != nullptr) return false;
   if (options_.accumulate > 1 && dropout_state_.defined()) return false;  // what is dropped changes from part to part
-  return recorded_.run(step, {.global_count = batch.plan.global_count, .variant = variant_}, inputs_,
-                       [&](const Inputs& inputs) { compute(step, inputs, batch.plan); });
+  return graphs_->run(step, plan.global_count, inputs, [&](const Inputs& copied) { compute(step, copied, plan); });
+}
+
+void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
+  tape_.reset();  // a capture that was refused has left something there
+  optimizer_->zero_grad();
+  backend_.pointwise().fill(ddp_.scalars().slice(kLoss, kStops), 0.0f);
+  const auto most = static_cast<std::uint64_t>(options_.accumulate);
+  const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
+  if (parts == 0) {
+    begin_update();
+    ddp_.contribute_nothing();
+  }
+  for (std::uint64_t p = 0; p < parts; ++p)
+    compute_part(step, inputs, plan, sampler::slice_of(plan.local_count, p, parts), p + 1 == parts);
+  end_update();
+  tape_.reset();
+}
+
+// Of the last part, backward ends when all ranks' sums are there, and has called update_bucket() for each bucket.
+void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan,
+                                const sampler::Slice& part, bool last) {
+  tape_.reset();
+  std::optional<DistributedDataParallel::NoSync> no_sync;
+  if (!last) no_sync.emplace(ddp_);
+  if (part.count < plan.local_count) write_dropout_state(step, plan, part);
+  const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
+  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), 1.0f / labels);
+  add_to_scalars(loss, part.begin + part.count);
+  if (last) begin_update();
+  tape_.backward(loss.value);
+}
+
+void TrainingStep::add_to_scalars(const nn::Loss& loss, std::uint64_t samples) {
+  const nn::Tensor& scalars = ddp_.scalars();
+  backend_.pointwise().add_to(loss.totals(), 1.0f, scalars.slice(kLoss, kCount));
+  backend_.pointwise().fill(scalars.slice(kCount, kCount + 1), static_cast<float>(samples));
+}
+
+Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
+  if (!inputs.x.defined()) return no_inputs(backend_, format_, options_.activations);
+  const auto begin = static_cast<std::int64_t>(part.begin), end = static_cast<std::int64_t>(part.begin + part.count);
+  return {.x = inputs.x.slice(begin, end), .labels = inputs.labels.slice(begin, end)};
 }
 
 void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part) {
@@ -88,58 +130,62 @@ void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPla
   backend_.write(std::as_bytes(std::span(&state, 1)), dropout_state_);
 }
 
-void TrainingStep::compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan) {
-  tape_.reset();  // a recording that was refused has left something there
-  replica_.begin_step(step);
-  const auto most = static_cast<std::uint64_t>(options_.accumulate);
-  const std::uint64_t parts = options_.in_step ? most : std::min(most, plan.local_count);
-  if (parts == 0) replica_.contribute_nothing();
-  for (std::uint64_t p = 0; p < parts; ++p)
-    compute_part(step, inputs, plan, sampler::slice_of(plan.local_count, p, parts), p + 1 == parts);
-  update();
-  tape_.reset();
-}
-
-void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan,
-                                const sampler::Slice& part, bool last) {
-  tape_.reset();
-  if (part.count < plan.local_count) write_dropout_state(step, plan, part);
-  const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
-  const nn::Loss loss = forward(tape_, module_, rows_of(inputs, part), 1.0f / labels);
-  replica_.backward(tape_, loss, static_cast<std::int64_t>(part.count), last);
-}
-
-Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
-  if (!inputs.x.defined()) return no_inputs(backend_, format_, options_.activations);
-  const auto begin = static_cast<std::int64_t>(part.begin), end = static_cast<std::int64_t>(part.begin + part.count);
-  return {.x = inputs.x.slice(begin, end), .labels = inputs.labels.slice(begin, end)};
-}
-
 // Moves the parameters: each bucket's as soon as its sums are there, or, with clipping, all at the end. Whether they
 // move at all the device decides, which knows the loss first.
-void TrainingStep::update() {
+void TrainingStep::begin_update() {
   if (wants_norm()) backend_.pointwise().fill(nn::Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
-  bool first = true;
-  auto waiting_since = options_.trace != nullptr ? Clock::now() : Clock::time_point{};
-  replica_.finish([&](std::span<const std::size_t> slots) {
-    if (options_.trace != nullptr)
-      options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since, Clock::now());
-    if (std::exchange(first, false) && options_.clip_norm == 0)
-      optimizer_->compute_update_scale(replica_.totals(), {}, 0);
-    update_bucket(slots);
-    if (options_.trace != nullptr) waiting_since = Clock::now();
-  });
-  if (options_.clip_norm == 0) return;
-  const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
-  optimizer_->compute_update_scale(replica_.totals(), squares_, options_.clip_norm);
-  optimizer_->update(all_);
+  first_bucket_ = true;
+  if (options_.trace != nullptr) waiting_since_ = Clock::now();
 }
 
 void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
+  if (options_.trace != nullptr)
+    options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since_, Clock::now());
   const bool clip = options_.clip_norm > 0;
-  const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
-  if (wants_norm()) optimizer_->add_squares(slots, squares_);
-  if (!clip) optimizer_->update(slots);
+  if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
+  {
+    const TraceSpan span(options_.trace, Trace::kComputation, clip ? "gradient norm" : "optimizer");
+    if (wants_norm()) optimizer_->add_squares(slots, squares_);
+    if (!clip) optimizer_->update(slots);
+  }
+  if (options_.trace != nullptr) waiting_since_ = Clock::now();
+}
+
+void TrainingStep::end_update() {
+  const nn::Tensor sums = ddp_.summed_scalars();
+  if (options_.clip_norm > 0) {
+    const TraceSpan span(options_.trace, Trace::kComputation, "optimizer");
+    optimizer_->compute_update_scale(sums, squares_, options_.clip_norm);
+    optimizer_->update(all_);
+  }
+  if (ddp_.defers_unused_check()) backend_.pointwise().copy(ddp_.unused_count(), sums.slice(kUnused, kUnused + 1));
+  backend_.pointwise().copy(sums, numbers_.slice(0, kScalars));
+}
+
+TrainingStep::Outcome TrainingStep::take_outcome() {
+  const auto [begun, bytes] = in_flight_.take([this] {
+    ddp_.group().poll();
+    throw_if_stopped("training");
+  });
+  std::array<float, kNumbers> numbers{};
+  std::memcpy(numbers.data(), bytes.data(), sizeof numbers);
+  const auto sum = [&](Place place) { return static_cast<double>(numbers[static_cast<std::size_t>(place)]); };
+  Outcome outcome;
+  static_cast<StepInFlight&>(outcome) = begun;
+  outcome.totals = {
+      .loss = sum(kLoss), .correct = sum(kCorrect), .count = sum(kCount), .stops = sum(kStops), .unused = sum(kUnused)};
+  if (wants_norm()) {
+    double squares = 0;
+    std::memcpy(&squares, numbers.data() + kScalars, sizeof squares);
+    outcome.grad_norm = std::sqrt(squares);
+  }
+  if (outcome.totals.unused > 0) ddp_.refuse_unused();
+  return outcome;
+}
+
+void TrainingStep::ask_to_stop(bool mine) {
+  const float value = mine ? 1.0f : 0.0f;
+  backend_.write(std::as_bytes(std::span(&value, 1)), ddp_.scalars().slice(kStops, kStops + 1));
 }
 
 }  // namespace lockstep::trainer

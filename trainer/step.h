@@ -7,16 +7,38 @@
 
 #include "data/loader.h"
 #include "nn/optim/optimizer.h"
-#include "trainer/async_scalars.h"
-#include "trainer/config.h"
+#include "parallel/distributed_data_parallel.h"
+#include "trainer/forward.h"
+#include "trainer/in_flight.h"
 #include "trainer/layer_trace.h"
-#include "trainer/replica.h"
 #include "trainer/step_graphs.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
 
-/// What training a replica repeats. Backend, module, replica and trace must outlive it; one thread uses it.
+/// The most samples of all ranks together in a step: up to here f32, in which they are counted, has every integer.
+inline constexpr std::int64_t kMostSamples = std::int64_t{1} << 24;
+
+/// Sums over the global batch.
+struct StepTotals {
+  double loss = 0;
+  double correct = 0;
+  double count = 0;
+  double stops = 0;   // ranks that want to stop
+  double unused = 0;  // gradients that are missing, where none may be
+};
+
+/// A step that the device has been given.
+struct StepInFlight {
+  std::int64_t step = 0;
+  sampler::StepPlan plan;
+  double lr = 0;
+  Clock::time_point begin;
+  Clock::duration waited{};  // stood waiting for collectives
+};
+
+/// What a training loop repeats, over a DistributedDataParallel, whose bucket callback and scalars it takes. Backend,
+/// `ddp`, graphs and trace must outlive it; one thread uses it.
 class TrainingStep {
  public:
   struct Options {
@@ -24,73 +46,77 @@ class TrainingStep {
     bool want_norm = false;           // of the gradients, also without clipping
     Trace* trace = nullptr;           // nullptr: none
     DType activations = DType::kF32;  // or kBF16, where the backend computes in it
-    bool record = true;               // steps that come again, where the device can; not with a trace
     bool dropout = false;             // whether the module has any; `seed` says what it drops
     std::uint64_t seed = 1;
-    int accumulate = 1;        // parts in which a rank's share of a step is computed
-    bool in_step = false;      // every rank runs every part, also of no samples: there are collectives in it
-    bool keep_inputs = false;  // the first batch's copy on the device is used in all steps: for measurements
+    int accumulate = 1;    // parts in which a rank's share of a step is computed
+    bool in_step = false;  // every rank runs every part, also of no samples: there are collectives in it
   };
 
-  TrainingStep(nn::Backend& backend, nn::Module& module, Replica& replica, std::unique_ptr<nn::Optimizer> optimizer,
+  TrainingStep(nn::Backend& backend, parallel::DistributedDataParallel& ddp, std::unique_ptr<nn::Optimizer> optimizer,
                SampleFormat format, const Options& options);
+  ~TrainingStep() { ddp_.set_bucket_callback(nullptr); }
+  TrainingStep(const TrainingStep&) = delete;
+  TrainingStep& operator=(const TrainingStep&) = delete;
 
-  struct Outcome {
-    std::int64_t step = 0;
-    Replica::Totals totals;    // over the global batch
-    double grad_norm = 0;      // L2, before clipping; 0 where it is not wanted
-    Clock::duration waited{};  // of the step, stood waiting for collectives
-  };
+  /// Steps that repeat are captured in `graphs`, where the device can; nullptr (the beginning), and with a trace: none
+  /// are.
+  void set_graphs(StepGraphs* graphs) { graphs_ = graphs; }
 
-  /// Collective: step `step` (from 1) with learning rate `lr`. Parameters stay as they were where the loss is not
-  /// finite; no rank returns before it has taken part in all collectives. On a device the step may still be under way
-  /// then. Not while outcome_due().
+  /// Gives the batch to the device. Valid as long as Backend::from_host() says; undefined where the batch is empty.
+  Inputs upload(const data::Batch& batch);
+  /// Collective: step `step` (from 1) with learning rate `lr`. Parameters stay as they were where the
+  /// loss is not finite; no rank returns before it has taken part in all collectives. On a device the step may still be
+  /// under way then. Not while outcome_due().
   void run(std::int64_t step, const data::Batch& batch, double lr);
+  /// The same on inputs that have been uploaded.
+  void run(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, double lr);
 
   const nn::Optimizer& optimizer() const { return *optimizer_; }
 
-  /// For callers that change what collectives do: recordings of one variant are not used for another.
-  void set_variant(int variant) { variant_ = variant; }
-  const StepGraphs& recorded() const { return recorded_; }
+  /// Before a step: whether this rank wants all to stop. Ranks that want it are in the step's totals.
+  void ask_to_stop(bool mine);
 
+  struct Outcome : StepInFlight {
+    StepTotals totals;     // over the global batch
+    double grad_norm = 0;  // L2, before clipping; 0 where it is not wanted
+  };
   /// Outcomes come in the order of the steps, each to be taken once. How many have not been.
-  std::size_t outcomes_waiting() const { return totals_.waiting(); }
+  std::size_t outcomes_waiting() const { return in_flight_.waiting(); }
   /// Whether one must be taken before the next run(): on the CPU after each, on a device one step later.
-  bool outcome_due() const { return totals_.full(); }
+  bool outcome_due() const { return in_flight_.full(); }
   /// The oldest; waits for it. Throws what the step has failed with.
   Outcome take_outcome();
 
  private:
-  bool run_recorded(std::int64_t step, const data::Batch& batch);
+  void run(StepInFlight step, const Inputs& inputs);
+  bool run_captured(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void compute(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan);
   void compute_part(std::int64_t step, const Inputs& inputs, const sampler::StepPlan& plan, const sampler::Slice& part,
                     bool last);
+  void add_to_scalars(const nn::Loss& loss, std::uint64_t samples);
   Inputs rows_of(const Inputs& inputs, const sampler::Slice& part);
   void write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part);
-  void update();
+  void begin_update();
   void update_bucket(std::span<const std::size_t> slots);
+  void end_update();
   bool wants_norm() const { return options_.want_norm || options_.clip_norm > 0; }
 
   nn::Backend& backend_;
-  nn::Module& module_;
-  Replica& replica_;
+  parallel::DistributedDataParallel& ddp_;
   std::unique_ptr<nn::Optimizer> optimizer_;
   SampleFormat format_;
   Options options_;
   nn::Tape tape_;
   std::unique_ptr<LayerTrace> layers_;
-  Inputs inputs_;  // of this step
-  StepGraphs recorded_;
-  int variant_ = 0;
+  StepGraphs* graphs_ = nullptr;
   nn::Tensor dropout_state_;      // (3) i64; undefined without dropout
-  nn::Tensor squares_;            // () f64, of the gradients of this step
   std::vector<std::size_t> all_;  // parameters
-  AsyncScalars totals_, squares_of_steps_;
-  struct Begun {
-    std::int64_t step;
-    Clock::duration waited;
-  };
-  std::vector<Begun> begun_;  // of those that are waiting
+  bool first_bucket_ = true;      // of the update under way
+  Clock::time_point waiting_since_;
+
+  // What the host wants to know of a step: the sums of scalars over all ranks, then the gradients' squares (f64).
+  nn::Tensor numbers_, squares_;
+  InFlight<StepInFlight> in_flight_;
 };
 
 }  // namespace lockstep::trainer

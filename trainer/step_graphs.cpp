@@ -9,31 +9,31 @@ namespace lockstep::trainer {
 namespace {
 
 // Steps of a key that run as they are: in them all plans are built. The one behind them is the rehearsal, which runs as
-// it is too, but in the memory that the recording will have.
+// it is too, but in the memory that the graph will have.
 constexpr int kWarmUp = 3;
 // More shapes than these come from data that has no fixed shape.
 constexpr std::size_t kMostEntries = 8;
 
 }  // namespace
 
-StepGraphs::StepGraphs(nn::Backend& backend, Replica& replica, const nn::Module& module, DType activations)
-    : backend_(backend), replica_(replica), parameters_(module.named_parameters()), activations_(activations) {
+StepGraphs::StepGraphs(nn::Backend& backend, parallel::DistributedDataParallel& ddp, DType activations)
+    : backend_(backend), ddp_(ddp), parameters_(ddp.module().named_parameters()), activations_(activations) {
   entries_.reserve(kMostEntries);
 }
 
-StepGraphs::Entry& StepGraphs::entry_of(const Key& key) {
-  const auto found = std::ranges::find(entries_, key, &Entry::key);
+StepGraphs::Entry& StepGraphs::entry_of(std::uint64_t global_count) {
+  const auto found = std::ranges::find(entries_, global_count, &Entry::global_count);
   if (found != entries_.end()) return *found;
   if (entries_.size() == kMostEntries) entries_.erase(entries_.begin());
   Entry& entry = entries_.emplace_back();
-  entry.key = key;
+  entry.global_count = global_count;
   return entry;
 }
 
-bool StepGraphs::run(std::int64_t step, const Key& key, const Inputs& inputs,
+bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs& inputs,
                      FunctionRef<void(const Inputs&)> compute) {
-  if (!backend_.records() || !refusal_.empty() || !replica_.settled()) return false;
-  Entry& entry = entry_of(key);
+  if (!backend_.records() || !refusal_.empty() || !ddp_.settled()) return false;
+  Entry& entry = entry_of(global_count);
   if (++entry.seen <= kWarmUp) return false;
   const bool rehearsal = !std::exchange(entry.rehearsed, true);
   if (inputs.x.defined()) {
@@ -53,16 +53,17 @@ bool StepGraphs::run(std::int64_t step, const Key& key, const Inputs& inputs,
     return true;
   }
   refresh_copies();
-  if (entry.recording == nullptr) record(entry, compute);
-  if (entry.recording == nullptr) return false;
-  entry.recording->run();
-  replica_.replayed(step, entry.operations);
+  if (entry.graph == nullptr) capture(entry, compute);
+  if (entry.graph == nullptr) return false;
+  entry.graph->run();
+  ddp_.group().set_step(step);
+  ddp_.group().replayed(entry.operations);
   note_update(entry);
   ++replayed_;
   return true;
 }
 
-// A recording reads the bf16 copies of parameters as they are: should somebody have loaded other weights, they are made
+// A graph reads the bf16 copies of parameters as they are: should somebody have loaded other weights, they are made
 // again here, as a forward pass does it.
 void StepGraphs::refresh_copies() {
   if (activations_ != DType::kBF16) return;
@@ -70,7 +71,7 @@ void StepGraphs::refresh_copies() {
     if (parameter->copy() != nullptr) parameter->as(DType::kBF16);
 }
 
-// What the host notes of an update that runs as it is. The recording writes the copies that there were when it was
+// What the host notes of an update that runs as it is. The graph writes the copies that there were when it was
 // made.
 void StepGraphs::note_update(const Entry& entry) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -79,20 +80,21 @@ void StepGraphs::note_update(const Entry& entry) {
   }
 }
 
-void StepGraphs::record(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
+void StepGraphs::capture(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
   const nn::RecordedMemory memory(backend_.allocator());
   std::string why_not;
-  replica_.begin_capture();
-  entry.recording = backend_.record([&] { compute(entry.inputs); }, why_not);
-  entry.operations = replica_.end_capture();
-  const bool mine = entry.recording != nullptr;
+  ddp_.group().begin_capture();
+  entry.graph = backend_.record([&] { compute(entry.inputs); }, why_not);
+  entry.operations = ddp_.group().end_capture();
+  const bool mine = entry.graph != nullptr;
   entry.copies.clear();
   for (const auto& [name, parameter] : parameters_) entry.copies.push_back(parameter->copy());
-  if (replica_.on_all(mine)) return;
-  entry.recording.reset();
-  refusal_ = mine ? "another rank could not record them" : why_not;
-  replica_.abandon_step();
-  log_info("steps are not recorded, each kernel is started by itself: {}", refusal_);
+  const auto all = ddp_.group().all_gather_numbers(mine ? 1 : 0);
+  if (std::ranges::find(all, 0) == all.end()) return;
+  entry.graph.reset();
+  refusal_ = mine ? "another rank could not capture them" : why_not;
+  ddp_.abandon_step();
+  log_info("steps are not captured as graphs, each kernel is started by itself: {}", refusal_);
 }
 
 }  // namespace lockstep::trainer

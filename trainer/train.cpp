@@ -15,6 +15,7 @@
 #include "data/loader.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
+#include "parallel/sync_batch_norm.h"
 #include "trainer/apply_metadata.h"
 #include "trainer/build.h"
 #include "trainer/checkpoint/checkpoints.h"
@@ -23,11 +24,9 @@
 #include "trainer/evaluate.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
-#include "trainer/replica.h"
 #include "trainer/schedule.h"
 #include "trainer/session.h"
 #include "trainer/step.h"
-#include "trainer/sync_batch_norm.h"
 #include "trainer/trace.h"
 
 namespace lockstep::trainer {
@@ -88,22 +87,21 @@ class Run {
       loader_.emplace(splits_.train, *sampler_,
                       data::LoaderOptions{.workers = config_.workers, .memory = backend_.staging_memory()});
     });
-    if (config_.sync_batchnorm && convert_sync_batchnorm(*model_, session.gradients()) == 0 && group_.rank() == 0)
+    if (config_.sync_batchnorm && parallel::convert_sync_batchnorm(*model_, session.gradients()) == 0 &&
+        group_.rank() == 0)
       log_warn("--sync-batchnorm changes nothing: {} has no batch normalisation", config_.model.name);
-    replica_.emplace(
-        session.gradients(), backend_, *model_, bucket_limits(config_, session.gradients()),
-        Replica::Options{.broadcast_buffers = !config_.no_broadcast_buffers, .find_unused = config_.find_unused});
-    auto optimizer = make_optimizer(config_, replica_->parameters());
-    if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *replica_);
+    ddp_.emplace(forwarded(), session.gradients(), ddp_options(config_));
+    auto optimizer = make_optimizer(config_, ddp_->parameters());
+    if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     comm::run_collectively(group_, [&] {
       checkpoints_.open(*model_, *optimizer, plan, metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
     });
-    if (checkpoints_.wanted()) replica_->count_stops();
     TrainingStep::Options options = step_options(config_);
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();
-    step_.emplace(backend_, forwarded(), *replica_, std::move(optimizer), format_of(*splits_.train), options);
+    step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
+    if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
     rate_.emplace(config_, total_steps_, group_.size());
   }
 
@@ -168,13 +166,13 @@ class Run {
 
   // What one rank saves is to be what all of them have.
   void check_replicas(std::int64_t step) {
-    if (std::exchange(checked_, step) != step) replica_->check();
+    if (std::exchange(checked_, step) != step) ddp_->check();
   }
 
   void take_checkpoint(std::int64_t step) {
     if (checkpoints_.wanted()) check_replicas(step);
     const TraceSpan span(trace(), Trace::kSteps, "checkpoint");
-    checkpoints_.take(step, position_, step_->optimizer().steps(), replica_->order());
+    checkpoints_.take(step, position_, step_->optimizer().steps(), ddp_->bucket_order());
   }
 
   // Someone has asked some rank to stop, and all know.
@@ -214,9 +212,8 @@ class Run {
 
   void begin_step(std::int64_t step, const data::Batch& batch) {
     throw_if_stopped("training");
-    begun_.push_back({.begin = Clock::now(), .plan = batch.plan, .lr = rate_->at(step - 1)});
-    if (checkpoints_.wanted()) replica_->ask_to_stop(stop_request() != 0);
-    step_->run(step, batch, begun_.back().lr);
+    if (checkpoints_.wanted()) step_->ask_to_stop(stop_request() != 0);
+    step_->run(step, batch, rate_->at(step - 1));
   }
 
   // How long a step takes is how long a stop takes. Not oftener than the launcher needs it.
@@ -230,30 +227,28 @@ class Run {
   void report_step(Progress& progress) {
     const TrainingStep::Outcome outcome = step_->take_outcome();
     const auto now = Clock::now();
-    const BegunStep begun = begun_.front();
-    begun_.erase(begun_.begin());
-    const double seconds = seconds_between(std::max(begun.begin, last_end_), now);
+    const double seconds = seconds_between(std::max(outcome.begin, last_end_), now);
     last_end_ = now;
 
-    LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == begun.plan.global_count, "{} of {} samples",
-                    outcome.totals.count, begun.plan.global_count);
+    LOCKSTEP_ASSERT(static_cast<std::uint64_t>(outcome.totals.count) == outcome.plan.global_count, "{} of {} samples",
+                    outcome.totals.count, outcome.plan.global_count);
     const StepReport report{
         .step = outcome.step,
-        .epoch = static_cast<std::int64_t>(begun.plan.epoch) + 1,
+        .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
         .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->labels_per_sample())),
-        .lr = begun.lr,
+        .lr = outcome.lr,
         .grad_norm = outcome.grad_norm,
         .step_ms = 1e3 * seconds,
         .comm_wait_ms = 1e3 * std::chrono::duration<double>(outcome.waited).count(),
-        .samples_per_s = static_cast<double>(begun.plan.global_count) / seconds};
+        .samples_per_s = static_cast<double>(outcome.plan.global_count) / seconds};
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     tell_launcher(seconds, now);
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
-    samples_ += static_cast<std::int64_t>(begun.plan.global_count);
+    samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
     if (log_enabled(LogLevel::kDebug))
-      for (const auto& line : split(describe(replica_->reducer().timeline()), '\n'))
+      for (const auto& line : split(describe(ddp_->reducer().timeline()), '\n'))
         log_debug("step {}: {}", report.step, line);
     metrics_.write(report);
     progress.step(report);
@@ -263,7 +258,7 @@ class Run {
   bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
                 EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
-    replica_->broadcast_buffers();  // what is judged is one model, rank 0's: the one that is saved
+    ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
     report = evaluator.run(forwarded(), step);
     if (report.stopped) return false;
     metrics_.write(report);
@@ -283,7 +278,7 @@ class Run {
 
   // The numbers are told first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
-    replica_->check_with_buffers();  // which the evaluation has made equal
+    ddp_->check_with_buffers();  // which the evaluation has made equal
     const FinalReport report{.steps = total_steps_,
                              .epochs = epochs,
                              .world_size = group_.size(),
@@ -355,7 +350,8 @@ class Run {
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
   std::optional<Resumed> resumed_;
-  std::optional<Replica> replica_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   Checkpoints checkpoints_;         // its thread only has what it was given
   sampler::SamplerState position_;  // after the last step that has begun
@@ -363,12 +359,6 @@ class Run {
   bool stop_wanted_ = false;
   std::optional<LearningRate> rate_;
 
-  struct BegunStep {
-    Clock::time_point begin;
-    sampler::StepPlan plan;
-    double lr;
-  };
-  std::vector<BegunStep> begun_;  // and not reported
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};
   double train_seconds_ = 0, wait_seconds_ = 0;

@@ -79,7 +79,7 @@ TEST_P(ReducerLimits, SumsWhateverOrderTheGradientsComeIn) {
     const int n = group().size();
     ASSERT_EQ(tail_of(reducer)[0], static_cast<float>(n * (n - 1) / 2 + n * step));
     ASSERT_EQ(tail_of(reducer)[1], 0.0f);
-    if (step == 2) reducer.rebuild_buckets();
+    if (step == 2) reducer.rebuild_buckets(reducer.observed_order());
   }
 }
 
@@ -143,7 +143,7 @@ TEST_P(ReducerLimits, AbsentSlotsAreZerosAndThoseThatNobodyHasAreLeftOut) {
       });
       std::ranges::sort(seen);
       EXPECT_EQ(seen, wanted) << "step " << step;
-      if (step == 1) reducer.rebuild_buckets();
+      if (step == 1) reducer.rebuild_buckets(reducer.observed_order());
     }
   }
 }
@@ -177,7 +177,7 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
     reducer.contribute_nothing();
   }
   reducer.finish({}, [](auto) {});
-  EXPECT_TRUE(reducer.rebuild_buckets());
+  EXPECT_TRUE(reducer.rebuild_buckets(reducer.observed_order()));
   ASSERT_EQ(reducer.plan().buckets.size(), 5u);
   std::vector<std::size_t> order;
   for (const auto& bucket : reducer.plan().buckets) order.push_back(bucket.slots.at(0));
@@ -193,12 +193,113 @@ TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
   for (std::size_t slot = 0; slot < reducer.slots(); ++slot) expect_sums(reducer, slot, 2, all_ranks());
 }
 
+/// Carries a bucket as bytes of an arena of its own, each element a half of what it was: not what an allreduce does, so
+/// that the tests see who was there.
+class HalvingHook final : public CommHook {
+ public:
+  explicit HalvingHook(std::string name = "halving") : name_(std::move(name)) {}
+  std::string name() const override { return name_; }
+  comm::Work start(const GradBucket& bucket, comm::ProcessGroup& group) override {
+    seen_.push_back(bucket.index);
+    slots_ += bucket.slots.size();
+    last_ = bucket.last;
+    if (arenas_.size() <= bucket.index) arenas_.resize(bucket.index + 1);
+    auto& arena = arenas_[bucket.index];
+    if (arena == nullptr) arena = group.allocate(bucket.gradients.bytes());
+    const auto from = floats_of(bucket), to = arena->view<float>(0, from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = 0.5f * from[i];
+    return group.all_reduce({.arena = arena.get(), .count = from.size(), .dtype = DType::kF32}, comm::ReduceOp::kSum,
+                            static_cast<std::int32_t>(bucket.index));
+  }
+  void finish(const GradBucket& bucket, StreamView /*stream*/) override {
+    const auto to = floats_of(bucket);
+    std::ranges::copy(arenas_[bucket.index]->view<float>(0, to.size()), to.begin());
+  }
+  const std::vector<std::size_t>& seen() const { return seen_; }
+  std::size_t slots() const { return slots_; }
+  bool last() const { return last_; }
+
+ private:
+  static std::span<float> floats_of(const GradBucket& bucket) {
+    return bucket.gradients.arena->view<float>(bucket.gradients.offset_bytes, bucket.gradients.count);
+  }
+  std::string name_;
+  std::vector<std::unique_ptr<comm::Arena>> arenas_;
+  std::vector<std::size_t> seen_;
+  std::size_t slots_ = 0;
+  bool last_ = false;
+};
+
+// Buckets go through the hook; the tail and the counts of unused slots do not.
+TEST_P(ReducerLimits, AHookCarriesTheBucketsAndNothingElse) {
+  Reducer reducer(group(), some_slots(), {.first_bytes = GetParam(), .bytes = GetParam()}, {.find_unused = true});
+  const auto hook = std::make_shared<HalvingHook>();
+  reducer.register_comm_hook(hook);
+  for (int step = 1; step <= 3; ++step) {
+    reducer.begin_step(step);
+    tail_of(reducer)[3] = static_cast<float>(2 * group().rank() + 1);
+    for (const std::size_t slot : {4u, 3u, 2u, 0u}) {  // slot 1 is nobody's
+      write(reducer, slot, step);
+      reducer.mark_ready(slot);
+      reducer.poll();
+    }
+    std::vector<std::size_t> seen;
+    reducer.finish({}, [&](std::span<const std::size_t> done) {
+      EXPECT_EQ(tail_of(reducer)[3], static_cast<float>(group().size() * group().size()));
+      for (const std::size_t slot : done) {
+        seen.push_back(slot);
+        const auto bytes = reducer.storage(slot);
+        float wanted = 0;
+        for (const int rank : all_ranks()) wanted += 0.5f * contribution(rank, slot, 0, step);
+        EXPECT_EQ(*reinterpret_cast<const float*>(bytes.data()), wanted) << "slot " << slot << " step " << step;
+      }
+    });
+    std::ranges::sort(seen);
+    EXPECT_EQ(seen, (std::vector<std::size_t>{0, 2, 3, 4}));
+    EXPECT_EQ(*reinterpret_cast<const float*>(reducer.unused_count().data()), static_cast<float>(group().size()));
+  }
+  std::vector<std::size_t> wanted;
+  for (int step = 0; step < 3; ++step)
+    for (std::size_t b = 0; b < reducer.plan().buckets.size(); ++b) wanted.push_back(b);
+  EXPECT_EQ(hook->seen(), wanted);
+  EXPECT_EQ(hook->slots(), 3 * reducer.slots());
+  EXPECT_TRUE(hook->last());
+}
+
+TEST(Reducer, HooksAreComparedAndRegisteredOnce) {
+  Reducer reducer(group(), some_slots(), {});
+  EXPECT_THROW(reducer.register_comm_hook(nullptr), Error);
+  if (group().size() > 1) {
+    const std::string name = group().rank() == 0 ? "powersgd:4" : "powersgd:2";
+    EXPECT_THROW(reducer.register_comm_hook(std::make_shared<HalvingHook>(name)), Error);
+  }
+  reducer.register_comm_hook(std::make_shared<HalvingHook>());
+  EXPECT_THROW(reducer.register_comm_hook(std::make_shared<HalvingHook>()), Error);
+  Reducer late(group(), some_slots(), {});
+  late.begin_step(1);
+  late.contribute_nothing();
+  late.finish({}, [](auto) {});
+  EXPECT_THROW(late.register_comm_hook(std::make_shared<HalvingHook>()), Error);
+}
+
+TEST(Reducer, AHookSeesNoBucketOfAModelWithoutParameters) {
+  Reducer reducer(group(), {}, {});
+  const auto hook = std::make_shared<HalvingHook>();
+  reducer.register_comm_hook(hook);
+  reducer.begin_step(1);
+  tail_of(reducer)[0] = 1;
+  reducer.contribute_nothing();
+  reducer.finish({}, [](auto) {});
+  EXPECT_EQ(tail_of(reducer)[0], static_cast<float>(group().size()));
+  EXPECT_TRUE(hook->seen().empty());
+}
+
 TEST(Reducer, NothingRecordedChangesNothing) {
   Reducer reducer(group(), some_slots(), {});
   reducer.begin_step(1);
   reducer.contribute_nothing();
   reducer.finish({}, [](auto) {});
-  EXPECT_FALSE(reducer.rebuild_buckets());
+  EXPECT_TRUE(reducer.observed_order().empty());
 }
 
 TEST(Reducer, AModelWithoutParametersStillSumsItsTail) {

@@ -86,7 +86,7 @@ const Dependencies& allowed_dependencies() {
       {"comm", {"base", "devices"}},
       {"sampler", {"base"}},
       {"nn", {"base"}},
-      {"parallel", {"base", "nn"}},
+      {"parallel", {"base", "nn", "ddp", "comm"}},
       {"launcher", {"base"}},
       {"devices", {"base"}},
       {"data", {"base", "sampler"}},

@@ -250,16 +250,17 @@ TEST_F(Folder, BucketsFollowTheOrderOfTheRunThatStopped) {
   for (const auto& [name, parameter] : module_->named_parameters()) order.push_back(name);
   std::swap(order[0], order[2]);  // neither what a run begins with nor what it comes to
   comm::SelfGroup group(std::chrono::seconds(60));
-  Replica replica(group, *backend_, *module_, {.first_bytes = 256, .bytes = 1024});
-  EXPECT_EQ(replica.order(), std::vector<std::string>());  // it has none yet
-  resume_optimizer(resumed, group, group, *optimizer_, replica);
-  EXPECT_EQ(replica.order(), order);
-  EXPECT_EQ(replica.parameters()[replica.reducer().order().front()].name, order.front());
+  std::optional<parallel::DistributedDataParallel> ddp(std::in_place, *module_, group);
+  EXPECT_EQ(ddp->bucket_order(), std::vector<std::string>());  // it has none yet
+  resume_optimizer(resumed, group, group, *optimizer_, *ddp);
+  EXPECT_EQ(ddp->bucket_order(), order);
+  EXPECT_EQ(ddp->parameters()[ddp->reducer().order().front()].name, order.front());
   // Where it is another model's, nothing comes of it.
-  Replica anew(group, *backend_, *module_, {.first_bytes = 256, .bytes = 1024});
+  ddp.reset();
+  ddp.emplace(*module_, group);
   order.back() = "another";
-  resume_optimizer(resumed, group, group, *optimizer_, anew);
-  EXPECT_EQ(anew.order(), std::vector<std::string>());
+  resume_optimizer(resumed, group, group, *optimizer_, *ddp);
+  EXPECT_EQ(ddp->bucket_order(), std::vector<std::string>());
 }
 
 TEST_F(Folder, NothingIsWrittenThatIsNotFinite) {

@@ -70,17 +70,20 @@ class Training {
                                              .tail = setting.tail},
                                             0, 1),
                 {.workers = 1, .memory = backend_->staging_memory()}),
-        replica_(*group_, *backend_, *module_, {.first_bytes = 1 << 10, .bytes = 1 << 13}),
-        step_(*backend_, *module_, replica_,
-              setting.adam ? nn::make_adamw(replica_.parameters(), {})
-                           : nn::make_sgd(replica_.parameters(), {.momentum = 0.9, .nesterov = true}),
+        ddp_(*module_, *group_,
+             {.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true}),
+        graphs_(*backend_, ddp_, setting.activations),
+        step_(*backend_, ddp_,
+              setting.adam ? nn::make_adamw(ddp_.parameters(), {})
+                           : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9, .nesterov = true}),
               format_of(*splits_.train),
               {.clip_norm = setting.clip_norm,
                .want_norm = true,
                .activations = setting.activations,
-               .record = setting.record,
                .dropout = setting.dropout > 0,
-               .seed = 5}) {}
+               .seed = 5}) {
+    if (setting.record) step_.set_graphs(&graphs_);
+  }
 
   std::vector<TrainingStep::Outcome> run(int steps) {
     std::vector<TrainingStep::Outcome> outcomes;
@@ -112,7 +115,7 @@ class Training {
     return all;
   }
   nn::Backend& backend() { return *backend_; }
-  const StepGraphs& recorded() const { return step_.recorded(); }
+  const StepGraphs& recorded() const { return graphs_; }
 
  private:
   std::unique_ptr<comm::ProcessGroup> make_group() {
@@ -128,7 +131,8 @@ class Training {
   std::unique_ptr<nn::Module> module_;
   std::unique_ptr<comm::ProcessGroup> group_;
   data::Loader loader_;
-  Replica replica_;
+  parallel::DistributedDataParallel ddp_;
+  StepGraphs graphs_;
   TrainingStep step_;
   std::int64_t steps_ = 0;
 };

@@ -51,14 +51,19 @@ class Training {
                     group().size()),
                 {.workers = 1, .memory = backend_->staging_memory()}) {
     comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : group();
-    replica_.emplace(gradients, *backend_, *module_, ddp::BucketLimits{.first_bytes = 1 << 10, .bytes = 1 << 13});
-    step_.emplace(*backend_, *module_, *replica_, nn::make_adamw(replica_->parameters(), {}), format_of(*splits_.train),
-                  TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true, .record = setting.record});
+    using Options = parallel::DistributedDataParallel::Options;
+    ddp_.emplace(*module_, gradients,
+                 Options{.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true});
+    graphs_.emplace(*backend_, *ddp_, DType::kF32);
+    step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}), format_of(*splits_.train),
+                  TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true});
+    if (setting.record) step_->set_graphs(&*graphs_);
   }
   // As a run ends: nothing that is recorded is left when the group is.
   ~Training() {
     step_.reset();
-    replica_.reset();
+    graphs_.reset();
+    ddp_.reset();
     if (gpus_ != nullptr && !broken_) gpus_->shutdown();
   }
 
@@ -71,7 +76,7 @@ class Training {
         while (step_->outcome_due()) outcomes.push_back(step_->take_outcome());
       }
       while (step_->outcomes_waiting() > 0) outcomes.push_back(step_->take_outcome());
-      replica_->check();
+      ddp_->check();
     } catch (const Error&) {
       broken_ = true;
       throw;
@@ -83,7 +88,7 @@ class Training {
   void leave_out_a_step() { ++steps_; }
 
   std::string hash() const { return nn::parameters_sha256(*module_); }
-  const StepGraphs& recorded() const { return step_->recorded(); }
+  const StepGraphs& recorded() const { return *graphs_; }
 
  private:
   std::unique_ptr<nn::Backend> backend_;
@@ -93,7 +98,8 @@ class Training {
   std::unique_ptr<nn::Module> module_;
   std::unique_ptr<comm::DeviceGroup> gpus_;
   data::Loader loader_;
-  std::optional<Replica> replica_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
   std::int64_t steps_ = 0;
   bool broken_ = false;

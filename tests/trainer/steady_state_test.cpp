@@ -45,10 +45,10 @@ class Training {
         sampler_({.length = splits_.train->size(), .seed = 1, .global_batch = global_batch}, group().rank(),
                  group().size()),
         loader_(splits_.train, sampler_, {.workers = 2}),
-        replica_(group(), *backend_, *module_, {.first_bytes = 1 << 10, .bytes = 1 << 16}),
+        ddp_(*module_, group(), {.bucket_cap_mb = 1.0 / 16, .first_bucket_mb = 1.0 / 1024}),
         training_step_(
-            *backend_, *module_, replica_,
-            adam ? nn::make_adamw(replica_.parameters(), {}) : nn::make_sgd(replica_.parameters(), {.momentum = 0.9}),
+            *backend_, ddp_,
+            adam ? nn::make_adamw(ddp_.parameters(), {}) : nn::make_sgd(ddp_.parameters(), {.momentum = 0.9}),
             format_of(*splits_.train), {.clip_norm = adam ? 0.0 : 1.0, .want_norm = true}) {}
 
   std::int64_t steps_per_epoch() const { return static_cast<std::int64_t>(sampler_.steps_per_epoch()); }
@@ -72,7 +72,7 @@ class Training {
   std::unique_ptr<nn::Module> module_;
   sampler::DistributedSampler sampler_;
   data::Loader loader_;
-  Replica replica_;
+  parallel::DistributedDataParallel ddp_;
   TrainingStep training_step_;
   std::int64_t step_ = 0;
 };

@@ -55,8 +55,8 @@ TEST_P(TextTraining, IsLearnt) {
   const sampler::DistributedSampler sampler({.length = splits.train->size(), .seed = 1, .global_batch = 13},
                                             group().rank(), group().size());
   data::Loader loader(splits.train, sampler, {.workers = 1});
-  Replica replica(group(), *backend, *module, {.first_bytes = 1 << 10, .bytes = 1 << 14});
-  TrainingStep step(*backend, *module, replica, nn::make_adamw(replica.parameters(), {}), format_of(*splits.train),
+  parallel::DistributedDataParallel ddp(*module, group(), {.bucket_cap_mb = 1.0 / 64, .first_bucket_mb = 1.0 / 1024});
+  TrainingStep step(*backend, ddp, nn::make_adamw(ddp.parameters(), {}), format_of(*splits.train),
                     {.want_norm = true, .dropout = true, .seed = 3});
   double loss = 0.0;
   for (std::int64_t i = 1; i <= 120; ++i) {
@@ -69,7 +69,7 @@ TEST_P(TextTraining, IsLearnt) {
     }
   }
   EXPECT_LT(loss, 0.3);
-  replica.check();
+  ddp.check();
   Evaluator evaluator(group(), *backend, splits.test, 5, 0);
   const EvalReport report = evaluator.run(*module, 120);
   EXPECT_LT(report.loss, 0.3);

@@ -194,7 +194,7 @@ std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGro
 }
 
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
-                      nn::Optimizer& optimizer, Replica& replica) {
+                      nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp) {
   comm::run_collectively(group, [&] {
     if (group.rank() != 0) return;
     try {
@@ -207,8 +207,8 @@ void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::P
   const auto moments = moments_of(optimizer);
   ddp::broadcast_state(gradients, moments, 0);
   optimizer.set_steps(resumed.manifest.optimizer_steps);
-  replica.rebuild_buckets(resumed.manifest.bucket_order);
-  replica.check();
+  ddp.set_bucket_order(resumed.manifest.bucket_order);
+  ddp.check();
   ddp::check_replicas(gradients, moments);
 }
 

@@ -9,9 +9,9 @@
 #include "data/dataset.h"
 #include "nn/layers/module.h"
 #include "nn/optim/optimizer.h"
+#include "parallel/distributed_data_parallel.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/config.h"
-#include "trainer/replica.h"
 
 namespace lockstep::trainer {
 
@@ -32,9 +32,9 @@ struct Resumed {
 std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
                                      const CheckpointManifest& plan, nn::Module& module);
 
-/// Collective, after the replica has been made of that module: gives every rank the optimizer's state and the order of
+/// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of
 /// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.
 void resume_optimizer(const Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
-                      nn::Optimizer& optimizer, Replica& replica);
+                      nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
 
 }  // namespace lockstep::trainer

@@ -7,11 +7,11 @@
 #include "ddp/reducer.h"
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
+#include "parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"
-#include "trainer/distributed.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 using lockstep::testing::group;
@@ -187,4 +187,4 @@ TEST_F(DistributedMisuse, TwoReducersOnOneGroup) {
 }
 
 }  // namespace
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

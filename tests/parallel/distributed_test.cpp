@@ -1,16 +1,16 @@
 // DistributedDataParallel on several ranks against one process: what a loop of one's own computes, and what is refused.
-#include "trainer/distributed.h"
+#include "parallel/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
 
 #include "base/splitmix.h"
+#include "parallel/sync_batch_norm.h"
 #include "sampler/slice.h"
+#include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"
-#include "tests/trainer/rank_backend.h"
-#include "trainer/sync_batch_norm.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 using lockstep::testing::group;
@@ -523,4 +523,4 @@ TEST(DistributedRefuses, NormalisationsThatAreSynchronisedOnSomeRanksAlone) {
 }
 
 }  // namespace
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

@@ -1,7 +1,7 @@
 #include "base/cuda/probe.h"
 #include "comm/nccl/nccl_group.h"
+#include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
-#include "tests/trainer/rank_backend.h"
 
 namespace lockstep::testing {
 namespace {

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "comm/make_group.h"
+#include "parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
-#include "trainer/distributed.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 using ::testing::AllOf;
@@ -73,4 +73,4 @@ TEST_F(OutOfStep, AStepLeftOutOfALoopThatDoesNot) {
 }
 
 }  // namespace
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

@@ -6,10 +6,10 @@
 #include <thread>
 
 #include "nn/layers/layers.h"
+#include "parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
-#include "trainer/replica.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 using lockstep::testing::group;
@@ -51,30 +51,32 @@ TEST(Overlap, TheFirstBucketEndsBeforeTheLastGradientIsReady) {
   nn::Generator generator(1);
   nn::Context context{*backend, generator};
   SlowFirstLayer module(context);
-  Replica replica(group(), *backend, module, {.first_bytes = 2048, .bytes = 4096});
+  DistributedDataParallel ddp(module, group(),
+                              {.bucket_cap_mb = 4096 / 1048576.0, .first_bucket_mb = 2048 / 1048576.0});
+  const auto optimizer = nn::make_sgd(ddp.parameters(), {});
   nn::Tape tape(*backend);
   std::vector<float> x(8 * 64, 0.5f);
   std::vector<std::int32_t> labels(8, 3);
   // Where other programs take the cores, a rank may come late to one step, but not to all of them.
   bool started_early = false, ended_early = false;
   for (std::int64_t step = 1; step <= 20; ++step) {
-    replica.begin_step(step);
+    optimizer->zero_grad();
+    ddp.set_step(step);
     const auto in = tape.input(backend->from_host(x.data(), {8, 64}, DType::kF32));
-    const nn::Loss loss = nn::cross_entropy(tape, module.forward(tape, in),
-                                            backend->from_host(labels.data(), {8}, DType::kI32), 1.0f / 8);
-    replica.backward(tape, loss, 8);
-    replica.finish([](auto) {});
+    const nn::Loss loss =
+        nn::cross_entropy(tape, ddp(tape, in), backend->from_host(labels.data(), {8}, DType::kI32), 1.0f / 8);
+    tape.backward(loss.value);
     tape.reset();
-    const auto& timeline = replica.reducer().timeline();
+    const auto& timeline = ddp.reducer().timeline();
     if (step < 3) continue;  // the buckets' order is known from then on
     ASSERT_GE(timeline.buckets.size(), 2u);
     started_early = started_early || timeline.buckets.front().start < timeline.last_ready;
     ended_early = ended_early || timeline.buckets.front().end < timeline.last_ready;
   }
-  if (group().rank() == 0) std::printf("%s\n", describe(replica.reducer().timeline()).c_str());
+  if (group().rank() == 0) std::printf("%s\n", describe(ddp.reducer().timeline()).c_str());
   EXPECT_TRUE(started_early);
   EXPECT_TRUE(ended_early);
 }
 
 }  // namespace
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

@@ -4,7 +4,7 @@
 #include "comm/process_group.h"
 #include "nn/layers/module.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 
 /// What torch.nn.SyncBatchNorm.convert_sync_batchnorm does, in place. Collective: from now on, in training mode, all
 /// BatchNorm layers of `module` take mean and variance over the samples of all ranks, in forward and in backward, so
@@ -14,4 +14,4 @@ namespace lockstep::trainer {
 /// Returns how many layers there are.
 int convert_sync_batchnorm(nn::Module& module, comm::ProcessGroup& group);
 
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

@@ -1,4 +1,4 @@
-#include "trainer/sync_batch_norm.h"
+#include "parallel/sync_batch_norm.h"
 
 #include <algorithm>
 #include <memory>
@@ -7,7 +7,7 @@
 #include "comm/agree.h"
 #include "nn/layers/layers.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 class GroupExchange final : public nn::StatisticsExchange {
@@ -77,4 +77,4 @@ int convert_sync_batchnorm(nn::Module& module, comm::ProcessGroup& group) {
   return static_cast<int>(norms.size());
 }
 
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

@@ -1,7 +1,7 @@
 #include "comm/nccl/nccl_group.h"
 #include "tests/comm/nccl/fake_nccl.h"
+#include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
-#include "tests/trainer/rank_backend.h"
 
 namespace lockstep::testing {
 namespace {

@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 
 #include "base/error.h"
+#include "parallel/distributed_data_parallel.h"
+#include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
-#include "tests/trainer/rank_backend.h"
-#include "trainer/distributed.h"
 
-namespace lockstep::trainer {
+namespace lockstep::parallel {
 namespace {
 
 using testing::group;
@@ -26,4 +26,4 @@ TEST(DistributedRefuses, AModuleThatIsNotOnTheRanksDevice) {
 }
 
 }  // namespace
-}  // namespace lockstep::trainer
+}  // namespace lockstep::parallel

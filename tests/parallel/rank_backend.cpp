@@ -1,4 +1,4 @@
-#include "tests/trainer/rank_backend.h"
+#include "tests/parallel/rank_backend.h"
 
 namespace lockstep::testing {
 

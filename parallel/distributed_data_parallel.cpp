@@ -1,0 +1,305 @@
+#include "parallel/distributed_data_parallel.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "comm/agree.h"
+#include "ddp/replicate.h"
+#include "parallel/data_parallel.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using Options = DistributedDataParallel::Options;
+
+void check_id(int id, const char* what, Device device) {
+  if (id == device.index) return;
+  throw UsageError(fmt::format("{} is {}, and the module is on {}", what, id, to_string(device)),
+                   fmt::format("give {}, or build the module on that device", device.index));
+}
+
+// The module's backend. What is wrong is said before anything collective happens.
+nn::Backend& checked_backend(const nn::Module& module, const comm::ProcessGroup& group, const Options& options) {
+  const auto parameters = module.named_parameters();
+  check_usage(std::ranges::any_of(parameters, [](const auto& named) { return named.parameter->requires_grad(); }),
+              "DistributedDataParallel of a module that has no parameters to train", "use the module as it is");
+  nn::Backend& backend = parameters.front().parameter->backend();
+  const auto check_place = [&](const std::string& name, const nn::Backend& other) {
+    if (&other == &backend) return;
+    throw UsageError(fmt::format("{} is on {}, and {} on {}", name, to_string(other.device()), parameters.front().name,
+                                 to_string(backend.device())),
+                     "build the whole module with one backend: that of this rank's device");
+  };
+  for (const auto& [name, parameter] : parameters) {
+    check_place(name, parameter->backend());
+    if (parameter->on_ready)
+      throw UsageError(fmt::format("{} belongs to another DistributedDataParallel already", name),
+                       "wrap a module once; end the other one before, if this is to take its place");
+  }
+  for (const auto& buffer : module.named_buffers()) check_place(buffer.name, *buffer.backend);
+  if (backend.device() != group.device())
+    throw UsageError(fmt::format("the module is on {}, and this rank's device is {}", to_string(backend.device()),
+                                 to_string(group.device())),
+                     "build the module with that device's backend, or sum over a group of the module's device");
+  if (options.device_ids.size() > 1) {
+    std::vector<std::string> ids;
+    for (const int id : options.device_ids) ids.push_back(fmt::to_string(id));
+    throw UsageError(fmt::format("device_ids names {} devices ({}), and a rank has one", ids.size(), join(ids, ", ")),
+                     "give one, and start a process for each device; DataParallel has several in one process");
+  }
+  if (!options.device_ids.empty()) check_id(options.device_ids.front(), "device_ids", backend.device());
+  if (options.output_device) check_id(*options.output_device, "output_device", backend.device());
+  const auto is_size = [](double mib) { return mib > 0 && mib <= kMostBucketMib; };
+  check_usage(is_size(options.first_bucket_mb) && is_size(options.bucket_cap_mb.value_or(1.0)),
+              "a bucket of no size that memory can have", "give MiB above 0");
+  return backend;
+}
+
+ddp::BucketLimits limits_of(const Options& options, const comm::ProcessGroup& group) {
+  constexpr double kMib = 1048576.0;
+  return {.first_bytes = static_cast<std::size_t>(options.first_bucket_mb * kMib),
+          .bytes = options.bucket_cap_mb ? static_cast<std::size_t>(*options.bucket_cap_mb * kMib)
+                                         : group.preferred_bucket_bytes()};
+}
+
+std::vector<nn::NamedParameter> parameters_that(const nn::Module& module, bool trained) {
+  auto all = module.named_parameters();
+  std::erase_if(all, [=](const auto& named) { return named.parameter->requires_grad() != trained; });
+  return all;
+}
+
+ddp::NamedBytes bytes_of(const std::string& name, const nn::Tensor& tensor) {
+  return {name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}};
+}
+
+std::vector<ddp::NamedBytes> parameter_bytes(const nn::Module& module) {
+  std::vector<ddp::NamedBytes> pieces;
+  for (const auto& [name, parameter] : module.named_parameters()) pieces.push_back(bytes_of(name, parameter->value()));
+  return pieces;
+}
+
+std::vector<ddp::NamedBytes> buffers_of(const nn::Module& module) {
+  std::vector<ddp::NamedBytes> pieces;
+  for (const auto& buffer : module.named_buffers()) pieces.push_back(bytes_of(buffer.name, *buffer.tensor));
+  return pieces;
+}
+
+int synchronised_norms(nn::Module& module) {
+  int count = 0;
+  for (const auto& [name, child] : module.named_modules()) {
+    const auto* const norm = dynamic_cast<const nn::BatchNorm*>(child);
+    if (norm != nullptr && norm->synchronised()) ++count;
+  }
+  return count;
+}
+
+/// Whose parameters it trains: names in messages, checkpoints and bucket orders are the same with DataParallel and
+/// without.
+nn::Module& named_module(nn::Module& module) {
+  auto* const several = dynamic_cast<DataParallel*>(&module);
+  return several != nullptr ? several->module() : module;
+}
+
+// Everything that collectives depend on, before the first of them does.
+void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
+                     const Options& options) {
+  comm::Manifest manifest = manifest_of(module);
+  const comm::Manifest how = {
+      {"bytes of a bucket", fmt::to_string(limits.bytes)},
+      {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
+      {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
+      {"find_unused_parameters", options.find_unused_parameters ? "true" : "false"},
+      {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
+  };
+  manifest.insert(manifest.end(), how.begin(), how.end());
+  comm::compare_manifests(group, manifest);
+}
+
+std::string described(const std::string& name, const nn::Tensor& tensor) {
+  return fmt::format("{} {} {}", name, name_of(tensor.dtype()), nn::to_string(tensor.shape()));
+}
+
+}  // namespace
+
+// Differences are told in the order of the keys: parameters before buffers ("state").
+comm::Manifest manifest_of(const nn::Module& module) {
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  comm::Manifest manifest = {
+      {"number of parameters", fmt::to_string(parameters.size())},
+      {"number of buffers", fmt::to_string(buffers.size())},
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    manifest.emplace_back(fmt::format("parameter {}", i),
+                          fmt::format("{}{}", described(parameters[i].name, parameters[i].parameter->value()),
+                                      parameters[i].parameter->requires_grad() ? "" : ", not trained"));
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    manifest.emplace_back(fmt::format("state {}", i), described(buffers[i].name, *buffers[i].tensor));
+  return manifest;
+}
+
+// Where batch normalisations sum in the middle of backward, gradients that are absent on some ranks would have buckets
+// start at other places among those sums: they start late then.
+DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options)
+    : module_(module),
+      group_(group),
+      module_lifetime_(module.lifetime()),
+      group_lifetime_(group.lifetime()),
+      defers_unused_check_(options.defer_unused_check && !options.find_unused_parameters &&
+                           group.device().kind != DeviceKind::kCpu) {
+  comm::run_collectively(group, [&] { backend_ = &checked_backend(module, group, options); });
+  nn::Module& named = named_module(module);
+  const ddp::BucketLimits limits = limits_of(options, group);
+  compare_modules(group, named, limits, options);
+  frozen_ = parameters_that(named, false);
+  gradients_.emplace(
+      group, *backend_, parameters_that(named, true), limits,
+      ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
+                            .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
+                            .wait_for_unused = !defers_unused_check_});
+  ddp::broadcast_state(group, parameter_bytes(named), 0);
+  broadcast_buffers();
+  for (const auto& [name, parameter] : named.named_parameters()) parameter->changed();
+  if (options.broadcast_buffers) share_buffers();
+  gradients_->refuse_strays(true);
+  register_borrowed("module", module);
+}
+
+void DistributedDataParallel::share_buffers() {
+  const auto buffers = module_.named_buffers();
+  if (group_.size() == 1 || buffers.empty()) return;
+  std::size_t bytes = 0;
+  for (const auto& buffer : buffers) bytes += comm::align_up(buffer.tensor->bytes());
+  buffer_arena_ = group_.allocate(bytes);
+  std::size_t at = 0;
+  for (const auto& buffer : buffers) {
+    nn::Tensor& mine = *buffer.tensor;
+    buffers_.push_back({&mine, nn::Tensor::view_of(buffer_arena_->data() + at, mine.shape(), mine.dtype())});
+    at += comm::align_up(mine.bytes());
+  }
+}
+
+void DistributedDataParallel::sync_buffers() {
+  if (buffer_arena_ == nullptr) return;
+  constexpr int kRoot = 0;
+  nn::PointwiseKernels& kernels = backend_->pointwise();
+  group_.set_step(step_ + 1);
+  if (group_.rank() == kRoot)
+    for (const auto& [mine, sent] : buffers_) kernels.copy(*mine, sent);
+  group_.broadcast({.arena = buffer_arena_.get(), .count = buffer_arena_->bytes(), .dtype = DType::kU8}, kRoot)
+      .wait(backend_->stream());
+  if (group_.rank() != kRoot)
+    for (const auto& [mine, sent] : buffers_) kernels.copy(sent, *mine);
+}
+
+void DistributedDataParallel::check_intact() const {
+  check_usage(module_lifetime_.alive(), "DistributedDataParallel of a module that is gone",
+              "keep the module as long as what wraps it");
+  check_usage(group_lifetime_.alive(), "DistributedDataParallel over a group that is gone",
+              "keep the group (the session) as long as what sums over it");
+  for (const auto& [name, parameter] : frozen_)
+    if (parameter->requires_grad())
+      throw UsageError(fmt::format("{} is trained now, and was not when DistributedDataParallel was made: its gradient "
+                                   "would not be summed",
+                                   name),
+                       "call set_requires_grad(true) before, or make the DistributedDataParallel anew");
+}
+
+const nn::Tensor& DistributedDataParallel::scalars() {
+  if (!scalars_.defined()) {
+    scalars_ = backend_->empty({kScalars});
+    backend_->pointwise().fill(scalars_, 0.0f);
+  }
+  return scalars_;
+}
+
+nn::Tensor DistributedDataParallel::summed_scalars() const {
+  return nn::Tensor::view_of(reducer().tail().data(), {kScalars});
+}
+
+nn::Tensor DistributedDataParallel::unused_count() const {
+  return nn::Tensor::view_of(reducer().unused_count().data(), {1});
+}
+
+void DistributedDataParallel::register_comm_hook(std::shared_ptr<ddp::CommHook> hook) {
+  gradients_->reducer().register_comm_hook(std::move(hook));
+}
+
+void DistributedDataParallel::check() const {
+  check_intact();
+  ddp::check_replicas(group_, parameter_bytes(module_));
+}
+
+void DistributedDataParallel::check_with_buffers() const {
+  check_intact();
+  auto pieces = parameter_bytes(module_);
+  for (auto& buffer : buffers_of(module_)) pieces.push_back(std::move(buffer));
+  ddp::check_replicas(group_, pieces);
+}
+
+void DistributedDataParallel::broadcast_buffers() { ddp::broadcast_state(group_, buffers_of(module_), 0); }
+
+// Collective: on a rank that runs no pass too.
+void DistributedDataParallel::begin_pass() {
+  check_intact();
+  if (std::exchange(buffers_due_, false)) sync_buffers();
+}
+
+nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
+  if (tape.recording() && tape.listener() != nullptr && tape.listener() != this)
+    throw UsageError("two DistributedDataParallel modules in the passes of one tape, of which backward would sum one",
+                     "wrap a module that has both, or give each a tape of its own");
+  begin_pass();
+  if (tape.recording()) {
+    pass_syncs_ = buffers_due_ = no_syncs_ == 0;
+    tape.set_listener(this);
+  }
+  return module_.forward(tape, x);
+}
+
+void DistributedDataParallel::contribute_nothing() {
+  begin_pass();
+  buffers_due_ = true;
+  begin_gradients();
+  begin_reduction();
+  gradients_->contribute_held();
+  finish();
+}
+
+// Sums that the loop has not cleared are added to, and must not be summed again.
+void DistributedDataParallel::begin_gradients() {
+  gradients_->apply_order();
+  if (std::exchange(sums_held_, false)) gradients_->keep_sums_once();
+}
+
+void DistributedDataParallel::begin_reduction() {
+  gradients_->begin_reduction(++step_);
+  if (scalars_.defined()) backend_->pointwise().copy(scalars_, summed_scalars());
+}
+
+void DistributedDataParallel::backward_begins() {
+  check_intact();
+  gradients_->refuse_strays(false);
+  begin_gradients();
+  if (!pass_syncs_) return;
+  begin_reduction();
+  gradients_->mark_unreached();
+}
+
+void DistributedDataParallel::node_walked() {
+  if (gradients_->reducing()) gradients_->reducer().poll();
+}
+
+void DistributedDataParallel::backward_ended() {
+  gradients_->refuse_strays(true);
+  gradients_->reducing() ? finish() : gradients_->mark_partial();
+}
+
+void DistributedDataParallel::finish() {
+  gradients_->finish([this](std::span<const std::size_t> slots) {
+    if (on_bucket_) on_bucket_(slots);
+  });
+  sums_held_ = true;
+}
+
+}  // namespace lockstep::parallel
