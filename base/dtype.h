@@ -33,6 +33,12 @@ constexpr const char* name_of(DType dtype) {
   return "?";
 }
 
+/// What activations are computed in; parameters, gradients and statistics are f32.
+enum class Precision : std::uint8_t { kF32, kBF16 };
+
+constexpr DType dtype_of(Precision precision) { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
+constexpr const char* name_of(Precision precision) { return name_of(dtype_of(precision)); }
+
 /// The upper half of an IEEE f32: 8 exponent bits, 7 mantissa bits. Arithmetic happens in f32.
 struct BFloat16 {
   std::uint16_t bits = 0;

@@ -9,7 +9,7 @@
 #include "base/stop.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
-#include "trainer/session.h"
+#include "session/session.h"
 
 namespace lockstep::bench {
 namespace {
@@ -209,7 +209,7 @@ std::string line_of(const AllReduceResult& r, const AllReduceOptions& options, c
 
 int bench_allreduce(const AllReduceOptions& options, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
-  const trainer::Session session = trainer::join_session(options.group, [&] {
+  const session::Session session = session::join_session(options.group, [&] {
     if (refusal) throw *refusal;
     validate(options);
   });

@@ -12,13 +12,13 @@
 #include "bench/own_processes.h"
 #include "bench/timings.h"
 #include "comm/world.h"
-#include "trainer/device_request.h"
+#include "session/device_request.h"
 
 namespace lockstep::bench {
 namespace {
 
 using Json = nlohmann::json;
-using Kind = trainer::DeviceRequest::Kind;
+using Kind = session::DeviceRequest::Kind;
 
 constexpr int kCpuDevices = 2;
 
@@ -33,7 +33,7 @@ int count_gpus(bool needed) {
 
 /// The numbers that the devices have, and their list as --device takes it.
 std::vector<int> choose_devices(std::string& device) {
-  const auto request = trainer::parse_device(device);
+  const auto request = session::parse_device(device);
   check_usage(!request.most_free, "bench dp-vs-ddp with --device cuda:free", "name the GPUs: --device cuda:0,1");
   std::vector<int> ids = request.indices;
   bool gpus = request.kind == Kind::kCuda;

@@ -8,9 +8,9 @@
 #include "bench/timings.h"
 #include "comm/agree.h"
 #include "data/loader.h"
+#include "session/session.h"
 #include "trainer/build.h"
 #include "trainer/data_parallel.h"
-#include "trainer/session.h"
 #include "trainer/step.h"
 
 namespace lockstep::bench {
@@ -21,7 +21,7 @@ using trainer::Parallel;
 
 class Trainee {
  public:
-  Trainee(const DpVsDdpOptions& options, trainer::Session& session)
+  Trainee(const DpVsDdpOptions& options, session::Session& session)
       : options_(options), session_(session), group_(*session.group) {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
@@ -134,7 +134,7 @@ class Trainee {
   }
 
   const DpVsDdpOptions& options_;
-  trainer::Session& session_;
+  session::Session& session_;
   comm::ProcessGroup& group_;
   data::DataSplits splits_;
   std::unique_ptr<nn::Module> model_;
@@ -152,7 +152,7 @@ class Trainee {
 }  // namespace
 
 std::string measure_way(const DpVsDdpOptions& options) {
-  trainer::Session session = trainer::open_session(options.train, std::nullopt);
+  session::Session session = trainer::open_session(options.train, std::nullopt);
   std::string text;
   {
     Trainee trainee(options, session);

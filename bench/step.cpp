@@ -19,9 +19,9 @@
 #include "bench/timings.h"
 #include "comm/agree.h"
 #include "data/loader.h"
+#include "session/session.h"
 #include "trainer/build.h"
 #include "trainer/memory_estimate.h"
-#include "trainer/session.h"
 #include "trainer/step.h"
 
 namespace lockstep::bench {
@@ -51,13 +51,13 @@ double process_age_s() {
 }
 
 std::string precision_of(const trainer::TrainConfig& config, DeviceKind kind) {
-  if (config.precision == trainer::Precision::kBF16) return "bf16";
+  if (config.precision == Precision::kBF16) return "bf16";
   return kind == DeviceKind::kCuda && config.tf32 ? "tf32" : "f32";
 }
 
 class StepBenchmark {
  public:
-  StepBenchmark(const StepOptions& options, trainer::Session& session)
+  StepBenchmark(const StepOptions& options, session::Session& session)
       : options_(options),
         session_(session),
         group_(*session.group),
@@ -65,7 +65,7 @@ class StepBenchmark {
         on_gpu_(session.device.kind == DeviceKind::kCuda) {
     const auto& config = options_.train;
     nn::Backend& backend = *session.backend;
-    trainer::MemoryNeeds needs;
+    session::MemoryNeeds needs;
     comm::run_collectively(group_, [&] {
       check_usage(on_gpu_ || !options_.copy_batch, "--copy-batch yes is for GPUs, and this run is on the CPU",
                   "leave --copy-batch out, or use --device cuda");
@@ -74,7 +74,7 @@ class StepBenchmark {
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
       needs = trainer::estimate_memory(config, backend, *splits_.train, {.samples = most, .batch = most});
     });
-    trainer::check_memory(group_, backend, needs);
+    session::check_memory(group_, backend, needs);
     comm::run_collectively(group_, [&] {
       model_ = trainer::build_model(config, backend, *splits_.train);
       loader_.emplace(splits_.train, trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size()),
@@ -213,7 +213,7 @@ class StepBenchmark {
   }
 
   const StepOptions& options_;
-  trainer::Session& session_;
+  session::Session& session_;
   comm::ProcessGroup& group_;  // in the host's memory
   MutedGroup muted_;           // the gradients'
   bool on_gpu_;
@@ -236,7 +236,7 @@ int bench_step(StepOptions options, const std::optional<UsageError>& refusal) {
   const int world_size = comm::discover_world(env).size;
   if (options.train.data.empty())
     options.train.data = synthetic_data(options.train.model.name, trainer::global_batch_of(options.train, world_size));
-  trainer::Session session = trainer::open_session(options.train, refusal);
+  session::Session session = trainer::open_session(options.train, refusal);
   {
     StepBenchmark benchmark(options, session);
     const StepResult result = benchmark.run();

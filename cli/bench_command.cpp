@@ -8,6 +8,7 @@
 #include "base/status_report.h"
 #include "base/text.h"
 #include "options/values.h"
+#include "session/options.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -148,10 +149,10 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
              .default_text = "yes",
              .value = boolean(options.check)});
   table.group("Ranks");
-  trainer::add_backend_option(table, options.group.backend);
-  trainer::add_timeout_option(table, options.group.timeout_seconds);
-  trainer::add_stall_option(table, options.group.stall_warning_seconds);
-  table.add(trainer::encrypt_option(options.group.encrypt));
+  session::add_backend_option(table, options.group.backend);
+  session::add_timeout_option(table, options.group.timeout_seconds);
+  session::add_stall_option(table, options.group.stall_warning_seconds);
+  table.add(session::encrypt_option(options.group.encrypt));
   add_format_options(table, options.format);
   return table;
 }
@@ -170,7 +171,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .default_text = "no",
              .value = boolean(options.copy_batch)});
   trainer::add_update_options(table, options.train);
-  trainer::add_device_options(table, options.train);
+  session::add_device_options(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   add_format_options(table, options.format);
@@ -202,7 +203,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
              .default_text = fmt::to_string(options.rounds),
              .value = integer(options.rounds, 1, 1000)});
   trainer::add_update_options(table, options.train);
-  trainer::add_device_options(table, options.train);
+  session::add_device_options(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   table.group("Report");

@@ -5,19 +5,19 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "checkpoint/folder.h"
 #include "options/values.h"
-#include "trainer/checkpoint/folder.h"
 
 namespace lockstep::cli {
 namespace {
 
-using trainer::Facts;
+using checkpoint::Facts;
 
 // One, or all those in a directory of them, the newest first.
 std::vector<std::string> checkpoints_at(const std::string& path) {
-  if (std::filesystem::exists(fmt::format("{}/{}", path, trainer::kManifestFile))) return {path};
+  if (std::filesystem::exists(fmt::format("{}/{}", path, checkpoint::kManifestFile))) return {path};
   std::vector<std::string> paths;
-  for (const auto& stored : trainer::list_checkpoints(path)) paths.push_back(stored.path);
+  for (const auto& stored : checkpoint::list_checkpoints(path)) paths.push_back(stored.path);
   if (paths.empty())
     throw CheckpointError(fmt::format("{} is no checkpoint, and there is none in it", path),
                           "give the --checkpoint-dir of a run, or a directory in it");
@@ -36,7 +36,7 @@ std::string text_of(const Facts& facts, std::size_t width) {
   return text;
 }
 
-void show(const std::string& path, const trainer::CheckpointManifest& manifest) {
+void show(const std::string& path, const checkpoint::CheckpointManifest& manifest) {
   std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, manifest.step,
                                  manifest.total_steps, manifest.position.epoch + 1, manifest.position.cursor);
   const std::size_t width = std::max(longest_name(manifest.identity), longest_name(manifest.settings));
@@ -52,7 +52,7 @@ int verify(const std::vector<std::string>& paths) {
   std::string first;
   for (const auto& path : paths) {
     try {
-      const auto manifest = trainer::verify_checkpoint(path);
+      const auto manifest = checkpoint::verify_checkpoint(path);
       std::fputs(fmt::format("{}: whole, step {}\n", path, manifest.step).c_str(), stdout);
     } catch (const IoError& error) {
       std::fputs(fmt::format("{}: corrupt\n", path).c_str(), stdout);
@@ -91,10 +91,10 @@ int checkpoint_command(const Sources& sources, const ForeignFlags& foreign) {
     const auto paths = checkpoints_at(path);
     if (action == "verify") return verify(paths);
     if (paths.size() == 1 && paths.front() == path) {
-      show(path, trainer::verify_checkpoint(path));
+      show(path, checkpoint::verify_checkpoint(path));
       return 0;
     }
-    const auto search = trainer::newest_whole(path);
+    const auto search = checkpoint::newest_whole(path);
     if (!search.found) return verify(paths);
     show(search.found->path, search.found->manifest);
     return 0;

@@ -23,7 +23,7 @@ using options::ForeignFlags;
 using options::OptionTable;
 using options::Sources;
 
-/// lockstep train, eval and infer: what they take is the trainer's to say (trainer/options.h, trainer/infer/options.h).
+/// lockstep train, eval and infer: what they take is the trainer's to say (trainer/options.h, inference/options.h).
 int train_command(const Sources& sources, const ForeignFlags& foreign);
 int eval_command(const Sources& sources, const ForeignFlags& foreign);
 int infer_command(const Sources& sources, const ForeignFlags& foreign);

@@ -2,9 +2,9 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "inference/infer.h"
+#include "inference/options.h"
 #include "trainer/evaluation.h"
-#include "trainer/infer/infer.h"
-#include "trainer/infer/options.h"
 #include "trainer/options.h"
 #include "trainer/train.h"
 
@@ -39,13 +39,13 @@ int eval_command(const Sources& sources, const ForeignFlags& foreign) {
 }
 
 int infer_command(const Sources& sources, const ForeignFlags& foreign) {
-  trainer::InferConfig config;
-  const OptionTable table = trainer::infer_options(config);
+  inference::InferConfig config;
+  const OptionTable table = inference::infer_options(config);
   if (parse_options(table, sources, foreign).help) {
     std::fputs(table.help().c_str(), stdout);
     return 0;
   }
-  return trainer::infer(config);
+  return inference::infer(config);
 }
 
 }  // namespace lockstep::cli

@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "inference/options.h"
 #include "launcher/hosts/rsh.h"
 #include "launcher/rank_wrapper.h"
-#include "trainer/infer/options.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -39,8 +39,8 @@ std::vector<std::string> eval_flags() {
   return trainer::eval_options(config).names();
 }
 std::vector<std::string> infer_flags() {
-  trainer::InferConfig config;
-  return trainer::infer_options(config).names();
+  inference::InferConfig config;
+  return inference::infer_options(config).names();
 }
 std::vector<std::string> checkpoint_flags() {
   std::string action, path;

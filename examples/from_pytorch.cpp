@@ -16,7 +16,7 @@
 #include "parallel/data_parallel.h"
 #include "parallel/distributed_data_parallel.h"
 #include "parallel/sync_batch_norm.h"
-#include "trainer/session.h"
+#include "session/session.h"
 
 using namespace lockstep;
 
@@ -85,7 +85,7 @@ void accumulate(parallel::DistributedDataParallel& model, nn::Optimizer& optimiz
 
 // DistributedDataParallel's arguments, and what stands around it.
 void several_ranks(const std::string& directory, const std::string& device) {
-  trainer::Session session = trainer::open_session(device);
+  session::Session session = session::open_session(device);
   const int rank = session.world.rank, world_size = session.world.size, local_rank = session.world.local_rank;
   const Device place = session.backend->device();
   nn::Generator generator(/*seed=*/1);

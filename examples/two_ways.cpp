@@ -13,8 +13,8 @@
 #include "nn/optim/optimizer.h"
 #include "parallel/data_parallel.h"
 #include "parallel/distributed_data_parallel.h"
+#include "session/session.h"
 #include "trainer/forward.h"
-#include "trainer/session.h"
 
 using namespace lockstep;
 
@@ -98,7 +98,7 @@ void train_dp(parallel::Devices devices) {
 }
 
 void train_ddp() {
-  trainer::Session session = trainer::open_session();  // the ranks meet, and each has a device
+  session::Session session = session::open_session();  // the ranks meet, and each has a device
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*session.backend, generator};
   Net net(context);

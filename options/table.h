@@ -131,4 +131,9 @@ class OptionTable {
   bool takes_program_ = false;
 };
 
+/// For Applies::unless: what this run is instead, where a setting has no effect.
+inline std::optional<std::string> when(bool elsewhere, std::string instead) {
+  return elsewhere ? std::optional(std::move(instead)) : std::nullopt;
+}
+
 }  // namespace lockstep::options

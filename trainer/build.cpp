@@ -5,17 +5,37 @@
 #include <algorithm>
 
 #include "base/cpu.h"
+#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "checkpoint/model_of_file.h"
 #include "data/open.h"
 #include "nn/io/state.h"
 #include "nn/optim/optimizers.h"
-#include "trainer/apply_metadata.h"
-#include "trainer/model_of_file.h"
+#include "trainer/data_parallel.h"
+#include "trainer/options.h"
+#include "trainer/output_files.h"
 
 namespace lockstep::trainer {
+
+session::Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal) {
+  const session::SessionChecks checks = {
+      .before =
+          [&] {
+            if (refusal) throw *refusal;
+            validate(config);
+            check_alone(config);
+            if (comm::discover_world(env).rank == 0) check_output_files(config);
+          },
+      .device = [&](DeviceKind kind, const std::string& why) { check_graphs(config, kind, why); }};
+  session::SessionOptions options = config;
+  options.all_devices = config.parallel == Parallel::kDp;
+  session::Session session = session::open_session(options, checks);
+  if (session.group->rank() == 0) session::warn_of_unused(options, session);
+  return session;
+}
 
 std::optional<std::int64_t> classes_setting(const ModelConfig& model) {
   for (const auto& setting : nn::model_family(model.name).settings)
@@ -35,7 +55,7 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
   return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config));
 }
 
-data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelMetadata>& metadata) {
+data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
   const nn::ModelFamily& model = nn::model_family(config.model.name);
   data::OpenOptions options{.classes = config.classes.value_or(0),
                             .seed = config.seed,
@@ -91,7 +111,7 @@ std::string head_of(const TrainConfig& config, const nn::Module& model) {
 }
 
 // Whether what the file's numbers mean is what the data's mean.
-void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const ModelMetadata& metadata) {
+void check_meaning(const TrainConfig& config, const data::Dataset& dataset, const checkpoint::ModelMetadata& metadata) {
   if (config.reset_head) return;
   if (dataset.has_tokens() && (metadata.characters == nullptr) != (dataset.characters() == nullptr))
     throw UsageError(
@@ -198,8 +218,9 @@ std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& 
     if (weights.metadata) check_meaning(config, dataset, *weights.metadata);
     check_vocabulary(config, weights.tensors, dataset);
     const bool all_are_loaded = !config.non_strict && !config.reset_head;
-    model = make_model_of_file(context, spec, weights.tensors, config.weights,
-                               {.metadata = weights.metadata.has_value(), .all_are_loaded = all_are_loaded});
+    model =
+        checkpoint::make_model_of_file(context, spec, weights.tensors, config.weights,
+                                       {.metadata = weights.metadata.has_value(), .all_are_loaded = all_are_loaded});
     load_weights(config, *model, weights.tensors);
   }
   if (!config.freeze.empty()) freeze(*model, config.freeze);

@@ -5,21 +5,26 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/model_metadata.h"
 #include "comm/agree.h"
 #include "data/dataset.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
-#include "trainer/apply_metadata.h"
 #include "trainer/config.h"
-#include "trainer/model_metadata.h"
+#include "trainer/run_weights.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
 
+/// Collective: session::open_session(), where `refusal` and `config` are what is checked. One rank warns of what has no
+/// effect.
+session::Session open_session(const TrainConfig& config, const std::optional<UsageError>& refusal);
+
 /// A text is read with the characters of `metadata`, if it has any. Throws UsageError for names and sizes that cannot
 /// be, IoError for files.
-data::DataSplits open_splits(const TrainConfig& config, const std::optional<ModelMetadata>& metadata = std::nullopt);
+data::DataSplits open_splits(const TrainConfig& config,
+                             const std::optional<checkpoint::ModelMetadata>& metadata = std::nullopt);
 
 /// What the model's setting for classes says, if it has one and it was given.
 std::optional<std::int64_t> classes_setting(const ModelConfig& model);

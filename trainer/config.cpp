@@ -10,28 +10,20 @@
 #include "nn/io/weights.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizers.h"
-#include "trainer/device_request.h"
+#include "session/device_request.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
 namespace {
 
+using session::DeviceRequest;
+
 void require(bool ok, const std::string& what, const std::string& remedy) {
   if (!ok) throw UsageError(what, remedy);
 }
 
-}  // namespace
-
-void check_log_level(const std::string& level) {
-  const std::vector<std::string> levels = {"debug", "info", "warn", "error"};
-  if (std::ranges::find(levels, level) == levels.end())
-    throw UsageError(fmt::format("unknown log level '{}'", level), "use debug, info, warn or error");
-}
-
-namespace {
-
 void validate_device(const TrainConfig& config) {
-  const DeviceRequest request = parse_device(config.device);
+  const DeviceRequest request = session::parse_device(config.device);
   for (auto at = request.indices.begin(); at != request.indices.end(); ++at)
     require(config.share_devices || std::find(request.indices.begin(), at, *at) == at,
             fmt::format("--device {} names {} {} twice", config.device,
@@ -39,7 +31,7 @@ void validate_device(const TrainConfig& config) {
             config.parallel == Parallel::kDp
                 ? "name each device once"
                 : "name each one once, or add --share-devices: ranks that share a device take turns");
-  check_cpu_numbers(config.device, request);
+  session::check_cpu_numbers(config.device, request);
   if (config.parallel == Parallel::kDp) {
     require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
             "name the GPUs: --device cuda:0,1");
@@ -49,7 +41,9 @@ void validate_device(const TrainConfig& config) {
             "leave it out, or use --parallel ddp");
   }
   if (request.kind == DeviceRequest::Kind::kAuto) return;
-  check_kind(config, request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda);
+  const DeviceKind kind = request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda;
+  session::check_kind(config, kind);
+  check_graphs(config, kind);
 }
 
 }  // namespace
@@ -111,27 +105,11 @@ const char* name_of(sampler::Tail tail) {
   return "?";
 }
 
-const char* name_of(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
-
-void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why) {
+void check_graphs(const TrainConfig& config, DeviceKind kind, const std::string& why) {
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
-  if (kind == DeviceKind::kCpu) {
-    require(config.backend != Backend::kNccl,
-            fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
-            "leave --backend out, or use --device cuda");
-    require(config.precision == Precision::kF32,
-            fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
-            "use --precision f32, or --device cuda");
-    require(!config.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
-            "leave --tf32 out, or use --device cuda");
-    require(config.graphs != true, fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
-            "leave --graphs out, or use --device cuda");
-    return;
-  }
-  require(config.backend == Backend::kAuto || config.backend == Backend::kNccl,
-          fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
-                      config.backend == Backend::kMpi ? "mpi" : "shm"),
-          "leave --backend out, or use --device cpu");
+  require(config.graphs != true || kind != DeviceKind::kCpu,
+          fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
+          "leave --graphs out, or use --device cuda");
 }
 
 void validate(const TrainConfig& config) {
@@ -152,7 +130,7 @@ void validate(const TrainConfig& config) {
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");
   if (!config.save.empty()) nn::check_weights_path(config.save);
-  check_log_level(config.log_level);
+  session::check_log_level(config.log_level);
 }
 
 std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& config) {
@@ -165,13 +143,6 @@ std::vector<std::pair<std::string, std::string>> describe(const TrainConfig& con
     facts.emplace_back(option.name, option.agree == Agree::kValue ? text : text.empty() ? "no" : "yes");
   }
   return facts;
-}
-
-void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts) {
-  if (config.encrypt && kind == DeviceKind::kCuda && several_hosts)
-    throw UsageError(
-        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
-        "leave it out and connect the hosts by a network that encrypts (WireGuard, IPsec), or use --device cpu");
 }
 
 }  // namespace lockstep::trainer

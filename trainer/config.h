@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/device.h"
 #include "base/settings.h"
-#include "comm/make_group.h"
+#include "nn/models/models.h"
 #include "sampler/sampler.h"
+#include "session/session.h"
 
 namespace lockstep::trainer {
 
@@ -19,20 +19,13 @@ enum class Parallel {
   kDdp,  // a process for each device; one alone is a world of one
   kDp,   // one process for all devices (trainer/data_parallel.h)
 };
-enum class Precision { kF32, kBF16 };  // of activations; parameters, gradients and statistics are f32
-using Backend = comm::GroupOptions::Backend;
 
 inline constexpr std::int64_t kDefaultBatch = 32;  // samples a rank
-inline constexpr std::int64_t kDefaultKeep = 3;    // checkpoints
 inline constexpr int kMostParts = 1 << 20;         // of a rank's share of a step
 
-/// A model, and what was said of it: settings that its family declares (nn/models/models.h).
-struct ModelConfig {
-  std::string name;  // one of nn::model_names()
-  Settings settings;
-};
+using nn::ModelConfig;
 
-struct TrainConfig {
+struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
@@ -63,16 +56,7 @@ struct TrainConfig {
 
   // Processes and devices.
   Parallel parallel = Parallel::kDdp;
-  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (trainer/device_request.h)
-  bool share_devices = false;   // several ranks may compute on one GPU
-  Backend backend = Backend::kAuto;
-  Precision precision = Precision::kF32;
-  bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
   std::optional<bool> graphs;         // steps that repeat are recorded and run as a whole; default: where a device can
-  int threads = 0;                    // compute threads a device; 0: its share of the cores
-  double timeout_seconds = 300;       // longest wait for another rank
-  double stall_warning_seconds = 10;  // after which a wait is mentioned; 0: never
-  bool encrypt = false;               // what ranks of different hosts say to each other
   std::optional<double> bucket_mb;    // MiB of gradients in a bucket; default: ProcessGroup::preferred_bucket_bytes()
   double first_bucket_mb = 1;         // MiB in the bucket that is ready first
   bool find_unused = false;           // parameters may have no gradient in a step
@@ -89,7 +73,7 @@ struct TrainConfig {
   std::string freeze;        // patterns of parameters that are not trained, with commas between: "conv1.*,bn1.*"
   std::string save;          // weights to write at the end (nn::write_weights), also onto `weights`
   std::string config_file;   // where settings come from: nothing may be written there
-  // Checkpoints of training (trainer/checkpoint/), to go on from.
+  // Checkpoints of training (checkpoint/), to resume from.
   std::string checkpoint_dir;                    // empty: none are written
   std::optional<std::int64_t> checkpoint_every;  // steps; 0: only at the end; default: at the end of each epoch
   std::optional<std::int64_t> keep;              // the newest ones; 0: all; default: kDefaultKeep
@@ -97,12 +81,8 @@ struct TrainConfig {
   std::string metrics;                           // JSON lines
   std::string trace;                             // what all ranks did when, for Chrome's and Perfetto's trace viewers
   std::int64_t log_every = 50;                   // steps between plain progress lines
-  std::string log_level = "info";  // debug: also when each bucket of each step was ready, started and ended
-  bool quiet = false;
 };
 
-/// "f32" or "bf16".
-const char* name_of(Precision precision);
 /// "ddp" or "dp".
 const char* name_of(Parallel parallel);
 /// "exact", "pad" or "drop".
@@ -122,19 +102,12 @@ double dropout_of(const ModelConfig& model);
 std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 
 /// Throws UsageError for values that contradict each other or are out of range, for an unknown model, and for settings
-/// that would have no effect (trainer/options.h). Data is checked where it is opened, and check_kind() comes when
-/// `auto` has become a device.
+/// that would have no effect (trainer/options.h). Data is checked where it is opened, and what the device does
+/// when `auto` has become one.
 void validate(const TrainConfig& config);
 
-/// Throws UsageError for another level than debug, info, warn and error.
-void check_log_level(const std::string& level);
-
-/// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where
-/// config.device says so.
-void check_kind(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
-
-/// What only the ranks together know: throws UsageError where --encrypt cannot hold for GPUs that `several_hosts` have.
-void check_encryption(const TrainConfig& config, DeviceKind kind, bool several_hosts);
+/// Throws UsageError for what a device of this kind does not do in training, beside session::check_kind().
+void check_graphs(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
 
 /// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
 /// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,

@@ -1,18 +1,16 @@
 #include "trainer/data_parallel.h"
 
 #include <algorithm>
-#include <numeric>
 
-#include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "trainer/device_request.h"
+#include "session/device_request.h"
 
 namespace lockstep::trainer {
 namespace {
 
-parallel::Devices devices_of(const TrainConfig& config, Session& session, const std::vector<int>& ids) {
+parallel::Devices devices_of(const TrainConfig& config, session::Session& session, const std::vector<int>& ids) {
   const int threads = session.threads;
   auto devices = session.device.kind == DeviceKind::kCpu
                      ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
@@ -30,19 +28,10 @@ void check_alone(const TrainConfig& config) {
                      "start it without a launcher, or use --parallel ddp");
 }
 
-std::vector<int> device_ids_of(const TrainConfig& config, Device first) {
-  const DeviceRequest request = parse_device(config.device);
-  if (!request.indices.empty()) return request.indices;
-  if (first.kind == DeviceKind::kCpu) return {0};
-  std::vector<int> all(static_cast<std::size_t>(probe_cuda().devices));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-DataParallelModel::DataParallelModel(const TrainConfig& config, Session& session, nn::Module& module)
+DataParallelModel::DataParallelModel(const TrainConfig& config, session::Session& session, nn::Module& module)
     : first_(*session.backend),
-      devices_(devices_of(config, session, device_ids_of(config, session.device))),
-      module_(module, devices_, device_ids_of(config, session.device)) {}
+      devices_(devices_of(config, session, session::devices_of(config.device, session.device))),
+      module_(module, devices_, session::devices_of(config.device, session.device)) {}
 
 std::string DataParallelModel::describe() const {
   std::vector<std::string> names;

@@ -5,23 +5,19 @@
 #include <vector>
 
 #include "parallel/data_parallel.h"
+#include "session/session.h"
 #include "trainer/config.h"
-#include "trainer/session.h"
 
 namespace lockstep::trainer {
 
 /// Throws UsageError where `config` wants one process for all devices and this one is a rank among others.
 void check_alone(const TrainConfig& config);
 
-/// The devices that --device names for one process, `first` being the one that was chosen for it: those of a list, all
-/// GPUs, or one CPU device.
-std::vector<int> device_ids_of(const TrainConfig& config, Device first);
-
 /// A model that batches are shared out through. The module is on session.backend, which is the first device and where
 /// the loss is computed; both must outlive it.
 class DataParallelModel {
  public:
-  DataParallelModel(const TrainConfig& config, Session& session, nn::Module& module);
+  DataParallelModel(const TrainConfig& config, session::Session& session, nn::Module& module);
 
   parallel::DataParallel& module() { return module_; }
   /// By place among the devices.

@@ -8,11 +8,11 @@
 #include "base/stop.h"
 #include "comm/agree.h"
 #include "sampler/slice.h"
+#include "session/session.h"
 #include "trainer/build.h"
 #include "trainer/evaluate.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/metrics.h"
-#include "trainer/session.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -25,13 +25,13 @@ std::string text_of(const EvalReport& report, const data::Dataset& dataset) {
   return text + fmt::format("  of {} samples", report.samples);
 }
 
-void run(TrainConfig config, Session& session) {
+void run(TrainConfig config, session::Session& session) {
   comm::ProcessGroup& group = *session.group;
   data::DataSplits splits;
   std::unique_ptr<nn::Module> model;
   Metrics metrics;
   RunWeights weights;
-  MemoryNeeds needs;
+  session::MemoryNeeds needs;
   const std::int64_t batch = config.batch.value_or(kDefaultBatch);
   comm::run_collectively(group, [&] {
     check_usage(!config.weights.empty(), "eval without weights", "give --weights FILE");
@@ -42,7 +42,7 @@ void run(TrainConfig config, Session& session) {
     needs = estimate_memory(config, *session.backend, *splits.test,
                             {.train = false, .samples = most, .workers = config.workers, .batch = most});
   });
-  check_memory(group, *session.backend, needs);
+  session::check_memory(group, *session.backend, needs);
   comm::run_collectively(group, [&] {
     // The file's tensors go with this statement.
     model = build_model(config, *session.backend, *splits.test, std::exchange(weights, {}));
@@ -60,7 +60,7 @@ void run(TrainConfig config, Session& session) {
 
 int evaluate(const TrainConfig& config, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
-  Session session = open_session(config, refusal);
+  session::Session session = open_session(config, refusal);
   run(config, session);
   session.shutdown();
   return 0;

@@ -1,10 +1,13 @@
 #include "trainer/options.h"
 
 #include "base/text.h"
+#include "checkpoint/checkpoints.h"
+#include "checkpoint/model_options.h"
 #include "nn/models/models.h"
 #include "options/sources.h"
 #include "options/values.h"
 #include "parallel/distributed_data_parallel.h"
+#include "session/options.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -19,11 +22,9 @@ using options::Option;
 using options::OptionKind;
 using options::Range;
 using options::text;
+using options::when;
 
 constexpr Range kBucketMib = {.low = 0, .high = parallel::kMostBucketMib, .open_low = true};
-
-bool is_on_cpu(const std::string& device) { return device.starts_with("cpu"); }
-std::string device_of(const std::string& device) { return "this run has --device " + device; }
 
 /// For settings of models of which `does` is true.
 Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFamily& family), const char* kind) {
@@ -33,45 +34,18 @@ Applies to_models_that(const ModelConfig& model, bool (*does)(const nn::ModelFam
           }};
 }
 
-Applies to_weights(const std::string& file) {
-  return {.to = "a file of weights",
-          .unless = [&file] { return when(file.empty(), "there is none"); },
-          .remedy = "add --weights FILE, or leave it out"};
-}
-
 Applies to_checkpoints(const std::string& directory) {
   return {.to = "a directory of checkpoints",
           .unless = [&directory] { return when(directory.empty(), "there is none"); },
           .remedy = "add --checkpoint-dir DIR, or leave it out"};
 }
 
-Applies to_gpus(const std::string& device) {
-  return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_of(device)); }};
-}
-
 }  // namespace
-
-void add_weight_file(OptionTable& table, const WeightFile& weights, const std::string& help) {
-  table.add({.name = "weights",
-             .placeholder = "FILE",
-             .help = help + ": safetensors, an index of several, or what torch.save() has written",
-             .value = text(weights.file)});
-  table.add({.name = "non-strict",
-             .kind = OptionKind::kFlag,
-             .help = "weights that the file lacks start anew, and others that it has are not used",
-             .value = boolean(weights.non_strict),
-             .applies = to_weights(weights.file)});
-  table.add({.name = "keep-prefix",
-             .kind = OptionKind::kFlag,
-             .help = "names in the file are taken as they are: a leading \"module.\" is not taken off",
-             .value = boolean(weights.keep_prefix),
-             .applies = to_weights(weights.file)});
-}
 
 namespace {
 
 void add_weight_file(OptionTable& table, TrainConfig& config) {
-  add_weight_file(table, WeightFile{config.weights, config.non_strict, config.keep_prefix}, "file to start from");
+  checkpoint::add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix}, "file to start from");
 }
 
 /// --save, and what is trained of the weights.
@@ -84,7 +58,7 @@ void add_tuning_options(OptionTable& table, TrainConfig& config) {
              .kind = OptionKind::kFlag,
              .help = "the last layer starts anew: the file's is not used, and may be of another size",
              .value = boolean(config.reset_head),
-             .applies = to_weights(config.weights)});
+             .applies = checkpoint::to_weights(config.weights)});
   table.add({.name = "freeze",
              .kind = OptionKind::kList,
              .placeholder = "PATTERN,…",
@@ -170,112 +144,6 @@ void add_batch_options(OptionTable& table, TrainConfig& config) {
   table.exclusive({"batch", "global-batch"});
 }
 
-void add_backend_option(OptionTable& table, Backend& backend) {
-  table.add({.name = "backend",
-             .placeholder = "auto|shm|mpi",
-             .help = "what carries the collectives: memory inside a host and sockets between hosts; memory alone; MPI",
-             .default_text = "auto",
-             .value = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
-}
-
-void add_timeout_option(OptionTable& table, double& seconds) {
-  table.add({.name = "timeout-seconds",
-             .placeholder = "S",
-             .help = "longest wait for another rank, in seconds",
-             .default_text = fmt::to_string(seconds),
-             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
-}
-
-void add_stall_option(OptionTable& table, double& seconds) {
-  table.add({.name = "stall-warning-seconds",
-             .placeholder = "S",
-             .help = "a wait for another rank that lasts so long is mentioned, with the rank that is waited for, and "
-                     "again after twice as long, and so on; 0: never",
-             .default_text = fmt::to_string(seconds),
-             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
-}
-
-Option encrypt_option(bool& encrypt) {
-  return {.name = "encrypt",
-          .kind = OptionKind::kFlag,
-          .help = "encrypt all that ranks of different hosts say to each other; on all ranks or none",
-          .value = boolean(encrypt)};
-}
-
-Option precision_option(Precision& precision, const char* help) {
-  return {.name = "precision",
-          .placeholder = "f32|bf16",
-          .help = help,
-          .default_text = name_of(precision),
-          .value = choice(precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}}),
-          .agree = Agree::kValue,
-          .may_change = true};
-}
-
-Option tf32_option(bool& tf32, const std::string& device) {
-  return {.name = "tf32",
-          .kind = OptionKind::kFlag,
-          .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
-          .value = boolean(tf32),
-          .applies = to_gpus(device),
-          .agree = Agree::kValue,
-          .may_change = true};
-}
-
-Option log_level_option(std::string& level, const char* help) {
-  return {.name = "log-level",
-          .placeholder = "debug|info|warn|error",
-          .help = help,
-          .default_text = level,
-          .value = text(level)};
-}
-
-void add_device_options(OptionTable& table, TrainConfig& config) {
-  table.group("Ranks and devices");
-  table.add({.name = "device",
-             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
-             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
-                     "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
-                     "each where there is one for every rank, else the CPU",
-             .default_text = config.device,
-             .value = text(config.device)});
-  table.add({.name = "share-devices",
-             .kind = OptionKind::kFlag,
-             .help = "several ranks may compute on one GPU, taking turns",
-             .value = boolean(config.share_devices),
-             .applies = {.to = "GPUs, and CPU devices that are listed",
-                         .unless = [&config] { return when(config.device == "cpu", device_of(config.device)); }}});
-  table.add(
-      {.name = "backend",
-       .placeholder = "auto|nccl|mpi|shm",
-       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory inside a host and sockets between hosts; "
-               "memory alone; MPI",
-       .default_text = "auto",
-       .value = choice(
-           config.backend,
-           {{"auto", Backend::kAuto}, {"nccl", Backend::kNccl}, {"mpi", Backend::kMpi}, {"shm", Backend::kShm}})});
-  table.add(precision_option(config.precision, "what GPUs compute in; parameters, gradients and sums stay f32"));
-  table.add(tf32_option(config.tf32, config.device));
-  table.add({.name = "threads",
-             .placeholder = "N",
-             .help = "compute threads a device, on the CPU",
-             .default_text = "its share of the cores",
-             .value = integer(config.threads, 1, 4096, /*unset=*/0),
-             .applies = {.to = "the CPU", .unless = [&config] {
-                           return when(config.device.starts_with("cuda"), device_of(config.device));
-                         }}});
-  add_timeout_option(table, config.timeout_seconds);
-  add_stall_option(table, config.stall_warning_seconds);
-  Option encrypt = encrypt_option(config.encrypt);
-  encrypt.applies = {.to = "what lockstep itself sends between hosts",
-                     .unless = [&config]() -> std::optional<std::string> {
-                       if (config.backend == Backend::kMpi) return "MPI (--backend mpi) does not encrypt";
-                       return when(config.backend == Backend::kNccl, "NCCL (--backend nccl) does not encrypt");
-                     },
-                     .remedy = "leave one of them out"};
-  table.add(std::move(encrypt));
-}
-
 void add_graphs_option(OptionTable& table, TrainConfig& config) {
   options::Binding graphs = boolean(config.graphs);
   graphs.text = [&config] { return fmt::to_string(config.graphs.value_or(true)); };
@@ -286,7 +154,7 @@ void add_graphs_option(OptionTable& table, TrainConfig& config) {
              .value = std::move(graphs),
              .applies = {.to = "GPUs, without --find-unused and --parallel dp",
                          .unless = [&config]() -> std::optional<std::string> {
-                           if (is_on_cpu(config.device)) return device_of(config.device);
+                           if (session::is_on_cpu(config.device)) return session::device_text(config.device);
                            if (config.find_unused) return "this run has --find-unused";
                            return when(config.parallel == Parallel::kDp, "this run has --parallel dp");
                          }},
@@ -364,7 +232,7 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "keep",
              .placeholder = "K",
              .help = "checkpoints that are kept, the newest ones; 0: all",
-             .default_text = fmt::to_string(kDefaultKeep),
+             .default_text = fmt::to_string(checkpoint::kDefaultKeep),
              .value = integer(config.keep, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir)});
   table.add({.name = "resume",
@@ -393,8 +261,8 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
                .default_text = fmt::to_string(config.log_every),
                .value = integer(config.log_every, 1, kMost)});
   }
-  table.add(log_level_option(config.log_level,
-                             "what goes to stderr; debug: also when each bucket of each step started and ended"));
+  table.add(session::log_level_option(
+      config.log_level, "what goes to stderr; debug: also when each bucket of each step started and ended"));
   if (training) {
     table.add({.name = "quiet",
                .kind = OptionKind::kFlag,
@@ -420,7 +288,7 @@ OptionTable train_options(TrainConfig& config) {
   add_length_options(table, config);
   add_update_options(table, config);
   add_schedule_options(table, config);
-  add_device_options(table, config);
+  session::add_device_options(table, config);
   add_graphs_option(table, config);
   table.add({.name = "parallel",
              .placeholder = "ddp|dp",
@@ -446,7 +314,7 @@ OptionTable eval_options(TrainConfig& config) {
   table.group("Batches");
   table.add(batch_option(config, "samples that a rank looks at together"));
   add_workers_option(table, config);
-  add_device_options(table, config);
+  session::add_device_options(table, config);
   add_report_options(table, config, /*training=*/false);
   return table;
 }

@@ -11,21 +11,21 @@
 #include "base/status_report.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
 #include "data/loader.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "parallel/sync_batch_norm.h"
-#include "trainer/apply_metadata.h"
+#include "session/device_request.h"
+#include "session/session.h"
 #include "trainer/build.h"
-#include "trainer/checkpoint/checkpoints.h"
-#include "trainer/checkpoint/resume.h"
 #include "trainer/data_parallel.h"
 #include "trainer/evaluate.h"
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
+#include "trainer/resume.h"
 #include "trainer/schedule.h"
-#include "trainer/session.h"
 #include "trainer/step.h"
 #include "trainer/trace.h"
 
@@ -35,13 +35,16 @@ namespace {
 // One run: what is made once, and the loop over steps.
 class Run {
  public:
-  Run(const TrainConfig& config, Session& session)
+  Run(const TrainConfig& config, session::Session& session)
       : config_(config),
         group_(*session.group),
         backend_(*session.backend),
-        checkpoints_(config, session.group->rank()) {
+        checkpoints_({.directory = config.checkpoint_dir,
+                      .every = config.checkpoint_every,
+                      .keep = config.keep.value_or(checkpoint::kDefaultKeep),
+                      .writes = session.group->rank() == 0}) {
     RunWeights weights;
-    MemoryNeeds needs;
+    session::MemoryNeeds needs;
     comm::run_collectively(group_, [&] {
       weights = apply_weights(config_);
       splits_ = open_splits(config_, weights.metadata);
@@ -49,12 +52,12 @@ class Run {
       const bool several = config_.parallel == Parallel::kDp;
       needs = estimate_memory(config_, backend_, *splits_.train,
                               {.samples = samples_at_once(),
-                               .devices = several ? device_ids_of(config_, session.device).size() : 1,
+                               .devices = several ? session::devices_of(config_.device, session.device).size() : 1,
                                .workers = config_.workers,
                                .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
                                .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
     });
-    check_memory(group_, backend_, needs);
+    session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
       // The file's tensors go with this statement.
       model_ = build_model(config_, backend_, *splits_.train, std::exchange(weights, {}));
@@ -68,7 +71,7 @@ class Run {
                          "give fewer --epochs");
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
-    const CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
+    const checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
     resumed_ = resume_module(config_, group_, plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
@@ -94,7 +97,8 @@ class Run {
     auto optimizer = make_optimizer(config_, ddp_->parameters());
     if (resumed_) resume_optimizer(*resumed_, group_, session.gradients(), *optimizer, *ddp_);
     comm::run_collectively(group_, [&] {
-      checkpoints_.open(*model_, *optimizer, plan, metadata_of(model_metadata_of(config_, *splits_.train)), resumed_);
+      checkpoints_.open(*model_, *optimizer, plan, checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)),
+                        resumed_);
     });
     TrainingStep::Options options = step_options(config_);
     // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
@@ -329,7 +333,8 @@ class Run {
     if (config_.save.empty()) return;
     report_status({.kind = StatusReport::Kind::kSaving, .text = config_.save});
     try {
-      nn::write_weights(config_.save, nn::state_of(*model_), metadata_of(model_metadata_of(config_, *splits_.train)));
+      nn::write_weights(config_.save, nn::state_of(*model_),
+                        checkpoint::metadata_of(model_metadata_of(config_, *splits_.train)));
     } catch (const IoError& error) {
       throw IoError(fmt::format("training is complete, but its weights are lost: {}", error.what()), error.remedy());
     }
@@ -349,13 +354,13 @@ class Run {
   Metrics metrics_;  // rank 0's
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::optional<Trace> trace_;
-  std::optional<Resumed> resumed_;
+  std::optional<checkpoint::Resumed> resumed_;
   std::optional<parallel::DistributedDataParallel> ddp_;
   std::optional<StepGraphs> graphs_;
   std::optional<TrainingStep> step_;
-  Checkpoints checkpoints_;         // its thread only has what it was given
-  sampler::SamplerState position_;  // after the last step that has begun
-  std::int64_t checked_ = 0;        // the step after which replicas were compared last
+  checkpoint::Checkpoints checkpoints_;  // its thread only has what it was given
+  sampler::SamplerState position_;       // after the last step that has begun
+  std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
   std::optional<LearningRate> rate_;
 
@@ -369,7 +374,7 @@ class Run {
 
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal) {
   install_stop_handlers();
-  Session session = open_session(config, refusal);
+  session::Session session = open_session(config, refusal);
   std::optional<DeferredStops> deferred;
   int code = 0;
   {

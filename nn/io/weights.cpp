@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCard = "lockstep";  // what a run says of its model (trainer/model_metadata.h)
+constexpr const char* kCard = "lockstep";  // what a run says of its model (checkpoint/model_metadata.h)
 
 // ".pt", in lower case.
 std::string ending_of(const std::string& path) {

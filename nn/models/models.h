@@ -24,6 +24,12 @@ struct ModelSpec {
   Settings settings = {};     // its family's; those that are not given have the defaults of its name
 };
 
+/// A model, and what was said of it: settings that its family declares.
+struct ModelConfig {
+  std::string name;  // one of model_names()
+  Settings settings;
+};
+
 /// A layer as the matrix product that it is for one sample: a convolution has a row for each pixel that it computes, a
 /// layer of a transformer one for each token. Attention is two, queries by keys and weights by values: a row for each
 /// pair of a token and one that it sees, of all heads, T (T + 1) / 2 · heads of them.

@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Batch, BenchStepOnGpu, ::testing::Bool(),
 TEST(BenchStep, StartsKernelByKernelWhenTold) {
   auto options = small("mlp");
   options.train.graphs = false;
-  options.train.precision = trainer::Precision::kBF16;
+  options.train.precision = Precision::kBF16;
   const auto result = measured(options);
   EXPECT_EQ(result["precision"], "bf16");
   EXPECT_EQ(result["graphs"], false);

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "cli/commands.h"
-#include "trainer/infer/options.h"
+#include "inference/options.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -58,9 +58,9 @@ TEST(Subcommands, TheOverviewNamesThem) {
 }
 
 // Each set of flags is one that applies together.
-trainer::InferConfig infer_config(std::vector<std::string> flags) {
-  trainer::InferConfig config;
-  parse_options(trainer::infer_options(config), words(std::move(flags)));
+inference::InferConfig infer_config(std::vector<std::string> flags) {
+  inference::InferConfig config;
+  parse_options(inference::infer_options(config), words(std::move(flags)));
   return config;
 }
 
@@ -108,7 +108,7 @@ TEST(InferFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.seed, 12u);
   EXPECT_EQ(config.threads, 3);
   EXPECT_EQ(config.device, "cuda:1");
-  EXPECT_EQ(config.precision, trainer::Precision::kBF16);
+  EXPECT_EQ(config.precision, Precision::kBF16);
   EXPECT_EQ(config.warmup, 13);
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(infer_config({"gpt", "--prompt=to be"}).prompt, "to be");
@@ -207,8 +207,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);
-  EXPECT_EQ(config.backend, trainer::Backend::kNccl);
-  EXPECT_EQ(config.precision, trainer::Precision::kBF16);
+  EXPECT_EQ(config.backend, comm::GroupOptions::Backend::kNccl);
+  EXPECT_EQ(config.precision, Precision::kBF16);
   EXPECT_TRUE(config.tf32);
   EXPECT_EQ(config.graphs, false);
   EXPECT_EQ(config.timeout_seconds, 5);

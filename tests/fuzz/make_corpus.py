@@ -39,7 +39,7 @@ def safetensors(tensors, metadata=None):
 
 
 def checkpoint_card(**changed):
-    """As trainer/checkpoint/card.cpp writes it: what its digest is of is its text without that."""
+    """As checkpoint/manifest.cpp writes it: what its digest is of is its text without that."""
     file = {"bytes": 100, "sha256": "a" * 64}
     card = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60, "epoch": 0,
             "cursor": 448, "optimizer_steps": 7, "world_size": 2, "run": {"model": "cnn", "seed": "1"},

@@ -92,11 +92,14 @@ const Dependencies& allowed_dependencies() {
       {"data", {"base", "sampler"}},
       {"ddp", {"base", "comm"}},
       {"options", {"base"}},
-      {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices"}},
-      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "trainer"}},
+      {"session", {"base", "options", "nn", "comm", "devices"}},
+      {"checkpoint", {"base", "options", "nn", "data", "sampler"}},
+      {"inference", {"base", "options", "nn", "data", "session", "checkpoint", "comm", "devices"}},
+      {"trainer", {"base", "options", "nn", "parallel", "ddp", "data", "sampler", "comm", "session", "checkpoint"}},
+      {"bench", {"base", "nn", "parallel", "ddp", "data", "sampler", "comm", "devices", "session", "trainer"}},
       {"cli",
        {"base", "bench", "comm", "sampler", "nn", "options", "parallel", "launcher", "data", "ddp", "devices",
-        "trainer"}},
+        "session", "checkpoint", "inference", "trainer"}},
   };
   return kAllowed;
 }

@@ -1,4 +1,4 @@
-#include "trainer/checkpoint/checkpoints.h"
+#include "checkpoint/checkpoints.h"
 
 #include <gmock/gmock.h>
 
@@ -14,12 +14,28 @@
 #include "nn/models/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/build.h"
-#include "trainer/checkpoint/resume.h"
+#include "trainer/resume.h"
 
 namespace lockstep::trainer {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::CheckpointManifest;
+using checkpoint::CheckpointWriter;
+using checkpoint::decode_checkpoint_manifest;
+using checkpoint::Facts;
+using checkpoint::kManifestFile;
+using checkpoint::kOptimizerFile;
+using checkpoint::kWeightsFile;
+using checkpoint::list_checkpoints;
+using checkpoint::newest_whole;
+using checkpoint::prepare_checkpoints;
+using checkpoint::prune_checkpoints;
+using checkpoint::Resumed;
+using checkpoint::Search;
+using checkpoint::StateCopy;
+using checkpoint::verify_checkpoint;
+using checkpoint::write_checkpoint;
 using ::testing::HasSubstr;
 
 CheckpointManifest some_manifest() {

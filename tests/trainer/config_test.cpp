@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "checkpoint/checkpoints.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {
@@ -66,11 +67,11 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.device = "cpu:0,0"; },
       [](auto& c) { c.device = "cuda:free", c.parallel = Parallel::kDp; },
       [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
-      [](auto& c) { c.device = "cpu", c.backend = Backend::kNccl; },
+      [](auto& c) { c.device = "cpu", c.backend = session::Backend::kNccl; },
       [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
       [](auto& c) { c.device = "cpu", c.tf32 = true; },
-      [](auto& c) { c.device = "cuda", c.backend = Backend::kMpi; },
-      [](auto& c) { c.device = "cuda:0", c.backend = Backend::kShm; },
+      [](auto& c) { c.device = "cuda", c.backend = session::Backend::kMpi; },
+      [](auto& c) { c.device = "cuda:0", c.backend = session::Backend::kShm; },
   };
   for (std::size_t i = 0; i < faults.size(); ++i) {
     auto config = good();
@@ -93,14 +94,14 @@ TEST(TrainConfig, Devices) {
   auto config = good();
   config.device = "cuda:0,0";
   config.share_devices = true;
-  config.backend = Backend::kNccl;
+  config.backend = session::Backend::kNccl;
   config.precision = Precision::kBF16;
   config.tf32 = true;
   EXPECT_NO_THROW(validate(config));
   // Of `auto` it turns out later what it is.
   config.device = "auto";
   EXPECT_NO_THROW(validate(config));
-  config.backend = Backend::kShm;
+  config.backend = session::Backend::kShm;
   EXPECT_NO_THROW(validate(config));
 }
 
@@ -218,7 +219,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
       {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
       {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
       {"checkpoint-every", [](auto& c) { c.checkpoint_every = 0; }, directory},
-      {"keep", [](auto& c) { c.keep = kDefaultKeep; }, directory},
+      {"keep", [](auto& c) { c.keep = checkpoint::kDefaultKeep; }, directory},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(each.setting);
@@ -253,22 +254,23 @@ TEST(TrainConfig, CpuDevicesAreThoseThatAreNamed) {
 // NCCL between hosts; on one host nothing leaves it.
 TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
   auto config = good();
-  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCuda, true));
+  EXPECT_NO_THROW(session::check_encryption(config, DeviceKind::kCuda, true));
   config.encrypt = true;
-  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCuda, false));
-  EXPECT_NO_THROW(check_encryption(config, DeviceKind::kCpu, true));
-  EXPECT_THROW(check_encryption(config, DeviceKind::kCuda, true), UsageError);
-  for (const auto backend : {Backend::kMpi, Backend::kNccl}) {
+  EXPECT_NO_THROW(session::check_encryption(config, DeviceKind::kCuda, false));
+  EXPECT_NO_THROW(session::check_encryption(config, DeviceKind::kCpu, true));
+  EXPECT_THROW(session::check_encryption(config, DeviceKind::kCuda, true), UsageError);
+  for (const auto backend : {session::Backend::kMpi, session::Backend::kNccl}) {
     config.backend = backend;
     EXPECT_TRUE(inapplicable(config, "encrypt"));
   }
-  config.backend = Backend::kShm;
+  config.backend = session::Backend::kShm;
   EXPECT_FALSE(inapplicable(config, "encrypt"));
 }
 
 std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
   try {
-    check_kind(config, kind, why);
+    session::check_kind(config, kind, why);
+    check_graphs(config, kind, why);
   } catch (const UsageError& error) {
     EXPECT_FALSE(error.remedy().empty()) << error.what();
     return error.what();
@@ -279,14 +281,14 @@ std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::st
 TEST(TrainConfig, WhatADeviceDoesNotDo) {
   for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal_of(good(), kind), "");
   auto config = good();
-  config.backend = Backend::kNccl;
+  config.backend = session::Backend::kNccl;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu, "no driver"),
             "--backend nccl adds up what is on GPUs, and this run is on the CPU (no driver)");
-  config.backend = Backend::kMpi;
+  config.backend = session::Backend::kMpi;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");
-  config.backend = Backend::kShm;
+  config.backend = session::Backend::kShm;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend shm on GPUs: gradients on a GPU travel over NCCL");
   config = good();
   config.precision = Precision::kBF16;

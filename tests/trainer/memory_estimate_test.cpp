@@ -11,6 +11,10 @@
 namespace lockstep::trainer {
 namespace {
 
+using session::check_memory;
+using session::MemoryNeed;
+using session::MemoryNeeds;
+
 using lockstep::testing::group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -1,5 +1,5 @@
 // What weights files say of their model: as it was, and nothing on trust.
-#include "trainer/model_metadata.h"
+#include "checkpoint/model_metadata.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,16 @@
 #include "base/error.h"
 #include "data/open.h"
 #include "tests/support/json.h"
-#include "trainer/apply_metadata.h"
+#include "trainer/build.h"
 
 namespace lockstep::trainer {
 namespace {
+
+using checkpoint::apply_metadata;
+using checkpoint::find_model_metadata;
+using checkpoint::metadata_of;
+using checkpoint::ModelMetadata;
+using checkpoint::read_model_metadata;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;

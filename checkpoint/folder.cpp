@@ -1,0 +1,222 @@
+#include "checkpoint/folder.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/sha256.h"
+#include "base/text.h"
+#include "base/unique_fd.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "step-";
+constexpr const char* kHalfPrefix = ".step-";
+constexpr std::uint64_t kMostManifestBytes = std::uint64_t{64} << 20;
+constexpr const char* kRemedy = "use an existing, writable directory with free space";
+
+std::string name_of(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
+
+[[noreturn]] void fail(const char* doing, const std::string& path, int error_number) {
+  throw IoError(fmt::format("cannot {} {}: {}", doing, path, errno_text(error_number)), kRemedy);
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{} cannot be used: {}", path, why), "use another checkpoint");
+}
+
+// Some file systems flush no directories, and say so.
+void flush_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) fail("open", path, errno);
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("flush", path, errno);
+}
+
+// What is flushed in a directory is lost with it, if the one that holds it does not know of it.
+void make_directories(const std::string& directory) {
+  std::error_code failed;
+  std::vector<std::string> holders;
+  fs::path at = (fs::absolute(directory) / "").lexically_normal().parent_path();  // without a slash at its end
+  for (; at.has_relative_path() && !fs::exists(at, failed); at = at.parent_path())
+    holders.push_back(at.parent_path().string());
+  fs::create_directories(directory, failed);
+  if (failed) fail("create", directory, failed.value());
+  for (const std::string& holder : holders)
+    if (::access(holder.c_str(), R_OK) == 0) flush_directory(holder);
+}
+
+void remove(const std::string& path) {
+  std::error_code failed;
+  fs::remove_all(path, failed);
+  if (failed) fail("remove", path, failed.value());
+}
+
+std::string half_name(const std::string& directory, const std::string& name, const char* what) {
+  return fmt::format("{}/.{}.{}-{}", directory, name, what, ::getpid());
+}
+
+// Under its own name it is whole to the last moment.
+void remove_checkpoint(const std::string& directory, const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  const std::string saved_preactivation = half_name(directory, name, "old");
+  if (std::rename(path.c_str(), saved_preactivation.c_str()) != 0) fail("remove", path, errno);
+  remove(saved_preactivation);
+}
+
+void put_in_place(const std::string& from, const std::string& to, const std::string& saved_preactivation) {
+  if (std::rename(from.c_str(), to.c_str()) == 0) return;
+  if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR) fail("rename", from, errno);
+  // One of the same step is there. At best the two change places at once; not all file systems can.
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+    remove(from);
+    return;
+  }
+  if (std::rename(to.c_str(), saved_preactivation.c_str()) != 0) fail("rename", to, errno);
+  if (std::rename(from.c_str(), to.c_str()) != 0) fail("rename", from, errno);
+  remove(saved_preactivation);
+}
+
+CheckpointManifest read_model_metadata(const std::string& path) {
+  std::error_code failed;
+  if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
+  std::ifstream in(path, std::ios::binary);
+  const std::uint64_t bytes = fs::file_size(path, failed);
+  if (!in || failed) refuse(path, "it cannot be read: " + errno_text(errno));
+  if (bytes > kMostManifestBytes) refuse(path, fmt::format("{} bytes are no manifest", bytes));
+  std::string text(bytes, '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(bytes))) refuse(path, "it cannot be read");
+  return decode_checkpoint_manifest(text, path);
+}
+
+void verify_file(const std::string& path, const CheckpointManifest::File& expected) {
+  std::error_code failed;
+  if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
+  const std::uint64_t bytes = fs::file_size(path, failed);
+  if (failed) refuse(path, failed.message());
+  if (bytes != expected.bytes) refuse(path, fmt::format("it has {} bytes and should have {}", bytes, expected.bytes));
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) refuse(path, "it cannot be read: " + errno_text(errno));
+  Sha256 hash;
+  std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (;;) {
+    const ssize_t got = ::read(fd.get(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse(path, "it cannot be read: " + errno_text(errno));
+    if (got == 0) break;
+    hash.update(std::span(piece).first(static_cast<std::size_t>(got)));
+  }
+  if (hash.finish() != expected.sha256) refuse(path, "it has been changed: its SHA-256 is another");
+}
+
+/// Removes what it names unless it is let go.
+class RemoveOnFailure {
+ public:
+  explicit RemoveOnFailure(const std::string& path) : path_(path) {}
+  ~RemoveOnFailure() {
+    std::error_code ignored;
+    if (!done_) fs::remove_all(path_, ignored);
+  }
+  RemoveOnFailure(const RemoveOnFailure&) = delete;
+  RemoveOnFailure& operator=(const RemoveOnFailure&) = delete;
+  void let_go() { done_ = true; }
+
+ private:
+  const std::string& path_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory) {
+  std::vector<StoredCheckpoint> all;
+  std::error_code failed;
+  fs::directory_iterator at(directory, failed);
+  if (failed == std::errc::no_such_file_or_directory) return {};
+  for (; !failed && at != fs::directory_iterator(); at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    const auto step = parse_int(name.substr(std::string_view(kPrefix).size()));
+    if (step && *step > 0 && name_of(*step) == name) all.push_back({*step, at->path().string()});
+  }
+  if (failed) fail("read", directory, failed.value());
+  std::ranges::sort(all, std::ranges::greater{}, &StoredCheckpoint::step);
+  return all;
+}
+
+CheckpointManifest verify_checkpoint(const std::string& path) {
+  CheckpointManifest manifest = read_model_metadata(fmt::format("{}/{}", path, kManifestFile));
+  for (const char* name : {kWeightsFile, kOptimizerFile}) {
+    const auto file = manifest.files.find(name);
+    if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not tell of {}", name));
+    verify_file(fmt::format("{}/{}", path, name), file->second);
+  }
+  return manifest;
+}
+
+Search newest_whole(const std::string& directory) {
+  Search search;
+  for (const auto& stored : list_checkpoints(directory)) {
+    try {
+      search.found = FoundCheckpoint{stored.path, verify_checkpoint(stored.path)};
+      break;
+    } catch (const IoError& error) {
+      search.corrupt.push_back({stored.path, error.what()});
+    }
+  }
+  return search;
+}
+
+void write_checkpoint(const std::string& directory, std::int64_t step,
+                      const std::function<CheckpointManifest(const std::string& path)>& write_files) {
+  const std::string name = name_of(step), half = half_name(directory, name, "new");
+  const std::string whole = fmt::format("{}/{}", directory, name);
+  remove(half);
+  if (::mkdir(half.c_str(), 0755) != 0) fail("create", half, errno);
+  RemoveOnFailure guard(half);
+  const std::string manifest = encode(write_files(half));
+  AtomicFile file(fmt::format("{}/{}", half, kManifestFile));
+  file.write(std::as_bytes(std::span(manifest)));
+  file.commit();
+  flush_directory(half);
+  put_in_place(half, whole, half_name(directory, name, "old"));
+  guard.let_go();
+  flush_directory(directory);
+}
+
+void prune_checkpoints(const std::string& directory, std::int64_t step, std::int64_t keep,
+                       const std::vector<CorruptCheckpoint>& corrupt) {
+  std::int64_t kept = 0;
+  for (const auto& stored : list_checkpoints(directory)) {
+    if (stored.step > step) continue;
+    const bool bad = std::ranges::find(corrupt, stored.path, &CorruptCheckpoint::path) != corrupt.end();
+    if (!bad && (keep == 0 || ++kept <= keep)) continue;
+    remove_checkpoint(directory, stored.path);
+  }
+}
+
+void prepare_checkpoints(const std::string& directory) {
+  make_directories(directory);
+  std::error_code failed;
+  std::vector<std::string> half;
+  for (fs::directory_iterator at(directory, failed); !failed && at != fs::directory_iterator(); at.increment(failed))
+    if (at->path().filename().string().starts_with(kHalfPrefix)) half.push_back(at->path().string());
+  if (failed) fail("read", directory, failed.value());
+  const std::string probe = half_name(directory, "step-probe", "new");
+  if (::mkdir(probe.c_str(), 0755) != 0) fail("write to", directory, errno);
+  if (::rmdir(probe.c_str()) != 0) fail("write to", directory, errno);
+  std::ranges::for_each(half, remove);
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,126 @@
+#include "checkpoint/manifest.h"
+
+#include "base/error.h"
+#include "base/json_value.h"
+#include "base/sha256.h"
+#include "base/version.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "lockstep checkpoint 1";
+constexpr const char* kDigest = "sha256";
+constexpr int kIndent = 1;
+constexpr int kDeepest = 3;
+
+std::string text_of(const OrderedJson& json) {
+  return json.dump(kIndent, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace);
+}
+
+std::string digest_of(const OrderedJson& json) {
+  Sha256 hash;
+  hash.update(text_of(json));
+  return hash.finish();
+}
+
+OrderedJson json_of(const Facts& facts) {
+  OrderedJson json = OrderedJson::object();
+  for (const auto& [name, value] : facts) json[name] = value;
+  return json;
+}
+
+class ManifestReader {
+ public:
+  explicit ManifestReader(const std::string& source) : source_(source) {}
+
+  CheckpointManifest read(const std::string& text) const {
+    try {
+      return manifest_from(parse(text));
+    } catch (const OrderedJson::exception&) {
+      refuse("something is missing, or of another type");
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(fmt::format("{} cannot be used: {}", source_, why), "use another checkpoint");
+  }
+
+  OrderedJson parse(const std::string& text) const {
+    try {
+      OrderedJson json = parse_ordered_json(text, kDeepest);
+      if (!json.is_object()) refuse("it is no JSON object");
+      const std::string said = json.at(kDigest).get<std::string>();
+      json.erase(kDigest);
+      if (digest_of(json) != said) refuse("it has been changed: its SHA-256 is another");
+      return json;
+    } catch (const JsonError& error) {
+      refuse(fmt::format("it has been cut or changed: it {}", error.what()));
+    }
+  }
+
+  std::int64_t count(const OrderedJson& json, const char* name) const {
+    const auto number = whole_number(json.at(name), std::uint64_t{1} << 62);
+    if (!number) refuse(fmt::format("'{}' is no count", name));
+    return static_cast<std::int64_t>(*number);
+  }
+
+  Facts facts_from(const OrderedJson& json) const {
+    if (!json.is_object()) refuse("what the run was is no list of names and values");
+    Facts facts;
+    for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.get<std::string>());
+    return facts;
+  }
+
+  CheckpointManifest manifest_from(const OrderedJson& json) const {
+    if (const auto format = json.at("format").get<std::string>(); format != kFormat)
+      refuse(fmt::format("its format is '{}', and this version reads '{}'", format, kFormat));
+    CheckpointManifest manifest{
+        .step = count(json, "step"),
+        .position = {.epoch = static_cast<std::uint64_t>(count(json, "epoch")),
+                     .cursor = static_cast<std::uint64_t>(count(json, "cursor"))},
+        .optimizer_steps = count(json, "optimizer_steps"),
+        .total_steps = count(json, "total_steps"),
+        .world_size = static_cast<int>(std::min<std::int64_t>(count(json, "world_size"), 1 << 30)),
+        .identity = facts_from(json.at("run")),
+        .settings = facts_from(json.at("settings")),
+        .bucket_order = json.at("bucket_order").get<std::vector<std::string>>(),
+        .files = {},
+    };
+    for (const auto& [name, value] : json.at("files").items())
+      manifest.files[name] = {.bytes = static_cast<std::uint64_t>(count(value, "bytes")),
+                              .sha256 = value.at(kDigest).get<std::string>()};
+    return manifest;
+  }
+
+  const std::string& source_;
+};
+
+}  // namespace
+
+std::string encode(const CheckpointManifest& manifest) {
+  OrderedJson json = {{"format", kFormat},
+               {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
+               {"step", manifest.step},
+               {"total_steps", manifest.total_steps},
+               {"epoch", manifest.position.epoch},
+               {"cursor", manifest.position.cursor},
+               {"optimizer_steps", manifest.optimizer_steps},
+               {"world_size", manifest.world_size},
+               {"run", json_of(manifest.identity)},
+               {"settings", json_of(manifest.settings)},
+               {"bucket_order", manifest.bucket_order},
+               {"files", OrderedJson::object()}};
+  for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
+  json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
+  json[kDigest] = digest_of(json);
+  return text_of(json) + "\n";
+}
+
+CheckpointManifest decode_checkpoint_manifest(const std::string& text, const std::string& source) {
+  return ManifestReader(source).read(text);
+}
+
+}  // namespace lockstep::checkpoint

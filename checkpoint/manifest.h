@@ -1,0 +1,43 @@
+// What a checkpoint says of itself: how far the run had come, what it was, and what its files hold.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sampler/sampler.h"
+
+namespace lockstep::checkpoint {
+
+/// Names and values of what a run is, for people and for comparing, in a fixed order.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+struct CheckpointManifest {
+  std::int64_t step = 0;           // the last one done, from 1
+  sampler::SamplerState position;  // of the sampler after it
+  std::int64_t optimizer_steps = 0;
+  std::int64_t total_steps = 0;  // of the run, as it was planned then
+  int world_size = 1;
+  Facts identity;                         // must be the same in whoever goes on
+  Facts settings;                         // may be others
+  std::vector<std::string> bucket_order;  // parameters, as their gradients became ready; may be empty
+
+  struct File {
+    std::uint64_t bytes = 0;
+    std::string sha256;
+    friend bool operator==(const File&, const File&) = default;
+  };
+  std::map<std::string, File> files;  // by name, beside the manifest
+
+  friend bool operator==(const CheckpointManifest&, const CheckpointManifest&) = default;
+};
+
+/// JSON, which ends with the SHA-256 of all the rest. Bytes that are not UTF-8 are replaced.
+std::string encode(const CheckpointManifest& manifest);
+
+/// Throws IoError naming `source` for anything that encode() has not written. Nothing in `text` is trusted.
+CheckpointManifest decode_checkpoint_manifest(const std::string& text, const std::string& source);
+
+}  // namespace lockstep::checkpoint

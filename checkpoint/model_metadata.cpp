@@ -1,0 +1,226 @@
+#include "checkpoint/model_metadata.h"
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "base/json_value.h"
+#include "base/version.h"
+#include "data/image_views.h"
+#include "nn/io/weights.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kKey = "lockstep";
+constexpr std::int64_t kMostSize = 1 << 24;  // of a layer, as the flags have it
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
+
+/// What a file says of a setting: sizes of the model. Switches are there where they differ from the usual.
+bool is_said(const SettingSpec& setting) { return setting.role == SettingSpec::Role::kStructure; }
+
+Json json_of(const nn::ModelSpec& spec) {
+  Json json = {{"name", spec.name}, {"sample", spec.sample_shape}, {"classes", spec.classes}};
+  const nn::ModelFamily* const family = nn::find_model_family(spec.name);
+  if (family == nullptr) return json;  // whoever builds it says so
+  const nn::ModelSpec whole = nn::complete(spec);
+  for (const auto& setting : family->settings) {
+    if (!is_said(setting)) continue;
+    const SettingValue& value = *whole.settings.find(setting.name);
+    if (!std::holds_alternative<bool>(value.any()) || value != setting.fallback)
+      std::visit([&](const auto& plain) { json[setting.name] = plain; }, value.any());
+  }
+  return json;
+}
+
+Json json_of(const data::ImageForm& form) {
+  return {{"height", form.height},           {"width", form.width},           {"channels", form.channels},
+          {"mean", form.normalisation.mean}, {"std", form.normalisation.std}, {"cropped", form.cropped}};
+}
+
+/// Reads metadata; nothing in it is trusted.
+class MetadataReader {
+ public:
+  explicit MetadataReader(const std::string& source) : source_(source) {}
+
+  ModelMetadata read(const std::string& text) const {
+    constexpr int kDeepest = 3;
+    try {
+      return metadata_from(parse_json(text, kDeepest));
+    } catch (const JsonError& error) {
+      refuse(fmt::format("it {}", error.what()));
+    } catch (const Json::exception&) {
+      refuse("something is missing, or of another type");
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(
+        fmt::format("{}: what it says of its model (\"{}\" in its metadata) cannot be used: {}", source_, kKey, why),
+        "check where it came from");
+  }
+
+  std::uint64_t whole(const Json& value, const char* name, std::uint64_t least, std::uint64_t most) const {
+    const auto number = whole_number(value, most);
+    if (!number || *number < least)
+      refuse(fmt::format("'{}' has what is no whole number from {} to {}", name, least, most));
+    return *number;
+  }
+
+  std::int64_t size(const Json& json, const char* name, std::int64_t most = kMostSize) const {
+    return static_cast<std::int64_t>(whole(json.at(name), name, 1, static_cast<std::uint64_t>(most)));
+  }
+
+  std::vector<std::int64_t> sizes(const Json& list, const char* name, std::size_t most_of_them) const {
+    if (!list.is_array() || list.empty() || list.size() > most_of_them)
+      refuse(fmt::format("'{}' is no list of 1 to {} numbers", name, most_of_them));
+    std::vector<std::int64_t> numbers;
+    for (const Json& value : list) numbers.push_back(static_cast<std::int64_t>(whole(value, name, 1, kMostSize)));
+    return numbers;
+  }
+
+  /// Nothing: a switch that is not there.
+  std::optional<SettingValue> setting_from(const Json& json, const SettingSpec& setting) const {
+    const char* const name = setting.name.c_str();
+    const auto& kind = setting.fallback.any();
+    if (std::holds_alternative<bool>(kind))
+      return json.contains(name) ? std::optional<SettingValue>(json.at(name).get<bool>()) : std::nullopt;
+    if (std::holds_alternative<std::int64_t>(kind)) return size(json, name);
+    if (std::holds_alternative<std::vector<std::int64_t>>(kind)) {
+      const Json& list = json.at(name);
+      if (list.is_array() && list.empty()) return std::vector<std::int64_t>();
+      return sizes(list, name, setting.most_many);
+    }
+    return json.at(name).get<double>();
+  }
+
+  nn::ModelSpec spec_from(const Json& json) const {
+    nn::ModelSpec spec{.name = json.at("name").get<std::string>(),
+                       .sample_shape = sizes(json.at("sample"), "sample", 3),
+                       .classes = size(json, "classes")};
+    std::int64_t elements = 1;
+    for (const std::int64_t dim : spec.sample_shape) {
+      if (elements > kMostElements / dim) refuse("a sample has more than 2^30 numbers");
+      elements *= dim;
+    }
+    const nn::ModelFamily* const family = nn::find_model_family(spec.name);
+    if (family == nullptr) return spec;  // whoever builds it says so
+    for (const auto& setting : family->settings) {
+      if (!is_said(setting)) continue;
+      const auto value = setting_from(json, setting);
+      if (!value) continue;
+      if (const auto complaint = complaint_about(setting, *value))
+        refuse(fmt::format("'{}': {}", setting.name, complaint->what));
+      spec.settings.set(setting.name, *value);
+    }
+    return spec;
+  }
+
+  std::shared_ptr<const data::ImageForm> image_from(const Json& json) const {
+    data::ImageForm form;
+    form.height = static_cast<int>(size(json, "height", data::kMostImageSize));
+    form.width = static_cast<int>(size(json, "width", data::kMostImageSize));
+    form.channels = static_cast<int>(size(json, "channels", 3));
+    form.normalisation = {json.at("mean").get<std::array<float, 3>>(), json.at("std").get<std::array<float, 3>>()};
+    form.cropped = json.at("cropped").get<bool>();
+    if (form.channels == 2) refuse("images of 2 channels");
+    if (form.cropped && form.height != form.width) refuse("images are cropped to what is no square");
+    for (std::size_t c = 0; c < 3; ++c)
+      if (!std::isfinite(form.normalisation.mean[c]) || !std::isfinite(form.normalisation.std[c]) ||
+          form.normalisation.std[c] == 0)
+        refuse("pixels cannot be normalised so");
+    return std::make_shared<const data::ImageForm>(form);
+  }
+
+  ModelMetadata metadata_from(const Json& json) const {
+    ModelMetadata metadata{.spec = spec_from(json.at("model")),
+                           .tokens = json.at("tokens").get<bool>(),
+                           .class_names = json.value("class_names", std::vector<std::string>{}),
+                           .characters = nullptr,
+                           .image = nullptr,
+                           .data = json.value("data", std::string()),
+                           .seed = 0};
+    if (const auto found = json.find("seed"); found != json.end())
+      metadata.seed = whole(*found, "seed", 0, std::numeric_limits<std::uint64_t>::max());
+    if (metadata.class_names.size() > static_cast<std::size_t>(metadata.spec.classes))
+      refuse(fmt::format("{} names of {} classes", metadata.class_names.size(), metadata.spec.classes));
+    if (const auto found = json.find("characters"); found != json.end()) {
+      const auto characters = std::make_shared<data::Characters>(found->get<std::string>(), source_);
+      if (characters->size() != metadata.spec.classes)
+        refuse(fmt::format("{} characters of {}", characters->size(), metadata.spec.classes));
+      metadata.characters = characters;
+    }
+    if (const auto found = json.find("image"); found != json.end()) {
+      metadata.image = image_from(*found);
+      if (metadata.image->dims() != metadata.spec.sample_shape) refuse("its images are no samples of its model");
+    }
+    return metadata;
+  }
+
+  const std::string& source_;
+};
+
+}  // namespace
+
+std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata) {
+  Json json = {{"model", json_of(metadata.spec)},
+               {"tokens", metadata.tokens},
+               {"data", metadata.data},
+               {"seed", metadata.seed},
+               {"version", version()}};
+  if (!metadata.class_names.empty()) json["class_names"] = metadata.class_names;
+  if (metadata.characters != nullptr) json["characters"] = metadata.characters->text();
+  if (metadata.image != nullptr) json["image"] = json_of(*metadata.image);
+  // Folders may be called what is no UTF-8.
+  return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, Json::error_handler_t::replace)}};
+}
+
+std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std::string>& metadata,
+                                                 const std::string& source) {
+  const auto found = metadata.find(kKey);
+  if (found == metadata.end()) return std::nullopt;
+  return MetadataReader(source).read(found->second);
+}
+
+void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source) {
+  for (const auto& setting : nn::model_family(spec.name).settings) {
+    if (setting.role != SettingSpec::Role::kStructure) continue;
+    const SettingValue* const said = spec.settings.find(setting.name);
+    const SettingValue* const given = model.settings.find(setting.name);
+    if (said == nullptr) continue;
+    if (given != nullptr && source && *given != *said)
+      throw UsageError(fmt::format("--{} {}, but {} holds a model with {}", setting.name, to_string(*given), *source,
+                                   to_string(*said)),
+                       fmt::format("leave --{} out: the file says it", setting.name));
+    if (given == nullptr) model.settings.set(setting.name, *said);
+  }
+}
+
+namespace {
+
+/// As given, or as the model's data had them.
+void apply_tokens(nn::ModelConfig& model, const ModelMetadata& metadata) {
+  const std::string& name = nn::model_family(metadata.spec.name).tokens_setting;
+  if (metadata.tokens && !name.empty() && !model.settings.has(name))
+    model.settings.set(name, metadata.spec.sample_shape[0]);
+}
+
+}  // namespace
+
+std::optional<ModelMetadata> read_model_metadata(const std::string& path) {
+  return find_model_metadata(nn::read_weights_metadata(path), path);
+}
+
+void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source) {
+  if (!model.name.empty() && model.name != metadata.spec.name)
+    throw UsageError(fmt::format("{} holds a {}, not a {}", source, metadata.spec.name, model.name),
+                     fmt::format("name the model {}", metadata.spec.name));
+  apply_sizes(model, metadata.spec, source);
+  apply_tokens(model, metadata);
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,48 @@
+// What a weights file says of its model, so that whoever uses it need not be told again, nor have the data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/image_form.h"
+#include "data/text.h"
+#include "nn/models/models.h"
+
+namespace lockstep::checkpoint {
+
+/// Goes into the "__metadata__" of the safetensors files that training writes, as JSON under "lockstep".
+struct ModelMetadata {
+  nn::ModelSpec spec;  // name and all sizes
+  bool tokens = false;
+  std::vector<std::string> class_names;                // of the first classes; may be empty
+  std::shared_ptr<const data::Characters> characters;  // whose tokens they are; nullptr: nobody knows
+  std::shared_ptr<const data::ImageForm> image;        // what it takes of an image; nullptr: it was not trained on any
+  std::string data;                                    // for people: "digits train"
+  std::uint64_t seed = 0;
+};
+
+/// {"format": "pt", "lockstep": …}
+std::map<std::string, std::string> metadata_of(const ModelMetadata& metadata);
+
+/// What metadata_of() has put among `metadata`, if it is there. Throws IoError naming `source` for what does not say
+/// what it should.
+std::optional<ModelMetadata> find_model_metadata(const std::map<std::string, std::string>& metadata,
+                                                 const std::string& source);
+
+/// Of a file: nothing where it is another program's, or of another kind. Throws IoError as nn::read_weights() does.
+std::optional<ModelMetadata> read_model_metadata(const std::string& path);
+
+/// Sizes that `model` leaves open become those of the metadata. Throws UsageError naming the flag for others, and for
+/// another model. An lstm takes texts of any context: one that is given stays.
+void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source);
+
+/// What `spec`, of a file, says of sizes; `source` is that file, where it says them by itself and nobody may say
+/// others. Of a file whose shapes tell them what is given holds, and load_state() reports what does not fit.
+void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source);
+
+}  // namespace lockstep::checkpoint

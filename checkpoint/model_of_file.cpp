@@ -1,0 +1,46 @@
+#include "checkpoint/model_of_file.h"
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr const char* kFileRemedy = "check where it came from";
+
+// As parameters are held, in f32; counters and what is aligned come on top.
+std::size_t bytes_for(const std::vector<nn::HostTensor>& tensors) {
+  constexpr std::size_t kBeside = std::size_t{1} << 20;
+  std::size_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.bytes.size() / size_of(tensor.dtype) * sizeof(float);
+  return 2 * bytes + kBeside;
+}
+
+constexpr std::size_t kMostNewBytes = std::size_t{1} << 30;
+
+}  // namespace
+
+void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source) {
+  for (const auto& tensor : tensors)
+    if (tensor.bytes.empty()) throw IoError(fmt::format("{}: tensor '{}' is empty", source, tensor.name), kFileRemedy);
+}
+
+std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
+                                               const std::vector<nn::HostTensor>& tensors, const std::string& source,
+                                               const SizesOf& sizes) {
+  // Without metadata the file may be of another model, whose names are then compared.
+  const bool all = sizes.metadata && sizes.all_are_loaded;
+  const nn::MemoryLimit limit(context.backend.allocator(), bytes_for(tensors) + (all ? 0 : kMostNewBytes));
+  try {
+    return nn::make_model(context, spec);
+  } catch (const nn::MemoryLimitReached&) {
+    throw IoError(fmt::format("{}: the {} of its sizes has more parameters than the file's {} tensors", source,
+                              spec.name, tensors.size()),
+                  kFileRemedy);
+  } catch (const UsageError& error) {
+    if (!sizes.metadata) throw;
+    throw IoError(fmt::format("{}: {} ({})", source, error.what(), error.remedy()), kFileRemedy);
+  }
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,29 @@
+// A model whose sizes a weights file tells.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/io/safetensors.h"
+#include "nn/models/models.h"
+
+namespace lockstep::checkpoint {
+
+/// Throws IoError naming file `source` and the first of `tensors` that has no elements: no model has such.
+void check_not_empty(const std::vector<nn::HostTensor>& tensors, const std::string& source);
+
+/// Where the sizes of a model come from.
+struct SizesOf {
+  bool metadata = true;        // the file says them; otherwise its tensors' shapes and flags do
+  bool all_are_loaded = true;  // the file must have all parameters
+};
+
+/// The module of `spec`, which file `source` tells: what may be a lie takes no more memory than `tensors`, the file's,
+/// account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming the file
+/// where it would be larger, or where metadata names no model; without metadata, UsageError for what is no model.
+std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
+                                               const std::vector<nn::HostTensor>& tensors, const std::string& source,
+                                               const SizesOf& sizes);
+
+}  // namespace lockstep::checkpoint

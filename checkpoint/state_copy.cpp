@@ -1,0 +1,67 @@
+#include "checkpoint/state_copy.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "checkpoint/folder.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+bool all_finite(std::span<const std::byte> f32) {
+  constexpr std::uint32_t kExponent = 0x7f800000;
+  std::uint32_t found = 0;
+  for (std::size_t at = 0; at < f32.size(); at += sizeof(std::uint32_t)) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, f32.data() + at, sizeof bits);
+    found |= static_cast<std::uint32_t>((bits & kExponent) == kExponent);
+  }
+  return found == 0;
+}
+
+}  // namespace
+
+StateCopy::StateCopy(const nn::Module& module, const nn::Optimizer& optimizer) {
+  const std::size_t parameters = module.named_parameters().size();
+  for (auto& entry : nn::entries_of(module)) module_.push_back({std::move(entry), module_.size() < parameters, {}});
+  for (auto& entry : nn::entries_of(optimizer)) optimizer_.push_back({std::move(entry), true, {}});
+}
+
+void StateCopy::take() {
+  for (std::vector<Part>* parts : {&module_, &optimizer_})
+    for (Part& part : *parts) {
+      part.memory.resize(part.entry.value.bytes());
+      part.entry.backend->download(part.entry.value, part.memory);
+    }
+}
+
+std::optional<std::string> StateCopy::not_finite() const {
+  for (const std::vector<Part>* parts : {&module_, &optimizer_})
+    for (const Part& part : *parts)
+      if (part.trained && part.entry.value.dtype() == DType::kF32 && !all_finite(part.memory)) return part.entry.name;
+  return std::nullopt;
+}
+
+CheckpointManifest::File StateCopy::write_file(const std::string& path, const std::vector<Part>& parts,
+                                               const std::map<std::string, std::string>& metadata) {
+  std::vector<nn::TensorHeader> headers;
+  for (const Part& part : parts) headers.push_back(part.entry.header());
+  nn::SafetensorsWriter writer(path, headers, metadata);
+  for (const Part& part : parts) {
+    const auto ordered = part.entry.in_file_order(part.memory);
+    writer.add(ordered.empty() ? std::span(part.memory) : std::span(ordered));
+  }
+  const auto written = writer.commit();
+  return {.bytes = written.bytes, .sha256 = written.sha256};
+}
+
+std::map<std::string, CheckpointManifest::File> StateCopy::write(
+    const std::string& directory, const std::map<std::string, std::string>& metadata) const {
+  std::map<std::string, CheckpointManifest::File> files;
+  files[kWeightsFile] = write_file(fmt::format("{}/{}", directory, kWeightsFile), module_, metadata);
+  files[kOptimizerFile] = write_file(fmt::format("{}/{}", directory, kOptimizerFile), optimizer_, {});
+  return files;
+}
+
+}  // namespace lockstep::checkpoint

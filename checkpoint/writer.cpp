@@ -1,0 +1,88 @@
+#include "checkpoint/writer.h"
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/signals.h"
+#include "base/status_report.h"
+
+namespace lockstep::checkpoint {
+
+CheckpointWriter::CheckpointWriter(const StateCopy& copy, Options options) : copy_(copy), options_(std::move(options)) {
+  const AllSignalsBlocked blocked;
+  thread_ = std::thread([this] { work(); });
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void CheckpointWriter::start(CheckpointManifest manifest) {
+  const std::lock_guard lock(mutex_);
+  LOCKSTEP_ASSERT(!job_, "two checkpoints at a time");
+  job_ = std::move(manifest);
+  changed_.notify_all();
+}
+
+void CheckpointWriter::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !job_; });
+}
+
+CheckpointWriter::Report CheckpointWriter::report() {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+void CheckpointWriter::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return job_ || stopping_; });
+    if (!job_) return;
+    const CheckpointManifest manifest = *job_;
+    lock.unlock();
+    std::string failure, removal_failure;
+    const auto begin = Clock::now();
+    report_status(
+        {.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", manifest.step)});
+    // Whatever it is, training goes on without this one.
+    try {
+      write(manifest);
+    } catch (const Error& error) {
+      failure = error.line();
+    } catch (const std::exception& error) {
+      failure = fmt::format("a checkpoint of step {}: {}", manifest.step, error.what());
+    }
+    report_status({.kind = StatusReport::Kind::kSaved});
+    try {
+      if (failure.empty()) prune_checkpoints(options_.directory, manifest.step, options_.keep, options_.corrupt);
+    } catch (const std::exception& error) {
+      removal_failure = error.what();
+    }
+    lock.lock();
+    report_.seconds += seconds_between(begin, Clock::now());
+    if (failure.empty())
+      report_.newest_step = manifest.step;
+    else if (report_.failed++ == 0)
+      report_.first_failure = failure;
+    if (report_.removal_failure.empty()) report_.removal_failure = removal_failure;
+    job_.reset();
+    changed_.notify_all();
+  }
+}
+
+void CheckpointWriter::write(const CheckpointManifest& manifest) {
+  if (const auto name = copy_.not_finite())
+    throw DivergedError(fmt::format("no checkpoint of step {}: {} is not finite after it", manifest.step, *name));
+  write_checkpoint(options_.directory, manifest.step, [&](const std::string& path) {
+    CheckpointManifest whole = manifest;
+    whole.files = copy_.write(path, options_.metadata);
+    return whole;
+  });
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,59 @@
+// Everything that an inference run is told, as plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+#include "nn/models/models.h"
+
+namespace lockstep::inference {
+
+inline constexpr std::int64_t kDefaultTokens = 256;
+inline constexpr int kDefaultTop = 5;
+inline constexpr std::uint64_t kDefaultSeed = 1;
+
+struct InferConfig {
+  nn::ModelConfig model;  // sizes that are not given are those of the weights
+  std::string weights;
+  bool non_strict = false;
+  bool keep_prefix = false;
+
+  std::string input;                  // a file, several with commas between, a directory, random:SHAPE[,LEN], -
+  std::optional<std::string> prompt;  // text itself
+
+  // Images.
+  std::optional<int> top;         // likeliest classes that are told (default kDefaultTop)
+  std::string class_names;        // a file with a name a line
+  std::optional<int> image_size;  // pixels; default: what the weights say, or the model's
+
+  // Text.
+  std::string vocabulary, merges;       // GPT-2's vocab.json and merges.txt
+  std::optional<std::int64_t> tokens;   // most that are generated of a text (default kDefaultTokens)
+  std::optional<std::int64_t> samples;  // continuations of each prompt (default 1)
+  std::optional<double> temperature;    // 0: always the likeliest token (default 1)
+  std::optional<std::int64_t> top_k;    // the likeliest so many are drawn from; 0: all (default)
+  bool lines = false;                   // each line of the input is a prompt
+  std::optional<std::uint64_t> seed;    // of drawn tokens, made-up inputs, and parameters without weights (default 1)
+
+  // Streams.
+  std::string device = "auto";  // session/device_request.h
+  Precision precision = Precision::kF32;
+  bool tf32 = false;
+  int threads = 0;          // streams; 0: on the CPU one for each core, on a GPU one, but no more than there are inputs
+  std::int64_t warmup = 0;  // unmeasured runs of the first input by each stream
+
+  bool json = false;   // results and report as JSON lines on stdout
+  bool quiet = false;  // no report
+  std::string log_level = "info";
+};
+
+/// Throws UsageError for values that contradict each other; the model and what it can take are checked where it is
+/// opened.
+void validate(const InferConfig& config);
+
+/// A kind of input that has nothing to do with files: "random:1x3x224x224,100".
+inline constexpr std::string_view kRandomInput = "random:";
+
+}  // namespace lockstep::inference

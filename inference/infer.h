@@ -1,0 +1,14 @@
+// One inference run of this process.
+#pragma once
+
+#include "inference/config.h"
+
+namespace lockstep::inference {
+
+/// Opens the model and its inputs and runs them on streams of their own (run_streams); results go to stdout, a report
+/// of times to stderr, or to stdout as JSON. Not for ranks: a process under a launcher of several is refused. Returns
+/// the exit code 0; throws lockstep::Error otherwise, IoError also, once all others are done, where images were
+/// corrupt.
+int infer(const InferConfig& config);
+
+}  // namespace lockstep::inference

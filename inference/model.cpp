@@ -1,0 +1,93 @@
+#include "inference/model.h"
+
+#include "base/error.h"
+#include "base/log.h"
+#include "nn/io/state.h"
+#include "nn/io/weights.h"
+#include "nn/ops/meta_backend.h"
+#include "checkpoint/model_of_file.h"
+
+namespace lockstep::inference {
+namespace {
+
+nn::LoadReport load(const InferConfig& config, nn::Module& module, const std::vector<nn::HostTensor>& tensors) {
+  return nn::load_state(module, tensors, config.weights,
+                        {.strict = !config.non_strict, .keep_prefix = config.keep_prefix, .without = {}});
+}
+
+}  // namespace
+
+InferModel open_model(const InferConfig& config, nn::Backend& backend,
+                      const std::optional<std::vector<std::int64_t>>& sample_shape,
+                      const std::function<void(const nn::ModelSpec&)>& check) {
+  InferModel model;
+  nn::ModelConfig given = config.model;
+  std::vector<nn::HostTensor> tensors;
+  if (!config.weights.empty()) {
+    model.metadata = checkpoint::read_model_metadata(config.weights);
+    if (model.metadata) checkpoint::apply_metadata(given, *model.metadata, config.weights);
+    tensors = nn::read_weights(config.weights);
+    checkpoint::check_not_empty(tensors, config.weights);
+  }
+  model.spec = model.metadata ? model.metadata->spec : nn::spec_of_tensors(given.name, given.settings, tensors);
+  nn::ModelSpec& spec = model.spec;
+  if (config.image_size && spec.sample_shape.size() == 3) {
+    if (model.metadata && !nn::model_family(spec.name).any_image_size)
+      throw UsageError(fmt::format("--image-size {}, but {} was trained on {}x{}", *config.image_size, config.weights,
+                                   spec.sample_shape[0], spec.sample_shape[1]),
+                       "leave --image-size out");
+    spec.sample_shape[0] = spec.sample_shape[1] = *config.image_size;
+  }
+  if (sample_shape) spec.sample_shape = *sample_shape;
+  check(spec);
+  // Values that are loaded next need not be drawn.
+  const bool all_are_loaded = !config.weights.empty() && !config.non_strict;
+  nn::Generator generator = all_are_loaded ? nn::Generator::zeros() : nn::Generator(config.seed.value_or(kDefaultSeed));
+  nn::Context context{backend, generator};
+  if (config.weights.empty()) {
+    model.module = nn::make_model(context, spec);
+  } else {
+    model.module = checkpoint::make_model_of_file(context, spec, tensors, config.weights,
+                                      {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
+    const nn::LoadReport report = load(config, *model.module, tensors);
+    if (!report.missing.empty())
+      log_info("{} lacks {}: they have new values", config.weights, nn::few_of(report.missing));
+    if (!report.unexpected.empty())
+      log_info("{} also has {}: they are not used", config.weights, nn::few_of(report.unexpected));
+  }
+  model.module->fuse();
+  if (config.precision == Precision::kBF16)
+    for (const auto& named : model.module->named_parameters()) named.parameter->as(DType::kBF16);
+  return model;
+}
+
+session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& backend, std::int64_t batch,
+                                     DType activations, int streams) {
+  const auto meta = nn::make_meta_backend(backend);
+  nn::Generator generator = nn::Generator::none();
+  nn::Context context{*meta, generator};
+  const auto model = nn::make_model(context, spec);
+  model->train(false);
+  if (activations != DType::kF32)
+    for (const auto& named : model->named_parameters()) named.parameter->as(activations);
+  session::MemoryNeed need{.parameters = meta->allocator().stats().bytes_asked};
+  std::vector<std::int64_t> dims = {batch};
+  dims.insert(dims.end(), spec.sample_shape.begin(), spec.sample_shape.end());
+  const nn::Shape shape{std::span<const std::int64_t>(dims)};
+  const bool tokens = nn::model_family(spec.name).takes_tokens && spec.sample_shape.size() == 1;
+  // Inputs that are used as they lie in the host's memory cost nothing; a backend of shapes reads none.
+  void* const anywhere = reinterpret_cast<void*>(std::uintptr_t{4096});
+  const nn::Tensor x = tokens || activations == DType::kF32
+                           ? meta->from_host(anywhere, shape, tokens ? DType::kI32 : DType::kF32)
+                           : meta->empty(shape, activations);
+  nn::Tape tape(*meta);
+  tape.set_recording(false);
+  tape.set_activations(activations);
+  model->forward(tape, tape.input(x));
+  need.activations =
+      static_cast<std::uint64_t>(streams) * (meta->allocator().stats().peak_bytes_asked - need.parameters);
+  if (backend.device().kind == DeviceKind::kCpu) return {.host = need, .device = {}};
+  return {.host = {}, .device = need};
+}
+
+}  // namespace lockstep::inference

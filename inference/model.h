@@ -1,0 +1,41 @@
+// The model that inference runs, from its weights file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "nn/layers/module.h"
+#include "nn/models/language_model.h"
+#include "nn/models/models.h"
+#include "session/memory.h"
+#include "inference/config.h"
+#include "checkpoint/model_metadata.h"
+
+namespace lockstep::inference {
+
+struct InferModel {
+  std::unique_ptr<nn::Module> module;  // fused for evaluation; its parameters do not change any more
+  nn::ModelSpec spec;
+  std::optional<checkpoint::ModelMetadata> metadata;  // what the weights file says, if it does
+
+  /// The same, where it is a language model; else nullptr.
+  const nn::LanguageModel* language() const { return dynamic_cast<const nn::LanguageModel*>(module.get()); }
+};
+
+/// The model with the weights of config.weights, or, without any, new ones from the seed. `sample_shape`: of the inputs
+/// to come, where it is known. `check` sees what is about to be built, before memory is taken for it. Throws UsageError
+/// where model, weights and flags do not go together, naming each parameter that is missing or too many, and IoError
+/// for the file.
+InferModel open_model(const InferConfig& config, nn::Backend& backend,
+                      const std::optional<std::vector<std::int64_t>>& sample_shape,
+                      const std::function<void(const nn::ModelSpec&)>& check);
+
+/// What a model of `spec` takes that runs forward alone, on `batch` samples at a time on each of `streams` streams: built
+/// and run once on a backend of shapes in place of `backend` (nn::make_meta_backend).
+session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& backend, std::int64_t batch,
+                                     DType activations, int streams);
+
+}  // namespace lockstep::inference

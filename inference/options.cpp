@@ -1,0 +1,223 @@
+#include "inference/options.h"
+
+#include "checkpoint/model_options.h"
+#include "data/image_views.h"
+#include "nn/models/models.h"
+#include "options/sources.h"
+#include "options/values.h"
+#include "session/options.h"
+
+namespace lockstep::inference {
+namespace {
+
+using options::Applies;
+using options::boolean;
+using options::integer;
+using options::kMost;
+using options::number;
+using options::OptionKind;
+using options::OptionTable;
+using options::text;
+
+constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
+
+Applies applies_to(std::string what, const InferConfig& config, bool (*takes)(const InferConfig& config),
+                   std::string (*instead)(const InferConfig& config)) {
+  return {.to = std::move(what), .unless = [&config, takes, instead]() -> std::optional<std::string> {
+            if (takes(config)) return std::nullopt;
+            return instead(config);
+          }};
+}
+
+const nn::ModelFamily* family_of(const InferConfig& config) { return nn::find_model_family(config.model.name); }
+bool is_random(const InferConfig& config) { return config.input.starts_with(kRandomInput); }
+/// Of an unknown model nobody can say what it takes: others complain of it.
+bool takes_prompts(const InferConfig& config) {
+  return (family_of(config) == nullptr || family_of(config)->takes_tokens) && !is_random(config);
+}
+bool takes_images(const InferConfig& config) {
+  return (family_of(config) == nullptr || family_of(config)->takes_images) && !is_random(config);
+}
+bool takes_image_sizes(const InferConfig& config) {
+  const nn::ModelFamily* const family = family_of(config);
+  return takes_images(config) && (family == nullptr || (!family->takes_tokens && !family->takes_vectors));
+}
+bool draws_tokens(const InferConfig& config) { return takes_prompts(config) && config.temperature.value_or(1) > 0; }
+std::string instead(const InferConfig& config) {
+  return is_random(config) ? "this run has --input " + config.input : "the model is " + config.model.name;
+}
+std::string no_draws(const InferConfig& config) {
+  return takes_prompts(config) ? std::string("the temperature is 0") : instead(config);
+}
+
+Applies to_texts(const InferConfig& config) {
+  return applies_to(
+      fmt::format("texts that {} go on with", nn::models_that([](const auto& family) { return family.takes_tokens; })),
+      config, takes_prompts, instead);
+}
+
+Applies to_images(const InferConfig& config) {
+  return applies_to("images that are classified", config, takes_images, instead);
+}
+
+void add_model(OptionTable& table, InferConfig& config) {
+  checkpoint::add_model_name(table, config.model);
+  table.group("Model");
+  checkpoint::add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix},
+                  "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
+                  "them");
+  checkpoint::add_model_structure(table, config.model, "the weights'");
+}
+
+void add_input(OptionTable& table, InferConfig& config) {
+  table.group("Input");
+  table.add({.name = "input",
+             .kind = OptionKind::kList,
+             .placeholder = "FILE|DIR|random:SHAPE|-",
+             .help = "image files with commas between, or a directory of them; a file with a prompt, or - for standard "
+                     "input; random:NxCxHxW or random:NxF: made up, with ,LEN behind it so many of them",
+             .value = text(config.input)});
+  table.add({.name = "prompt",
+             .placeholder = "TEXT",
+             .help = "text to continue, instead of --input",
+             .value = text(config.prompt),
+             .applies = to_texts(config)});
+  table.exclusive({"input", "prompt"});
+  table.add({.name = "lines",
+             .kind = OptionKind::kFlag,
+             .help = "each line of the input is a prompt",
+             .value = boolean(config.lines),
+             .applies = applies_to(
+                 "texts that are read from --input", config,
+                 [](const InferConfig& c) { return takes_prompts(c) && !c.prompt; },
+                 [](const InferConfig& c) { return c.prompt ? std::string("this run has --prompt") : instead(c); })});
+  table.group("Images");
+  table.add({.name = "top",
+             .placeholder = "K",
+             .help = "how many of the likeliest classes are told",
+             .default_text = fmt::to_string(kDefaultTop),
+             .value = integer(config.top, 1, 1 << 24),
+             .applies = to_images(config)});
+  table.add({.name = "class-names",
+             .placeholder = "FILE",
+             .help = "names of the classes, one a line",
+             .default_text = "what the weights say, or numbers",
+             .value = text(config.class_names),
+             .applies = to_images(config)});
+  const std::string sized = fmt::format("images that {} classify", nn::models_that([](const auto& family) {
+                                          return family.takes_images && !family.takes_tokens && !family.takes_vectors;
+                                        }));
+  Applies sizes = applies_to(sized, config, takes_image_sizes, instead);
+  sizes.forget = [&config] { config.image_size.reset(); };  // lockstep train has one for its data
+  table.add({.name = "image-size",
+             .placeholder = "N",
+             .help = "height and width of what the model sees, in pixels",
+             .default_text = "what the weights say, or what the model is known for",
+             .value = integer(config.image_size, 1, data::kMostImageSize),
+             .applies = sizes});
+}
+
+void add_text(OptionTable& table, InferConfig& config) {
+  table.group("Text");
+  table.add({.name = "tokens",
+             .synonyms = {"max-new-tokens"},
+             .placeholder = "N",
+             .help = "most tokens to generate",
+             .default_text = fmt::to_string(kDefaultTokens),
+             .value = integer(config.tokens, 1, kMostCount),
+             .applies = to_texts(config)});
+  table.add({.name = "samples",
+             .placeholder = "N",
+             .help = "texts for each prompt",
+             .default_text = "1",
+             .value = integer(config.samples, 1, kMostCount),
+             .applies = to_texts(config)});
+  table.add({.name = "temperature",
+             .placeholder = "X",
+             .help = "logits are divided by it; 0: always the likeliest token",
+             .default_text = "1",
+             .value = number(config.temperature, {}),
+             .applies = to_texts(config)});
+  options::Binding top_k = integer(config.top_k, 0, kMost);
+  top_k.asked = [&config] { return config.top_k.value_or(0) > 0; };
+  table.add({.name = "top-k",
+             .placeholder = "K",
+             .help = "draw from the K likeliest tokens; 0: from all",
+             .default_text = "0",
+             .value = std::move(top_k),
+             .applies = applies_to("tokens that are drawn", config, draws_tokens, no_draws)});
+  table.add({.name = "vocab",
+             .placeholder = "FILE",
+             .help = "GPT-2's vocab.json, for models of its tokens",
+             .value = text(config.vocabulary),
+             .applies = to_texts(config)});
+  table.add({.name = "merges",
+             .placeholder = "FILE",
+             .help = "GPT-2's merges.txt",
+             .value = text(config.merges),
+             .applies = to_texts(config)});
+  Applies drawn = applies_to(
+      "tokens that are drawn, made-up inputs and parameters that the weights lack", config,
+      [](const InferConfig& c) { return is_random(c) || draws_tokens(c) || c.non_strict || family_of(c) == nullptr; },
+      no_draws);
+  drawn.forget = [&config] { config.seed.reset(); };  // lockstep train has one
+  table.add({.name = "seed",
+             .placeholder = "N",
+             .help = "of drawn tokens and made-up inputs: the same seed gives the same, on any number of streams",
+             .default_text = fmt::to_string(kDefaultSeed),
+             .value = integer(config.seed, 0, kMost),
+             .applies = drawn});
+}
+
+void add_streams(OptionTable& table, InferConfig& config) {
+  table.group("Streams and device");
+  table.add({.name = "threads",
+             .placeholder = "T",
+             .help = "streams that work side by side over one copy of the weights; on the CPU each computes on a core",
+             .default_text = "a core each, on a GPU 1, but not more than inputs",
+             .value = integer(config.threads, 1, 4096, /*unset=*/0)});
+  table.add({.name = "device",
+             .placeholder = "auto|cpu|cuda|cuda:3|cuda:free",
+             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the first, the one "
+                     "with that number, or the one with most free memory",
+             .default_text = config.device,
+             .value = text(config.device)});
+  table.add(session::precision_option(config.precision, "what GPUs compute in"));
+  table.add(session::tf32_option(config.tf32, config.device));
+}
+
+void add_report(OptionTable& table, InferConfig& config) {
+  table.group("Reports");
+  table.add({.name = "json",
+             .kind = OptionKind::kFlag,
+             .help = "results and report as JSON, an object a line",
+             .value = boolean(config.json)});
+  table.add({.name = "warmup",
+             .placeholder = "N",
+             .help = "runs of the first input by each stream before anything is measured",
+             .default_text = fmt::to_string(config.warmup),
+             .value = integer(config.warmup, 0, kMostCount)});
+  table.add(session::log_level_option(config.log_level, "what goes to stderr"));
+  table.add({.name = "quiet",
+             .kind = OptionKind::kFlag,
+             .help = "no report, only results, warnings and errors",
+             .value = boolean(config.quiet)});
+  options::add_config_option(table);
+}
+
+}  // namespace
+
+OptionTable infer_options(InferConfig& config) {
+  OptionTable table(
+      "infer",
+      "Runs MODEL on images, text or made-up inputs: prints the likeliest classes, goes on with a text, or "
+      "tells the size of the result.");
+  add_model(table, config);
+  add_input(table, config);
+  add_text(table, config);
+  add_streams(table, config);
+  add_report(table, config);
+  return table;
+}
+
+}  // namespace lockstep::inference

@@ -1,0 +1,12 @@
+// The settings of lockstep infer, as trainer/options.h has those of a run.
+#pragma once
+
+#include "options/table.h"
+#include "inference/config.h"
+
+namespace lockstep::inference {
+
+/// `config` must outlive the table.
+options::OptionTable infer_options(InferConfig& config);
+
+}  // namespace lockstep::inference

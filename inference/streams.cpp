@@ -1,0 +1,136 @@
+#include "inference/streams.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <latch>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "base/stop.h"
+#include "devices/binding.h"
+
+namespace lockstep::inference {
+namespace {
+
+// Results that wait for their turn, for each stream: enough that no stream stands still for another's slow input.
+constexpr std::uint64_t kWaitingPerStream = 8;
+constexpr auto kPatience = std::chrono::milliseconds(50);
+
+/// The processors of each stream; none: wherever it likes.
+std::vector<devices::CpuMask> places_of(const nn::Backend& backend, int streams) {
+  std::vector<devices::CpuMask> places(static_cast<std::size_t>(streams));
+  if (backend.device().kind != DeviceKind::kCpu || env("LOCKSTEP_BIND") == "none") return places;
+  const auto cores = devices::discover_cores(devices::allowed_cpus());
+  if (cores.empty()) return places;
+  for (int i = 0; i < streams; ++i)
+    for (const devices::Core& core : devices::core_share(cores, i, streams))
+      places[static_cast<std::size_t>(i)] |= core.cpus;
+  return places;
+}
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw IoError("cannot write to standard output: " + errno_text(errno), "is the disk full, or the reader gone?");
+}
+
+class Streams {
+ public:
+  Streams(nn::Backend& backend, const StreamsOptions& options,
+          const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker)
+      : backend_(backend),
+        options_(options),
+        make_worker_(make_worker),
+        queue_(options.jobs, kWaitingPerStream * static_cast<std::uint64_t>(options.streams)),
+        ready_(options.streams),
+        places_(places_of(backend, options.streams)),
+        tallies_(static_cast<std::size_t>(options.streams)) {
+    threads_.reserve(tallies_.size());
+  }
+  ~Streams() { end(); }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  StreamsResult run() {
+    for (std::size_t i = 0; i < tallies_.size(); ++i) threads_.emplace_back([this, i] { live(i); });
+    ready_.wait();
+    const auto start = Clock::now();
+    let_go();
+    std::string piece;
+    auto read = OrderedQueue::Read::kNothingYet;
+    while (read != OrderedQueue::Read::kEnd) {
+      read = queue_.read(piece, kPatience);
+      if (!piece.empty()) print(piece);
+      throw_if_stopped(options_.doing);
+    }
+    StreamsResult result{.tally = {}, .wall_s = seconds_between(start, Clock::now())};
+    end();
+    for (const Tally& tally : tallies_) result.tally.add(tally);
+    return result;
+  }
+
+ private:
+  // From the first to the last moment of a stream. Nothing leaves it as an exception.
+  void live(std::size_t i) noexcept {
+    bool is_ready = false;
+    try {
+      if (places_[i].any()) devices::set_allowed_cpus(places_[i]);
+      constexpr int kThreads = 1;
+      const auto backend = backend_.make_stream(kThreads);
+      const auto worker = make_worker_(*backend);
+      Tally unseen;
+      for (std::int64_t run = 0; run < options_.warmup && stop_signal() == 0; ++run)
+        worker->run(
+            0, [](std::string_view) { return true; }, unseen);
+      is_ready = true;
+      ready_.count_down();
+      start_.wait();
+      work(*worker, tallies_[i]);
+    } catch (...) {
+      queue_.fail(std::current_exception());
+    }
+    if (!is_ready) ready_.count_down();
+  }
+
+  void work(InferWorker& worker, Tally& tally) {
+    while (const auto job = queue_.take()) {
+      worker.run(
+          *job, [&](std::string_view piece) { return queue_.put(*job, piece); }, tally);
+      queue_.finish(*job);
+    }
+  }
+
+  void let_go() {
+    if (!std::exchange(started_, true)) start_.count_down();
+  }
+
+  void end() {
+    queue_.close();
+    let_go();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  nn::Backend& backend_;
+  const StreamsOptions& options_;
+  const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker_;
+  OrderedQueue queue_;
+  std::latch ready_, start_{1};
+  bool started_ = false;
+  std::vector<devices::CpuMask> places_;
+  std::vector<Tally> tallies_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+StreamsResult run_streams(nn::Backend& backend, const StreamsOptions& options,
+                          const std::function<std::unique_ptr<InferWorker>(nn::Backend&)>& make_worker) {
+  LOCKSTEP_ASSERT(options.streams >= 1);
+  return Streams(backend, options, make_worker).run();
+}
+
+}  // namespace lockstep::inference

@@ -1,0 +1,32 @@
+// Which rank computes on which device. Pure.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/device.h"
+#include "session/device_view.h"
+
+namespace lockstep::session {
+
+struct DeviceChoice {
+  Device device;
+  SeenGpu gpu;          // that device, if it is one
+  std::string why_cpu;  // where `auto` came to the CPU
+  bool tell = false;    // GPUs are there, and people may wonder
+};
+
+/// The device of rank `rank`, after what all ranks see (`ranks`, by rank): every rank comes to the same plan without
+/// asking again.
+///
+/// The ranks of a machine that ask for the same and see the same GPUs take them in turn, in the order of their local
+/// ranks: of `cuda` the first one GPU 0, of `cuda:0,3` the second one GPU 3, of `cuda:free` the first one the GPU that
+/// it sees with most free memory. So where a launcher shows each rank a GPU of its own, each takes its index 0. `auto`
+/// is `cuda` if that gives every rank that asks for it a GPU, and else the CPU for all of them.
+///
+/// Throws DeviceError where there is no such device or it takes no (more) processes, where there are more ranks than
+/// devices, and where several ranks would compute on one GPU without `share`.
+DeviceChoice choose_device(std::span<const RankView> ranks, int rank);
+
+}  // namespace lockstep::session

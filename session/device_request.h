@@ -1,0 +1,35 @@
+// What --device asks for. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/device.h"
+
+namespace lockstep::session {
+
+struct DeviceRequest {
+  enum class Kind {
+    kAuto,  // GPUs where every rank can have one of its own, else the CPU
+    kCpu,
+    kCuda,
+  };
+  Kind kind = Kind::kAuto;
+  // cuda:0,3: CUDA's numbers, cpu:0,1: those of CPU devices (parallel::Devices); one for each rank of a host, or for
+  // one that computes on all of them. Empty: all GPUs in their order, or one CPU device a rank.
+  std::vector<int> indices;
+  bool most_free = false;  // cuda:free: those with most free memory
+};
+
+/// Reads "auto", "cpu", "cpu:0,1", "cuda", "cuda:0,3" or "cuda:free". Throws UsageError for anything else.
+DeviceRequest parse_device(const std::string& text);
+
+/// Throws UsageError for a CPU device that is not among those that are named: of two they are 0 and 1, in any order.
+/// `device` is what `request` was read from.
+void check_cpu_numbers(const std::string& device, const DeviceRequest& request);
+
+/// The devices that `text` names for one process that computes on several, `first` being the one that was chosen for it:
+/// those of a list, all GPUs, or one CPU device.
+std::vector<int> devices_of(const std::string& text, Device first);
+
+}  // namespace lockstep::session

@@ -1,0 +1,136 @@
+#include "session/options.h"
+
+#include "options/values.h"
+
+namespace lockstep::session {
+
+using options::Agree;
+using options::Applies;
+using options::boolean;
+using options::choice;
+using options::integer;
+using options::number;
+using options::Option;
+using options::OptionKind;
+using options::OptionTable;
+using options::text;
+using options::when;
+
+bool is_on_cpu(const std::string& device) { return device.starts_with("cpu"); }
+std::string device_text(const std::string& device) { return "this run has --device " + device; }
+
+namespace {
+
+Applies to_gpus(const std::string& device) {
+  return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_text(device)); }};
+}
+
+}  // namespace
+
+void add_backend_option(OptionTable& table, Backend& backend) {
+  table.add({.name = "backend",
+             .placeholder = "auto|shm|mpi",
+             .help = "what carries the collectives: memory inside a host and sockets between hosts; memory alone; MPI",
+             .default_text = "auto",
+             .value = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
+}
+
+void add_timeout_option(OptionTable& table, double& seconds) {
+  table.add({.name = "timeout-seconds",
+             .placeholder = "S",
+             .help = "longest wait for another rank, in seconds",
+             .default_text = fmt::to_string(seconds),
+             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds, .open_low = true})});
+}
+
+void add_stall_option(OptionTable& table, double& seconds) {
+  table.add({.name = "stall-warning-seconds",
+             .placeholder = "S",
+             .help = "a wait for another rank that lasts so long is mentioned, with the rank that is waited for, and "
+                     "again after twice as long, and so on; 0: never",
+             .default_text = fmt::to_string(seconds),
+             .value = number(seconds, {.low = 0, .high = comm::kMostTimeoutSeconds})});
+}
+
+Option encrypt_option(bool& encrypt) {
+  return {.name = "encrypt",
+          .kind = OptionKind::kFlag,
+          .help = "encrypt all that ranks of different hosts say to each other; on all ranks or none",
+          .value = boolean(encrypt)};
+}
+
+Option precision_option(Precision& precision, const char* help) {
+  return {.name = "precision",
+          .placeholder = "f32|bf16",
+          .help = help,
+          .default_text = name_of(precision),
+          .value = choice(precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}}),
+          .agree = Agree::kValue,
+          .may_change = true};
+}
+
+Option tf32_option(bool& tf32, const std::string& device) {
+  return {.name = "tf32",
+          .kind = OptionKind::kFlag,
+          .help = "GPUs multiply f32 with 10 bits of mantissa, which is several times faster",
+          .value = boolean(tf32),
+          .applies = to_gpus(device),
+          .agree = Agree::kValue,
+          .may_change = true};
+}
+
+Option log_level_option(std::string& level, const char* help) {
+  return {.name = "log-level",
+          .placeholder = "debug|info|warn|error",
+          .help = help,
+          .default_text = level,
+          .value = text(level)};
+}
+
+void add_device_options(OptionTable& table, SessionOptions& config) {
+  table.group("Ranks and devices");
+  table.add({.name = "device",
+             .placeholder = "auto|cpu|cpu:0,1|cuda|cuda:0,3|cuda:free",
+             .help = "what to compute on: the CPU, or of the GPUs that CUDA_VISIBLE_DEVICES leaves the one with the "
+                     "local rank's number, the local rank's in the list, or those with most free memory; auto: a GPU "
+                     "each where there is one for every rank, else the CPU",
+             .default_text = config.device,
+             .value = text(config.device)});
+  table.add({.name = "share-devices",
+             .kind = OptionKind::kFlag,
+             .help = "several ranks may compute on one GPU, taking turns",
+             .value = boolean(config.share_devices),
+             .applies = {.to = "GPUs, and CPU devices that are listed",
+                         .unless = [&config] { return when(config.device == "cpu", device_text(config.device)); }}});
+  table.add(
+      {.name = "backend",
+       .placeholder = "auto|nccl|mpi|shm",
+       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory inside a host and sockets between hosts; "
+               "memory alone; MPI",
+       .default_text = "auto",
+       .value = choice(
+           config.backend,
+           {{"auto", Backend::kAuto}, {"nccl", Backend::kNccl}, {"mpi", Backend::kMpi}, {"shm", Backend::kShm}})});
+  table.add(precision_option(config.precision, "what GPUs compute in; parameters, gradients and sums stay f32"));
+  table.add(tf32_option(config.tf32, config.device));
+  table.add({.name = "threads",
+             .placeholder = "N",
+             .help = "compute threads a device, on the CPU",
+             .default_text = "its share of the cores",
+             .value = integer(config.threads, 1, 4096, /*unset=*/0),
+             .applies = {.to = "the CPU", .unless = [&config] {
+                           return when(config.device.starts_with("cuda"), device_text(config.device));
+                         }}});
+  add_timeout_option(table, config.timeout_seconds);
+  add_stall_option(table, config.stall_warning_seconds);
+  Option encrypt = encrypt_option(config.encrypt);
+  encrypt.applies = {.to = "what lockstep itself sends between hosts",
+                     .unless = [&config]() -> std::optional<std::string> {
+                       if (config.backend == Backend::kMpi) return "MPI (--backend mpi) does not encrypt";
+                       return when(config.backend == Backend::kNccl, "NCCL (--backend nccl) does not encrypt");
+                     },
+                     .remedy = "leave one of them out"};
+  table.add(std::move(encrypt));
+}
+
+}  // namespace lockstep::session

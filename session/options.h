@@ -1,0 +1,28 @@
+// What a session takes, as options.
+#pragma once
+
+#include <string>
+
+#include "options/table.h"
+#include "session/session.h"
+
+namespace lockstep::session {
+
+/// Device, backend, threads, timeouts, encryption; opens a group.
+void add_device_options(options::OptionTable& table, SessionOptions& session);
+
+// One by one, for commands that take some.
+/// For collectives of host memory.
+void add_backend_option(options::OptionTable& table, comm::GroupOptions::Backend& backend);
+void add_timeout_option(options::OptionTable& table, double& seconds);
+void add_stall_option(options::OptionTable& table, double& seconds);
+options::Option encrypt_option(bool& encrypt);
+options::Option precision_option(Precision& precision, const char* help);
+options::Option tf32_option(bool& tf32, const std::string& device);
+options::Option log_level_option(std::string& level, const char* help);
+
+/// Whether `device` names the CPU; and for messages, "this run has --device cpu".
+bool is_on_cpu(const std::string& device);
+std::string device_text(const std::string& device);
+
+}  // namespace lockstep::session

@@ -1,0 +1,211 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/cuda/probe.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "base/host.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "comm/agree.h"
+#include "comm/nccl/nccl_group.h"
+#include "devices/read_gpus.h"
+#include "session/device_choice.h"
+#include "session/device_request.h"
+#include "session/device_view.h"
+
+namespace lockstep::session {
+namespace {
+
+void require(bool ok, const std::string& what, const std::string& remedy) {
+  if (!ok) throw UsageError(what, remedy);
+}
+
+void set_log_level_named(const std::string& name) {
+  // "info" is the default, and only rank 0's: the others speak up when something is wrong.
+  if (name == "debug") set_log_level(LogLevel::kDebug);
+  if (name == "warn") set_log_level(LogLevel::kWarn);
+  if (name == "error") set_log_level(LogLevel::kError);
+}
+
+Session connect(const comm::GroupOptions& options, const std::function<void()>& check) {
+  Session session;
+  session.world = comm::discover_world(env);
+  set_log_identity(session.world.rank, session.world.size, host_name());
+  session.group = comm::make_group(session.world, options);
+  comm::run_collectively(*session.group, check);
+  return session;
+}
+
+void bind(Session& session, const devices::Locality& device) {
+  session.binding = comm::bind_to_share(*session.group, env, device);
+  session.threads = session.binding.cores;
+}
+
+/// Note [One context]
+/// A CUDA context costs a process some 500 MB on its GPU, so it has one, on the GPU that it computes on. What decides
+/// on that GPU makes none: NVML, the number of devices, their places on the bus. The first call that makes one is the
+/// backend's, which has been told its GPU by then.
+RankView view_of(const SessionOptions& options, const Session& session) {
+  RankView view{.machine = machine_id(),
+                .host = host_name(),
+                .local_rank = session.world.local_rank,
+                .device = options.device,
+                .share = options.share_devices,
+                .sight = {}};
+  if (parse_device(options.device).kind != DeviceRequest::Kind::kCpu)
+    view.sight = see_gpus(probe_cuda(), devices::read_gpus(devices::Detail::kChoice), env, view.machine);
+  return view;
+}
+
+/// What is about to be refused on all ranks, once they are connected and in one line, is no reason for a line of each.
+bool may_encrypt(const SessionOptions& options) {
+  return options.encrypt && options.backend != Backend::kMpi && options.backend != Backend::kNccl;
+}
+
+void mention_encryption(bool wanted, const Session& session) {
+  if (wanted && !session.group->encrypts() && session.group->rank() == 0)
+    log_info("--encrypt changes nothing: {}",
+             session.group->size() == 1 ? "there is one rank" : "all ranks are on this host");
+}
+
+/// Collective. Every rank knows what all of them see, and comes to the same conclusions.
+DeviceChoice choose_together(const SessionOptions& options, const SessionChecks& checks, const Session& session) {
+  comm::ProcessGroup& group = *session.group;
+  std::vector<RankView> views;
+  for (const auto& text : group.all_gather_text(encode(view_of(options, session)))) views.push_back(decode_view(text));
+  DeviceChoice choice;
+  comm::run_collectively(group, [&] {
+    choice = choose_device(views, group.rank());
+    check_kind(options, choice.device.kind, choice.why_cpu);
+    checks.device(choice.device.kind, choice.why_cpu);
+    check_encryption(options, choice.device.kind, session.group->encrypts());
+  });
+  comm::compare_manifests(group, {{"device", choice.device.kind == DeviceKind::kCpu ? "cpu" : "cuda"}});
+  if (choice.tell && !options.quiet && group.rank() == 0) log_info("computing on the CPU: {}", choice.why_cpu);
+  return choice;
+}
+
+/// CUDA has not been asked to compute before: should its numbering be another now, this is the last moment to find out.
+void check_place(const DeviceChoice& choice) {
+  const std::string there = plain_bus_id(current_cuda_bus_id());
+  if (choice.gpu.bus_id.empty() || there == choice.gpu.bus_id) return;
+  throw DeviceError(fmt::format("{} was chosen, and CUDA has opened the one at {}",
+                                to_string(choice.gpu, choice.device.index), there),
+                    "leave CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES alone while it runs");
+}
+
+/// Collective. A device that cannot be opened must not leave the other ranks waiting for this one.
+void open_device(const SessionOptions& options, const DeviceChoice& choice, Session& session) {
+  comm::ProcessGroup& group = *session.group;
+  const bool gpu = choice.device.kind == DeviceKind::kCuda;
+  comm::run_collectively(group, [&] {
+    if (!gpu) {
+      session.backend = nn::make_cpu_backend(session.threads);
+      return;
+    }
+    session.backend = nn::make_cuda_backend({.device = choice.device.index, .tf32 = options.tf32});
+    check_place(choice);
+  });
+  if (!gpu) return;
+  const comm::NcclOptions nccl{
+      .device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()};
+  session.gradient_group =
+      group.size() > 1 ? comm::make_nccl_group(group, nccl) : comm::make_device_self_group(nccl);
+}
+
+}  // namespace
+
+void Session::shutdown() {
+  if (gradient_group != nullptr) gradient_group->shutdown();
+  group->shutdown();
+}
+
+void Session::leave() {
+  if (gradient_group != nullptr) gradient_group->shutdown();
+  group->barrier().wait_host();
+}
+
+Session join_session(const comm::GroupOptions& options, const std::function<void()>& check) {
+  Session session = connect(options, check);
+  mention_encryption(options.encrypt, session);
+  bind(session, {});
+  return session;
+}
+
+Session open_session(const SessionOptions& options, const SessionChecks& checks) {
+  set_log_level_named(options.log_level);
+  // Before there are threads. NVML has this order too, so what people read in its tables holds here.
+  set_env("CUDA_DEVICE_ORDER", "PCI_BUS_ID", /*overwrite=*/false);
+  comm::GroupOptions group;
+  group.timeout_seconds = options.timeout_seconds;
+  group.stall_warning_seconds = options.stall_warning_seconds;
+  group.backend = options.backend;
+  group.encrypt = may_encrypt(options);
+  group.spare_core =
+      options.threads > 0 && devices::expected_cores(comm::discover_world(env).local_size) > options.threads;
+  Session session = connect(group, checks.before);
+  const DeviceChoice choice = choose_together(options, checks, session);
+  session.device = choice.device;
+  bind(session, devices::locality_of(choice.gpu.bus_id));
+  if (options.all_devices && choice.device.kind == DeviceKind::kCpu)
+    session.threads = std::max(1, session.threads / static_cast<int>(devices_of(options.device, choice.device).size()));
+  if (options.threads > 0) session.threads = options.threads;
+  open_device(options, choice, session);
+  log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding.text,
+            env("GOMP_SPINCOUNT").value_or("not set"));
+  return session;
+}
+
+Session open_session(const std::string& device) {
+  SessionOptions options;
+  options.device = device;
+  return open_session(options, {.before = [&] { check_cpu_numbers(device, parse_device(device)); }});
+}
+
+// The same command shall run on other machines and with other numbers of ranks.
+void warn_of_unused(const SessionOptions& options, const Session& session) {
+  if (!options.quiet) mention_encryption(options.encrypt, session);
+  if (options.threads > 0 && session.device.kind == DeviceKind::kCuda)
+    log_warn("--threads {} changes nothing: this run computes on GPUs", options.threads);
+  const std::size_t listed = parse_device(options.device).indices.size();
+  if (!options.all_devices && std::cmp_greater(listed, session.world.local_size))
+    log_warn("--device {} names {} devices, and this host has {} rank{}: the others stay unused → start {} ranks there",
+             options.device, listed, session.world.local_size, session.world.local_size == 1 ? "" : "s", listed);
+}
+
+void check_log_level(const std::string& level) {
+  const std::vector<std::string> levels = {"debug", "info", "warn", "error"};
+  if (std::ranges::find(levels, level) == levels.end())
+    throw UsageError(fmt::format("unknown log level '{}'", level), "use debug, info, warn or error");
+}
+
+void check_kind(const SessionOptions& options, DeviceKind kind, const std::string& why) {
+  const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
+  if (kind == DeviceKind::kCpu) {
+    require(options.backend != Backend::kNccl,
+                fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
+                "leave --backend out, or use --device cuda");
+    require(options.precision == Precision::kF32,
+                fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
+                "use --precision f32, or --device cuda");
+    require(!options.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
+                "leave --tf32 out, or use --device cuda");
+    return;
+  }
+  require(options.backend == Backend::kAuto || options.backend == Backend::kNccl,
+              fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
+                          options.backend == Backend::kMpi ? "mpi" : "shm"),
+              "leave --backend out, or use --device cpu");
+}
+
+void check_encryption(const SessionOptions& options, DeviceKind kind, bool several_hosts) {
+  if (options.encrypt && kind == DeviceKind::kCuda && several_hosts)
+    throw UsageError(
+        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
+        "leave it out and connect the hosts by a network that encrypts (WireGuard, IPsec), or use --device cpu");
+}
+
+}  // namespace lockstep::session

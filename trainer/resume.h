@@ -1,0 +1,34 @@
+// Going on from a checkpoint.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/folder.h"
+#include "comm/process_group.h"
+#include "data/dataset.h"
+#include "nn/layers/module.h"
+#include "nn/optim/optimizer.h"
+#include "parallel/distributed_data_parallel.h"
+#include "trainer/config.h"
+
+namespace lockstep::trainer {
+
+/// What this run's checkpoints say of it. Of `identity` a run that goes on must have the same; `settings` may be
+/// others, the number of ranks and of steps among them.
+checkpoint::CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
+                                       std::int64_t total_steps);
+
+/// Collective. Rank 0 finds what config.resume names and puts its parameters and buffers into `module`; every rank
+/// gets to know the manifest. Nothing: there is none to go on from, which `auto` allows, or it was not asked for.
+/// Throws CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
+std::optional<checkpoint::Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
+                                                 const checkpoint::CheckpointManifest& plan, nn::Module& module);
+
+/// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of
+/// buckets, and sees to it that all have the same bits. `group` joins the ranks' processes, `gradients` their devices.
+void resume_optimizer(const checkpoint::Resumed& resumed, comm::ProcessGroup& group, comm::ProcessGroup& gradients,
+                      nn::Optimizer& optimizer, parallel::DistributedDataParallel& ddp);
+
+}  // namespace lockstep::trainer
