@@ -3,9 +3,9 @@
   prose_test.py [--source DIR] [unittest's arguments]
 
 RETIRED is the one table: a scope, a pattern, and what to write instead. Scopes are the prose of documents, and of the
-sources comments, texts (help, errors), identifiers and file names; READERS says what each of them reads. To retire a word
-in another scope, add that scope to its row, or to WORDS for all phrases; identifiers and file names take rows of their
-own.
+sources comments, texts (help, errors), identifiers and file names; READERS says what each of them reads. Phrases are
+retired in WORDS; identifiers and file names have rows of their own. FIELDS_OWN lists where a retired word is a term of the
+field.
 """
 import argparse
 import enum
@@ -30,7 +30,55 @@ class Scope(enum.Flag):
 
 
 # Where phrases are retired.
-WORDS = Scope.PROSE
+WORDS = Scope.PROSE | Scope.COMMENTS | Scope.TEXTS
+# Not yet in plain words. To be removed: these sources are being changed elsewhere.
+PENDING = (
+    "trainer/",
+    "ddp/",
+    "parallel/",
+    "bench/",
+    "tests/trainer/",
+    "tests/ddp/",
+    "tests/parallel/",
+    "tests/bench/",
+    "nn/optim/",
+    "nn/ops/optim.h",
+    "nn/ops/cpu/optim.cpp",
+    "nn/ops/cuda/optim.cu",
+    "nn/models/",
+    "data/cifar10.cpp",
+    "base/",
+    "tests/base/",
+    "devices/",
+    "tests/devices/",
+    "data/",
+    "tests/data/",
+    "sampler/",
+    "tests/sampler/",
+    "options/",
+    "tests/options/",
+    "cli/",
+    "tests/cli/",
+    "examples/",
+    "comm/",
+    "tests/comm/",
+    "launcher/",
+    "tests/launcher/",
+    "nn/",
+    "tests/nn/",
+    "tests/",
+)
+# Words that are terms of the field in some places, which regular expressions of paths name.
+FIELDS_OWN = [
+    (r"lanes?", r"base/hash64|nn/ops/|comm/reduce|tests/soft_cuda/|tests/nn/", "of a warp or a vector register"),
+]
+
+
+def in_names(words):
+    """File names with one of the words among theirs."""
+    return rf"(?:\w+_)?(?:{words})s?(?:_\w+)?"
+
+
 # Phrases are whole words in any case. Patterns of identifiers are whole identifiers, those of file names whole names
 # without their ending.
 RETIRED = [
@@ -72,8 +120,9 @@ RETIRED = [
     (WORDS, r"len(?:d|ds|t|ding)", "share"),
     (WORDS, r"meets?|meetings?|met", "rendezvous, connect"),
     (WORDS, r"counsels?", "hint, remedy"),
-    (WORDS, r"(?:\d[\d,.]*|one|two|batch) (?:(?!(?:in|of|on|within) )[\w/-]+ ){0,2}an? "
-            r"(?:rank|step|host|line|class|input|operation|primitive|device|core|second)", "per rank, per step"),
+    (WORDS, r"(?<!rank[ ])(?:\d(?:[\d,.]*\d)?|one|two|batch) (?:(?!(?:in|of|on|within|than) )[\w/-]+ ){0,2}an? "
+            r"(?:rank|step|host|line|class|input|operation|primitive|device|core|second|worker|link|slice|channel|pair)"
+            r"|an? [\w-]+ an? (?:rank|step|host|line|class|second)", "per rank, per step"),
     (WORDS, r"master of", "every process does the same work; none gathers outputs or losses"),
     (WORDS, r"leav(?:e|es|ing) nothing behind|nothing (?:is|was) left", "clean up"),
     (WORDS, r"course of the (?:learning )?rate", "learning-rate schedule"),
@@ -113,6 +162,11 @@ def only(kind, text):
     return "".join(parts)
 
 
+def comments_of(text):
+    """Without code in backticks."""
+    return re.sub(r"//+|`[^`\n]*`", blank, only("comment", text))
+
+
 def documents():
     names = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     return names + sorted((SOURCE / "docs").glob("*.md")) + sorted(SOURCE.glob("*/README.md"))
@@ -127,7 +181,7 @@ def sources():
 
 READERS = {
     Scope.PROSE: lambda: ((path, prose_of(path.read_text())) for path in documents()),
-    Scope.COMMENTS: lambda: ((path, re.sub(r"//+", blank, only("comment", path.read_text()))) for path in sources()),
+    Scope.COMMENTS: lambda: ((path, comments_of(path.read_text())) for path in sources()),
     Scope.TEXTS: lambda: ((path, only("text", path.read_text())) for path in sources()),
     Scope.IDENTIFIERS: lambda: ((path, code_of(path.read_text())) for path in sources()),
     Scope.FILE_NAMES: lambda: ((path, path.stem) for path in sources()),
@@ -140,11 +194,12 @@ def compiled(scope, pattern):
     return re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])".replace(" ", r"\s+"), re.IGNORECASE)
 
 
-def found_in(text, scope, retired):
-    """Line numbers, words and what to write instead."""
+def found_in(text, scope, retired, name=""):
+    """Line numbers, words and what to write instead, in the file of that name."""
+    own = {word for word, where, _ in FIELDS_OWN if re.match(where, name)}
     found = []
     for scopes, pattern, instead in retired:
-        if scope in scopes:
+        if scope in scopes and pattern not in own:
             for match in compiled(scope, pattern).finditer(text):
                 found.append((text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), instead))
     return sorted(found)
@@ -154,8 +209,9 @@ class Words(unittest.TestCase):
     def test_retired_words(self):
         for scope, read in READERS.items():
             if any(scope in scopes for scopes, _, _ in RETIRED):
-                wrong = [f"{path.relative_to(SOURCE)}:{line}: {word} → {instead}" for path, text in read()
-                         for line, word, instead in found_in(text, scope, RETIRED)]
+                wrong = [f"{name}:{line}: {word} → {instead}" for path, text in read()
+                         if not (name := str(path.relative_to(SOURCE))).startswith(PENDING) or scope is Scope.PROSE
+                         for line, word, instead in found_in(text, scope, RETIRED, name)]
                 with self.subTest(scope.name):
                     if wrong:
                         self.fail("\n".join(["", *wrong]))
