@@ -18,8 +18,8 @@ namespace lockstep {
 /// key can neither read a frame nor make one, nor alter, drop, repeat or reorder any: a frame's nonce is its number on
 /// the connection, which both sides count and nobody sends, so the first one that is not the next one has a wrong tag.
 ///   A key is one connection's and one direction's (Handshake::take_ciphers), so no nonce is ever used twice with it.
-/// After kFramesPerKey frames both sides go on with HMAC-SHA-256 of the key in its place: no key ever encrypts as much
-/// as would let statistics tell its output from random bytes, and one that is found later opens nothing before it.
+/// After kFramesPerKey frames both sides replace the key by its HMAC-SHA-256. So no key encrypts so much that
+/// statistics could distinguish its output from random bytes, and a key that leaks later decrypts no earlier frame.
 
 /// Seals frames in their order, or opens them in the same order. A frame is begin(), process() for as many pieces as
 /// there are, and seal() or open(). Nothing may be made of what process() gives before open() says that it is right.

@@ -35,8 +35,8 @@ struct SessionCiphers {
 ///   Both sides encrypt, or neither does: the listener refuses a caller that differs, and says so. As the proofs say
 /// which it is, nobody in between can talk them out of it. The keys (Note [Encryption]) are HMAC-SHA-256, with the
 /// secret, of what the proofs are of, under another label and for each direction.
-///   Frames have a largest size, which is known before they are read. Whoever listens gives a handshake two seconds
-/// (kHandshakeWithin); past that, and where there is no more room, strangers are closed.
+///   Frames have a largest size, which is known before they are read. A listener allows two seconds for a handshake
+/// (kHandshakeWithin). It closes strangers that take longer, or that exceed its limit.
 class Handshake {
  public:
   /// Says what a proof is for: one that was made for a port is worth nothing at another.

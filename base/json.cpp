@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Through a text, telling how far it has come.
+/// Iterates over a text and records its position.
 class Reached {
  public:
   using iterator_category = std::input_iterator_tag;

@@ -1,4 +1,4 @@
-// Handles that can tell whether what they refer to is still there.
+// Handles that know whether their object still exists.
 #pragma once
 
 #include <atomic>

@@ -34,7 +34,7 @@ std::optional<std::uint64_t> number_of(const std::string& text) {
   return value;
 }
 
-/// The number behind `key` in a file of lines "key number …" or "key: number …".
+/// The number after `key` in a file of lines "key number …" or "key: number …".
 std::optional<std::uint64_t> entry_of(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

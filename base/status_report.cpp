@@ -93,7 +93,7 @@ bool report_status(const StatusReport& report) noexcept {
     while (sent < 0 && errno == EINTR);
     return sent == static_cast<ssize_t>(bytes.size());
   } catch (...) {
-    return false;  // no memory left: what is reported goes on without it
+    return false;  // no memory left: the reported work continues without it
   }
 }
 

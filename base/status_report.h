@@ -1,4 +1,4 @@
-// What a rank tells the launcher beside what it prints: short messages on a socket that its wrapper reads.
+// What a rank reports to the launcher besides its output: short messages on a socket that its wrapper reads.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 namespace lockstep {
 
 /// SIGINT, SIGTERM, SIGHUP (unless it is ignored, as under nohup) and SIGUSR1 (which mpirun passes on and batch systems
-/// send ahead of the end) set the flag; another one more than a second later ends the process at once.
+/// send ahead of the end) set the flag. Another signal, more than a second later, ends the process at once.
 void install_stop_handlers();
 
 /// The first signal that asked this process to stop; 0 while none has, or while stops are deferred.
@@ -13,9 +13,9 @@ int stop_signal() noexcept;
 /// The same, deferred or not.
 int stop_request() noexcept;
 
-/// While it lives, stop requests change nothing but stop_request(): whoever holds it looks at that, and sees to it that
-/// all ranks stop together. Another signal more than a second later still ends the process at once. A launcher is told,
-/// and gives this process more time to end from then on. One at a time.
+/// While it lives, stop requests change nothing but stop_request(). Its owner polls that, and makes all ranks stop
+/// together. Another signal more than a second later still ends the process at once. The launcher is notified, and
+/// gives this process more time to end from then on. One at a time.
 class DeferredStops {
  public:
   DeferredStops() noexcept;

@@ -29,7 +29,7 @@ inline constexpr int kSpinMicroseconds = 100;
 std::optional<std::string> openmp_spin_count(const EnvLookup& lookup, int processors);
 
 /// To be called first in main(), before there are threads: see the note. `argv` is the program's, ended by a null
-/// pointer. Where the program cannot be started again it goes on with libgomp's own setting.
+/// pointer. Where the program cannot be started again it keeps libgomp's own setting.
 void share_processors_well(char** argv);
 
 }  // namespace lockstep

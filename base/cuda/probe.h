@@ -9,7 +9,7 @@ namespace lockstep {
 struct CudaProbe {
   bool built = false;  // this build can use GPUs at all
   int devices = 0;     // that this process may see
-  /// Where each of them is: "0000:1b:00.0", as in /sys/bus/pci/devices; empty where the driver does not tell.
+  /// PCI addresses, "0000:1b:00.0", as in /sys/bus/pci/devices; empty where the driver does not report one.
   std::vector<std::string> bus_ids;
   std::string problem;  // why there are none: "no NVIDIA driver is loaded"; empty where there are
   std::string remedy;
@@ -21,7 +21,7 @@ struct CudaProbe {
 /// (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER) counts as it is at that moment.
 const CudaProbe& probe_cuda();
 
-/// Where the GPU is that this thread has made its own, as in CudaProbe::bus_ids; empty where CUDA does not tell. Makes
+/// The PCI address of this thread's current GPU, as in CudaProbe::bus_ids; empty where CUDA does not report it. Creates
 /// no context.
 std::string current_cuda_bus_id();
 

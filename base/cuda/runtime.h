@@ -90,7 +90,7 @@ class PinnedMemory {
   std::size_t bytes_ = 0;
 };
 
-/// "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1b:00.0)": this thread's, as far as CUDA still tells.
+/// "GPU 1 (NVIDIA H100 80GB HBM3, 0000:1b:00.0)": this thread's, as far as CUDA still answers.
 std::string current_gpu_text();
 
 }  // namespace lockstep

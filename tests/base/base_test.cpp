@@ -323,7 +323,7 @@ TEST(Stop, TheFirstSignalIsRemembered) {
   }
   try {
     throw_if_stopped("testing");
-    FAIL() << "went on";
+    FAIL() << "continued";
   } catch (const InterruptedError& error) {
     EXPECT_EQ(error.code(), 128 + SIGTERM);
     EXPECT_THAT(error.what(), ::testing::HasSubstr("testing"));

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// A process asks once: each machine is met by a process of its own, which prints what it was told.
+// A process probes once: each machine gets a process of its own, which prints the results.
 void tell(const soft_cuda::Machine& machine) {
   soft_cuda::set_machine(machine);
   const CudaProbe& probe = probe_cuda();
