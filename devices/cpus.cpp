@@ -79,7 +79,7 @@ void set_allowed_cpus(const CpuMask& cpus) {
 void warn_of_crowd(int processes, const CpuMask& cpus) {
   static std::atomic_flag warned = ATOMIC_FLAG_INIT;
   if (warned.test_and_set() || env("LOCKSTEP_LAUNCHER")) return;
-  log_warn("{} processes share {} core{} of host {}: they take turns, which is slow", processes, cpus.count(),
+  log_warn("{} processes share {} core{} of host {}: they run in time slices, which is slow", processes, cpus.count(),
            cpus.count() == 1 ? "" : "s", host_name());
 }
 
@@ -102,7 +102,7 @@ void prefer_memory_of(int node) {
   std::array<unsigned long, kMostNodes / kBits> nodes{};
   const auto bit = static_cast<std::size_t>(node);
   nodes[bit / kBits] = 1UL << (bit % kBits);
-  // The kernel takes the last bit off the number of bits that it is told.
+  // The kernel ignores the last of the bits whose number it is given.
   if (::syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes.data(), kMostNodes + 1) != 0)
     log_debug("memory is not taken from NUMA node {}: {}", node, errno_text(errno));
 }

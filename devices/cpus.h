@@ -26,7 +26,7 @@ void set_allowed_cpus(const CpuMask& cpus);
 /// it has started them.
 void warn_of_crowd(int processes, const CpuMask& cpus);
 
-/// What is close to a device. Nothing, where it is as far from all processors, or nobody tells.
+/// The NUMA node of a device. Empty where all processors are equally near, or the kernel does not say.
 struct Locality {
   int node = -1;  // NUMA node
   CpuMask cpus;   // that node's processors

@@ -12,7 +12,7 @@ namespace {
 
 std::string blanks(int count) { return std::string(static_cast<std::size_t>(std::max(count, 0)), ' '); }
 
-/// By what meets there: 1 left, 2 right, 4 above, 8 below.
+/// The character where lines join. `arms` is a sum: 1 left, 2 right, 4 above, 8 below.
 const char* junction(unsigned arms, bool doubled) {
   static constexpr std::array<const char*, 16> kSingle = {" ", "─", "─", "─", "│", "┘", "└", "┴",
                                                           "│", "┐", "┌", "┬", "│", "┤", "├", "┼"};

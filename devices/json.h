@@ -7,8 +7,7 @@
 
 namespace lockstep::devices {
 
-/// One JSON object, a line without its newline. Units are in the names: bytes, percent, W, °C. What was not told is
-/// null.
+/// One JSON object, a line without its newline. Units are in the names: bytes, percent, W, °C. Unknown values are null.
 std::string json_of(const Machine& machine);
 
 }  // namespace lockstep::devices

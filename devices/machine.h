@@ -1,4 +1,4 @@
-// What a machine has to compute with: plain data, as it was at one moment. Whatever was not told is absent.
+// What a machine has to compute with: plain data, as it was at one moment. Unknown values are absent.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Problem {
 struct Memory {
   std::int64_t total_bytes = 0;
   std::int64_t free_bytes = 0;
-  std::int64_t used_bytes = 0;                 // by processes; with the reserved bytes where those are not told
+  std::int64_t used_bytes = 0;                 // by processes; with the reserved bytes where those are unknown
   std::optional<std::int64_t> reserved_bytes;  // by driver and firmware
 };
 

@@ -208,9 +208,9 @@ void Card::add_processes(nvml::Device device, std::optional<int> mig) {
 }
 
 // Note [Wide entries]
-// Some drivers of the series 535 write entries of 32 bytes where their interface has 24: the field that was added went
-// away again, and the function's name stayed the same all the time. So the buffer has room for the wide ones, and what
-// was written beyond the narrow ones tells which they are.
+// Some drivers of the series 535 write entries of 32 bytes where their interface has 24: a field was added and later
+// removed, under the same function name. So the buffer is large enough for wide entries, and bytes written beyond the
+// narrow ones show which kind it is.
 void Card::add_processes(nvml::Device device, std::optional<int> mig, const NvmlFunctions::ProcessList& list,
                          const char* type) {
   constexpr std::size_t kWideBytes = 32;

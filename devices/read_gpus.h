@@ -1,4 +1,4 @@
-// What NVML tells of the machine's GPUs.
+// Reads the machine's GPUs from NVML.
 #pragma once
 
 #include <filesystem>
@@ -13,8 +13,8 @@ enum class Detail {
   kAll,
 };
 
-/// Never throws over what cards and drivers do: what is not told is absent, a card that fails has a problem.
-/// `sysfs` is /sys, or what stands in for it.
+/// Never throws because of cards or drivers: unknown values are absent, and a card that fails has a `problem`. `sysfs`
+/// is /sys, or what stands in for it.
 Gpus read_gpus(const Nvml& nvml, Detail detail, const std::filesystem::path& sysfs = "/sys");
 
 /// The same, with the library of this machine, which is unloaded again.

@@ -16,7 +16,7 @@ namespace lockstep::devices {
 struct VisibleDevice {
   int gpu = 0;             // Gpu::index
   std::optional<int> mig;  // MigDevice::index
-  std::string id;          // names it, and it alone, in CUDA_VISIBLE_DEVICES: a UUID, or an index where none was told
+  std::string id;          // names it, and it alone, in CUDA_VISIBLE_DEVICES: a UUID, or an index where there is none
   std::optional<std::int64_t> free_bytes;
   bool prohibited = false;  // its compute mode refuses every process
   friend bool operator==(const VisibleDevice&, const VisibleDevice&) = default;
@@ -32,7 +32,7 @@ struct VisibleDevice {
 std::vector<VisibleDevice> visible_gpus(const Gpus& gpus, const EnvLookup& lookup);
 
 /// The positions in `visible` of the `count` devices with most free memory, the freest first, at equal memory the
-/// earlier one. Devices that do not tell their memory come last, prohibited ones not at all: there may be fewer.
+/// earlier one. Devices that do not report their memory come last. Prohibited ones are left out, so there may be fewer.
 std::vector<int> most_free(std::span<const VisibleDevice> visible, int count);
 
 }  // namespace lockstep::devices
