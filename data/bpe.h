@@ -17,8 +17,8 @@ namespace lockstep::data {
 /// back as it was. Immutable; several threads may use one.
 class BytePairs final : public Vocabulary {
  public:
-  /// vocab.json: an object from tokens to their numbers, 0 to N − 1; merges.txt: a pair a line, the likelier ones
-  /// first, behind a line that starts with #version. Throws IoError naming file and line or byte.
+  /// vocab.json: an object from tokens to their numbers, 0 to N − 1; merges.txt: one pair per line, the likelier ones
+  /// first, after a line that starts with #version. Throws IoError naming file and line or byte.
   BytePairs(const std::string& vocabulary_path, const std::string& merges_path);
   ~BytePairs() override;
   BytePairs(const BytePairs&) = delete;

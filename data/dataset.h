@@ -69,7 +69,7 @@ class Dataset {
   std::size_t elements_ = 1;
 };
 
-/// What a model learns from and what it is judged on; no sample is in both.
+/// The training and validation samples; no sample is in both.
 struct DataSplits {
   std::shared_ptr<const Dataset> train;
   std::shared_ptr<const Dataset> test;

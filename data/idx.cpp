@@ -162,8 +162,8 @@ IdxArray read_idx(const std::string& path, int dimensions) {
   std::uint8_t extra = 0;
   if (reader.read(&extra, 1) != 0) {
     throw IoError(
-        fmt::format("{}: trailing bytes: the sizes in bytes 4 to {} say that it ends at byte {}, but it goes on", path,
-                    array.header_bytes - 1, expected),
+        fmt::format("{}: trailing bytes: the sizes in bytes 4 to {} say that it ends at byte {}, but there are more",
+                    path, array.header_bytes - 1, expected),
         kFetchAgain);
   }
   return array;

@@ -20,9 +20,9 @@ struct IdxArray {
   std::span<const std::uint8_t> data() const { return {bytes.get(), size_bytes}; }
 };
 
-/// Reads `path`, plain or gzip-compressed (told apart by content), which must hold unsigned bytes in `dimensions`
-/// dimensions and nothing else. The header is held against the file's size before memory is taken: what is allocated
-/// never exceeds what the file can hold. Throws IoError naming path and byte. In compressed files bytes count in the
+/// Reads `path`, plain or gzip-compressed (its content shows which), which must hold unsigned bytes in `dimensions`
+/// dimensions and nothing else. The header is checked against the file's size before memory is allocated, so no more is
+/// allocated than the file can hold. Throws IoError naming path and byte. In compressed files bytes count in the
 /// uncompressed content, unless the message says otherwise.
 IdxArray read_idx(const std::string& path, int dimensions);
 

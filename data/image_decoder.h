@@ -31,13 +31,14 @@ inline constexpr std::uint64_t kMostImageSide = 1 << 18;
 
 /// Decodes one image after the other, with memory that it keeps. One thread at a time.
 ///
-/// Files are told apart by content, whatever their names say. Grey becomes R = G = B, CMYK and YCCK become RGB by
+/// The content of a file determines its format; its name does not. Grey becomes R = G = B, CMYK and YCCK become RGB by
 /// Pillow's formula (no colour profiles), palettes are looked up, 16 bits are cut to 8 (of grey without alpha, as
 /// Pillow does, all above 255 becomes white), alpha and transparent colours are dropped, and EXIF's orientation is left
 /// alone: what torchvision's ImageFolder makes of a file.
 ///
-/// Throws IoError that says what is wrong, without the file's name, which it does not know. Before memory is taken, the
-/// size that a header claims is held against `most_pixels` and against what the file's bytes can stand for.
+/// Throws IoError that says what is wrong, without the file's name, which it does not know. Before memory is allocated,
+/// the size in a header is checked against `most_pixels` and against the largest image that a file of this length can
+/// contain.
 class ImageDecoder {
  public:
   explicit ImageDecoder(std::uint64_t most_pixels = kMostImagePixels);

@@ -49,14 +49,14 @@ void read_image_file(const std::string& path, std::vector<std::byte>& bytes) {
   bytes.resize(done);
 }
 
-struct ImageReader::Desk {
+struct ImageReader::Buffers {
   std::vector<std::byte> file;
   ImageDecoder decoder;
   Resampler resampler;
   std::vector<float> colours;  // of an image that is to be grey
 };
 
-ImageReader::ImageReader() : desk_(std::make_unique<Desk>()) {}
+ImageReader::ImageReader() : buffers_(std::make_unique<Buffers>()) {}
 ImageReader::~ImageReader() = default;
 
 void ImageReader::read(const std::string& path, const ImageForm& form, std::span<float> out) {
@@ -65,13 +65,13 @@ void ImageReader::read(const std::string& path, const ImageForm& form, std::span
                       out.size() == pixels * static_cast<std::size_t>(form.channels),
                   "{} numbers for {}x{}x{}", out.size(), form.channels, form.height, form.width);
   try {
-    read_image_file(path, desk_->file);
-    const Resampling what = view_of(desk_->decoder.open(desk_->file), form);
-    const ImageView image = desk_->decoder.decode();
-    if (form.channels == 3) return desk_->resampler.run(image, what, form.normalisation, out);
-    desk_->colours.resize(3 * pixels);
-    desk_->resampler.run(image, what, kPlain, desk_->colours);
-    const float* colour = desk_->colours.data();
+    read_image_file(path, buffers_->file);
+    const Resampling what = view_of(buffers_->decoder.open(buffers_->file), form);
+    const ImageView image = buffers_->decoder.decode();
+    if (form.channels == 3) return buffers_->resampler.run(image, what, form.normalisation, out);
+    buffers_->colours.resize(3 * pixels);
+    buffers_->resampler.run(image, what, kPlain, buffers_->colours);
+    const float* colour = buffers_->colours.data();
     for (float& value : out) {
       // Pillow's, of bytes: ITU-R 601 in parts of 2^16.
       const auto byte = [&](std::size_t c) { return static_cast<int>(std::lround(colour[c] * 255.0f)); };

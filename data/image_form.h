@@ -39,8 +39,8 @@ class ImageReader {
   void read(const std::string& path, const ImageForm& form, std::span<float> out);
 
  private:
-  struct Desk;
-  std::unique_ptr<Desk> desk_;
+  struct Buffers;
+  std::unique_ptr<Buffers> buffers_;
 };
 
 }  // namespace lockstep::data

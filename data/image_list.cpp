@@ -37,7 +37,7 @@ std::string suffix_of(const std::string& name) {
   return suffix;
 }
 
-// What lies in `directory`, hidden entries aside, in no order: names, and whether each is a directory.
+// The entries of `directory` except hidden ones, in no order: names, and whether each is a directory.
 std::vector<std::pair<std::string, bool>> entries_of(const std::string& directory) {
   std::vector<std::pair<std::string, bool>> entries;
   std::error_code error;

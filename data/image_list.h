@@ -30,7 +30,7 @@ class ImageList {
 
  private:
   std::string directory_;
-  std::string paths_;  // one behind the other, within the directory
+  std::string paths_;  // joined, relative to the directory
   std::vector<std::uint64_t> ends_;
   std::vector<std::int32_t> labels_;
 };

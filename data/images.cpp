@@ -24,48 +24,48 @@ namespace {
 
 constexpr std::uint64_t kNthForValidation = 10;
 
-// What one thread needs to read an image.
-struct Desk {
+// Buffers of one thread that reads an image.
+struct ReadBuffers {
   std::vector<std::byte> file;
   ImageDecoder decoder;
   Resampler resampler;
 };
 
-/// Desks that are lent out and come back.
-class Desks {
+/// Reuses buffers: at most as many as threads read at the same time.
+class BufferPool {
  public:
-  class Loan {
+  class Lease {
    public:
-    explicit Loan(Desks& owner) : owner_(owner), desk_(owner.take()) {}
-    ~Loan() { owner_.give_back(std::move(desk_)); }
-    Loan(const Loan&) = delete;
-    Loan& operator=(const Loan&) = delete;
-    Desk* operator->() const { return desk_.get(); }
+    explicit Lease(BufferPool& owner) : owner_(owner), buffers_(owner.take()) {}
+    ~Lease() { owner_.give_back(std::move(buffers_)); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ReadBuffers* operator->() const { return buffers_.get(); }
 
    private:
-    Desks& owner_;
-    std::unique_ptr<Desk> desk_;
+    BufferPool& owner_;
+    std::unique_ptr<ReadBuffers> buffers_;
   };
 
  private:
-  std::unique_ptr<Desk> take() {
+  std::unique_ptr<ReadBuffers> take() {
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {
-        auto desk = std::move(free_.back());
+        auto buffers = std::move(free_.back());
         free_.pop_back();
-        return desk;
+        return buffers;
       }
     }
-    return std::make_unique<Desk>();
+    return std::make_unique<ReadBuffers>();
   }
-  void give_back(std::unique_ptr<Desk> desk) {
+  void give_back(std::unique_ptr<ReadBuffers> buffers) {
     const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(desk));
+    free_.push_back(std::move(buffers));
   }
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Desk>> free_;
+  std::vector<std::unique_ptr<ReadBuffers>> free_;
 };
 
 /// The files of a data set that turned out to be corrupt. Thread-safe.
@@ -138,20 +138,20 @@ class Images final : public Dataset {
   }
 
   void read_image(const std::string& path, std::optional<std::uint64_t> draw, std::span<float> x) const {
-    const Desks::Loan desk(desks_);
-    read_image_file(path, desk->file);
-    const ImageSize whole = desk->decoder.open(desk->file);
+    const BufferPool::Lease buffers(buffers_);
+    read_image_file(path, buffers->file);
+    const ImageSize whole = buffers->decoder.open(buffers->file);
     const Resampling what = draw ? training_view(whole, options_.size, *draw) : evaluation_view(whole, options_.size);
     // Evaluation is to be the same as elsewhere, to the last bit of a pixel.
-    const ImageView image = desk->decoder.decode(draw ? eighths_for(what) : 8);
-    desk->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
+    const ImageView image = buffers->decoder.decode(draw ? eighths_for(what) : 8);
+    buffers->resampler.run(image, for_decoded(what, whole, image.size), kImageNet, x);
   }
 
   std::shared_ptr<const ImageList> list_;
   std::vector<std::uint32_t> files_;  // of the list
   ImagesOptions options_;
   mutable Corruption corruption_;
-  mutable Desks desks_;
+  mutable BufferPool buffers_;
 };
 
 bool has_directory(const std::string& directory, const char* name) {
@@ -242,7 +242,7 @@ const DatasetFamily& images_family() {
   static const DatasetFamily family = {
       .name = "images",
       .argument = "DIR",
-      .about = "JPEG and PNG, a folder a class",
+      .about = "JPEG and PNG, one folder per class",
       .remedy = "a directory with a folder for each class",
       .settings = {augment_setting(),
                    {.name = kImageSize,

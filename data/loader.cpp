@@ -41,7 +41,7 @@ class Buffer {
   std::byte* data_ = nullptr;
 };
 
-/// Room for `samples` times `elements` numbers of four bytes.
+/// A buffer for `samples` times `elements` numbers of four bytes.
 Buffer allocate_numbers(MemorySource& source, std::uint64_t samples, std::uint64_t elements) {
   std::size_t bytes = 0;
   constexpr std::size_t kMost = std::size_t{1} << 60;
@@ -106,7 +106,7 @@ sampler::Slice checked(sampler::Slice range, const Dataset& dataset) {
 }  // namespace
 
 void Loader::Epoch::Iterator::refuse_gone() {
-  throw UsageError("an epoch goes on whose loader is gone",
+  throw UsageError("an epoch is continued after its loader was destroyed",
                    "keep the loader until the loop over its batches has ended");
 }
 

@@ -27,7 +27,7 @@ struct Batch {
   std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
   std::span<std::int32_t> labels;  // (count), or (count, T)
   sampler::StepPlan plan;
-  sampler::SamplerState state_after;  // resuming from here goes on with the following step
+  sampler::SamplerState state_after;  // resuming from here continues with the following step
 
   // For traces: the thread that assembled it (from 0; next() itself where there are none), and when.
   int worker = 0;
@@ -38,7 +38,7 @@ struct Batch {
 
 struct LoaderOptions {
   int workers = 1;  // threads; 0: batches are assembled inside next()
-  int depth = 0;    // batches kept ready, at most; 0: two a worker
+  int depth = 0;    // batches kept ready, at most; 0: two per worker
   /// Where the buffers come from; nullptr: the heap.
   std::shared_ptr<MemorySource> memory = nullptr;
 };
@@ -46,10 +46,10 @@ struct LoaderOptions {
 /// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
 /// caller's) is filled again and again: within an epoch nothing is allocated.
 ///
-/// One thread uses it. It must outlive its batches and its epochs' iterators: what can be told of that is an error, at
-/// compile time for a loader that is a temporary. Workers block all signals, so that handlers run on the program's own
-/// threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each later one. The
-/// destructor waits for at most one sample a worker.
+/// One thread uses it. It must outlive its batches and its epochs' iterators. A violation is an error where it can be
+/// detected, for a temporary loader at compile time. Workers block all signals, so that handlers run on the program's
+/// own threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each later one.
+/// The destructor waits for at most one sample per worker.
 class Loader {
  public:
   /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
@@ -68,8 +68,8 @@ class Loader {
   const Batch& next() &;
   const Batch& next() && = delete;  // of a temporary, the batch would be gone at once
 
-  /// What is left of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. Who breaks out of
-  /// it goes on there with the next one. An evaluation has one epoch; those that follow have no batch.
+  /// The rest of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. After a `break`, the
+  /// next loop continues there. An evaluation has one epoch; those that follow have no batch.
   class Epoch;
   Epoch epoch() &;
   Epoch epoch() && = delete;
@@ -124,7 +124,7 @@ class Loader::Epoch {
    private:
     void take() {
       batch_ = &loader_.next();
-      if (batch_->plan.global_count == 0) batch_ = nullptr;  // behind an evaluation
+      if (batch_->plan.global_count == 0) batch_ = nullptr;  // after an evaluation
     }
 
     [[noreturn]] static void refuse_gone();

@@ -80,7 +80,7 @@ class RandomTokens : public Dataset {
   std::uint64_t first_;
 };
 
-// Training samples stand first in an endless row of samples, those for tests behind them.
+// Of one endless sequence of samples, the first are for training, the following ones for tests.
 template <class Part, class... Args>
 DataSplits make_parts(std::uint64_t length, const std::vector<std::int64_t>& dims, int classes, bool tokens,
                       const Args&... args) {

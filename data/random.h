@@ -1,4 +1,4 @@
-// Data that are made up: for measuring, and for trying a model before its data are there.
+// Synthetic data: for benchmarks, and for trying a model before its data are available.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ class StepSource {
   virtual ~StepSource() = default;
   /// An upper bound of plan.local_count.
   virtual std::uint64_t max_count() const = 0;
-  /// Writes the step that comes next and goes on; allocates nothing if step.indices has capacity for max_count().
+  /// Writes the next step and advances; allocates nothing if step.indices has capacity for max_count().
   virtual void next(Step& step) = 0;
 };
 

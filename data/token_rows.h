@@ -6,8 +6,8 @@
 
 namespace lockstep::data {
 
-/// Samples of `context` tokens, one behind the other, in tokens [begin, end). The label of a sample's last token is the
-/// first token behind it.
+/// Consecutive samples of `context` tokens in tokens [begin, end). The label of a sample's last token is the first
+/// token after it.
 struct TokenRows {
   std::uint64_t begin = 0, end = 0;
   std::uint64_t context = 1;

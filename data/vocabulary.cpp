@@ -22,7 +22,7 @@ Start look(std::string_view text) {
   if (first < 0x80) return {1, 1};
   if (first < 0xC2 || first > 0xF4) return {0, 1};
   const std::size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  // The second byte tells forms that are too long, halves of UTF-16 pairs, and what lies beyond the last character.
+  // The second byte reveals overlong forms, halves of UTF-16 pairs, and values beyond the last character.
   const unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
   const unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
   std::size_t valid = 1;

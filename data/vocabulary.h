@@ -32,7 +32,7 @@ class TokenNumbers final : public Vocabulary {
   int size() const override { return size_; }
   /// Numbers with blanks or commas between them.
   std::vector<std::int32_t> encode(std::string_view text, const std::string& source) const override;
-  /// Each behind a blank.
+  /// Each after a blank.
   std::string decode(std::span<const std::int32_t> tokens) const override;
 
  private:

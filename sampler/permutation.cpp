@@ -32,8 +32,8 @@ void Permutation::restart(std::uint64_t seed, std::uint64_t epoch) {
   for (auto i = static_cast<std::uint32_t>(length_); i > 1; --i) std::swap(table_[i - 1], table_[random.below(i)]);
 }
 
-// The halves take turns in being masked by a keyed hash of the other, which works for halves of unequal width too: each
-// round undoes itself, so the whole is a bijection of [0, 2^bits).
+// A Feistel network: the halves are masked alternately, each by a keyed hash of the other. Their widths may differ.
+// Each round is its own inverse, so the whole is a bijection of [0, 2^bits).
 std::uint64_t Permutation::encrypt(std::uint64_t x) const {
   std::uint64_t low = x & low_mask_;
   std::uint64_t high = x >> low_bits_;

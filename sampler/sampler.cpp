@@ -25,7 +25,7 @@ void check(const SamplerConfig& config, int rank, int world_size) {
                      "ranks count from 0 to the world size less one");
   }
   if (config.length == 0) throw IoError("empty data set: it has 0 samples", "give data with at least one sample");
-  // Leaves room for padding, so that no position overflows.
+  // Half of the range remains for padding, so that no position overflows.
   if (config.length > std::numeric_limits<std::uint64_t>::max() / 2) {
     throw UsageError(fmt::format("a data set of {} samples", config.length), "at most 2^63 - 1 can be numbered");
   }

@@ -90,7 +90,7 @@ class DistributedSampler {
   void advance();
 
   SamplerState state() const { return state_; }
-  /// Goes on from `state`. Throws UsageError if the cursor cannot come from a data set of this length.
+  /// Continues from `state`. Throws UsageError if the cursor cannot come from a data set of this length.
   void restore(const SamplerState& state);
 
  private:

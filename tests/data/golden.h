@@ -32,7 +32,7 @@ inline std::uint8_t noise(std::uint32_t x, std::uint32_t y, std::uint32_t c) {
   return static_cast<std::uint8_t>(v ^ v >> 15);
 }
 
-/// Noise, and behind each pixel a byte that nobody may look at.
+/// Noise. After each pixel is a byte that nobody may read.
 struct Picture {
   explicit Picture(ImageSize of) : size(of) {
     for (std::uint32_t y = 0; y < static_cast<std::uint32_t>(size.height); ++y)

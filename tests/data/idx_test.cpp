@@ -134,7 +134,7 @@ TEST_F(IdxTest, SizesThatTheFileCannotHoldTakeNoMemory) {
 }
 
 TEST_F(IdxTest, CompressionBombEndsAtTheSizesInTheHeader) {
-  // 64 MB of zeros behind a header that says 48 bytes: one byte more than that is looked at.
+  // 64 MB of zeros after a header that says 48 bytes: one byte more than that is read.
   const std::string bomb = gzip(idx_content({3, 4, 4}, std::string(std::size_t{64} << 20, '\0')));
   ASSERT_LT(bomb.size(), 100000u);
   EXPECT_THAT(error_in(bomb).value(), AllOf(HasSubstr("trailing bytes"), HasSubstr("ends at byte 64")));

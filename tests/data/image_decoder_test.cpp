@@ -62,8 +62,8 @@ TEST(ImageDecoder, JpegsComeSmallerToo) {
   EXPECT_EQ(outcome(decoder, golden::read(golden::kDirectory / "rgb.png"), 4), "13x11");
 }
 
-// A decoder goes on after each of them. The last four bytes of a PNG are a checksum over no data: without them it is
-// whole.
+// A decoder still works after each of them. The last four bytes of a PNG are a checksum over no data: without them it
+// is whole.
 TEST(ImageDecoder, FilesCutAtAnyByteAreDamaged) {
   ImageDecoder decoder;
   for (const char* name : {"rgb420.jpg", "progressive.jpg", "cmyk.jpg", "rgb.png", "interlaced.png", "palette4.png"}) {

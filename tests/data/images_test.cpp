@@ -160,7 +160,7 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
   for (int again = 0; again < 2; ++again) {
     for (std::uint64_t i = 3; i < 6; ++i) EXPECT_EQ(read(*splits.train, i), whole);
     std::int32_t label = -1;
-    EXPECT_EQ(read(*splits.train, 18, &label), read(*splits.train, 0));  // behind the last comes the first
+    EXPECT_EQ(read(*splits.train, 18, &label), read(*splits.train, 0));  // the first one follows the last
     EXPECT_EQ(label, 0);
   }
   const std::string said = ::testing::internal::GetCapturedStderr();

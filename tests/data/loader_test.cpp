@@ -279,7 +279,7 @@ TEST(Loader, SaysWhatCannotBe) {
   EXPECT_THROW(Loader(huge, sampler_of(huge->size(), huge->size()), {.workers = 0}), UsageError);
 }
 
-// What a program that uses a loader wrongly is told.
+// Errors for programs that use a loader wrongly.
 class Unread : public Dataset {
  public:
   explicit Unread(bool tokens = false)
@@ -331,7 +331,7 @@ TEST(Loader, OneThatEndsInTheMiddleOfItsEpoch) {
     EXPECT_THAT(refusal_of([&] {
                   for ([[maybe_unused]] const Batch& batch : loader->epoch()) loader.reset();
                 }),
-                HasSubstr("an epoch goes on whose loader is gone"));
+                HasSubstr("an epoch is continued after its loader was destroyed"));
   }
 }
 
