@@ -91,7 +91,7 @@ void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, 
              .value = integer(warmup_steps, 1, kMost)});
 }
 
-/// Reads the flags and runs `measure`, which is told what is wrong with them once the ranks have met.
+/// Reads the flags and runs `measure`, which throws their error, if any, once the ranks are connected.
 template <class Measure>
 int run(const OptionTable& table, Sources sources, const ForeignFlags& foreign, Measure&& measure) {
   sources.args.erase(sources.args.begin());
@@ -160,7 +160,7 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
 OptionTable bench_step_options(bench::StepOptions& options) {
   OptionTable table(
       "bench step",
-      "Measures training steps of MODEL, with and without communication in turns, on one batch that stays.");
+      "Measures training steps of MODEL on one fixed batch. Steps with and without communication alternate.");
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
@@ -177,12 +177,12 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   add_format_options(table, options.format);
   table.add({.name = "timeline",
              .kind = OptionKind::kFlag,
-             .help = "tell also, of one step that is not recorded, when each bucket was ready, started and ended",
+             .help = "also report, of one step without a CUDA graph, when each bucket was ready, started and ended",
              .value = boolean(options.timeline)});
   table.add({.name = "peak-tflops",
              .placeholder = "X",
-             .help = "what the device can do in this precision, in 10^12 operations a second, to tell the share of it "
-                     "that is reached",
+             .help = "peak of the device in this precision, in 10^12 operations per second, of which the measured "
+                     "share is reported",
              .default_text = "from the data sheet, where the GPU is known",
              .value = number(options.peak_tflops, {.low = 0, .open_low = true})});
   table.exclusive({"csv", "timeline"});
@@ -191,15 +191,15 @@ OptionTable bench_step_options(bench::StepOptions& options) {
 
 OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   OptionTable table("bench dp-vs-ddp",
-                    "Measures training steps of MODEL on several devices, with one process for all of them and with "
-                    "one for each, in turns.");
+                    "Measures training steps of MODEL on several devices. One process for all of them and one process "
+                    "per device alternate.");
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
   add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps);
   table.add({.name = "rounds",
              .placeholder = "R",
-             .help = "how often the two take turns",
+             .help = "rounds; each measures both",
              .default_text = fmt::to_string(options.rounds),
              .value = integer(options.rounds, 1, 1000)});
   trainer::add_update_options(table, options.train);

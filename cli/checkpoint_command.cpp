@@ -40,8 +40,8 @@ void show(const std::string& path, const checkpoint::CheckpointManifest& manifes
   std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, manifest.step,
                                  manifest.total_steps, manifest.position.epoch + 1, manifest.position.cursor);
   const std::size_t width = std::max(longest_name(manifest.identity), longest_name(manifest.settings));
-  text += "who goes on has the same\n" + text_of(manifest.identity, width);
-  text += "and may have others than\n" + text_of(manifest.settings, width);
+  text += "a run that resumes must have the same\n" + text_of(manifest.identity, width);
+  text += "and may change\n" + text_of(manifest.settings, width);
   for (const auto& [name, file] : manifest.files)
     text += fmt::format("{}  {} bytes  {}\n", file.sha256, file.bytes, name);
   std::fputs(text.c_str(), stdout);

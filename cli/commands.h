@@ -39,8 +39,8 @@ int bench_command(const Sources& sources, const ForeignFlags& foreign);
 
 OptionTable launch_options(launcher::LaunchOptions& options);
 /// How many ranks -n auto starts for these GPUs: as many as CUDA will show a process, which is one where they are split
-/// into MIG devices. 0, for as many as there are cores, where there are none, or the program is told `--device cpu`, by
-/// flag or environment: what else it may be told (a config file), a launcher cannot know. Pure.
+/// into MIG devices. 0, for as many as there are cores, where there are none, or the program has `--device cpu`, by
+/// flag or environment; a launcher cannot know its other settings (a config file). Pure.
 int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup);
 int launch_command(const Sources& sources, const ForeignFlags& foreign);
 /// `lockstep _host`, the launcher's helper on another host.
@@ -63,8 +63,8 @@ std::string version_text();
 int version_command(const Sources& sources, const ForeignFlags& foreign);
 
 /// parse_options for a subcommand that ranks of a job run: prints the help if that was asked for and returns true;
-/// keeps what is wrong in `refusal`, to be thrown once the ranks have met, so that a flag that is wrong on all of them
-/// is one line.
+/// keeps what is wrong in `refusal`, to be thrown once the ranks are connected, so that a flag that is wrong on all of
+/// them is one line.
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal);
 

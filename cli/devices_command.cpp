@@ -11,8 +11,8 @@
 namespace lockstep::cli {
 
 OptionTable devices_options(bool& json) {
-  OptionTable table("devices",
-                    "Shows this machine's GPUs, who uses them, and its CPU. What a card does not tell is N/A.");
+  OptionTable table(
+      "devices", "Shows this machine's GPUs, who uses them, and its CPU. Values that a card does not report are N/A.");
   table.group("Flags");
   table.add({.name = "json",
              .kind = options::OptionKind::kFlag,

@@ -40,8 +40,8 @@ Setter rank_count(int& target) {
   };
 }
 
-/// By flag or environment; what else a program may be told (a config file), a launcher cannot know.
-bool is_told_cpu(std::span<const std::string> program, const EnvLookup& lookup) {
+/// By flag or environment; a launcher cannot know the program's other settings (a config file).
+bool uses_cpu(std::span<const std::string> program, const EnvLookup& lookup) {
   std::string device = lookup("LOCKSTEP_DEVICE").value_or("");
   for (std::size_t i = 0; i < program.size(); ++i) {
     if (program[i].starts_with("--device=")) device = program[i].substr(program[i].find('=') + 1);
@@ -77,7 +77,7 @@ int count_gpus(std::span<const std::string> program) {
 int host_command() { return launcher::host_helper(count_gpus({})); }
 
 int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> program, const EnvLookup& lookup) {
-  if (is_told_cpu(program, lookup)) return 0;
+  if (uses_cpu(program, lookup)) return 0;
   const auto visible = devices::visible_gpus(gpus, lookup);
   if (std::ranges::any_of(visible, [](const auto& gpu) { return gpu.mig.has_value(); })) return 1;
   return static_cast<int>(std::ranges::count_if(visible, [](const auto& gpu) { return !gpu.prohibited; }));
@@ -93,7 +93,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
              .synonyms = {"n", "nproc-per-node"},
              .placeholder = "N|auto",
              .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                     "is told --device cpu; on several hosts: as many as these have slots",
+                     "has --device cpu; on several hosts: as many as these have slots",
              .default_text = "auto",
              .value = rank_count(options.ranks)});
   table.add({.name = "hosts",
@@ -108,7 +108,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
   table.add({.name = "hostfile",
              .synonyms = {"machinefile"},
              .placeholder = "FILE",
-             .help = "file with a host a line, as HOST, HOST slots=N or HOST:N",
+             .help = "file with one host per line, as HOST, HOST slots=N or HOST:N",
              .value = [&options](const std::string& path) {
                options.hosts = launcher::read_hostfile(path);
                return std::nullopt;
@@ -137,7 +137,7 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
                                                {"none", launcher::BindTo::kNone}})});
   table.add({.name = "log-dir",
              .placeholder = "DIR",
-             .help = "directory for one log file a rank",
+             .help = "directory for one log file per rank",
              .value = text(options.log_dir)});
   table.add(
       {.name = "grace-seconds",
@@ -169,10 +169,10 @@ int launch_command(const Sources& sources, const ForeignFlags& foreign) {
   for (const auto& each : options.exports)
     if (const auto equals = each.find('='); equals != std::string::npos)
       set_env(each.substr(0, equals), each.substr(equals + 1));
-  // What a Kubernetes MPIJob, for one, tells mpirun.
+  // Set for mpirun by a Kubernetes MPIJob, for example.
   if (const auto file = env("OMPI_MCA_orte_default_hostfile"); file && !file->empty() && options.hosts.empty())
     options.hosts = launcher::read_hostfile(*file);
-  options.use_gpus = kUsesGpus && !is_told_cpu(options.program, env);
+  options.use_gpus = kUsesGpus && !uses_cpu(options.program, env);
   options.count_own_gpus = [&options] { return count_gpus(options.program); };
   if (options.ranks == 0 && options.hosts.empty()) options.ranks = count_gpus(options.program);
   return launcher::launch(options);

@@ -70,7 +70,7 @@ std::string nccl_version(const SharedLibrary& library) {
   int (*get)(int*) = nullptr;
   library.bind(get, "ncclGetVersion");
   int number = 0;
-  return get(&number) == 0 ? version_of(static_cast<std::size_t>(number)) : "does not tell its version";
+  return get(&number) == 0 ? version_of(static_cast<std::size_t>(number)) : "does not report its version";
 }
 
 std::string driver_text(const CudaProbe& probe) {

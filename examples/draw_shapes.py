@@ -5,7 +5,7 @@ noise, as PNG files of 40 × 40 pixels.
     examples/draw_shapes.py DIR [--train 200] [--val 50]      # images of each class
     lockstep train resnet18-cifar --data images:DIR --image-size 32 --augment no
 
-DIR/train and DIR/val get a folder a class, and the same images every time. It needs nothing but
+DIR/train and DIR/val get one folder per class, and the same images every time. It needs nothing but
 Python's standard library.
 """
 import argparse

@@ -31,7 +31,7 @@ class TwoLayers final : public nn::Module {
 };
 
 void train() {
-  // The ranks meet; each has a device and a copy of the model, which rank 0's parameters make equal.
+  // Connects the ranks. Each has a device and a copy of the model; rank 0's parameters are broadcast.
   const auto group = comm::make_group(comm::discover_world(env));
   const auto backend = nn::make_cpu_backend(/*threads=*/1);
   nn::Generator generator(/*seed=*/1);

@@ -72,7 +72,7 @@ void run(const std::string& directory) {
   load(from_plain, plain);
   compare("plain into wrapped", from_plain.module());
 
-  // What torch.save() writes of a wrapped model has "module." in front of each name.
+  // In a file that torch.save() wrote of a wrapped model, each name starts with "module.".
   auto state = nn::state_of(trained);
   for (auto& tensor : state) tensor.name = "module." + tensor.name;
   const auto from_pytorch = make();

@@ -40,7 +40,7 @@ float difference(const std::vector<float>& a, const std::vector<float>& b) {
   return largest;
 }
 
-// A module that learns to tell its own input, and beside it what one device alone makes of the same.
+// Trains a module to reproduce its input, on several devices and on one, and compares both.
 void run(parallel::Devices& devices, const nn::Shape& shape, int dim) {
   const bool batch_first = dim == 0;
   nn::Generator generator(/*seed=*/1), same(/*seed=*/1);

@@ -54,7 +54,7 @@ class Net final : public nn::Module {
 };
 
 // Loss and accuracy over all samples.
-void judge(nn::Module& module, nn::Backend& backend, const std::shared_ptr<const data::Dataset>& dataset) {
+void evaluate(nn::Module& module, nn::Backend& backend, const std::shared_ptr<const data::Dataset>& dataset) {
   module.train(false);
   nn::Tape tape(backend);
   tape.set_recording(false);
@@ -94,11 +94,11 @@ void train_dp(parallel::Devices devices) {
       tape.reset();
     }
   }
-  judge(model.module(), devices[0], dataset);
+  evaluate(model.module(), devices[0], dataset);
 }
 
 void train_ddp() {
-  session::Session session = session::open_session();  // the ranks meet, and each has a device
+  session::Session session = session::open_session();  // connects the ranks; each has a device
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*session.backend, generator};
   Net net(context);
@@ -122,7 +122,7 @@ void train_ddp() {
       tape.reset();
     }
   }
-  if (session.world.rank == 0) judge(net, *session.backend, dataset);
+  if (session.world.rank == 0) evaluate(net, *session.backend, dataset);
   session.shutdown();
 }
 

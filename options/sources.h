@@ -24,7 +24,7 @@ Sources process_sources(std::vector<std::string> args);
 /// serve all of them, so such names are no mistakes there.
 using ForeignFlags = std::map<std::string, std::string>;
 
-/// LOCKSTEP_* variables that are no flags: what lockstep's own processes tell each other, and settings for tests.
+/// LOCKSTEP_* variables that are no flags: messages between lockstep's own processes, and settings for tests.
 bool is_reserved_variable(std::string_view name);
 
 /// Adds --config, which every subcommand has; its value is read by parse_options. `path` becomes the file's.

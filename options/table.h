@@ -66,7 +66,7 @@ struct Option {
   OptionKind kind = OptionKind::kValue;
   std::string placeholder = {};   // "B", "constant|cosine|step"; empty for flags
   std::string help = {};          // a few words, with the unit
-  std::string default_text = {};  // "32"; empty: none worth telling
+  std::string default_text = {};  // "32"; empty: none worth a mention
   Binding value;
   Applies applies = {};
   Agree agree = Agree::kNo;

@@ -71,7 +71,7 @@ bool is_asked(const std::optional<T>& value) {
 inline bool is_asked(const std::optional<bool>& value) { return value == true; }
 
 namespace detail {
-/// `check` of a Binding whose target is held to the parser's own limits; what says nothing is right.
+/// A Binding whose `check` applies the parser's own limits to the target; an unset target is right.
 template <class Target, class Check>
 Binding bound(Target& target, Setter set, Check check) {
   return {std::move(set), [&target] { return options::text_of(target); },

@@ -1,4 +1,4 @@
-// A small table with every kind of option, for the tests of this room.
+// A small table with every kind of option, for the tests of this module.
 #pragma once
 
 #include <optional>
