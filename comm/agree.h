@@ -14,10 +14,10 @@
 
 namespace lockstep::comm {
 
-/// Runs `work` on every rank and goes on only if it succeeded on all of them; collective. Where it failed, every rank
-/// throws: the lowest failing rank its own error, as does a rank that failed with another text; the others (same
-/// text, or no failure) throw PeerError with the code of the lowest failing rank. So a file that is bad for all ranks
-/// is complained about once. `work` must issue no collectives: a rank that fails would leave them.
+/// Runs `work` on every rank, and returns only if it succeeded on all of them; collective. If it failed, every rank
+/// throws: the lowest failing rank its own error, as does a rank that failed with another text; the others (same text,
+/// or no failure) throw PeerError with the code of the lowest failing rank. So a file that is bad for all ranks is
+/// complained about once. `work` must issue no collectives: a rank that fails would leave them.
 void run_collectively(ProcessGroup& group, const std::function<void()>& work);
 
 /// Names and values, in any order, that must be the same on every rank: build, instruction set, model, options.
@@ -31,7 +31,7 @@ void compare_manifests(ProcessGroup& group, const Manifest& mine);
 devices::Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env,
                                const devices::Locality& device = {});
 
-/// Of one value a rank: who agrees with whom.
+/// Groups ranks by their values.
 struct Division {
   std::vector<int> most;    // ranks with the value that most have; of several such values, the lowest rank's
   std::vector<int> others;  // empty: all are equal

@@ -19,8 +19,8 @@ std::unique_ptr<HostArena> HostArena::map(std::size_t bytes) {
 }
 
 HostArena::~HostArena() {
-  // Where operations are under way the group's progress thread, and other ranks through the kernel, go on reading and
-  // writing its pages until this process ends.
+  // If operations are under way, the group's progress thread, and other ranks through the kernel, still read and write
+  // its pages until this process ends.
   if (detach()) ::munmap(data(), mapped_bytes_);
 }
 

@@ -81,7 +81,7 @@ class Engine {
   virtual void watch_stall() = 0;
   /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
   [[noreturn]] virtual void time_out(double waited_seconds) = 0;
-  /// Tells the others what this rank fails with, where that is of interest to them.
+  /// Reports this rank's failure to the others, where they need to know it.
   virtual void announce_abort(const std::exception_ptr& failure) { static_cast<void>(failure); }
   /// The orderly end, when all operations are complete.
   virtual void leave() {}

@@ -79,7 +79,7 @@ class InlineGroup final : public EngineGroup {
   }
 
  private:
-  /// Failure::guard, and the others are told.
+  /// Failure::guard; also notifies the other ranks.
   template <class Action>
   auto guard(Action&& action) {
     failure_.throw_if_any();
@@ -169,12 +169,12 @@ class ThreadGroup final : public EngineGroup {
  public:
   ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engine>()> make, std::unique_ptr<Store> store,
               Clock::duration timeout);
-  ~ThreadGroup() override { end_thread(Ending::kAbandon); }
+  ~ThreadGroup() override { end_thread(EndRequest::kAbandon); }
 
   void poll() override { failure_.throw_if_any(); }
   void shutdown() override {
     barrier().wait_host();
-    end_thread(Ending::kLeave);
+    end_thread(EndRequest::kLeave);
     failure_.throw_if_any();
     leave_store();
   }
@@ -196,29 +196,29 @@ class ThreadGroup final : public EngineGroup {
   }
 
  private:
-  enum class Ending { kNone, kLeave, kAbandon };
+  enum class EndRequest { kNone, kLeave, kAbandon };
 
   template <class Condition>
   void wait(Condition&& done, Deadline deadline);
   template <class Condition>
   void nap_until(Condition&& done, bool oversubscribed);
-  void end_thread(Ending ending);
+  void end_thread(EndRequest ending);
 
   // The thread's:
   void run(const std::function<std::unique_ptr<Engine>()>& make);
   void serve();
   bool has_orders() const { return handed_.load(std::memory_order_acquire) != engine_->submitted() || ending(); }
   void take_orders();
-  void publish();
+  void publish_completed();
   void check();
   void sleep(Clock::duration idle);
-  bool ending() const { return ending_.load(std::memory_order_acquire) != Ending::kNone; }
+  bool ending() const { return ending_.load(std::memory_order_acquire) != EndRequest::kNone; }
 
   std::mutex mutex_;
   std::vector<Op> issued_;  // not yet taken by the thread; guarded by mutex_
   std::vector<Op> taken_;   // the thread's; swapped with issued_, so that neither allocates for long
   std::atomic<std::uint64_t> handed_{0};
-  std::atomic<Ending> ending_{Ending::kNone};
+  std::atomic<EndRequest> ending_{EndRequest::kNone};
   std::atomic<bool> ready_{false};  // there is an engine
 
   std::atomic<std::uint64_t> completed_{0};
@@ -246,7 +246,7 @@ ThreadGroup::ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engin
   try {
     nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
   } catch (...) {
-    end_thread(Ending::kAbandon);
+    end_thread(EndRequest::kAbandon);
     throw;
   }
 }
@@ -282,7 +282,7 @@ void ThreadGroup::nap_until(Condition&& done, bool oversubscribed) {
       nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
 }
 
-void ThreadGroup::end_thread(Ending ending) {
+void ThreadGroup::end_thread(EndRequest ending) {
   if (!thread_.joinable()) return;
   ending_.store(ending, std::memory_order_release);
   if (ready_.load(std::memory_order_acquire)) engine_->wake_up();
@@ -296,7 +296,7 @@ void ThreadGroup::run(const std::function<std::unique_ptr<Engine>()>& make) {
     engine_ = make();
     ready_.store(true, std::memory_order_release);
     serve();
-    if (ending_.load(std::memory_order_acquire) == Ending::kLeave) engine_->leave();
+    if (ending_.load(std::memory_order_acquire) == EndRequest::kLeave) engine_->leave();
   } catch (...) {
     failure_.set(std::current_exception());
     if (engine_ != nullptr) engine_->announce_abort(std::current_exception());
@@ -309,7 +309,7 @@ void ThreadGroup::serve() {
   const auto advance = [&] {
     if (handed_.load(std::memory_order_acquire) != engine_->submitted()) take_orders();
     if (!engine_->advance()) return false;
-    publish();
+    publish_completed();
     return true;
   };
   wait_until(
@@ -320,7 +320,7 @@ void ThreadGroup::serve() {
 void ThreadGroup::check() {
   if (engine_->idle()) return;
   engine_->check_peers();
-  publish();
+  publish_completed();
   if (engine_->idle()) return;
   const auto now = Clock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
@@ -336,7 +336,7 @@ void ThreadGroup::sleep(Clock::duration idle) {
     most = std::clamp<Clock::duration>(left, std::chrono::milliseconds(1), kNap);
   }
   engine_->sleep(most, idle, [&] { return has_orders(); });
-  publish();
+  publish_completed();
 }
 
 void ThreadGroup::take_orders() {
@@ -348,7 +348,7 @@ void ThreadGroup::take_orders() {
   taken_.clear();
 }
 
-void ThreadGroup::publish() {
+void ThreadGroup::publish_completed() {
   completed_sequence_.store(engine_->completed_sequence(), std::memory_order_release);
   completed_.store(engine_->completed(), std::memory_order_release);
 }

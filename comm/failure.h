@@ -1,4 +1,4 @@
-// The first failure of something that cannot go on after it.
+// The first failure of something that cannot be used after it.
 #pragma once
 
 #include <atomic>

@@ -39,15 +39,15 @@ struct GroupOptions {
   bool spare_core = false;
 
   /// Encrypts all that ranks of different hosts say to each other, the store of rank 0 included (Note [Encryption]).
-  /// All ranks ask for it, or none. Where they meet over TCP they have a secret (World::meeting). MPI and NCCL do not
+  /// All ranks ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). MPI and NCCL do not
   /// encrypt: with Backend::kMpi it is refused, and there is no way out to MPI where hosts cannot connect. What a group
   /// does on one host leaves it in no case.
   bool encrypt = false;
 };
 
 /// Joins the ranks that `world` speaks of; collective, blocking. A world of one is a SelfGroup and never starts MPI.
-/// Where MPI does not join the ranks (World::mpi_joins), or need not (World::meets_over_tcp), they meet at
-/// world.meeting over TCP, and start it only if it is asked for. Which of them are on one host they find out themselves
+/// Where MPI does not join the ranks (World::mpi_joins), or need not (World::joins_over_tcp), they join over TCP at
+/// world.rendezvous, and start MPI only if it is asked for. They find out themselves which of them share a host
 /// (Peers).
 ///
 /// Throws UsageError when MPI and the environment disagree on rank or size, for GroupOptions::encrypt where it cannot
@@ -58,7 +58,7 @@ struct GroupOptions {
 ///
 /// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group
-/// that needs it later is a UsageError. Where the ranks meet over TCP one group after the other may be made.
+/// that needs it later is a UsageError. Ranks that join over TCP may make one group after the other.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 /// Every operation is complete when it has been issued, and changes nothing: the reduction of one contribution is

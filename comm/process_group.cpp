@@ -144,7 +144,7 @@ std::vector<std::vector<std::byte>> ProcessGroup::all_gather_objects(std::span<c
   Arena& arena = control_arena();
   const auto ranks = static_cast<std::size_t>(size_);
 
-  // Sizes first: one cache line a rank, so that rank r's slice is line r.
+  // Sizes first: one cache line per rank, so that rank r's slice is line r.
   const Region lengths{&arena, 0, ranks * (kArenaAlignment / 8), DType::kI64};
   const auto lines = arena.view<std::int64_t>(0, lengths.count);
   lines[static_cast<std::size_t>(rank_) * 8] = static_cast<std::int64_t>(mine.size());

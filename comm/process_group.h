@@ -26,7 +26,7 @@ class Work {
   Work() = default;
   Work(ProcessGroup* group, std::uint64_t sequence) : group_(group), sequence_(sequence) {}
 
-  /// Whether the operation is complete; gives a backend without its own thread a chance to go on.
+  /// Whether the operation is complete; gives a backend without its own thread a chance to make progress.
   bool done() const;
   /// Blocks the calling thread until the operation is complete. Throws TimeoutError naming the operation and the
   /// ranks that are missing when `deadline` passes, and what the operation failed with (MpiError, OutOfStepError…).
@@ -56,9 +56,9 @@ class Store;
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
 /// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 is summed
 /// in f32 and rounded once. Where several hosts have several ranks each, the ranks of a host are combined first, in
-/// rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 + r3); with one rank a host that
-/// is the rank order again. MPI, where it is asked for, keeps to the rank order there too. NCCL alone chooses the order
-/// itself, by how the GPUs are connected: every rank receives the same bits there too, but not those of the other
+/// rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 + r3); with one rank per host
+/// that is the rank order again. MPI, where it is asked for, keeps to the rank order there too. NCCL alone chooses the
+/// order itself, by how the GPUs are connected: every rank receives the same bits there too, but not those of the other
 /// backends.
 ///
 /// Threads: one thread issues operations and waits for them; the backend may use others inside.
@@ -123,15 +123,15 @@ class ProcessGroup {
   /// A recording of `count` operations has been given to the device: they count as issued.
   virtual void replayed(std::uint64_t count) { static_cast<void>(count); }
 
-  /// Lets a backend without its own thread go on with what is under way. Cheap; never blocks.
+  /// Lets a backend without its own thread advance what is under way. Cheap; never blocks.
   virtual void poll() = 0;
 
   /// For a rank that waits for the others by other means than this group's operations: throws DeviceError where one of
   /// them has ended and the backend can know it. Cheap enough to be called at every look; never blocks.
   virtual void watch_peers() { poll(); }
 
-  /// Where the ranks have met, for what shall oblige nobody to take part; the caller's thread uses it. nullptr where
-  /// there is none, or another thread has it.
+  /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
+  /// caller's thread uses it. nullptr where there is none, or another thread has it.
   virtual Store* store() { return nullptr; }
 
   /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing

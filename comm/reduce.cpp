@@ -84,7 +84,7 @@ struct Widened {
 LOCKSTEP_INLINE void ask_to_read(const std::byte* line) { __builtin_prefetch(line, 0); }
 LOCKSTEP_INLINE void ask_to_write(const std::byte* line) {
 #if defined(__x86_64__)
-  // The builtin becomes a prefetch for reading unless told of a CPU that has this; the others take it for a no-op.
+  // The builtin becomes a prefetch for reading unless the target CPU has this; other CPUs take it for a no-op.
   asm volatile("prefetchw (%0)" : : "r"(line));
 #else
   __builtin_prefetch(line, 1);
@@ -137,7 +137,7 @@ LOCKSTEP_SIMD_CLONES void reduce_lines(Ends ends, std::size_t bytes) {
     const std::size_t strip_bytes = (bytes / kStrips - kStaggerBytes) / kPage * kPage + kStaggerBytes;
     for (std::size_t in_strip = 0; in_strip < strip_bytes; in_strip += kLine)
       for (std::size_t strip = 0; strip < kStrips; ++strip) {
-        // Behind the last line, asking is harmless.
+        // After the last line, asking is harmless.
         ends.ask(strip * strip_bytes + in_strip + kAheadBytes);
         reduce_line<Acc>(ends, strip * strip_bytes + in_strip);
       }

@@ -23,7 +23,7 @@ void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const s
 void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count);
 
 /// reduce_in_order() of a host's contributions, as it travels: in `dtype`; or, `widened`, of bf16 contributions as f32,
-/// not rounded (`dst` then has room for twice their bytes).
+/// not rounded (`dst` then holds twice their bytes).
 void reduce_partial(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,
                     std::size_t count);
 

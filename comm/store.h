@@ -1,4 +1,4 @@
-// What ranks tell each other before they have collectives: values under keys.
+// How ranks exchange data before they have collectives: values under keys.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace lockstep::comm {
 
-/// The ranks of a job, and a table of values that all of them see. It is for meeting: small values, set once, read by
-/// whoever waits for them. Sets do not wait for anybody; waits take a deadline and look at stop requests.
+/// The ranks of a job, and a table of values that all of them see. It serves the rendezvous: small values, set once,
+/// read by whoever waits for them. Sets do not wait for anybody; waits take a deadline and look at stop requests.
 ///
 /// A key is set once in a store's life, by one rank; what others read of one that is set twice is unspecified.
 ///
 /// Errors: a TimeoutError names the ranks that are missing. After an error the store is broken: every later call throws
-/// the same one. Where the ranks meet over TCP, one that fails in a store says so to all others, whose waits then throw
-/// PeerError with its code; the death of a rank is a DeviceError in everybody's waits.
+/// the same one. Over TCP, a rank that fails in a store reports it to all others, whose waits then throw PeerError with
+/// its code; the death of a rank is a DeviceError in everybody's waits.
 ///
 /// One thread uses a store. The destructor waits for nobody; a normal end calls leave() on every rank.
 class Store {
@@ -75,7 +75,7 @@ class Store {
   static constexpr const char* kUnknownHost = "?";
   /// As far as is known, by rank; waits at most briefly.
   virtual std::vector<Attendance> attendance() = 0;
-  /// This rank gives up with `error`: whatever can be told to the others is, and the store is broken. Throws PeerError
+  /// This rank gives up with `error`: it notifies the others where it can, and the store is broken. Throws PeerError
   /// where another rank has done so before.
   virtual void give_up(const TimeoutError& error) = 0;
 

@@ -17,7 +17,7 @@ struct WaitPolicy {
   int spins = 0;        // first, so many looks with nothing but a pause of the CPU
   int pause_every = 1;  // between so many of them,
   int yields = 0;       // then so many between which another process may have the core; then it sleeps,
-  int recovered = 0;    // and after each sleep, so many of these looks come again
+  int recovered = 0;    // and after each sleep, so many of these looks are repeated
   Clock::duration check_every = std::chrono::milliseconds(20);  // between two checks, while it sleeps
   const char* doing = "waiting for the other ranks";            // what a stop request ends; nullptr: it ends nothing
 };

@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// The variables with which one kind of launcher tells a process who it is.
+/// The variables by which one kind of launcher identifies a process.
 struct Variables {
   Starter starter;
   const char* rank;
@@ -71,18 +71,18 @@ bool is_joined_by_mpi(const EnvLookup& lookup, const World& world) {
   return is("PMIX_RANK", world.rank) || is("PMI_RANK", world.rank);
 }
 
-MeetingPoint read_meeting_point(const EnvLookup& lookup) {
+Rendezvous read_rendezvous(const EnvLookup& lookup) {
   constexpr int kMostPort = 65535;
-  MeetingPoint meeting;
-  meeting.host = lookup("MASTER_ADDR").value_or(meeting.host);
-  if (meeting.host.empty())
+  Rendezvous rendezvous;
+  rendezvous.host = lookup("MASTER_ADDR").value_or(rendezvous.host);
+  if (rendezvous.host.empty())
     throw UsageError("MASTER_ADDR in the environment is empty", "set it to the host of rank 0, or unset it");
-  meeting.port = read_int(lookup, "MASTER_PORT", 1, kMostPort).value_or(meeting.port);
-  meeting.job = lookup("LOCKSTEP_MEETING").value_or(lookup("TORCHELASTIC_RUN_ID").value_or(""));
-  meeting.listen = lookup("LOCKSTEP_LISTEN").value_or("");
-  // torchrun itself listens at the port that it tells its processes.
-  if (lookup("TORCHELASTIC_USE_AGENT_STORE") == "True") meeting.port += meeting.port < kMostPort ? 1 : -1;
-  return meeting;
+  rendezvous.port = read_int(lookup, "MASTER_PORT", 1, kMostPort).value_or(rendezvous.port);
+  rendezvous.job = lookup("LOCKSTEP_MEETING").value_or(lookup("TORCHELASTIC_RUN_ID").value_or(""));
+  rendezvous.listen = lookup("LOCKSTEP_LISTEN").value_or("");
+  // torchrun itself listens at the port that it gives its processes.
+  if (lookup("TORCHELASTIC_USE_AGENT_STORE") == "True") rendezvous.port += rendezvous.port < kMostPort ? 1 : -1;
+  return rendezvous;
 }
 
 World read_world(const EnvLookup& lookup, const Variables& names) {
@@ -95,9 +95,9 @@ World read_world(const EnvLookup& lookup, const Variables& names) {
     throw UsageError(fmt::format("{}={} is not below {}={}", names.rank, world.rank, names.size, world.size),
                      "ranks count from 0; give every process its own rank below the world size");
   world.mpi_joins = names.starter != Starter::kTorchrun || is_joined_by_mpi(lookup, world);
-  world.meets_over_tcp = !world.mpi_joins || lookup("LOCKSTEP_MEETING");
-  if (names.starter == Starter::kTorchrun || world.meets_over_tcp) world.meeting = read_meeting_point(lookup);
-  world.meeting.secret = JobSecret::from(lookup);
+  world.joins_over_tcp = !world.mpi_joins || lookup("LOCKSTEP_MEETING");
+  if (names.starter == Starter::kTorchrun || world.joins_over_tcp) world.rendezvous = read_rendezvous(lookup);
+  world.rendezvous.secret = JobSecret::from(lookup);
 
   const auto local_rank = read_int(lookup, names.local_rank, 0, INT_MAX);
   // SLURM_NTASKS_PER_NODE is what was asked for, and may be larger than the step.

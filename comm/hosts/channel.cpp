@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 namespace {
 
-// Of all links together, that a channel has room for from the start.
+// Early data that a channel can buffer from the start, for all links together.
 constexpr std::size_t kBytesAhead = 4 << 20;
 // What a link may bring, or take, before the others have their turn: a few chunks.
 constexpr int kTurns = 8;
@@ -168,8 +168,8 @@ void Channel::take_notice(Peer& peer, const MessageHeader& header) {
     static_assert(sizeof(int) == sizeof(std::int32_t));
     std::memcpy(peer.said.data(), peer.words.data(), peer.said.size() * sizeof(int));
   }
-  // Who waits, or ends, in something else under the same number will never meet this rank, which has its own view of
-  // it: now, or when it comes there.
+  // A peer that waits, or ends, in another operation under the same number will never match this rank's. This rank
+  // compares them now, or when it posts its own.
   if (header.op.op_index <= opened_) return compare_with_known(header, peer.link);
   if (header.op.op_index > closed_ + kWindow) return;
   PeerProgress& progress = operation(header.op.op_index).by_peer[index_of(peer.link)];

@@ -23,13 +23,12 @@ namespace lockstep::comm {
 /// A channel is one rank of each host, connected with each other. It moves its chunks of an operation (Note [Two
 /// levels]) once all ranks of its host have posted it: it reduces what they have put in and sends it, reduces what
 /// comes in from the other hosts, in their order, into its own chunks, and writes what is final into the copies of all
-/// ranks of its host. Chunks follow each other, so the two phases, both directions and the arithmetic all go on at the
-/// same time.
+/// ranks of its host. Chunks follow each other, so both phases, both directions and the arithmetic overlap.
 ///
 /// Several operations are under way at once. A message may come before this rank has posted its operation: its payload
-/// then waits in a block of the pool. It may be so early that there is no room to remember it (kWindow operations after
-/// the first that is unfinished here); then nothing more is read from that link. That ends: its sender has finished the
-/// first one, so what this rank needs for that has come before.
+/// then waits in a block of the pool. It may be too early to be remembered (kWindow operations after the first that is
+/// unfinished here); then nothing more is read from that link. That ends: its sender has finished the first one, so
+/// what this rank needs for that has come before.
 class Channel final : private Link::Sink {
  public:
   static constexpr std::uint64_t kWindow = 8;
@@ -55,23 +54,23 @@ class Channel final : private Link::Sink {
 
   std::size_t links() const { return peers_.size(); }
   const Link& link(std::size_t i) const { return peers_[i].link; }
-  /// Whether the first operation cannot be finished without something from (or room at) the other end.
+  /// Whether the first operation cannot be finished without data from the other end, or space there.
   bool waits_for(std::size_t i) const;
   /// What the other end said last that it waits for in operation `index`; nothing if it has said nothing about it.
   const std::vector<int>* said_to_wait_for(std::size_t i, std::uint64_t index) const;
   /// Whether somebody has said that it waits in the first operation.
   bool others_say_they_wait() const;
-  /// Tells the others whom this rank waits for in the first operation, if it has not.
+  /// Reports to the others whom this rank waits for in the first operation, unless it has already.
   void announce_wait(const std::vector<int>& ranks);
-  /// Tells them why the group ends, as far as they take it before `deadline`: all but the one who has told this rank,
-  /// for that one may not reach the others.
+  /// Sends the reason of the abort to the other ranks, as far as they accept it before `deadline`: to all but the one
+  /// that sent it here, because that one may not reach the others.
   void announce_abort(const AbortReason& reason, Deadline deadline);
   /// What came from a link.
   const std::optional<AbortReason>& abort_reason() const { return abort_reason_; }
   /// Counts up with every chunk that is sent or has come; words do not count.
   std::uint64_t progress() const { return progress_; }
 
-  /// What poll(2) waits for, one entry a link; and what it found.
+  /// What poll(2) waits for, one entry per link; and its results.
   void listen_to(std::vector<pollfd>& entries) const;
   void found(const pollfd* entries);
 

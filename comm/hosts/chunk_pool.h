@@ -1,4 +1,4 @@
-// Room for chunks that have arrived and cannot be used yet.
+// Buffers for chunks that have arrived and cannot be used yet.
 #pragma once
 
 #include <cstddef>

@@ -15,15 +15,19 @@
 
 namespace lockstep::comm {
 
-HostEngine::HostEngine(HostMeeting met, Clock::duration timeout)
-    : Engine(met.rank, met.ranks),
-      met_(std::move(met)),
-      here_(met_.peers.hosts()[static_cast<std::size_t>(met_.host)]),
+HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
+    : Engine(connections.rank, connections.ranks),
+      connections_(std::move(connections)),
+      here_(connections_.peers.hosts()[static_cast<std::size_t>(connections_.host)]),
       timeout_(timeout),
-      sync_(met_.local, static_cast<int>(here_.size()), met_.channels, met_.board, std::move(met_.pipes)),
-      silent_since_(met_.links.size()) {
-  if (sync_.drives()) channel_.emplace(met_.local, met_.host, met_.peers, sync_, met_.tuning, std::move(met_.links));
-  put_texts(met_.board.part(met_.local) + align_up(sizeof(NodeControlBlock)), met_.board.part_bytes());
+      sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
+            std::move(connections_.pipes)),
+      silent_since_(connections_.links.size()) {
+  if (sync_.drives())
+    channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
+                     std::move(connections_.links));
+  put_texts(connections_.board.part(connections_.local) + align_up(sizeof(NodeControlBlock)),
+            connections_.board.part_bytes());
   entries_to_poll_.reserve(silent_since_.size() + 1);
   missing_.reserve(64);
 }
@@ -119,7 +123,7 @@ std::unique_ptr<Arena> HostEngine::map_arena(std::size_t bytes, TextExchange exc
   try {
     segment = Segment::map(sync_.local(), sync_.size(), bytes, exchange_here);
   } catch (const DeviceError& error) {
-    // Of the group itself, or of the memory: only the latter lets the ranks go on.
+    // A failure of the group itself, or of the memory. Only after the latter the ranks continue.
     if (group_fails) throw;
     mine = error;
   } catch (const PeerError&) {
@@ -138,15 +142,15 @@ std::unique_ptr<Arena> HostEngine::map_arena(std::size_t bytes, TextExchange exc
 }
 
 std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store>&& store, Peers&& peers,
-                                               const MeetingPoint& meeting, Clock::duration timeout, bool threaded) {
-  HostMeeting met = meet_hosts(*store, peers, meeting, timeout);
-  return make_hosts_group(std::move(store), std::move(met), timeout, threaded);
+                                               const Rendezvous& rendezvous, Clock::duration timeout, bool threaded) {
+  HostConnections connections = connect_hosts(*store, peers, rendezvous, timeout);
+  return make_hosts_group(std::move(store), std::move(connections), timeout, threaded);
 }
 
-std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout,
-                                               bool threaded) {
+std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, HostConnections connections,
+                                               Clock::duration timeout, bool threaded) {
   const int rank = store->rank(), size = store->size();
-  auto engine = std::make_unique<HostEngine>(std::move(met), timeout);
+  auto engine = std::make_unique<HostEngine>(std::move(connections), timeout);
   if (!threaded) return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);
   const auto shared = std::make_shared<std::unique_ptr<Engine>>(std::move(engine));
   return make_thread_group(

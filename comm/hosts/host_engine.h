@@ -11,7 +11,7 @@
 #include "base/deadline.h"
 #include "comm/engine.h"
 #include "comm/hosts/channel.h"
-#include "comm/hosts/host_meeting.h"
+#include "comm/hosts/host_connections.h"
 #include "comm/hosts/intra_host_sync.h"
 #include "comm/process_group.h"
 #include "comm/shm/peers.h"
@@ -25,12 +25,12 @@ namespace lockstep::comm {
 /// host have finished it.
 class HostEngine final : public Engine {
  public:
-  HostEngine(HostMeeting met, Clock::duration timeout);
+  HostEngine(HostConnections connections, Clock::duration timeout);
 
   const char* name() const override { return "hosts"; }
-  bool encrypts() const override { return met_.encrypts; }
+  bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
-  bool oversubscribed() const override { return met_.peers.oversubscribed(); }
+  bool oversubscribed() const override { return connections_.peers.oversubscribed(); }
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   void wake_up() const override { sync_.wake_up(); }
 
@@ -63,7 +63,7 @@ class HostEngine final : public Engine {
   [[noreturn]] void fail_for_link(std::size_t i);
   [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
 
-  HostMeeting met_;
+  HostConnections connections_;
   const std::vector<int>& here_;  // the ranks of this host
   const Clock::duration timeout_;
   IntraHostSync sync_;
@@ -83,14 +83,14 @@ class HostEngine final : public Engine {
 };
 
 /// The group of the ranks of `store`, whose `peers` are on several hosts: memory inside a host, sockets between them.
-/// Collective, blocking. `meeting`: the host where they have met, if over TCP, and their secret. With `threaded` a
-/// thread of the group drives it, else the caller (Note [Drivers]).
+/// Collective, blocking. `rendezvous`: the host where they have joined, if over TCP, and their secret. With `threaded`
+/// a thread of the group drives it, else the caller (Note [Drivers]).
 ///
-/// On success the group takes `store` and `peers`, and its shutdown() ends the store; throws what meet_hosts() does.
+/// On success the group takes `store` and `peers`, and its shutdown() ends the store; throws what connect_hosts() does.
 std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store>&& store, Peers&& peers,
-                                               const MeetingPoint& meeting, Clock::duration timeout, bool threaded);
-/// For ranks that have met.
-std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, HostMeeting met, Clock::duration timeout,
-                                               bool threaded);
+                                               const Rendezvous& rendezvous, Clock::duration timeout, bool threaded);
+/// For ranks that are already connected.
+std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, HostConnections connections,
+                                               Clock::duration timeout, bool threaded);
 
 }  // namespace lockstep::comm

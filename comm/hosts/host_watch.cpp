@@ -13,8 +13,8 @@
 namespace lockstep::comm {
 namespace {
 
-// How long an operation stands still before the ranks tell each other whom they wait for: inside the timeout, and long
-// enough that a slow step is none.
+// How long an operation stands still before the ranks report to each other whom they wait for. Shorter than the
+// timeout, and longer than a slow step.
 constexpr Clock::duration kPatience = std::chrono::seconds(1);
 constexpr auto kConnectionCheckEvery = std::chrono::milliseconds(500);
 constexpr auto kLongestProbe = std::chrono::seconds(120);
@@ -66,14 +66,14 @@ void HostEngine::check_step() const {
   const int local = sync_.posted_otherwise(ours);
   if (local < 0) return;
   throw OutOfStepError(
-      out_of_step_text(met_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, ours.op_index), ours),
+      out_of_step_text(connections_.peers.name_of(rank_of_local(local)), sync_.posted_by(local, ours.op_index), ours),
       kSameProgram);
 }
 
 void HostEngine::check_locals() {
   for (int local = 0; local < sync_.size(); ++local) {
     const int rank = rank_of_local(local);
-    if (!waits_for_local(local) || !met_.peers.has_ended(rank)) continue;
+    if (!waits_for_local(local) || !connections_.peers.has_ended(rank)) continue;
     // What it has done before its end counts.
     advance();
     if (idle()) return;
@@ -81,7 +81,7 @@ void HostEngine::check_locals() {
     // Whoever stops a job signals one rank after the other: this one's turn may be yet to come.
     await_own_stop_request();
     check_abort();
-    met_.peers.throw_ended(rank, fmt::format("{}; {}", describe(first()), sync_.progress_of(local)));
+    connections_.peers.throw_ended(rank, fmt::format("{}; {}", describe(first()), sync_.progress_of(local)));
   }
 }
 
@@ -89,7 +89,7 @@ void HostEngine::check_links() {
   for (std::size_t i = 0; channel_ && i < channel_->links(); ++i) {
     if (!channel_->waits_for(i) || !channel_->link(i).is_down()) continue;
     await_own_stop_request();
-    // Another link may tell why.
+    // Another link may have the reason.
     advance();
     check_abort();
     if (idle()) return;
@@ -101,15 +101,15 @@ void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = channel_->link(i);
   const int rank = link.rank();
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
-    met_.peers.throw_ended(rank, describe(first()));
+    connections_.peers.throw_ended(rank, describe(first()));
   report_missing_ranks({&rank, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
-                                met_.peers.name_of(rank), errno_text(link.error()), describe(first())),
+                                connections_.peers.name_of(rank), errno_text(link.error()), describe(first())),
                     "look at that host and the network to it");
 }
 
 /// A connection on which questions remain unanswered: what has been sent is sent again and again; or nothing can be
-/// sent, because the way is gone, and TCP only probes; or keepalive does. TCP itself would go on for a quarter of an
+/// sent, because the way is gone, and TCP only probes; or keepalive does. TCP itself would retry for a quarter of an
 /// hour. A peer that only does not read acknowledges or answers probes, and is waited for. Whatever else may be, its
 /// kernel gives a sign at least every two minutes, the longest that TCP waits between two probes.
 void HostEngine::check_connections() {
@@ -137,10 +137,10 @@ void HostEngine::check_connections() {
 void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
   const int silent = channel_->link(i).rank();
   report_missing_ranks({&silent, 1});
-  throw DeviceError(
-      fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}", met_.peers.name_of(silent),
-                  std::chrono::duration<double>(silence).count(), met_.peers.name_of(rank()), describe(first())),
-      "look at that host and the network between the two");
+  throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}",
+                                connections_.peers.name_of(silent), std::chrono::duration<double>(silence).count(),
+                                connections_.peers.name_of(rank()), describe(first())),
+                    "look at that host and the network between the two");
 }
 
 void HostEngine::check_ended_peers() {
@@ -149,17 +149,17 @@ void HostEngine::check_ended_peers() {
   std::string who;
   int rank = -1;
   for (int local = 0; local < sync_.size() && rank < 0; ++local)
-    if (local != sync_.local() && met_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
+    if (local != sync_.local() && connections_.peers.has_ended(rank_of_local(local))) rank = rank_of_local(local);
   for (std::size_t i = 0; channel_ && rank < 0 && i < channel_->links(); ++i)
     if (channel_->link(i).is_down()) rank = channel_->link(i).rank();
   if (rank < 0) return;
   await_own_stop_request();
-  met_.peers.throw_ended(rank, {});
+  connections_.peers.throw_ended(rank, {});
 }
 
 /// Whom this rank itself misses in the first operation: ranks of this host that have not come to it, else those at the
-/// other ends of its links that have not said that they wait in it, too. Only this is told to others: what they
-/// conclude from it must not come back as if somebody had seen it.
+/// other ends of its links that have not said that they wait in it, too. Only this is reported to others: what they
+/// conclude from it must not return as an observation.
 void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
   silent.clear();
   const std::uint64_t index = completed() + 1;
@@ -176,9 +176,9 @@ void HostEngine::find_who_is_silent(std::vector<int>& silent) const {
 void HostEngine::find_who_is_missing(bool as_others_say) {
   find_who_is_silent(missing_);
   const std::uint64_t index = completed() + 1;
-  if (!missing_.empty() && met_.peers.host_of(missing_.front()) == met_.host) return;
+  if (!missing_.empty() && connections_.peers.host_of(missing_.front()) == connections_.host) return;
   const auto waits_too = [&](int rank) {
-    if (met_.peers.host_of(rank) == met_.host) return true;
+    if (connections_.peers.host_of(rank) == connections_.host) return true;
     for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
       if (channel_->link(i).rank() == rank) return channel_->said_to_wait_for(i, index) != nullptr;
     return false;
@@ -208,7 +208,7 @@ std::string HostEngine::missing_text() {
       if (waits_for_local(i)) missing_.push_back(rank_of_local(i));
   std::vector<std::string> names;
   for (const int rank : missing_) {
-    names.push_back(met_.peers.name_of(rank));
+    names.push_back(connections_.peers.name_of(rank));
     const auto local = std::ranges::find(here_, rank) - here_.begin();
     if (local < sync_.size()) names.back() += ", " + sync_.progress_of(static_cast<int>(local));
   }
@@ -216,7 +216,7 @@ std::string HostEngine::missing_text() {
 }
 
 void HostEngine::watch_stall() {
-  // Twice, so that all have told each other.
+  // Twice the patience: by then all have reported to each other.
   if (idle() || !stall_.is_due(progress(), Clock::now(), 2 * std::min(kPatience, timeout_ / 3))) return;
   const std::string whom = missing_text();
   if (!missing_.empty() && sync_.claim_mention(completed() + 1, stall_.times()))
@@ -233,7 +233,7 @@ void HostEngine::announce_abort(const std::exception_ptr& failure) {
   if (!reason) return;
   // "This rank" is this one.
   if (reason->kind == AbortReason::Kind::kOutOfStep && !reason->what.starts_with("rank "))
-    reason->what = fmt::format("{} is {}", met_.peers.name_of(rank()), reason->what);
+    reason->what = fmt::format("{} is {}", connections_.peers.name_of(rank()), reason->what);
   sync_.announce(*reason);
   if (channel_) channel_->announce_abort(*reason, Deadline::after(kFarewell));
 }

@@ -51,7 +51,7 @@ class WakeupPipes {
   std::vector<UniqueFd> others_;
 };
 
-/// The slots of a host's ranks (Note [Slots]), and what else they tell each other. Ranks sleep in poll(2), so they are
+/// The slots of a host's ranks (Note [Slots]), and the rest of their shared state. Ranks sleep in poll(2), so they are
 /// woken through pipes. Not thread-safe, but for wake_up(). `board` has a NodeControlBlock in each rank's part.
 class IntraHostSync : public SlotBoard {
  public:

@@ -25,7 +25,7 @@ class Link {
   class Sink {
    public:
     virtual ~Sink() = default;
-    /// Room for the payload of a message, which may be none; nullptr: not now, ask again later.
+    /// Memory for the payload of a message, which may be empty; nullptr: not now, ask again later.
     virtual std::byte* room_for(Link& link, const MessageHeader& header) = 0;
     /// All of it is there. May throw.
     virtual void arrived(Link& link, const MessageHeader& header) = 0;
@@ -48,16 +48,16 @@ class Link {
   void begin(const MessageHeader& header, const std::byte* payload);
   /// Sends as much of it as goes; whether anything went.
   bool send_some();
-  /// The socket took less than it was offered: poll(2) tells when it takes more.
+  /// The socket took less than it was offered: poll(2) reports when it takes more.
   bool is_full() const { return full_; }
 
   /// Takes some of what has arrived; whether there was anything.
   bool receive_some(Sink& sink);
-  /// A message has arrived for which there is no room yet: nothing behind it can be read.
+  /// A message has arrived for which there is no memory yet: nothing after it can be read.
   bool is_held() const { return held_; }
 
-  /// Drops what has arrived, of a group that has ended: the peer can go on sending until it reads why, and closing a
-  /// socket with unread bytes would throw away what is still to be delivered.
+  /// Drops what has arrived, of a group that has ended. The peer can continue to send until it reads the reason.
+  /// Closing a socket with unread bytes would discard what is still to be delivered.
   void discard_incoming();
   /// Whether the peer's kernel has all that was sent.
   bool is_delivered() const;

@@ -31,8 +31,8 @@ enum class MessageKind : std::uint8_t {
 /// and the receiver after each of its own. They are no protection against whoever alters bytes on purpose.
 /// Where a job encrypts (Note [Encryption]) tags take their place, which are, and both fields are 0.
 
-/// In front of every payload: what it is, and all that the ranks must agree on about its operation, so that ranks out
-/// of step are found by the first message, and named. In the byte order of the machine.
+/// Precedes every payload: its kind, and all that the ranks must agree on about its operation. So the first message
+/// shows which ranks are out of step. In the byte order of the machine.
 struct MessageHeader {
   std::uint32_t magic = kMagic;
   MessageKind kind = MessageKind::kReduceScatter;

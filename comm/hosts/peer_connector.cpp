@@ -99,7 +99,7 @@ std::optional<sockaddr_storage> source_towards(const std::string& host) {
 constexpr auto kOneAttempt = std::chrono::milliseconds(2000);
 // Before all of a rank's addresses are tried again.
 constexpr auto kPause = std::chrono::milliseconds(50);
-// How long a rank that has been called may take to answer: it may still be on its way to the meeting.
+// How long a rank that has been called may take to answer: it may not have reached the rendezvous yet.
 constexpr auto kAnswerWithin = std::chrono::seconds(5);
 // Beside those who are to call.
 constexpr std::size_t kMostStrangers = 64;
@@ -126,7 +126,7 @@ std::string identity_text(int from, int to) {
   return Packer().number(static_cast<std::uint32_t>(from)).number(static_cast<std::uint32_t>(to)).bytes();
 }
 
-std::string address_text(const ListenAddress& address) { return text_of(MeetingPoint{address.host, address.port, {}}); }
+std::string address_text(const ListenAddress& address) { return text_of(Rendezvous{address.host, address.port, {}}); }
 
 }  // namespace
 
@@ -149,7 +149,7 @@ bool has_interface(std::string_view filter, std::string_view name) {
   return listed != excludes;
 }
 
-std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& meeting) {
+std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& target) {
   std::vector<Found> all = all_addresses();
   std::vector<InterfaceAddress> chosen;
   if (const auto filter = lookup(kVariable); filter && !filter->empty()) {
@@ -165,7 +165,7 @@ std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const st
           names.empty() ? "look at this host's network" : fmt::format("here are {}", names));
     return chosen;
   }
-  const auto source = source_towards(meeting);
+  const auto source = source_towards(target);
   const auto rank = [&](const Found& found) {
     if (source && same_address(*source, found.address.address)) return 0;
     if (found.loopback) return 3;

@@ -31,10 +31,10 @@ struct InterfaceAddress {
 bool has_interface(std::string_view filter, std::string_view name);
 
 /// The addresses to try, best first. With LOCKSTEP_SOCKET_IFNAME: those of the interfaces that it names; UsageError
-/// where there are none. Without: the one from which this host reaches `meeting` (a name or an address; empty: none),
+/// where there are none. Without: the one from which this host reaches `target` (a name or an address; empty: none),
 /// then those of all other interfaces that are up, bridges of containers last; loopback only if there is nothing else,
-/// or if `meeting` is there. Addresses that hold for one link only (fe80::) do not count.
-std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& meeting);
+/// or if `target` is there. Addresses that hold for one link only (fe80::) do not count.
+std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const std::string& target);
 
 /// Where a rank listens.
 struct ListenAddress {

@@ -201,8 +201,8 @@ class TreeBroadcast final : public CollectiveAlgorithm {
   std::vector<Child> children_;  // largest subtree first
 };
 
-/// ⌈log2 N⌉ rounds of empty messages: in round k every rank tells the one 2^k after it that it, and all that it has
-/// heard of, have come. Each round has other peers, so the messages need no round number.
+/// ⌈log2 N⌉ rounds of empty messages: in round k every rank notifies the one 2^k after it that it has come, and all
+/// ranks that it has heard of. Each round has other peers, so the messages need no round number.
 class DisseminationBarrier final : public CollectiveAlgorithm {
  public:
   DisseminationBarrier(int rank, int size, const Tuning& tuning, Transfers& transfers)

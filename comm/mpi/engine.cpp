@@ -146,7 +146,7 @@ void MpiEngine::mention_stall(const CollectiveAlgorithm& first, Clock::time_poin
 }
 
 void MpiEngine::time_out(double waited_seconds) {
-  watch_stall();  // ranks that will never meet are not late
+  watch_stall();  // ranks in different operations are not late
   const CollectiveAlgorithm& first = first_under_way();
   const auto silent = stall_watch_.silent(first.op(), transfers_.missing(first));
   throw_timeout(waited_seconds, silent, stall_watch_.names_of(silent));

@@ -50,7 +50,7 @@ class MpiEngine final : public Engine {
  private:
   MpiEngine(const Session& session, std::unique_ptr<Session>&& own, const Tuning& tuning, Clock::duration patience);
 
-  /// Room for one operation, of any kind.
+  /// Memory for one operation, of any kind.
   struct Slot {
     Slot(int rank, int size, const Tuning& tuning, Transfers& transfers)
         : exchange(rank, size, tuning, transfers),

@@ -48,7 +48,7 @@ void MpiStore::do_set(const std::string& key, std::string_view value) {
       if (peer != rank())
         check_mpi(MPI_Isend(outgoing.message.data(), static_cast<int>(outgoing.message.size()), MPI_BYTE, peer, kTag,
                             comm_, &outgoing.requests.emplace_back()),
-                  "telling the other ranks a value");
+                  "sending a value to the other ranks");
     advance();
   });
 }
@@ -73,7 +73,7 @@ bool MpiStore::advance() {
     Outgoing& first = sending_.front();
     int done = 0;
     check_mpi(MPI_Testall(static_cast<int>(first.requests.size()), first.requests.data(), &done, MPI_STATUSES_IGNORE),
-              "telling the other ranks a value");
+              "sending a value to the other ranks");
     if (done == 0) break;
     sending_.pop_front();
     moved = true;

@@ -30,7 +30,7 @@ class Session {
 
   int rank() const { return world_.rank; }
   int size() const { return world_.size; }
-  /// For the collectives' data, and for what ranks tell each other when something is amiss.
+  /// For the collectives' data, and for notices when something is amiss.
   MPI_Comm data() const { return data_; }
   MPI_Comm notices() const { return notices_; }
   int tag_upper_bound() const { return tag_upper_bound_; }

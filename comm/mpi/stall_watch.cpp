@@ -31,25 +31,25 @@ StallWatch::~StallWatch() {
 }
 
 void StallWatch::check(const Op& op, std::uint64_t completed, const std::vector<int>& missing) {
-  tell(op, completed);
+  notify(op, completed);
   listen();
   compare_notices(op, missing);
   probe_messages(op);
 }
 
-void StallWatch::tell(const Op& op, std::uint64_t completed) {
+void StallWatch::notify(const Op& op, std::uint64_t completed) {
   if (mine_->op.op_index == op.op_index) return;
   // The last notice lies in mine_ until it is out; one that does not get out says enough to whom it is for.
   int done = 0;
   check_mpi(MPI_Testall(static_cast<int>(sending_.size()), sending_.data(), &done, MPI_STATUSES_IGNORE),
-            "telling the other ranks of a stall");
+            "notifying the other ranks of a stall");
   if (done == 0) return;
   *mine_ = {op, completed};
   for (int peer = 0; peer < session_.size(); ++peer)
     if (peer != session_.rank())
       check_mpi(MPI_Isend(mine_.get(), sizeof(Notice), MPI_BYTE, peer, kNoticeTag, session_.notices(),
                           &sending_[static_cast<std::size_t>(peer)]),
-                "telling the other ranks of a stall");
+                "notifying the other ranks of a stall");
 }
 
 void StallWatch::listen() {
@@ -91,7 +91,8 @@ void StallWatch::probe_messages(const Op& op) {
       if (std::exchange(suspected_index_, op.op_index) != op.op_index) suspected_since_ = Clock::now();
       if (Clock::now() - suspected_since_ < patience_) continue;
     }
-    // The group's own exchanges have an op_index, and no numbers: those of long ago are not told to the last one.
+    // The group's own exchanges have an op_index, but no sequence number. So the number of an operation long ago may be
+    // off.
     std::string what = fmt::format("{} {}", behind > 0 ? "has been in" : "is in", name_of(theirs.kind));
     if (op.sequence > behind) what += fmt::format(" #{}", op.sequence - behind);
     if (behind > 0)

@@ -16,11 +16,11 @@
 namespace lockstep::comm {
 
 /// Note [Stalls]
-/// A rank that has waited for a while tells all others which operation it is in (a notice), once for each operation,
-/// and reads what they say. Two ranks that stand in different operations under the same number, or one that has
-/// finished what the other waits to get from it, will never meet: that is an OutOfStepError at once. A rank that is
-/// merely late says nothing, and is waited for until the deadline; the ranks that do say that they wait are not the
-/// ones to blame, so the TimeoutError names the silent ones.
+/// A rank that has waited for a while sends all others a notice of the operation that it is in, once per operation, and
+/// reads their notices. It is an OutOfStepError at once if two ranks are in different operations under the same number,
+/// or if one has finished the operation in which the other waits for it. A rank that is merely late says nothing, and
+/// is waited for until the deadline; the ranks that do say that they wait are not the ones to blame, so the
+/// TimeoutError names the silent ones.
 ///
 /// Used by the thread that owns MPI, when an operation has stood still; costs nothing before.
 class StallWatch {
@@ -53,7 +53,7 @@ class StallWatch {
     std::uint64_t completed = 0;
   };
 
-  void tell(const Op& op, std::uint64_t completed);
+  void notify(const Op& op, std::uint64_t completed);
   void listen();
   void compare_notices(const Op& op, const std::vector<int>& missing) const;
   void probe_messages(const Op& op);

@@ -12,9 +12,9 @@ namespace lockstep::comm {
 /// A tag carries the low bits of the operation's index in the group's order, its kind, phase, element type and
 /// reduction, and some bits of its history: what it, and all operations before it, were (Note [Signatures]). A receive
 /// names its tag, so bytes of another operation, or of the same one with another size or root, never land in it: they
-/// stay with MPI, where probing for any tag finds them and tells what the sender is at. And ranks that disagreed
-/// without noticing, as two roots of one broadcast would, cannot go on together. Messages of one tag between two ranks
-/// arrive in the order sent, so chunks need no number.
+/// stay with MPI, where probing for any tag finds them and shows the sender's operation. And ranks that disagreed
+/// without noticing, as two roots of one broadcast would, cannot continue together. Messages of one tag between two
+/// ranks arrive in the order sent, so chunks need no number.
 struct TagFields {
   std::uint32_t op_index = 0;  // modulo 2^index_bits
   OpKind kind = OpKind::kBarrier;

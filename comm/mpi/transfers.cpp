@@ -66,7 +66,7 @@ bool Transfers::test() {
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check_mpi(code, "waiting for messages");
   if (count <= 0) return false;
 
-  // Owners start new messages when they are told: take everything out of the arrays first.
+  // Owners start new messages when they are notified: take everything out of the arrays first.
   completed_.clear();
   for (int i = 0; i < count; ++i) {
     const Transfer& transfer = transfers_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];

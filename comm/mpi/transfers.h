@@ -23,7 +23,7 @@ void keep_for_mpi(std::shared_ptr<void> memory);
 /// One message of one operation.
 struct Transfer {
   enum class Direction : std::uint8_t { kSend, kReceive };
-  CollectiveAlgorithm* owner = nullptr;  // told when the message is complete
+  CollectiveAlgorithm* owner = nullptr;  // notified when the message is complete
   Direction direction = Direction::kSend;
   std::uint8_t phase = 0;
   int peer = 0;
@@ -31,9 +31,9 @@ struct Transfer {
   std::size_t bytes = 0;
 };
 
-/// Starts messages and tells their owners when they are complete. A receive that gets another number of bytes than
+/// Starts messages and notifies their owners when they are complete. A receive that gets another number of bytes than
 /// it expects, and any failure of MPI, throw an error that names the peer and the operation. Not thread-safe; the
-/// memory of a message must stay until its owner has been told.
+/// memory of a message must stay until its owner has been notified.
 class Transfers {
  public:
   /// Up to `most_under_way` messages at once need no allocation.
@@ -42,7 +42,7 @@ class Transfers {
   void send(const Op& op, const Transfer& transfer, const std::byte* from);
   void receive(const Op& op, const Transfer& transfer, std::byte* to);
 
-  /// Lets MPI go on and tells the owners of what is complete; whether anything was.
+  /// Lets MPI make progress and notifies the owners of complete messages; whether there were any.
   bool test();
 
   /// The ranks whose messages `owner` is waiting for: to come first of all, else to be taken.

@@ -137,11 +137,11 @@ void HistoryCheck::fail() const {
       "run the same steps on every rank; one that has no samples in a step contributes nothing, and leaves none out");
 }
 
-void tell_sharing_ranks_apart(ProcessGroup& control) {
+void separate_sharing_ranks(ProcessGroup& control) {
   const std::string gpu = current_cuda_bus_id();
   const auto all = control.all_gather_text(gpu.empty() ? "" : fmt::format("{} {}", host_name(), gpu));
   const auto& mine = all[static_cast<std::size_t>(control.rank())];
-  if (mine.empty()) return;  // a driver that does not tell where its GPUs are
+  if (mine.empty()) return;  // a driver that does not report PCI addresses
   const auto first = std::ranges::find(all, mine) - all.begin();
   if (first == control.rank()) return;
   log_debug("shares its GPU with rank {}", first);

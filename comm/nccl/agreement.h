@@ -1,4 +1,4 @@
-// What the ranks of an NCCL group tell each other through the CPU's group.
+// What the ranks of an NCCL group exchange through the CPU's group.
 #pragma once
 
 #include <nccl.h>
@@ -20,7 +20,7 @@ namespace lockstep::comm {
 /// How long ranks that have given up wait for each other's answers: they did not begin to wait at the same moment.
 Clock::duration patience_of(Clock::duration timeout);
 
-/// What a rank tells the others of itself.
+/// What a rank reports about itself.
 struct RankProgress {
   std::uint64_t issued = 0;     // operations
   std::uint64_t completed = 0;  // of them
@@ -29,10 +29,10 @@ struct RankProgress {
 };
 
 /// Note [Progress exchange]
-/// A collective of NCCL that does not end says nothing of who is missing. The CPU's group of the same ranks does: every
-/// rank that gives up tells it where it is, and waits a little for the others. Those who answer can be compared; those
-/// who do not are the ones that the CPU's group names. After it has failed to answer, that group is broken too, which
-/// is as well: the job is.
+/// A collective of NCCL that does not end does not name the missing ranks. The CPU's group of the same ranks does:
+/// every rank that gives up reports its progress there, and waits a little for the others. The answers are compared;
+/// the CPU's group names the ranks that do not answer. After that failure the CPU's group is broken too, which does no
+/// harm: the job is.
 class ProgressExchange {
  public:
   /// Collective. `control` must outlive it.
@@ -67,7 +67,7 @@ class HistoryCheck {
   explicit HistoryCheck(ProcessGroup& control);
 
   /// Collective, blocking: throws OutOfStepError on every rank unless all have the same history, of which `last` is the
-  /// end. One operation of 128 bytes a rank.
+  /// end. One operation of 128 bytes per rank.
   void compare(const OpDescriptor& last);
 
  private:
@@ -82,18 +82,18 @@ class HistoryCheck {
   std::unique_ptr<Arena> arena_;
 };
 
-/// NCCL refuses two ranks on one GPU of one host. All but the first of them are told to take themselves for hosts of
-/// their own (NCCL_HOSTID, unless it is set), which then reach each other as such: over sockets. Collective; before
-/// NCCL is asked for anything, as it looks once. Whether ranks may share GPUs at all is for others to say.
-void tell_sharing_ranks_apart(ProcessGroup& control);
+/// NCCL refuses two ranks on one GPU of one host. All but the first of them get a host id of their own (NCCL_HOSTID,
+/// unless it is set), so that NCCL connects them like hosts: over sockets. Collective; before NCCL is asked for
+/// anything, as it looks once. Whether ranks may share GPUs at all is for others to say.
+void separate_sharing_ranks(ProcessGroup& control);
 
 /// Rank 0's id for a communicator, on every rank. Collective. Throws NcclError, and PeerError on those that could not
-/// be told one.
+/// receive it.
 ncclUniqueId agree_on_id(ProcessGroup& control, const NcclApi& api);
 
-/// Joins `communicator` on every rank. Collective: the ranks tell each other through the control group how it went,
-/// and one of them speaks for all that say the same. `look` is called a few times a millisecond meanwhile, and ends
-/// the wait by throwing. Throws NcclError, TimeoutError naming those who do not come, PeerError.
+/// Joins `communicator` on every rank. Collective: the ranks exchange the outcome through the control group, and one of
+/// them speaks for all with the same error. `look` is called a few times a millisecond meanwhile, and ends the wait by
+/// throwing. Throws NcclError, TimeoutError naming those who do not come, PeerError.
 void join_ranks(Communicator& communicator, const ncclUniqueId& id, ProcessGroup& control,
                 ProgressExchange& progress_exchange, Clock::duration timeout, FunctionRef<void()> look);
 

@@ -26,7 +26,7 @@ constexpr auto kAbortPatience = std::chrono::seconds(10);
 
 }  // namespace
 
-struct Communicator::Ending {
+struct Communicator::AbortDone {
   std::mutex mutex;
   std::condition_variable changed;
   bool over = false;  // guarded by mutex
@@ -95,15 +95,15 @@ void Communicator::abort() noexcept {
   state_ = comm_ == nullptr ? State::kLeft : State::kAborted;
   if (comm_ == nullptr) return;
   try {
-    auto ending = std::make_shared<Ending>();
+    auto done = std::make_shared<AbortDone>();
     const AllSignalsBlocked blocked;
-    std::thread([&api = api_, comm = comm_, device = device_, ending] {
+    std::thread([&api = api_, comm = comm_, device = device_, done] {
       // A new thread is on the first GPU, where the call would make a context.
       static_cast<void>(cudaSetDevice(device));
       static_cast<void>(api.comm_abort(comm));
-      ending->end();
+      done->end();
     }).detach();
-    ending_ = std::move(ending);
+    abort_done_ = std::move(done);
   } catch (const std::exception& error) {
     log_warn("NCCL's communicator could not be aborted: {}", error.what());
   }
@@ -111,7 +111,7 @@ void Communicator::abort() noexcept {
 
 void Communicator::end() noexcept {
   abort();
-  if (ending_ != nullptr && !std::exchange(ending_, nullptr)->wait_for(kAbortPatience))
+  if (abort_done_ != nullptr && !std::exchange(abort_done_, nullptr)->wait_for(kAbortPatience))
     log_warn("NCCL does not let go of an aborted communicator: this process will end without it");
 }
 

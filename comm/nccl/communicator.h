@@ -11,8 +11,9 @@
 namespace lockstep::comm {
 
 /// Note [Communicator]
-/// Its calls do not block (ncclConfig_t::blocking = 0): what another rank has to answer goes on in the background, and
-/// the call says ncclInProgress. No other call may follow before that has come to an end: settle() waits for it.
+/// Its calls do not block (ncclConfig_t::blocking = 0): NCCL continues in the background while other ranks have to
+/// answer, and the call returns ncclInProgress. No other call may follow before that has come to an end: settle() waits
+/// for it.
 ///
 /// It is initialising until join() has returned, then ready, and ends in one of two ways. leave() needs every rank, all
 /// operations to be complete, and no CUDA graph to exist that has captured any of them. abort() needs nobody: kernels
@@ -47,7 +48,7 @@ class Communicator {
   const NcclApi& api() const { return api_; }
 
  private:
-  struct Ending;
+  struct AbortDone;
 
   const NcclApi& api_;
   const int device_;
@@ -55,7 +56,7 @@ class Communicator {
   const int size_;
   State state_ = State::kInitialising;
   ncclComm_t comm_ = nullptr;
-  std::shared_ptr<Ending> ending_;  // of abort()'s thread
+  std::shared_ptr<AbortDone> abort_done_;  // of abort()'s thread
 };
 
 }  // namespace lockstep::comm

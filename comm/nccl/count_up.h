@@ -1,4 +1,4 @@
-// The kernel behind CompletionWord.
+// The kernel of CompletionWord.
 #pragma once
 
 #include <cstdint>

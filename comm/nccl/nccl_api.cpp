@@ -27,7 +27,7 @@ std::unique_ptr<Loaded> load() {
   NcclApi& api = loaded->api;
   library.bind(api.get_version, "ncclGetVersion");
   library.bind(api.get_error_string, "ncclGetErrorString");
-  // First of all: what is missing from an older one has a name that tells nobody anything.
+  // First of all: an error about a function that an older one lacks would not help anybody.
   check_nccl_version(api);
   library.bind(api.get_last_error, "ncclGetLastError");
   library.bind(api.get_unique_id, "ncclGetUniqueId");

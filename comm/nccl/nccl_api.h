@@ -50,8 +50,8 @@ std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t re
 [[noreturn]] void throw_nccl_error(const NcclApi& api, ncclComm_t comm, ncclResult_t result, const std::string& doing);
 
 /// Gives `op` to NCCL, in place. Regions without elements are given nothing. A reduce_scatter or an allgather whose
-/// slices differ in size is one reduction or broadcast a slice, all of them in one group. Returns what NCCL says:
-/// ncclInProgress where it goes on in the background. `scratch` is 4 bytes of the GPU for barriers.
+/// slices differ in size is one reduction or broadcast per slice, all of them in one group. Returns NCCL's result:
+/// ncclInProgress where it continues in the background. `scratch` is 4 bytes of the GPU for barriers.
 ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int size, const Op& op, void* scratch,
                           cudaStream_t stream);
 

@@ -427,7 +427,7 @@ std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOp
   });
   compare_manifests(control, {{"NCCL", nccl_version_text(*api)}});
 
-  tell_sharing_ranks_apart(control);
+  separate_sharing_ranks(control);
   group->join(agree_on_id(control, *api));
   return group;
 }

@@ -31,8 +31,8 @@ struct OpTime {
 /// issued, and whoever uses their results is ordered after them by Work::wait(): nothing waits on the host.
 ///
 /// Captures. A CUDA graph may hold operations. What is issued between begin_capture() and end_capture() is not done
-/// then, and does not count; each launch of the graph issues it anew, which the group has to be told. The Works of a
-/// capture are those of the next launch.
+/// then, and does not count. Each launch of the graph issues it anew, and the caller reports that by replayed(). The
+/// Works of a capture are those of the next launch.
 ///   group.begin_capture();
 ///   cudaStreamBeginCapture(producer, cudaStreamCaptureModeThreadLocal);
 ///   …                                  // operations, each waited for by the producer's stream: Work::wait(producer)
@@ -73,8 +73,8 @@ struct NcclOptions {
 };
 
 /// Collective over `control`, the CPU's group of the same ranks, which must outlive the group: through it the ranks
-/// agree that all of them have the same NCCL, exchange objects, and find out who is missing. Ranks that share a GPU
-/// take turns on it and reach each other over sockets, which is for trying things out: NCCL_HOSTID is set for them.
+/// agree that all of them have the same NCCL, exchange objects, and find out who is missing. Ranks that share a GPU run
+/// on it alternately and reach each other over sockets, which is for trying things out: NCCL_HOSTID is set for them.
 ///
 /// Throws DeviceError where this build or this machine cannot use GPUs, CudaError or NcclError where NCCL is missing or
 /// fails, OutOfStepError where the ranks have different ones, TimeoutError naming the ranks that do not come; PeerError

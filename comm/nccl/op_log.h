@@ -25,7 +25,7 @@ class OpLog {
   /// The last that has been launched, with the history up to it.
   OpDescriptor last() const { return launched_ == 0 ? OpDescriptor() : OpDescriptor(at(launched_)); }
   std::uint64_t completed() const { return completed_; }
-  /// Launched and, as far as has been told, not complete.
+  /// Launched and, as far as is known, not complete.
   bool any_under_way() const { return completed_ < launched_; }
   /// There must be one.
   const Op& first_under_way() const { return at(completed_ + 1); }
@@ -34,12 +34,12 @@ class OpLog {
 
   /// The GPU is done with so many. It may be ahead of what has been launched here: a graph is, until replay().
   void complete(std::uint64_t completed);
-  /// The operation that must be complete before `count` more may be launched; 0 where there is room.
+  /// The operation that must be complete before `count` more may be launched; 0 where none must be.
   std::uint64_t in_the_way_of(std::uint64_t count) const;
   void launch(const Op& op);
 
-  /// Between these two calls operations are captured, not launched. The number of those captured; there is then room
-  /// for one launch of them that is under way and one more.
+  /// Between these two calls operations are captured, not launched. The number of those captured; the log can then hold
+  /// one launch of them that is under way and one more.
   void begin_capture() { captured_.clear(); }
   void capture(const Op& op) { captured_.push_back(op); }
   std::uint64_t end_capture();

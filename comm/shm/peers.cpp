@@ -57,7 +57,7 @@ Peers::Peers(Store& store, Deadline deadline) {
   mine.cpus = devices::allowed_cpus();
   std::vector<Introduction> all;
   const std::string_view text(reinterpret_cast<const char*>(&mine), sizeof mine);
-  for (const std::string& bytes : store.all_gather_text("meeting the other ranks", text, deadline)) {
+  for (const std::string& bytes : store.all_gather_text("rendezvous of the ranks", text, deadline)) {
     if (bytes.size() != sizeof mine)
       throw OutOfStepError("a rank introduces itself as this one does not", "start every rank with the same binary");
     std::memcpy(&all.emplace_back(), bytes.data(), sizeof mine);

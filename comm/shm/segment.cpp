@@ -66,7 +66,7 @@ UniqueFd open_at(const std::string& text) {
   return fd;
 }
 
-/// Runs `work` on every rank and goes on only if it succeeded on all.
+/// Runs `work` on every rank, and returns only if it succeeded on all.
 void together(int rank, const Segment::Exchange& exchange, const std::function<std::string()>& work,
               std::vector<std::string>& results) {
   std::optional<DeviceError> mine;

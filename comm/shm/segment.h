@@ -9,10 +9,11 @@
 namespace lockstep::comm {
 
 /// One stretch of memory, mapped by every rank at an address of its own: zeroed parts of equal size side by side, one
-/// a rank. Its pages exist from the start, each rank's part near that rank, so that no later access can fail or fault.
+/// per rank. Its pages exist from the start, each rank's part near that rank, so that no later access can fail or
+/// fault.
 ///
-/// It is a memfd that rank 0 makes and the others open through /proc: it has no name that could be left behind,
-/// however its processes end, and does not count against the size of /dev/shm, which is 64 MB in containers.
+/// It is a memfd that rank 0 makes and the others open through /proc: it has no name that could remain, however its
+/// processes end, and does not count against the size of /dev/shm, which is 64 MB in containers.
 class Segment {
  public:
   /// Every rank's text (at most kMostText bytes) on every rank, in rank order; collective.

@@ -16,7 +16,7 @@
 
 namespace lockstep::comm {
 
-/// Part `local` of a segment that the ranks of a host have mapped, one part a rank.
+/// Part `local` of a segment that the ranks of a host have mapped, one part per rank.
 class ShmArena final : public Arena {
  public:
   ShmArena(Segment segment, int local, std::size_t bytes)
@@ -105,7 +105,7 @@ class ShmEngine final : public Engine {
 /// the lowest rank that cannot and PeerError on the others, and `store` is left where it was, of use for something
 /// else.
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout);
-/// For ranks that have met: `peers` are those of `store`, and are taken with it.
+/// For ranks that have joined: `peers` are those of `store`, and are taken with it.
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Peers&& peers, Clock::duration timeout);
 
 }  // namespace lockstep::comm

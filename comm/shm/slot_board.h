@@ -1,4 +1,4 @@
-// What the ranks of a host tell each other of their operations, in memory that all of them have mapped.
+// How the ranks of a host exchange the state of their operations, in memory that all of them have mapped.
 #pragma once
 
 #include <array>

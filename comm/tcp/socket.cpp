@@ -206,39 +206,39 @@ void sleep_for(Clock::duration pause) {
 
 }  // namespace
 
-std::string text_of(const MeetingPoint& meeting) {
-  return meeting.host.find(':') == std::string::npos ? fmt::format("{}:{}", meeting.host, meeting.port)
-                                                     : fmt::format("[{}]:{}", meeting.host, meeting.port);
+std::string text_of(const Rendezvous& rendezvous) {
+  return rendezvous.host.find(':') == std::string::npos ? fmt::format("{}:{}", rendezvous.host, rendezvous.port)
+                                                        : fmt::format("[{}]:{}", rendezvous.host, rendezvous.port);
 }
 
-std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool several_hosts) {
+std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts) {
   const auto deadline = Deadline::after(kResolveWithin);
   std::vector<UniqueFd> sockets;
   // Also where it is not used: a name that does not resolve keeps the others away, and rank 0 would wait for them.
-  const Addresses addresses = resolve(kMasterAddress, meeting.host, meeting.port, deadline);
-  if (!meeting.listen.empty()) {
+  const Addresses addresses = resolve(kMasterAddress, rendezvous.host, rendezvous.port, deadline);
+  if (!rendezvous.listen.empty()) {
     std::string all;
-    for (const std::string& host : split(meeting.listen, ',')) {
-      const Addresses own = resolve(kListen, std::string(trim(host)), meeting.port, deadline);
-      listen_at_all(own, meeting.port, sockets);
+    for (const std::string& host : split(rendezvous.listen, ',')) {
+      const Addresses own = resolve(kListen, std::string(trim(host)), rendezvous.port, deadline);
+      listen_at_all(own, rendezvous.port, sockets);
       all += (all.empty() ? "" : ", ") + list_of(own);
     }
     if (sockets.empty())
       throw UsageError(fmt::format("LOCKSTEP_LISTEN=\"{}\" ({}) is no address of this machine, where rank 0 runs",
-                                   meeting.listen, all),
+                                   rendezvous.listen, all),
                        "set it to one that `ip address` shows there, or to 0.0.0.0 for all of them");
     return sockets;
   }
-  listen_at_all(addresses, meeting.port, sockets);
+  listen_at_all(addresses, rendezvous.port, sockets);
   if (sockets.empty())
     throw UsageError(
-        fmt::format("MASTER_ADDR=\"{}\" ({}) is no address of this machine, where rank 0 runs", meeting.host,
+        fmt::format("MASTER_ADDR=\"{}\" ({}) is no address of this machine, where rank 0 runs", rendezvous.host,
                     list_of(addresses)),
         "run rank 0 there; or, where a service or router passes connections on, set LOCKSTEP_LISTEN to the "
         "address at which rank 0 is to listen (0.0.0.0: all of this machine)");
-  if (several_hosts && are_loopback(sockets) && !says_loopback(meeting.host))
+  if (several_hosts && are_loopback(sockets) && !says_loopback(rendezvous.host))
     throw UsageError(fmt::format("MASTER_ADDR=\"{}\" is {} on rank 0's host, where no other host comes to",
-                                 meeting.host, list_of(addresses)),
+                                 rendezvous.host, list_of(addresses)),
                      "set MASTER_ADDR to rank 0's address in the network, or LOCKSTEP_LISTEN to the address at which "
                      "it is to listen");
   return sockets;
@@ -253,9 +253,9 @@ bool are_loopback(const std::vector<UniqueFd>& listeners) {
   });
 }
 
-UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks) {
+UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks) {
   const auto begin = Clock::now();
-  const Addresses addresses = resolve(kMasterAddress, meeting.host, meeting.port, deadline);
+  const Addresses addresses = resolve(kMasterAddress, rendezvous.host, rendezvous.port, deadline);
   Clock::duration pause = kFirstPause;
   StallNotice stall;
   for (;;) {
@@ -267,14 +267,14 @@ UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks)
     }
     if (deadline.expired())
       throw TimeoutError(
-          fmt::format("rank 0 did not come to {} (MASTER_ADDR:MASTER_PORT) within {:.3g} s: {}", text_of(meeting),
+          fmt::format("rank 0 did not come to {} (MASTER_ADDR:MASTER_PORT) within {:.3g} s: {}", text_of(rendezvous),
                       seconds_between(begin, Clock::now()), complaint),
           "start rank 0, and give all ranks the same MASTER_ADDR and MASTER_PORT; --timeout-seconds waits "
           "longer");
     if (stall.is_due(0, Clock::now()) && speaks)
       warn_of_stall(
           "joining the other ranks", stall.waited_seconds(),
-          fmt::format("rank 0, which is to be at {} (MASTER_ADDR:MASTER_PORT; {})", text_of(meeting), complaint));
+          fmt::format("rank 0, which is to be at {} (MASTER_ADDR:MASTER_PORT; {})", text_of(rendezvous), complaint));
     sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));
     pause = std::min<Clock::duration>(pause * 3 / 2, kLongestPause);
   }

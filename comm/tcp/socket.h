@@ -11,21 +11,21 @@
 namespace lockstep::comm {
 
 /// "host:29500", "[::1]:29500".
-std::string text_of(const MeetingPoint& meeting);
+std::string text_of(const Rendezvous& rendezvous);
 
-/// Where rank 0 listens, at meeting.port. Without meeting.listen: at all addresses of meeting.host. Throws UsageError
-/// when that is no address of this machine (a name that only a router or service knows), when it is loopback by a name
-/// that should mean more (Debian's 127.0.1.1) though other hosts are to come to it (`several_hosts`), when a name does
-/// not resolve, or when the port is taken or reserved; DeviceError for other failures. Resolving a name blocks as long
-/// as the system's resolver does.
-std::vector<UniqueFd> listen_at(const MeetingPoint& meeting, bool several_hosts);
+/// Where rank 0 listens, at `port`. Without `listen`: at all addresses of `host`. Throws UsageError when that is no
+/// address of this machine (a name that only a router or service knows), when it is loopback by a name that should mean
+/// more (Debian's 127.0.1.1) though other hosts are to come to it (`several_hosts`), when a name does not resolve, or
+/// when the port is taken or reserved; DeviceError for other failures. Resolving a name blocks as long as the system's
+/// resolver does.
+std::vector<UniqueFd> listen_at(const Rendezvous& rendezvous, bool several_hosts);
 /// Whether only this machine reaches these.
 bool are_loopback(const std::vector<UniqueFd>& listeners);
 
-/// Tries the addresses of `meeting` again and again, with growing pauses, until one accepts. Throws UsageError when the
-/// name does not resolve, TimeoutError when nobody accepts before `deadline`. With `speaks` a long wait is mentioned
-/// (comm/wait.h).
-UniqueFd connect_to(const MeetingPoint& meeting, Deadline deadline, bool speaks = false);
+/// Tries the addresses of `rendezvous` again and again, with growing pauses, until one accepts. Throws UsageError when
+/// the name does not resolve, TimeoutError when nobody accepts before `deadline`. With `speaks` a long wait is
+/// mentioned (comm/wait.h).
+UniqueFd connect_to(const Rendezvous& rendezvous, Deadline deadline, bool speaks = false);
 
 /// One connection that waits at `listener`; none where none does, or where it has gone again. Throws DeviceError when
 /// this process is out of descriptors or memory.

@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kMostFrameBytes =
     std::max(Store::kMostValueBytes + 2 * Store::kMostKeyBytes, Store::kMostKeys*(Store::kMostKeyBytes + 4) + 16);
 constexpr std::size_t kMostTableBytes = std::size_t{1} << 30;
-// How long somebody who is turned away, or all of them at the end, may take to read why.
+// How long a rejected peer, or all of them at the end, may take to read the reason.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 constexpr int kMostWarnings = 10;
@@ -210,7 +210,7 @@ void StoreServer::obey(Client& client, Frame frame) {
       return;
     }
     case FrameKind::kAwait:
-    case FrameKind::kRollCall: asked_.emplace_back(&client, std::move(frame)); return;
+    case FrameKind::kAskAttendance: asked_.emplace_back(&client, std::move(frame)); return;
     case FrameKind::kGiveUp: {
       const std::uint32_t code = body.number();
       const std::string why = body.text(Store::kMostValueBytes);
@@ -304,7 +304,7 @@ void StoreServer::await(Client& client, const Frame& frame) {
 }
 
 void StoreServer::add_waiting(std::vector<Waiting>& list, const Waiting& one) {
-  // Those who have stopped waiting make room: a rank may ask again and again.
+  // Entries of those who have stopped waiting are dropped: a rank may ask again and again.
   std::erase_if(list, [&](const Waiting& other) {
     const Client* client = ranks_[static_cast<std::size_t>(other.rank)].client;
     return client == nullptr || client->await != other.await;

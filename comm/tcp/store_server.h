@@ -16,15 +16,15 @@
 
 namespace lockstep::comm {
 
-/// Note [Meeting]
+/// Note [Rendezvous]
 /// The server keeps the table; every rank, rank 0 too, has one connection to it and asks for what it wants. All of it
 /// is a poll loop on one thread, which sleeps unless somebody speaks: training does not notice it.
 ///
-/// A connection is nobody's until it has shown that it knows the job's secret (Note [Handshake]) and what it then says
-/// of itself has been found right (job, world size, a rank that has not joined); others are told why not and closed: a
-/// stranger cannot do more than that. They have kHandshakeWithin, there is room for kMostStrangers and one connection
-/// of each rank at a time, and where that is full the one that has been silent for longest goes, so strangers who say
-/// nothing keep nobody out. Rank 0's log names the first ones and counts all.
+/// A connection belongs to no rank until it has proven that it knows the job's secret (Note [Handshake]) and its
+/// identity has been checked (job, world size, a rank that has not joined). Others get the reason and are closed: a
+/// stranger cannot do more than that. They have kHandshakeWithin. The server accepts kMostStrangers and one connection
+/// of each rank at a time; past that, it closes the one that has been silent for longest, so silent strangers keep
+/// nobody out. Rank 0's log names the first ones and counts all.
 ///
 /// A rank that gives up, or whose connection ends before it has left, is the end of the job: all others hear of it at
 /// once.
@@ -101,7 +101,7 @@ class StoreServer {
   std::vector<UniqueFd> listeners_;
   UniqueFd stop_;  // an eventfd
   std::vector<std::unique_ptr<Client>> clients_;
-  std::vector<std::pair<Client*, Frame>> asked_;  // kAwait and kRollCall, to be answered
+  std::vector<std::pair<Client*, Frame>> asked_;  // kAwait and kAskAttendance, to be answered
   std::vector<Rank> ranks_;
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::vector<Waiting>> waiting_;  // by key

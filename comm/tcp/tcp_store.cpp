@@ -27,10 +27,10 @@ namespace {
 constexpr auto kNap = std::chrono::milliseconds(50);
 // What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
 constexpr auto kGrace = std::chrono::seconds(1);
-// Before this rank connects anew, and how often it does after having been turned away without a word.
+// Before this rank connects anew, and how often it does after its connection was closed without a word.
 constexpr int kPauseMs = 20;
 constexpr int kMostClosed = 50;
-constexpr const char* kSameMeeting =
+constexpr const char* kSameRendezvous =
     "give all ranks of a job the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE, LOCKSTEP_JOB_SECRET (or none) and "
     "--encrypt "
     "(or not), each its own RANK, and other jobs another MASTER_PORT";
@@ -65,8 +65,8 @@ class TcpStore final : public Store {
   bool one_of_the_first() const { return world_.local_rank <= 1; }
   void wait_for_server(Deadline deadline);
   [[noreturn]] void throw_announced(const Frame& frame) const;
-  /// Runs `action` unless the store is broken. What it throws breaks it, and the others are told of what is this rank's
-  /// own.
+  /// Runs `action` unless the store is broken. What it throws breaks the store, and the others are notified of this
+  /// rank's own errors.
   template <class Action>
   auto guarded(Action&& action);
   void tell_the_others(const Error& error);
@@ -109,32 +109,32 @@ void TcpStore::serve_here() {
   wire_ = std::make_unique<Wire>(UniqueFd(ends[0]), make_handshake());
   UniqueFd own(ends[1]);
   const bool on_one_host = world_.local_size == world_.size;
-  auto listeners = listen_at(world_.meeting, !on_one_host);
-  if (world_.meeting.secret.empty() && !are_loopback(listeners))
+  auto listeners = listen_at(world_.rendezvous, !on_one_host);
+  if (world_.rendezvous.secret.empty() && !are_loopback(listeners))
     log_warn(
         "this job has no secret: whoever reaches port {} of this host can join it in the place of a rank, and end or "
         "alter it → set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep launch",
-        world_.meeting.port, kJobSecretVariable);
+        world_.rendezvous.port, kJobSecretVariable);
   server_ = std::make_unique<StoreServer>(
       std::move(listeners), std::move(own),
-      StoreServer::Job{world_.size, world_.meeting.job, world_.meeting.secret, world_.meeting.encrypts});
+      StoreServer::Job{world_.size, world_.rendezvous.job, world_.rendezvous.secret, world_.rendezvous.encrypts});
 }
 
 Handshake TcpStore::make_handshake() const {
   const StoreIdentity who{static_cast<std::uint32_t>(size()), static_cast<std::uint32_t>(rank()),
-                          static_cast<std::uint32_t>(::getpid()), host_name(), world_.meeting.job};
-  return Handshake::call(Handshake::Port::kStore, world_.meeting.secret, who.encode(), world_.meeting.encrypts);
+                          static_cast<std::uint32_t>(::getpid()), host_name(), world_.rendezvous.job};
+  return Handshake::call(Handshake::Port::kStore, world_.rendezvous.secret, who.encode(), world_.rendezvous.encrypts);
 }
 
 bool TcpStore::join(Deadline deadline) {
   if (rank() != 0)
-    wire_ = std::make_unique<Wire>(connect_to(world_.meeting, deadline, one_of_the_first()), make_handshake());
-  const std::string where = text_of(world_.meeting);
+    wire_ = std::make_unique<Wire>(connect_to(world_.rendezvous, deadline, one_of_the_first()), make_handshake());
+  const std::string where = text_of(world_.rendezvous);
   const auto begin = Clock::now();
   if (!shake_hands(deadline))
     throw TimeoutError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) has not answered within {:.3g} s",
                                    where, seconds_between(begin, Clock::now())),
-                       kSameMeeting);
+                       kSameRendezvous);
   const Handshake& handshake = wire_->handshake();
   switch (handshake.failure()) {
     case Handshake::Failure::kNone: {
@@ -144,11 +144,12 @@ bool TcpStore::join(Deadline deadline) {
       break;
     }
     case Handshake::Failure::kRefused:
-      throw UsageError(fmt::format("rank 0 at {} has refused this process: {}", where, handshake.why()), kSameMeeting);
+      throw UsageError(fmt::format("rank 0 at {} has refused this process: {}", where, handshake.why()),
+                       kSameRendezvous);
     case Handshake::Failure::kSecret:
       throw UsageError(fmt::format("what listens at {} (MASTER_ADDR:MASTER_PORT) is not this job's rank 0: {}", where,
                                    handshake.why()),
-                       kSameMeeting);
+                       kSameRendezvous);
     case Handshake::Failure::kGone:
       // Closed without a word: a rank 0 that was just ending, if it happens once.
       if (++closed_ >= kMostClosed)
@@ -164,7 +165,7 @@ bool TcpStore::join(Deadline deadline) {
   }
   if (deadline.expired())
     throw TimeoutError(fmt::format("rank 0 at {} (MASTER_ADDR:MASTER_PORT) is still in another job", where),
-                       kSameMeeting);
+                       kSameRendezvous);
   throw_if_stopped("joining the other ranks");
   ::poll(nullptr, 0, kPauseMs);
   return false;
@@ -176,7 +177,7 @@ bool TcpStore::shake_hands(Deadline deadline) {
     throw_if_stopped("joining the other ranks");
     if (deadline.expired()) return false;
     if (stall.is_due(0, Clock::now()) && one_of_the_first())
-      warn_of_stall("joining the other ranks", stall.waited_seconds(), "rank 0 at " + text_of(world_.meeting));
+      warn_of_stall("joining the other ranks", stall.waited_seconds(), "rank 0 at " + text_of(world_.rendezvous));
     const auto nap = std::min<Clock::duration>(kNap, deadline.remaining());
     const short events = static_cast<short>(POLLIN | (wire_->has_unsent() ? POLLOUT : 0));
     pollfd look{wire_->fd(), events, 0};
@@ -222,7 +223,7 @@ std::vector<Store::Attendance> TcpStore::attendance() {
 
 std::vector<Store::Attendance> TcpStore::ask_who_is_here() {
   std::vector<Attendance> all(static_cast<std::size_t>(size()), Attendance{true, false, kUnknownHost});
-  wire_->send(FrameKind::kRollCall);
+  wire_->send(FrameKind::kAskAttendance);
   listen_until(
       [&](const Frame& frame) {
         if (frame.kind != FrameKind::kAttendance) return false;
@@ -295,7 +296,7 @@ void TcpStore::wait_for_server(Deadline deadline) {
   if ((look.revents & ~POLLOUT) == 0 || wire_->receive() != Wire::Received::kGone) return;
   throw_if_stopped("waiting for the other ranks");
   throw DeviceError(fmt::format("rank 0 (host {}) has ended: the connection to {} is closed",
-                                first_host_.empty() ? world_.meeting.host : first_host_, text_of(world_.meeting)),
+                                first_host_.empty() ? world_.rendezvous.host : first_host_, text_of(world_.rendezvous)),
                     "look at the log of rank 0");
 }
 
@@ -310,7 +311,7 @@ void TcpStore::throw_announced(const Frame& frame) const {
     throw PeerError(static_cast<int>(code), body.text(kMostValueBytes + kMostKeyBytes));
   }
   throw_if_stopped("waiting for the other ranks");  // as that one has been, most likely
-  throw DeviceError(fmt::format("{} while the ranks were meeting", body.text(kMostKeyBytes * 8)),
+  throw DeviceError(fmt::format("{} during the rendezvous of the ranks", body.text(kMostKeyBytes * 8)),
                     "look at its log, and at dmesg if it has none");
 }
 

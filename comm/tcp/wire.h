@@ -1,8 +1,8 @@
 // What the ranks and the store's server say to each other over a stream socket.
 //
-// A connection begins with Note [Handshake] and goes on with frames: u32 length of kind and body, u32 CRC-32C of
-// length, kind and body, u8 kind, body (base/packing.h). Where the job encrypts, with two frames of Note [Encryption]
-// for each: u32 length of kind and body, with its tag; kind and body, with theirs.
+// A connection begins with Note [Handshake], then has frames: u32 length of kind and body, u32 CRC-32C of length, kind
+// and body, u8 kind, body (base/packing.h). Where the job encrypts, with two frames of Note [Encryption] for each: u32
+// length of kind and body, with its tag; kind and body, with theirs.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class FrameKind : std::uint8_t {
   // A rank to the server.
   kSet = 2,  // text key, text value
   kAwait,    // u32 number, u32 count, text key…: replaces the rank's last kAwait
-  kRollCall,
+  kAskAttendance,
   kGiveUp,  // u32 exit code (is_failure()), text: this rank ends because of that
   kLeave,
   // The server to a rank.

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/hosts/host_connections.h"
 #include "comm/hosts/host_engine.h"
-#include "comm/hosts/host_meeting.h"
 #include "comm/make_group.h"
 #include "comm/tcp/tcp_store.h"
 #include "tests/comm/forked_ranks.h"
@@ -107,15 +107,15 @@ void with_tampering(
   const JobSecret secret = JobSecret::random();
   on_processes({hosts}, [&](World world) {
     const auto deadline = Deadline::after(20s);
-    world.meeting.secret = secret;
-    world.meeting.encrypts = encrypts;
+    world.rendezvous.secret = secret;
+    world.rendezvous.encrypts = encrypts;
     std::string record;
     auto store = make_tcp_store(world, deadline);
     Peers peers(*store, deadline);
-    HostMeeting met = meet_hosts(*store, peers, world.meeting, 20s);
+    HostConnections connections = connect_hosts(*store, peers, world.rendezvous, 20s);
     std::optional<Tamperer> tamperer;
-    if (world.rank == 0) tamperer.emplace(met.links.back(), at, &record);
-    auto group = make_hosts_group(std::move(store), std::move(met), 20s, threaded);
+    if (world.rank == 0) tamperer.emplace(connections.links.back(), at, &record);
+    auto group = make_hosts_group(std::move(store), std::move(connections), 20s, threaded);
     const bool well = body(*group);
     group.reset();
     tamperer.reset();
@@ -298,7 +298,7 @@ TEST(AlteredBytes, APacketWhoseTcpChecksumIsRight) {
   on_processes({.hosts = "ab"}, [&](World world) {
     network.enter(network.name(world.rank));
     let_the_host_compute_checksums();
-    world.meeting.host = network.address(0);
+    world.rendezvous.host = network.address(0);
     const auto group = make_group(world, {.timeout_seconds = 20});
     const auto arena = group->allocate(4 << 20);
     const auto values = arena->view<std::int32_t>(0, 1 << 20);

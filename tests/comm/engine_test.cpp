@@ -1,4 +1,4 @@
-// The MPI backend's algorithms with tiny chunks and windows, so that every edge is met with little data.
+// The MPI backend's algorithms with tiny chunks and windows, so that little data reaches every edge.
 #include "comm/mpi/engine.h"
 
 #include <gtest/gtest.h>
@@ -140,7 +140,7 @@ TEST_F(EngineTest, EveryKindInTinyChunks) {
   }
 }
 
-// Operations that wait for room must begin in order, whatever completes when.
+// Operations that wait for a slot must begin in order, whatever completes when.
 TEST_F(EngineTest, ALongQueueDrainsInOrder) {
   const auto arena = HostArena::map(1000 * kArenaAlignment);
   Tuning tuning;

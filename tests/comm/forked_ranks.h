@@ -18,7 +18,7 @@
 namespace lockstep::testing {
 
 struct Setting {
-  std::string hosts;  // a letter a rank: its host
+  std::string hosts;  // one letter per rank: its host
   int doomed = -1;    // must die by SIGKILL
   double timeout_seconds = 20;
   unsigned alarm_seconds = 40;  // a rank that takes longer is ended
@@ -29,7 +29,7 @@ struct Setting {
 inline void on_processes(const Setting& setting, const std::function<bool(comm::World)>& body) {
   const auto size = static_cast<int>(setting.hosts.size());
   comm::World world{.size = size, .local_size = size, .starter = comm::Starter::kTorchrun};
-  world.meeting.port = free_port();
+  world.rendezvous.port = free_port();
   std::vector<pid_t> pids;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t pid = ::fork();

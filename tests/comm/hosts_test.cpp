@@ -194,7 +194,7 @@ TEST(Hosts, NoAllocationsInTheSteadyState) {
 }
 
 /// Connects to `address`, says `words`; whether the connection is closed without an answer.
-bool is_turned_away(const ListenAddress& address, const std::string& words) {
+bool is_rejected(const ListenAddress& address, const std::string& words) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -206,7 +206,7 @@ bool is_turned_away(const ListenAddress& address, const std::string& words) {
   return ::recv(socket.get(), &answer, 1, 0) <= 0;
 }
 
-TEST(PeerConnector, StrangersAndOtherJobsAreTurnedAway) {
+TEST(PeerConnector, StrangersAndOtherJobsAreRejected) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
@@ -221,7 +221,7 @@ TEST(PeerConnector, StrangersAndOtherJobsAreTurnedAway) {
     if (world.rank == 1) {
       PeerConnector of_another_job(world.rank, peers, 20s);
       of_another_job.expect(0, {other});
-      well = is_turned_away(other, "GET / HTTP/1.0\r\n\r\n") && is_turned_away(other, std::string(200, '\0')) &&
+      well = is_rejected(other, "GET / HTTP/1.0\r\n\r\n") && is_rejected(other, std::string(200, '\0')) &&
              throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
                                  {"rank 0 (host a) cannot be reached", "it does not know this job's secret"});
     }

@@ -57,9 +57,9 @@ TEST(Interfaces, OneThatIsNotThereIsAUsageError) {
   }
 }
 
-TEST(Interfaces, TheWayToTheMeetingPointComesFirst) {
+TEST(Interfaces, TheWayToTheRendezvousComesFirst) {
   EXPECT_EQ(usable_addresses(kNothing, "127.0.0.1").at(0).text(), "127.0.0.1");
-  // A name that nobody knows is no reason to fail: the others have met there.
+  // A name that does not resolve is no reason to fail: the other ranks have joined there.
   EXPECT_FALSE(usable_addresses(kNothing, "no-such-host.invalid").empty());
 }
 

@@ -35,7 +35,7 @@ struct Altered {
   Link::Part part;
 };
 
-/// Keeps what arrives; has room once `asked` has come down to zero.
+/// Keeps what arrives; takes it once `asked` has come down to zero.
 class Keeper final : public Link::Sink {
  public:
   std::byte* room_for(Link&, const MessageHeader& header) override {
@@ -72,7 +72,7 @@ MessageHeader header_of(std::size_t bytes) {
 
 enum class Mode { kClear, kEncrypted };
 
-/// Of two ends that meet again and again with the same keys, as no connections do: tests send what was recorded.
+/// Every pair of ends gets the same keys, unlike real connections, so that tests can replay what was recorded.
 std::optional<SessionCiphers> ciphers_of(Mode mode) {
   if (mode == Mode::kClear) return std::nullopt;
   const std::string key(Aead::kKeyBytes, 'k');

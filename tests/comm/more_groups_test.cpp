@@ -1,4 +1,4 @@
-// More than one group in a process, where the ranks meet over TCP. Each test has processes of its own: see
+// More than one group in a process, where the ranks join over TCP. Each test has processes of its own: see
 // CMakeLists.txt.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST(MoreGroups, OneAfterTheOther) {
   }
 }
 
-// The first one holds the port at which the ranks meet. It is as good as before.
+// The first group holds the port of the rendezvous. It still works.
 TEST(MoreGroups, NoSecondOneAtATime) {
   const auto first = make();
   expect_that_it_sums(*first);

@@ -52,7 +52,7 @@ std::string refused(Action&& action) {
   return {};
 }
 
-// One group after the other, with every backend that meets over MPI.
+// One group after the other, with every backend whose ranks MPI joins.
 TEST(MpiProgram, MpiStaysTheirs) {
   ASSERT_EQ(MPI_Init(nullptr, nullptr), MPI_SUCCESS);
   MPI_Errhandler before = MPI_ERRHANDLER_NULL, after = MPI_ERRHANDLER_NULL;

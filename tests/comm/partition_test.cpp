@@ -31,7 +31,7 @@ class Partition : public ::testing::Test {
   void expect_all_to_end_within(double seconds, double its_timeout) {
     on_processes({.hosts = "abc", .alarm_seconds = 60}, [&](World world) {
       network_.enter(network_.name(world.rank));
-      world.meeting.host = network_.address(0);
+      world.rendezvous.host = network_.address(0);
       GroupOptions options;
       options.timeout_seconds = world.rank == 1 ? its_timeout : 300;
       options.progress = GroupOptions::Progress::kInline;

@@ -32,7 +32,7 @@ std::vector<reference::Bytes> reductions(ProcessGroup& group) {
 TEST(ShmAndMpi, TheSameBits) {
   const auto messages = make_mpi_group(testing::world(), testing::group_options());
   World world = testing::world();
-  world.meeting.port = std::stoi(messages->all_gather_text(std::to_string(testing::free_port()))[0]);
+  world.rendezvous.port = std::stoi(messages->all_gather_text(std::to_string(testing::free_port()))[0]);
   const auto timeout = messages->timeout();
   const auto shared = make_shm_group(make_tcp_store(world, Deadline::after(timeout)), timeout);
   EXPECT_EQ(shared->name(), "shm");

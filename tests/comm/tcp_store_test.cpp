@@ -1,4 +1,4 @@
-// Ranks that meet over TCP: threads of one process, and strangers.
+// Ranks that join over TCP: threads of one process, and strangers.
 #include "comm/tcp/tcp_store.h"
 
 #include <gmock/gmock.h>
@@ -32,8 +32,8 @@ Deadline soon() { return Deadline::after(10s); }
 
 World world_of(int rank, int size, int port, const std::string& host = "127.0.0.1") {
   World world{.rank = rank, .size = size, .local_rank = rank, .local_size = size, .starter = Starter::kTorchrun};
-  world.meeting.host = host;
-  world.meeting.port = port;
+  world.rendezvous.host = host;
+  world.rendezvous.port = port;
   return world;
 }
 
@@ -51,7 +51,7 @@ std::string error_of(Action&& action) {
   return "no error";
 }
 
-/// Runs `body` on threads, one a rank, and returns what each one throws, as text.
+/// Runs `body` on threads, one per rank, and returns what each one throws, as text.
 std::vector<std::string> on_ranks(int size, int port, const std::function<void(Store&)>& body,
                                   const std::string& host = "127.0.0.1") {
   std::vector<std::string> errors(static_cast<std::size_t>(size));
@@ -80,7 +80,7 @@ void expect_no_errors(const std::vector<std::string>& errors) {
 /// Comes to the server as a rank would, byte by byte if need be.
 class Stranger {
  public:
-  explicit Stranger(int port) : socket_(connect_to(world_of(1, 2, port).meeting, soon())) {}
+  explicit Stranger(int port) : socket_(connect_to(world_of(1, 2, port).rendezvous, soon())) {}
 
   int fd() const { return socket_.get(); }
   void say(const std::string& bytes) {
@@ -191,7 +191,7 @@ TEST(TcpStore, NamesAndIpv6) {
   for (const char* host : {"localhost", "::1", "ip6-localhost"}) {
     const int port = testing::free_port();
     try {
-      listen_at(world_of(0, 2, port, host).meeting, false);
+      listen_at(world_of(0, 2, port, host).rendezvous, false);
     } catch (const Error&) {
       continue;  // not on this machine
     }
@@ -203,11 +203,11 @@ TEST(TcpStore, NamesAndIpv6) {
         },
         host));
   }
-  EXPECT_EQ(text_of(MeetingPoint{"::1", 7, ""}), "[::1]:7");
-  EXPECT_EQ(text_of(MeetingPoint{"a", 7, ""}), "a:7");
+  EXPECT_EQ(text_of(Rendezvous{"::1", 7, ""}), "[::1]:7");
+  EXPECT_EQ(text_of(Rendezvous{"a", 7, ""}), "a:7");
 }
 
-TEST(TcpStore, OneMeetingAfterTheOther) {
+TEST(TcpStore, OneRendezvousAfterTheOther) {
   const int port = testing::free_port();
   for (int i = 0; i < 20; ++i)
     expect_no_errors(on_ranks(3, port, [&](Store& store) {
@@ -297,7 +297,7 @@ TEST(TcpStore, RankZeroNeverComes) {
 
 TEST(TcpStore, PortInUse) {
   const int port = testing::free_port();
-  const auto taken = listen_at(world_of(0, 2, port).meeting, false);
+  const auto taken = listen_at(world_of(0, 2, port).rendezvous, false);
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world_of(0, 2, port), soon()); }),
               AllOf(HasSubstr(fmt::format("127.0.0.1:{}: port {} is in use", port, port)), HasSubstr("MASTER_PORT")));
 }
@@ -315,36 +315,36 @@ TEST(TcpStore, AMasterAddressThatIsNotHere) {
   EXPECT_THAT(error_of<UsageError>([&] { make_tcp_store(world, soon()); }),
               AllOf(HasSubstr("MASTER_ADDR=\"192.0.2.1\" (192.0.2.1) is no address of this machine"),
                     HasSubstr("LOCKSTEP_LISTEN")));
-  // Behind a service or a router the user says where.
-  world.meeting.listen = "127.0.0.1";
+  // The user names the address if rank 0 is reached through a service or a router.
+  world.rendezvous.listen = "127.0.0.1";
   const auto first = make_tcp_store(world, soon());
-  const auto second = make_tcp_store(world_of(1, 2, world.meeting.port), soon());
+  const auto second = make_tcp_store(world_of(1, 2, world.rendezvous.port), soon());
   second->set("a", "1");
   EXPECT_EQ(first->get("a", soon()), "1");
 }
 
 TEST(TcpStore, WhereToListen) {
-  MeetingPoint meeting{.host = "192.0.2.1", .port = testing::free_port(), .job = {}};
+  Rendezvous rendezvous{.host = "192.0.2.1", .port = testing::free_port(), .job = {}};
   for (const char* wrong : {"192.0.2.7", "no.such.host.invalid", " "}) {
-    meeting.listen = wrong;
-    EXPECT_THAT(error_of<UsageError>([&] { listen_at(meeting, true); }), HasSubstr("LOCKSTEP_LISTEN=\"")) << wrong;
+    rendezvous.listen = wrong;
+    EXPECT_THAT(error_of<UsageError>([&] { listen_at(rendezvous, true); }), HasSubstr("LOCKSTEP_LISTEN=\"")) << wrong;
   }
-  meeting.listen = "127.0.0.1, 127.0.0.2";
-  const auto two = listen_at(meeting, true);
+  rendezvous.listen = "127.0.0.1, 127.0.0.2";
+  const auto two = listen_at(rendezvous, true);
   EXPECT_EQ(two.size(), 2u);
   EXPECT_TRUE(are_loopback(two));
-  meeting.port = testing::free_port();
-  meeting.listen = "0.0.0.0";
-  EXPECT_FALSE(are_loopback(listen_at(meeting, true)));
-  meeting = {.host = "127.0.0.1", .port = testing::free_port(), .job = {}};
-  EXPECT_TRUE(are_loopback(listen_at(meeting, false)));
-  meeting.port = testing::free_port();
-  EXPECT_TRUE(are_loopback(listen_at(meeting, true)));  // it says what it is
+  rendezvous.port = testing::free_port();
+  rendezvous.listen = "0.0.0.0";
+  EXPECT_FALSE(are_loopback(listen_at(rendezvous, true)));
+  rendezvous = {.host = "127.0.0.1", .port = testing::free_port(), .job = {}};
+  EXPECT_TRUE(are_loopback(listen_at(rendezvous, false)));
+  rendezvous.port = testing::free_port();
+  EXPECT_TRUE(are_loopback(listen_at(rendezvous, true)));  // it says what it is
 }
 
 TEST(TcpStore, SomethingElseListens) {
   const int port = testing::free_port();
-  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread server([&] {
     pollfd look{listeners[0].get(), POLLIN, 0};
     ASSERT_EQ(::poll(&look, 1, 10'000), 1);
@@ -359,13 +359,13 @@ TEST(TcpStore, SomethingElseListens) {
 
 TEST(TcpStore, SomethingListensAndSaysNothing) {
   const int port = testing::free_port();
-  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   EXPECT_THAT(error_of<TimeoutError>([&] { make_tcp_store(world_of(1, 2, port), Deadline::after(300ms)); }),
               HasSubstr("has not answered within 0.3"));
 }
 
-// Whoever is turned away hears why, and the job goes on.
-TEST(TcpStore, StrangersAreTurnedAway) {
+// A rejected peer gets the reason, and the job continues.
+TEST(TcpStore, StrangersAreRejected) {
   const int port = testing::free_port();
   const auto first = make_tcp_store(world_of(0, 2, port), soon());
   Stranger silent(port);
@@ -436,7 +436,7 @@ TEST(TcpStore, AnExitCodeFromTheWireIsNeverSuccess) {
 }
 
 World with_secret(World world, const JobSecret& secret) {
-  world.meeting.secret = secret;
+  world.rendezvous.secret = secret;
   return world;
 }
 
@@ -458,15 +458,15 @@ TEST(TcpStore, OnlyThoseWhoKnowTheSecretJoin) {
 }
 
 // An impostor that has taken rank 0's port, and welcomes everybody.
-// All ranks of a job encrypt, or none: the one that differs is told, and the job goes on.
+// All ranks of a job encrypt, or none: the one that differs gets an error, and the job continues.
 TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
   const JobSecret secret = JobSecret::random();
   for (const bool job_does : {false, true}) {
     const int port = testing::free_port();
     const auto rank_of = [&](int rank, bool encrypts) {
       World world = world_of(rank, 2, port);
-      world.meeting.secret = secret;
-      world.meeting.encrypts = encrypts;
+      world.rendezvous.secret = secret;
+      world.rendezvous.encrypts = encrypts;
       return world;
     };
     std::thread first([&] {
@@ -486,7 +486,7 @@ TEST(TcpStore, ARankThatEncryptsWhereOthersDoNotIsRefused) {
 
 TEST(TcpStore, ARankTellsNothingToAnImpostor) {
   const int port = testing::free_port();
-  const auto listeners = listen_at(world_of(0, 2, port).meeting, false);
+  const auto listeners = listen_at(world_of(0, 2, port).rendezvous, false);
   std::thread impostor([&] {
     pollfd look{listeners[0].get(), POLLIN, 0};
     ASSERT_EQ(::poll(&look, 1, 10'000), 1);
@@ -503,7 +503,7 @@ TEST(TcpStore, ARankTellsNothingToAnImpostor) {
   impostor.join();
 }
 
-// There is room for 64 and the ranks: the silent ones go, those who speak stay, and no rank waits for them.
+// 64 strangers and the ranks fit: the silent ones are closed, those who speak stay, and no rank waits for them.
 TEST(TcpStore, SilentStrangersKeepNobodyOut) {
   const int port = testing::free_port();
   const auto first = make_tcp_store(world_of(0, 3, port), soon());

@@ -70,21 +70,22 @@ TEST(World, Torchrun) {
 
 TEST(World, WhereRanksMeet) {
   const Variables ranks = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-  const auto meeting_with = [&](Variables more) {
+  const auto rendezvous_with = [&](Variables more) {
     more.insert(ranks.begin(), ranks.end());
-    return discover(more).meeting;
+    return discover(more).rendezvous;
   };
-  EXPECT_EQ(meeting_with({}).host, "127.0.0.1");
-  EXPECT_EQ(meeting_with({}).port, 29500);
-  EXPECT_EQ(meeting_with({}).job, "");
-  const auto meeting = meeting_with({{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "65535"}, {"TORCHELASTIC_RUN_ID", "a"}});
-  EXPECT_EQ(meeting.host, "::1");
-  EXPECT_EQ(meeting.port, 65535);
-  EXPECT_EQ(meeting.job, "a");
+  EXPECT_EQ(rendezvous_with({}).host, "127.0.0.1");
+  EXPECT_EQ(rendezvous_with({}).port, 29500);
+  EXPECT_EQ(rendezvous_with({}).job, "");
+  const auto rendezvous =
+      rendezvous_with({{"MASTER_ADDR", "::1"}, {"MASTER_PORT", "65535"}, {"TORCHELASTIC_RUN_ID", "a"}});
+  EXPECT_EQ(rendezvous.host, "::1");
+  EXPECT_EQ(rendezvous.port, 65535);
+  EXPECT_EQ(rendezvous.job, "a");
   // torchrun has a store of its own at the port that it names.
-  EXPECT_EQ(meeting_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 401);
-  EXPECT_EQ(meeting_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).port, 400);
-  EXPECT_EQ(meeting_with({{"MASTER_PORT", "65535"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 65534);
+  EXPECT_EQ(rendezvous_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 401);
+  EXPECT_EQ(rendezvous_with({{"MASTER_PORT", "400"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}}).port, 400);
+  EXPECT_EQ(rendezvous_with({{"MASTER_PORT", "65535"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}).port, 65534);
   for (const char* bad : {"0", "65536", "http", ""})
     EXPECT_THAT(complaint({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", bad}}),
                 HasSubstr(fmt::format("MASTER_PORT=\"{}\"", bad)));
@@ -110,32 +111,32 @@ TEST(World, WhetherMpiJoinsTheRanks) {
 }
 
 // A launcher of several hosts names the job: the ranks need no MPI, though it would join them.
-TEST(World, ANamedMeetingNeedsNoMpi) {
+TEST(World, ANamedJobNeedsNoMpi) {
   const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
-  EXPECT_FALSE(discover(mpirun).meets_over_tcp);
+  EXPECT_FALSE(discover(mpirun).joins_over_tcp);
   Variables named = mpirun;
   named.insert({{"LOCKSTEP_MEETING", "4f2a"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "21000"}});
   const World world = discover(named);
   EXPECT_TRUE(world.mpi_joins);
-  EXPECT_TRUE(world.meets_over_tcp);
-  EXPECT_EQ(world.meeting.host, "10.0.0.1");
-  EXPECT_EQ(world.meeting.port, 21000);
-  EXPECT_EQ(world.meeting.job, "4f2a");
-  EXPECT_TRUE(discover({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).meets_over_tcp);
+  EXPECT_TRUE(world.joins_over_tcp);
+  EXPECT_EQ(world.rendezvous.host, "10.0.0.1");
+  EXPECT_EQ(world.rendezvous.port, 21000);
+  EXPECT_EQ(world.rendezvous.job, "4f2a");
+  EXPECT_TRUE(discover({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).joins_over_tcp);
 }
 
 TEST(World, SecretAndWhereToListen) {
   const Variables plain = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
-  EXPECT_TRUE(discover(plain).meeting.secret.empty());
-  EXPECT_EQ(discover(plain).meeting.listen, "");
+  EXPECT_TRUE(discover(plain).rendezvous.secret.empty());
+  EXPECT_EQ(discover(plain).rendezvous.listen, "");
   Variables all = plain;
   all.insert({{"LOCKSTEP_JOB_SECRET", "0123456789abcdef"}, {"LOCKSTEP_LISTEN", "0.0.0.0"}});
-  EXPECT_EQ(discover(all).meeting.secret.text(), "0123456789abcdef");
-  EXPECT_EQ(discover(all).meeting.listen, "0.0.0.0");
+  EXPECT_EQ(discover(all).rendezvous.secret.text(), "0123456789abcdef");
+  EXPECT_EQ(discover(all).rendezvous.listen, "0.0.0.0");
   EXPECT_EQ(
       discover(
           {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"LOCKSTEP_JOB_SECRET", "0123456789abcdef"}})
-          .meeting.secret.text(),
+          .rendezvous.secret.text(),
       "0123456789abcdef");
   all["LOCKSTEP_JOB_SECRET"] = "short";
   EXPECT_THROW(discover(all), UsageError);

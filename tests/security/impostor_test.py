@@ -121,7 +121,7 @@ class Jobs(unittest.TestCase):
             self.assertEqual(connection.last_words(), b"")
         with self.subTest("no hello"):
             self.assertEqual(connect().last_words(), b"")
-        with self.subTest("a byte a second"):
+        with self.subTest("one byte per second"):
             begin = time.monotonic()
             connection = connect()
             hello = wire.MAGIC + wire.hello_frame(wire.HELLO, wire.number(wire.VERSION) + wire.text(b"n" * 32))
@@ -173,7 +173,7 @@ class Store(Jobs):
                 liar = self.connect()
                 liar.join((secret or "").encode(), wire.STORE, wire.identity_for_store(3, 2))
                 for rank in range(2):  # both are here, and wait for the third
-                    liar.get(f"meeting the other ranks/{rank}")
+                    liar.get(f"rendezvous of the ranks/{rank}")
                 liar.say(wire.store_frame(wire.GIVE_UP, wire.number(code) + wire.text("all is well")))
                 for process in first, second:
                     _, err = process.communicate(timeout=60)
@@ -256,9 +256,9 @@ class Data(Jobs):
         first = self.rank(0, LOCKSTEP_HOST_NAME="a")
         store = self.connect()
         store.join(SECRET.encode(), wire.STORE, wire.identity_for_store(2, 1))
-        introduction = bytearray(store.get("meeting the other ranks/0"))
+        introduction = bytearray(store.get("rendezvous of the ranks/0"))
         introduction[0:64] = b"b".ljust(64, b"\0")
-        store.set("meeting the other ranks/1", bytes(introduction))
+        store.set("rendezvous of the ranks/1", bytes(introduction))
         for name in "sharing memory, round 1", "sharing memory, round 2", "preparing connections":
             store.get(f"{name}/0")
             store.set(f"{name}/1", "")
@@ -281,7 +281,7 @@ class Data(Jobs):
             self.fail("not refused")
 
         self.assertIn(WIRE_TEXT, refusal(OTHER.encode()))
-        self.assertIn(WIRE_TEXT, refusal(SECRET.encode()))  # not even the job's: it is another for each meeting
+        self.assertIn(WIRE_TEXT, refusal(SECRET.encode()))  # not even the job's: it is another for each rendezvous
         self.assertIn(WIRE_TEXT, refusal(b""))
         self.assertIn("no rank that this one waits for", refusal(secret, wire.number(7) + wire.number(0)))
         # A proof that was overheard.

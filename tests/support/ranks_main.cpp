@@ -75,7 +75,7 @@ bool passed_everywhere(bool passed_here) {
 int run(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   g_world = comm::discover_world(env);
-  if (test_group().ends_with("-encrypt")) g_world.meeting.secret = JobSecret::of_text("the secret of a test");
+  if (test_group().ends_with("-encrypt")) g_world.rendezvous.secret = JobSecret::of_text("the secret of a test");
   set_log_identity(g_world.rank, g_world.size, host_name());
   quieten(g_world.rank);
   if (g_needs_gpu && probe_cuda().devices == 0) {

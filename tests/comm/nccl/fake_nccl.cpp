@@ -29,9 +29,9 @@ using namespace std::chrono_literals;
 constexpr int kMostRanks = 8;
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
-/// Where the ranks of a communicator meet.
+/// The memory that the ranks of a communicator share.
 struct Shared {
-  std::array<std::atomic<std::uint64_t>, kMostRanks> arrived;  // at how many meetings
+  std::array<std::atomic<std::uint64_t>, kMostRanks> arrived;  // at how many barriers
   std::array<std::array<std::byte, kStagingBytes>, kMostRanks> staging;
 };
 
@@ -39,7 +39,7 @@ struct Comm {
   int rank = 0;
   int size = 0;
   Shared* shared = nullptr;
-  std::uint64_t meetings = 0;  // of this rank
+  std::uint64_t barriers = 0;  // of this rank
   std::atomic<bool> aborted{false};
   std::atomic<ncclResult_t> state{ncclSuccess};
   int looks_left = 0;  // until what is in progress comes to its end
@@ -69,12 +69,12 @@ void note(const std::string& call) {
 
 /// Whether all ranks came: false where this one was aborted first.
 bool meet(Comm& comm) {
-  comm.shared->arrived[static_cast<std::size_t>(comm.rank)].store(++comm.meetings, std::memory_order_release);
+  comm.shared->arrived[static_cast<std::size_t>(comm.rank)].store(++comm.barriers, std::memory_order_release);
   for (int looks = 0;; ++looks) {
     bool all = true;
     for (int rank = 0; rank < comm.size; ++rank)
       all =
-          all && comm.shared->arrived[static_cast<std::size_t>(rank)].load(std::memory_order_acquire) >= comm.meetings;
+          all && comm.shared->arrived[static_cast<std::size_t>(rank)].load(std::memory_order_acquire) >= comm.barriers;
     if (all) return true;
     if (comm.aborted) return false;
     if (looks < 1000)
@@ -301,7 +301,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   comm->rank = rank;
   comm->size = size;
   comm->shared = static_cast<Shared*>(shared);
-  comm->meetings = 1;
+  comm->barriers = 1;
   comm->shared->arrived[static_cast<std::size_t>(rank)] = 1;
   comm->when = [comm] {
     return std::all_of(comm->shared->arrived.begin(), comm->shared->arrived.begin() + comm->size,

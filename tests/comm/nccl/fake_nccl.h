@@ -1,4 +1,4 @@
-// An NCCL in software, for tests: what it is told to do wrong, and what it has been asked for.
+// An NCCL in software, for tests: the faults to inject, and the calls that it got.
 #pragma once
 
 #include <nccl.h>
@@ -11,15 +11,15 @@
 
 namespace lockstep::comm::fake_nccl {
 
-/// Works: the ranks of a communicator, in processes of one host, meet in memory that they share and combine their
-/// contributions in rank order. Its operations are work of the soft device's streams.
+/// Works: the ranks of a communicator, in processes of one host, share memory and combine their contributions in rank
+/// order. Its operations are work of the soft device's streams.
 const NcclApi& api();
 
 /// What goes otherwise, in this process. reset() undoes all.
 struct Script {
   int version = NCCL_VERSION_CODE;
 
-  /// Every call that goes on in the background says ncclInProgress that often before it has come to its end.
+  /// Every call that continues in the background returns ncclInProgress that often before its end.
   int looks_in_progress = 0;
   bool init_hangs = false;
   bool finalize_hangs = false;

@@ -108,7 +108,7 @@ TEST_F(NcclFaults, ARankThatNeverComes) {
   for (int other = 0; other < last(); ++other) EXPECT_THAT(what, Not(HasSubstr(fmt::format("rank {} ", other))));
 }
 
-// One rank says who is missing, and nobody else is named; the operation then goes on.
+// One rank says who is missing, and nobody else is named; the operation then completes.
 TEST_F(NcclFaults, ALateRankIsMentioned) {
   start(60s);
   set_stall_warning(500ms);

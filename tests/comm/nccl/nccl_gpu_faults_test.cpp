@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 using namespace std::chrono_literals;
 
 const testing::NeedsGpu needs_gpu;
-// The ranks meet over TCP: mpirun would end those that are still at work, or wait for words of farewell.
+// The ranks join over TCP: mpirun would end those that are still at work, or wait for words of farewell.
 class NcclGpuFaults : public ::testing::Test {
  protected:
   void start(Clock::duration timeout) {

@@ -296,7 +296,7 @@ TEST_F(NcclCapture, AStallInALaunchIsNamed) {
   EXPECT_THAT(what, StartsWith("allreduce #1 (sum of 16 f32 at byte 0, step 12) timed out after "));
 }
 
-// Something in a step that cannot be captured: the steps go on without a graph.
+// Something in a step that cannot be captured: the steps run without a graph.
 TEST_F(NcclCapture, OneThatBreaksLeavesTheGroupWhole) {
   make();
   group_->begin_capture();

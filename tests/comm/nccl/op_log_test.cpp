@@ -78,7 +78,7 @@ TEST(OpLog, CapturedOperationsCountWithEachLaunch) {
   EXPECT_TRUE(op_log.has_captured(900));
   EXPECT_FALSE(op_log.has_captured(3));
   op_log.complete(3);
-  // One launch under way and one more have room.
+  // The log can hold one launch under way and one more.
   op_log.replay(900, 7);
   EXPECT_EQ(op_log.in_the_way_of(900), 0u);
   op_log.replay(900, 8);

@@ -1,4 +1,4 @@
-// What ranks that meet over TCP say of those who do not come.
+// What ranks that join over TCP say of those who do not come.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -53,7 +53,7 @@ bool matches(const std::vector<std::string>& lines, const ::testing::Matcher<std
   return false;
 }
 
-TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
+TEST(RendezvousStalls, ARankThatHasNotJoinedIsNamedByOne) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     set_stall_warning(1s);
     if (world.rank == 2) std::this_thread::sleep_for(kLate);
@@ -68,7 +68,7 @@ TEST(MeetingStalls, ARankThatHasNotJoinedIsNamedByOne) {
   });
 }
 
-TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
+TEST(RendezvousStalls, ARankThatHasJoinedIsNamedWithItsHost) {
   on_processes({.hosts = "abc"}, [](const World& world) {
     set_stall_warning(1s);
     const auto lines = lines_while("what to do", [&] {
@@ -86,7 +86,7 @@ TEST(MeetingStalls, ARankThatHasJoinedIsNamedWithItsHost) {
   });
 }
 
-TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
+TEST(RendezvousStalls, AFirstRankThatIsNotThereYet) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     set_stall_warning(1s);
     if (world.rank == 0) std::this_thread::sleep_for(kLate);
@@ -101,7 +101,7 @@ TEST(MeetingStalls, AFirstRankThatIsNotThereYet) {
   });
 }
 
-TEST(MeetingStalls, AFirstRankThatIsStopped) {
+TEST(RendezvousStalls, AFirstRankThatIsStopped) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     set_stall_warning(1s);
     const auto lines = lines_while("again", [&] {
@@ -125,7 +125,7 @@ TEST(MeetingStalls, AFirstRankThatIsStopped) {
   });
 }
 
-TEST(MeetingStalls, ATimeoutTellsTheLauncherWhoIsMissing) {
+TEST(RendezvousStalls, ATimeoutReportsMissingRanksToTheLauncher) {
   on_processes({.hosts = "aaa"}, [](const World& world) {
     int ends[2];
     struct stat found = {};

@@ -20,7 +20,7 @@ namespace lockstep::comm {
 inline constexpr auto kLinkPatience = std::chrono::seconds(30);
 
 /// What a group on several hosts is made of, on one rank.
-struct HostMeeting {
+struct HostConnections {
   int rank = 0;
   int ranks = 1;
   int host = 0;      // of peers.hosts()
@@ -35,17 +35,17 @@ struct HostMeeting {
 };
 
 /// Note [Between hosts]
-/// Ranks with the same number on their hosts connect with each other, one connection a pair: the higher rank calls, at
-/// the addresses that the lower one has put into the store, one after the other, until one answers. A call begins with
-/// Note [Handshake]: who calls whom, proven with a secret of this meeting's own, which is made of the job's and of
-/// random bits of rank 0's that have come through the store. (Where MPI is the store, these alone are the secret,
-/// unless all ranks have LOCKSTEP_JOB_SECRET.) Whoever says anything else is turned away. When all have all their
-/// connections, nobody listens any more.
+/// Ranks with the same number on their hosts connect with each other, one connection per pair. The lower rank puts its
+/// addresses into the store. The higher rank tries them in order until one answers. A call begins with Note
+/// [Handshake]. It proves both ranks' identities with a secret for this rendezvous alone, which is derived from the
+/// job's secret and from random bits that rank 0 has put into the store. (Where MPI is the store, these alone are the
+/// secret, unless all ranks have LOCKSTEP_JOB_SECRET.) Every other caller is rejected. Once all connections exist, no
+/// rank listens any more.
 ///
-/// Collective. `meeting` has the host where the ranks of `store` meet, if they do over TCP, and their secret. Throws
+/// Collective. `rendezvous` has the host where the ranks of `store` have joined, if over TCP, and their secret. Throws
 /// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share
 /// memory, or those of two cannot connect before `deadline`; both on the lowest rank that fails, PeerError on the
 /// others, and `store` and `peers` are left where they were.
-HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, Clock::duration timeout);
+HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rendezvous, Clock::duration timeout);
 
 }  // namespace lockstep::comm

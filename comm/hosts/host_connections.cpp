@@ -1,4 +1,4 @@
-#include "comm/hosts/host_meeting.h"
+#include "comm/hosts/host_connections.h"
 
 #include <algorithm>
 #include <optional>
@@ -21,7 +21,7 @@ namespace {
 // way.
 constexpr auto kConnectWithin = std::chrono::seconds(30);
 
-/// What went wrong on this rank, so that all ranks learn of it and go on or fail together.
+/// What went wrong on this rank, so that all ranks learn of it and continue or fail together.
 class Problem {
  public:
   template <class Action>
@@ -61,7 +61,8 @@ class Problem {
   std::exception_ptr failure_;
 };
 
-/// What a rank tells the others before they connect: the number of its wakeup pipe, then an address and a port a line.
+/// What a rank sends to the others before they connect: the number of its wakeup pipe, then an address and a port per
+/// line.
 struct Introduction {
   int pipe = -1;
   std::vector<ListenAddress> addresses;
@@ -81,27 +82,27 @@ struct Introduction {
 };
 
 /// Where this rank is among the hosts.
-HostMeeting begin_meeting(const Store& store, const Peers& peers) {
+HostConnections unconnected(const Store& store, const Peers& peers) {
   const Hosts& hosts = peers.hosts();
-  HostMeeting met;
-  met.rank = store.rank();
-  met.ranks = store.size();
-  met.host = peers.host_of(met.rank);
-  const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
-  met.local = static_cast<int>(std::ranges::lower_bound(here, met.rank) - here.begin());
-  met.channels = static_cast<int>(std::ranges::min(hosts, {}, &std::vector<int>::size).size());
-  return met;
+  HostConnections connections;
+  connections.rank = store.rank();
+  connections.ranks = store.size();
+  connections.host = peers.host_of(connections.rank);
+  const std::vector<int>& here = hosts[static_cast<std::size_t>(connections.host)];
+  connections.local = static_cast<int>(std::ranges::lower_bound(here, connections.rank) - here.begin());
+  connections.channels = static_cast<int>(std::ranges::min(hosts, {}, &std::vector<int>::size).size());
+  return connections;
 }
 
 }  // namespace
 
-HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, Clock::duration timeout) {
+HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rendezvous, Clock::duration timeout) {
   const auto deadline = Deadline::after(timeout);
   const Hosts& hosts = peers.hosts();
-  HostMeeting met = begin_meeting(store, peers);
-  met.encrypts = meeting.encrypts;
-  const std::vector<int>& here = hosts[static_cast<std::size_t>(met.host)];
-  const bool drives = met.local < met.channels;
+  HostConnections connections = unconnected(store, peers);
+  connections.encrypts = rendezvous.encrypts;
+  const std::vector<int>& here = hosts[static_cast<std::size_t>(connections.host)];
+  const bool drives = connections.local < connections.channels;
 
   Problem problem;
   // Segment::map asks twice, but for a host that fails in between: all hosts take part in both.
@@ -113,44 +114,47 @@ HostMeeting meet_hosts(Store& store, Peers& peers, const MeetingPoint& meeting, 
     return ours;
   };
   const std::size_t part_bytes =
-      align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(met.ranks) * Engine::kTextBytes;
-  problem.catch_from([&] { met.board = Segment::map(met.local, static_cast<int>(here.size()), part_bytes, exchange); });
+      align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(connections.ranks) * Engine::kTextBytes;
+  problem.catch_from([&] {
+    connections.board = Segment::map(connections.local, static_cast<int>(here.size()), part_bytes, exchange);
+  });
   while (round < 2) exchange("");
 
   Introduction mine;
   std::optional<PeerConnector> connector;
   problem.catch_from([&] {
-    mine.pipe = met.pipes.number();
+    mine.pipe = connections.pipes.number();
     if (!drives) return;
-    connector.emplace(met.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
-    mine.addresses = connector->listen(usable_addresses(env, meeting.host));
+    connector.emplace(connections.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
+    mine.addresses = connector->listen(usable_addresses(env, rendezvous.host));
   });
-  problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), met.rank);
+  problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), connections.rank);
   const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
-  const std::string meeting_nonce =
-      store.broadcast_text("naming the job", met.rank == 0 ? JobSecret::random().text() : std::string(), 0, deadline);
-  const JobSecret secret = meeting.secret.derive("data connections " + meeting_nonce);
+  const std::string nonce = store.broadcast_text(
+      "naming the job", connections.rank == 0 ? JobSecret::random().text() : std::string(), 0, deadline);
+  const JobSecret secret = rendezvous.secret.derive("data connections " + nonce);
 
   problem.catch_from([&] {
     for (std::size_t i = 0; i < here.size(); ++i) {
       const int rank = here[i];
-      if (rank == met.rank) continue;
-      met.pipes.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).pipe);
+      if (rank == connections.rank) continue;
+      connections.pipes.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).pipe);
     }
     if (!drives) return;
     for (std::size_t h = 0; h < hosts.size(); ++h) {
-      if (static_cast<int>(h) == met.host) continue;
-      const int rank = hosts[h][static_cast<std::size_t>(met.local)];
+      if (static_cast<int>(h) == connections.host) continue;
+      const int rank = hosts[h][static_cast<std::size_t>(connections.local)];
       connector->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
     }
-    met.links = connector->connect(secret, meeting.encrypts,
-                                   Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+    connections.links = connector->connect(secret, rendezvous.encrypts,
+                                           Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
   });
-  problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)), met.rank);
+  problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)),
+                 connections.rank);
 
-  peers.watch(met.rank);
-  met.peers = std::move(peers);
-  return met;
+  peers.watch(connections.rank);
+  connections.peers = std::move(peers);
+  return connections;
 }
 
 }  // namespace lockstep::comm
