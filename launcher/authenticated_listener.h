@@ -15,8 +15,8 @@
 namespace lockstep::launcher {
 
 /// Accepts connections and has each of them prove the job's secret (Note [Handshake]) before a byte of it is handed
-/// out. Strangers have kHandshakeWithin; where there is no more room, the one that has been silent for longest goes.
-/// Never blocks. Not thread-safe.
+/// out. Strangers have kHandshakeWithin; past the limit, the one that has been silent for longest is closed. Never
+/// blocks. Not thread-safe.
 class AuthenticatedListener {
  public:
   /// `expected`: how many connections of the job may come at the same time.

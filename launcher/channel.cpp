@@ -23,13 +23,13 @@ constexpr int kMostAttempts = 20;
 
 std::string body_of(const Hello& m) { return Writer().put(m.rank).put(m.pid).put_text(m.host).take(); }
 std::string body_of(const Output& m) { return Writer().put(m.stream).put_text(m.bytes).take(); }
-std::string body_of(const Told& m) { return Writer().put(m.signal_number).take(); }
+std::string body_of(const StopNotice& m) { return Writer().put(m.signal_number).take(); }
 std::string body_of(const StartDaemon& m) { return Writer().put_sized(m.host).put_text(m.command).take(); }
 std::string body_of(const Signal& m) { return Writer().put(m.signal_number).take(); }
 std::string body_of(const Status& m) { return encode_status(m.report); }
 std::string body_of(const Ended& m) {
   const std::int64_t at_ns = std::chrono::nanoseconds(m.at.time_since_epoch()).count();
-  return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).put(m.told).put(at_ns).take();
+  return Writer().put(m.exit_status.how).put<std::int32_t>(m.exit_status.value).put(m.stop_requested).put(at_ns).take();
 }
 
 Message parse(std::size_t kind, std::string_view body) {
@@ -44,12 +44,13 @@ Message parse(std::size_t kind, std::string_view body) {
       const auto stream = reader.take<std::uint8_t>();
       return Output{stream, reader.rest()};
     }
-    case 2: return Told{reader.take<std::int32_t>()};
+    case 2: return StopNotice{reader.take<std::int32_t>()};
     case 3: {
       const auto how = reader.take<ExitStatus::How>();
       const auto value = reader.take<std::int32_t>();
-      const auto told = reader.take<bool>();
-      return Ended{{how, value}, told, Clock::time_point(std::chrono::nanoseconds(reader.take<std::int64_t>()))};
+      const auto stop_requested = reader.take<bool>();
+      return Ended{
+          {how, value}, stop_requested, Clock::time_point(std::chrono::nanoseconds(reader.take<std::int64_t>()))};
     }
     case 4: return Signal{reader.take<std::int32_t>()};
     case 5: {
@@ -142,8 +143,8 @@ UniqueFd listen_at(const std::string& path) {
 
 namespace {
 
-/// One that closes the connection without a word is asked again: it had no room, or the handshake took this process, on
-/// a machine that is busy, longer than it may.
+/// A launcher that closes the connection without a word is called again: it had too many callers, or the handshake took
+/// this process, on a busy machine, too long.
 UniqueFd connect_to(const std::string& address_text, const JobSecret& secret, int attempts) {
   if (!address_text.starts_with(kUnixScheme))
     throw DeviceError("unknown launcher address " + address_text, "start the ranks with `lockstep launch`");

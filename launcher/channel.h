@@ -2,7 +2,7 @@
 // shown each other that they are of the same job (Note [Handshake]).
 //
 // Frame: u32 length of the body, u8 kind, body; fixed-size fields in the host's byte order (both ends are the same
-// binary). Wrapper → launcher: Hello, then Output, Told and Status in any number, then Ended. Launcher → wrapper:
+// binary). Wrapper → launcher: Hello, then Output, StopNotice and Status in any number, then Ended. Launcher → wrapper:
 // Signal. A connection that ends without Ended means that the wrapper itself died. `_rsh`, which mpirun starts in the
 // place of ssh, sends StartDaemon and gets Output and Ended.
 #pragma once
@@ -34,13 +34,13 @@ struct Output {
   std::string bytes;
 };
 /// Somebody other than the launcher is about to end this rank: mpirun (SIGCONT) or whoever sent that signal.
-struct Told {
+struct StopNotice {
   std::int32_t signal_number = 0;
 };
-/// The program ended. `told`: it had been told to before.
+/// The program ended. `stop_requested`: a signal had asked it to.
 struct Ended {
   ExitStatus exit_status;
-  bool told = false;
+  bool stop_requested = false;
   Clock::time_point at;  // the steady clock is the same in all processes of a host
 };
 /// Send this signal to the program.
@@ -56,7 +56,7 @@ struct StartDaemon {
 struct Status {
   StatusReport report;
 };
-using Message = std::variant<Hello, Output, Told, Ended, Signal, StartDaemon, Status>;
+using Message = std::variant<Hello, Output, StopNotice, Ended, Signal, StartDaemon, Status>;
 
 std::string encode(const Message& message);
 

@@ -38,8 +38,8 @@ class OutputQueue {
 };
 
 /// Lines come out whole, in the order in which they were completed. Where nothing is a terminal the bytes of a line are
-/// passed on as they are. On a terminal a line that is redrawn with '\r' shows its last state only; rank 0's unfinished
-/// one stays visible below all others while it is redrawn. Not thread-safe.
+/// passed on as they are. On a terminal, a line that is redrawn with '\r' shows its last state only; rank 0's
+/// unfinished one stays visible below all others while it is redrawn. Not thread-safe.
 class Console {
  public:
   /// `prefix`: "[rank] " before each line, as wide for all ranks; "[rank@host] " where ranks have hosts, whose names
@@ -77,7 +77,7 @@ class Console {
   std::size_t host_width_;           // of the widest name of a host; 0: no hosts
   std::vector<std::string> hosts_;   // of the ranks
   std::vector<bool> plain_;          // ranks whose stdout has no prefix
-  std::vector<LineCutter> cutters_;  // two a rank
+  std::vector<LineCutter> cutters_;  // two per rank
   std::string live_;                 // rank 0's unfinished line, as last drawn
   int live_stream_ = 1;
   bool live_shown_ = false;

@@ -19,7 +19,7 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kMaxTmpPathBytes = 60;  // socket paths end at 107 bytes
-// Open MPI's segment of a rank takes 4 MiB and a bit; writing one that has no room ends the rank by SIGBUS.
+// Open MPI's segment of a rank takes 4 MiB and a bit; writing one on a full file system ends the rank by SIGBUS.
 constexpr unsigned long long kShmBytesPerRank = 6 << 20;
 
 bool is_directory(const std::string& path) {

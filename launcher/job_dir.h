@@ -10,17 +10,17 @@ namespace lockstep::launcher {
 /// Environment variable that marks every process of a job; its value is JobDir::path().
 inline constexpr const char* kJobVariable = "LOCKSTEP_JOB";
 
-/// Where JobDir's directories go on this host: TMPDIR, if it is a directory with a path short enough for sockets in it,
-/// or /tmp; /dev/shm, if it can be written and has room for the files of `ranks` ranks, or else empty.
+/// Where JobDir's directories are on this host: TMPDIR, if it is a directory with a path short enough for sockets in
+/// it, or /tmp; /dev/shm, if it can be written and has space for the files of `ranks` ranks, or else empty.
 std::string job_tmp_base();
 std::string job_shm_base(int ranks);
 
-/// Note [Nothing is left]
-/// A small detached process, the reaper, makes the directories, so that there is no moment at which they exist and
-/// nobody will remove them. It holds one end of a socket pair whose other end only the launcher has; end-of-file there
-/// means that the launcher has ended, in whatever way, kill -9 included. The reaper then kills what the parent-death
-/// signals have not (background processes of a rank whose wrapper was killed: any process whose environment carries
-/// the job's mark), removes the directories and ends, within kReaperSeconds.
+/// Note [Cleaning up]
+/// A small detached process, the reaper, makes the directories, so that they never exist without a process that will
+/// remove them. It holds one end of a socket pair whose other end only the launcher has; end-of-file there means that
+/// the launcher has ended, in whatever way, kill -9 included. The reaper then kills what the parent-death signals have
+/// not (background processes of a rank whose wrapper was killed: any process whose environment carries the job's mark),
+/// removes the directories and ends, within kReaperSeconds.
 ///
 /// Owner of a job's private directories (mode 0700). Make it before any thread starts. Not thread-safe.
 class JobDir {
@@ -28,7 +28,7 @@ class JobDir {
   /// `tmp_base`: where the job directory goes (a disk will do). `shm_base`: where memory files go, empty if the host
   /// has no such place; they then share the job directory. Throws DeviceError if tmp_base cannot be written.
   JobDir(const std::string& tmp_base, const std::string& shm_base);
-  /// Waits until the reaper has ended: nothing of the job is left then.
+  /// Waits until the reaper has ended, and thus removed all of the job.
   ~JobDir();
   JobDir(const JobDir&) = delete;
   JobDir& operator=(const JobDir&) = delete;

@@ -61,7 +61,7 @@ void prepare_mpirun(HostFacts& facts) {
   file << hostfile_text(facts.several) << std::flush;
   check_system(bool(file) && ::symlink(facts.self.c_str(), facts.several.agent.c_str()) == 0,
                "writing to " + facts.job_dir);
-  // Daemons on other hosts are told of the agent too, and look whether it is there: this binary is, at the same place.
+  // Daemons on other hosts get the agent's path too, and look whether it exists: this binary does, at the same path.
   if (facts.self.find_first_of(" \t") == std::string::npos) facts.several.agent = facts.self;
 }
 

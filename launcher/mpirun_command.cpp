@@ -53,7 +53,7 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
   };
   set(kShmDirVariable, facts.shm_dir);
   set(kHostNameVariable, facts.name);
-  set(kMeetingVariable, several.meeting);
+  set(kJobIdVariable, several.job_id);
   set("MASTER_ADDR", several.address);
   set("MASTER_PORT", std::to_string(several.port));
 
@@ -87,7 +87,7 @@ void span_hosts(const HostFacts& facts, const EnvLookup& lookup, MpirunCommand& 
 std::vector<std::string> host_flags(const HostFacts& facts) {
   // By slot it would take the hosts in another order: its own host comes first.
   std::vector<std::string> flags = {"--hostfile", facts.several.hostfile, "--map-by", "seq"};
-  std::vector<std::string> names = {kMeetingVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable};
+  std::vector<std::string> names = {kJobIdVariable, "MASTER_ADDR", "MASTER_PORT", kBindVariable};
   if (facts.tty_columns > 0) names.emplace_back(kTtyVariable);
   names.insert(names.end(), facts.several.exported.begin(), facts.several.exported.end());
   for (const auto& name : names) flags.insert(flags.end(), {"-x", name});
@@ -166,8 +166,8 @@ std::string hostfile_text(const SeveralHosts& several) {
 }
 
 bool goes_along(const std::string& name) {
-  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,    kTtyVariable,
-                                  kShmDirVariable,    kHostNameVariable, kMeetingVariable, kUserTmpVariable,
+  constexpr const char* kOwn[] = {kJobVariable,       kLauncherVariable, kBindVariable,  kTtyVariable,
+                                  kShmDirVariable,    kHostNameVariable, kJobIdVariable, kUserTmpVariable,
                                   kJobSecretVariable, kPreloadVariable};
   if (std::ranges::any_of(kOwn, [&](const char* own) { return name == own; })) return false;
   constexpr const char* kPrefixes[] = {"LOCKSTEP", "NCCL_", "OMP_", "ONEDNN_", "DNNL_", "UCX_", "FI_"};
@@ -188,7 +188,7 @@ int usable_cores() {
   CPU_ZERO(&allowed);
   const int count = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0
                         ? CPU_COUNT(&allowed)
-                        : static_cast<int>(std::thread::hardware_concurrency());  // more than cpu_set_t has room for
+                        : static_cast<int>(std::thread::hardware_concurrency());  // more than a cpu_set_t holds
   return std::max(1, static_cast<int>(std::min<double>(count, std::ceil(quota_cores()))));
 }
 

@@ -20,13 +20,13 @@ inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
 inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";      // the user's TMPDIR, for the wrapper
 inline constexpr const char* kHostNameVariable = "LOCKSTEP_HOST_NAME";  // what the user calls this host
-/// And where they are the same for all: how the ranks meet (comm/world.h).
-inline constexpr const char* kMeetingVariable = "LOCKSTEP_MEETING";  // an id of this job
+/// And the same for all: the rendezvous of the ranks (comm/world.h).
+inline constexpr const char* kJobIdVariable = "LOCKSTEP_MEETING";  // an id of this job
 
 /// Components of Open MPI with files of shared memory, whose place OMPI_MCA_…_backing_directory says.
 inline constexpr const char* kMemoryFilesOf[] = {"btl_vader", "osc_sm", "osc_rdma"};
 
-/// A host of a job on several, as mpirun is told of it.
+/// A host of a job on several, as mpirun's host file has it.
 struct HostShare {
   std::string name;  // for the launcher's own host, what the system calls it
   int ranks = 0;
@@ -39,7 +39,7 @@ struct SeveralHosts {
   std::string agent;                  // path of this binary without a blank in it, to be started in the place of ssh
   std::string networks;               // for MPI's own connections: "10.0.0.0/24,…"; empty: as it likes
   std::string not_networks;           // or all but these
-  std::string meeting;                // random id of this job
+  std::string job_id;                 // random id of this job
   std::string address;                // of rank 0's host, for the others
   int port = 0;                       // where rank 0 is to listen
   std::vector<std::string> exported;  // names of variables that go along to other hosts
@@ -72,7 +72,7 @@ struct MpirunCommand {
 /// those on which cleaning up depends.
 MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup);
 
-/// The host file that mpirun gets: a line a rank, in the order of the ranks, for its sequential mapper.
+/// The host file that mpirun gets: one line per rank, in the order of the ranks, for its sequential mapper.
 std::string hostfile_text(const SeveralHosts& several);
 
 /// Whether a variable of the launcher's environment goes to other hosts without being asked for: settings of lockstep

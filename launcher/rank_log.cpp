@@ -39,7 +39,7 @@ bool write_all(int fd, std::string_view bytes) {
                 error == ENOSPC ? "free some space or choose another directory" : "choose another directory");
 }
 
-/// Opening a file tells nothing about a full disk: write something.
+/// Opening a file does not reveal a full disk: write something.
 void check_space(int fd, const std::string& path) {
   if (!write_all(fd, std::string(4096, '\n')) || ::fsync(fd) != 0 || ::ftruncate(fd, 0) != 0) fail(path, errno);
 }
@@ -81,7 +81,7 @@ std::string RankLogs::add(int rank, int stream, std::string_view bytes) {
   log.cutters[stream == 2].keep_last_state();
   if (!log.file || write_failed_ || write_all(log.file.get(), bytes)) return {};
   write_failed_ = true;
-  return fmt::format("cannot write {}: {}; the job goes on, its log files stay as they are", path(rank),
+  return fmt::format("cannot write {}: {}; the job continues, its log files stay as they are", path(rank),
                      errno_text(errno));
 }
 

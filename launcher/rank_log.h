@@ -58,7 +58,7 @@ class RankLogs {
   /// kept. Throws IoError when that is not possible or the disk is full.
   RankLogs(const std::string& directory, int ranks);
 
-  /// Adds what the rank wrote on `stream` (1 or 2). Returns an error to tell the user, once, if the disk is full.
+  /// Adds what the rank wrote on `stream` (1 or 2). Returns an error for the user, once, if the disk is full.
   std::string add(int rank, int stream, std::string_view bytes);
   /// Up to 20 lines, oldest first, each cut to a readable length, control characters replaced.
   std::vector<std::string> last_lines(int rank) const;

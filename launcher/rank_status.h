@@ -29,8 +29,8 @@ class RankStatus {
   void remove(int rank);
 
   /// How long ranks have from a request to stop until they are killed. `requested`: the job was asked to stop, so ranks
-  /// go on to the end of their step; else one of them has failed, and only what is being written is worth a wait. A
-  /// stop that comes within a step is noticed in the next one, so it takes up to two.
+  /// finish their step; else one of them has failed, and only what is being written is worth a wait. A stop that comes
+  /// within a step is noticed in the next one, so it takes up to two.
   Clock::duration grace(bool requested) const;
   /// "rank 0 to write the checkpoint of step 12"; empty if nothing would be lost by killing them.
   std::string waited_for(bool requested) const;

@@ -60,7 +60,7 @@ class Wrapper {
     start(rank, program);
     while (!exit_status_) wait_and_serve();
     finish_output();
-    launcher_.send(Ended{*exit_status_, told_ && !was_killed_by_another(), ended_at_});
+    launcher_.send(Ended{*exit_status_, stop_requested_ && !was_killed_by_another(), ended_at_});
     // A wrapper whose program failed stays until the launcher lets it go: see Note [How a job ends].
     while (connected_ && (launcher_.pending_bytes() > 0 || !exit_status_->ok())) wait_and_serve();
     return exit_status_->exit_code();
@@ -79,7 +79,7 @@ class Wrapper {
         kStatusVariable,
         fmt::format("{}:{}:{}", request.inherited_fd, inode_of(request.inherited_fd), inode_of(request.stderr_fd)));
     if (rank != 0) request.unset_env.emplace_back(kTtyVariable);
-    // mpirun has passed on where they go on the launcher's host.
+    // mpirun has passed on the launcher's host's directories.
     if (const auto directory = env(kShmDirVariable))
       for (const char* component : kMemoryFilesOf)
         request.set_env.emplace_back(fmt::format("OMPI_MCA_{}_backing_directory", component), *directory);
@@ -178,11 +178,11 @@ class Wrapper {
         reap();
       } else if (signal->number == SIGCONT) {
         // mpirun has begun to end the job: it sends this first, and SIGTERM a second later.
-        if (signal->sender == ::getppid()) launcher_.send(Told{SIGCONT});
+        if (signal->sender == ::getppid()) launcher_.send(StopNotice{SIGCONT});
       } else {
-        const bool was_told = told_;
+        const bool was_requested = stop_requested_;
         pass_signal(signal->number);
-        if (told_ && !was_told) launcher_.send(Told{signal->number});
+        if (stop_requested_ && !was_requested) launcher_.send(StopNotice{signal->number});
       }
     }
   }
@@ -206,17 +206,17 @@ class Wrapper {
   /// each of them gets to it; to the program a second one would mean that it is to end at once. That is the launcher's
   /// to say, with SIGKILL.
   void pass_signal(int number) {
-    reap();  // one that had ended before it was told to has done so by itself
+    reap();  // a program that has ended already was not stopped by this signal
     if (exit_status_) return;
     const bool is_stop = number != SIGUSR1 && number != SIGUSR2;
-    if (is_stop && number != SIGKILL && std::exchange(told_, true)) return;
-    told_ = told_ || is_stop;
+    if (is_stop && number != SIGKILL && std::exchange(stop_requested_, true)) return;
+    stop_requested_ = stop_requested_ || is_stop;
     kill_program(number);
     if (is_stop) kill_program(SIGCONT);  // one that is stopped would not see it
   }
 
-  /// A rank's sockets close before it has wholly ended: on a busy machine others fail at that, and this one is told to
-  /// end because of them, in between.
+  /// A rank's sockets close before it has wholly ended. On a busy machine others may fail at that, and this one be
+  /// asked to stop because of them, in between.
   bool was_killed_by_another() const {
     return !has_killed_ && exit_status_ == ExitStatus{ExitStatus::How::kSignalled, SIGKILL};
   }
@@ -230,7 +230,7 @@ class Wrapper {
   void end_with(ExitStatus exit_status) {
     ended_at_ = Clock::now();
     exit_status_ = exit_status;
-    if (program_ > 0) ::kill(-program_, SIGKILL);  // what it left behind
+    if (program_ > 0) ::kill(-program_, SIGKILL);  // what remains of it
   }
 
   Channel& launcher_;
@@ -240,7 +240,7 @@ class Wrapper {
   pid_t program_ = -1;
   std::optional<ExitStatus> exit_status_;
   Clock::time_point ended_at_;
-  bool told_ = false;
+  bool stop_requested_ = false;
   bool has_killed_ = false;
   bool connected_ = true;
 };

@@ -33,7 +33,7 @@ std::string make_private_directory(const std::string& base, const std::string& o
   return ::mkdtemp(path.data()) != nullptr ? path : std::string();
 }
 
-/// Removes symbolic links, never what they point to. True once nothing is left.
+/// Removes symbolic links, never what they point to. True once it is gone.
 bool remove_directory(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
@@ -41,7 +41,7 @@ bool remove_directory(const std::string& path) {
 }
 
 std::string user_name() {
-  const passwd* entry = ::getpwuid(::getuid());  // none for a container's made-up user id
+  const passwd* entry = ::getpwuid(::getuid());  // none for an arbitrary user id of a container
   return entry != nullptr ? entry->pw_name : std::to_string(::getuid());
 }
 
@@ -64,7 +64,7 @@ bool kill_marked(const std::string& mark) {
   while (const dirent* entry = ::readdir(proc.get())) {
     const auto pid = parse_int(entry->d_name);
     if (!pid || *pid == ::getpid()) continue;
-    // The descriptor is taken first: it goes on meaning the process that is looked at, should the number be reused.
+    // The descriptor is taken first: it still refers to the same process if the number is reused.
     const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(*pid), 0)));
     if (!process || !environment_has(entry->d_name, mark)) continue;
     found = true;

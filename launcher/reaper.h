@@ -1,4 +1,4 @@
-// The detached process that cleans up after a job. See Note [Nothing is left] in job_dir.h.
+// The detached process that cleans up after a job. See Note [Cleaning up] in job_dir.h.
 #pragma once
 
 #include <string>

@@ -42,7 +42,7 @@ const RankReport* most_suspect(const RankReport& named, std::span<const RankRepo
   const RankReport* suspect = nullptr;
   for (const int rank : named.missing) {
     const RankReport& report = ranks[static_cast<std::size_t>(rank)];
-    if (report.failed() && !report.told && is_sudden(report)) return &report;
+    if (report.failed() && !report.stop_requested && is_sudden(report)) return &report;
     if (suspect == nullptr || (suspect->missing.size() > 0 && report.missing.empty())) suspect = &report;
   }
   return suspect;
@@ -53,10 +53,10 @@ const RankReport* most_suspect(const RankReport& named, std::span<const RankRepo
 const RankReport* blamed_by(const RankReport* first, std::span<const RankReport> ranks, const RankReport*& witness) {
   witness = nullptr;
   const RankReport* here = first;
-  // A rank that another has told why the job ends names nobody: that other one does.
+  // A rank that got the reason from another rank names nobody: that other one does.
   if (first->missing.empty())
     for (const auto& report : ranks)
-      if (!report.missing.empty() && !report.told && report.exit_status == first->exit_status &&
+      if (!report.missing.empty() && !report.stop_requested && report.exit_status == first->exit_status &&
           (here == first || report.ended_at < here->ended_at))
         here = &report;
   for (std::size_t links = 0; links < ranks.size() && !here->missing.empty(); ++links) {
@@ -76,14 +76,15 @@ const RankReport* first_failure(std::span<const RankReport> ranks) {
     if (report.failed()) failed.push_back(&report);
   if (failed.empty()) return nullptr;
   const auto order = [](const RankReport* a, const RankReport* b) {
-    return a->told != b->told ? !a->told : a->ended_at < b->ended_at;
+    return a->stop_requested != b->stop_requested ? !a->stop_requested : a->ended_at < b->ended_at;
   };
   const RankReport* first = *std::min_element(failed.begin(), failed.end(), order);
   if (!may_be_an_effect(*first)) return first;
   const auto has_caused_it = [&](const RankReport* other) {
     const auto later = other->ended_at - first->ended_at;
-    return other->told == first->told && ((was_killed(*other) && later < kTooCloseToAKill) ||
-                                          (is_sudden(*other) && blames_a_peer(*first) && later < kTooCloseToCall));
+    return other->stop_requested == first->stop_requested &&
+           ((was_killed(*other) && later < kTooCloseToAKill) ||
+            (is_sudden(*other) && blames_a_peer(*first) && later < kTooCloseToCall));
   };
   const auto cause = std::ranges::find_if(failed, has_caused_it);
   return cause != failed.end() ? *cause : first;
@@ -119,8 +120,8 @@ std::string describe_missing(const RankReport& report, const RankReport& witness
       report.rank, job.ranks.size(), report.host, report.pid, witness.rank,
       seconds_between(job.started_at, first.ended_at), first.exit_status->exit_code(),
       report.stopped_by != 0
-          ? fmt::format("it was stopped by {}; kill -CONT would have let it go on", signal_name(report.stopped_by))
-          : std::string("its log tells what it did; if it was only slow, raise --timeout-seconds"));
+          ? fmt::format("it was stopped by {}; kill -CONT would have resumed it", signal_name(report.stopped_by))
+          : std::string("look at its log; if it was only slow, raise --timeout-seconds"));
 }
 
 /// mpirun knows how the wrapper ended, unless the launcher ended mpirun before it could say so.
@@ -181,7 +182,7 @@ RootCause host_lost(const LostHost& host, const JobReport& job) {
   const double at = seconds_between(job.started_at, host.last_heard);
   root_cause.line = host.silent
                         ? fmt::format(
-                              "{} was lost: it does not answer since {:.1f} s after the start → look whether it runs "
+                              "{} was lost: it was last heard from {:.1f} s after the start → look whether it runs "
                               "and its network works; --host-timeout-seconds says how long to wait",
                               who, at)
                         : fmt::format(
@@ -204,7 +205,7 @@ RootCause find_root_cause(const JobReport& job) {
   if (job.interrupted_by != 0) return interrupted(job);
 
   const RankReport* first = first_failure(job.ranks);
-  const bool explained = first != nullptr && !first->told && !first->lost;
+  const bool explained = first != nullptr && !first->stop_requested && !first->lost;
   const auto lost_host = std::ranges::min_element(job.lost_hosts, {}, &LostHost::last_heard);
   if (lost_host != job.lost_hosts.end() && !(explained && first->ended_at < lost_host->last_heard))
     return host_lost(*lost_host, job);
@@ -214,7 +215,7 @@ RootCause find_root_cause(const JobReport& job) {
   if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
     return mpirun_failed(
         job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
-  if (first == nullptr || first->told) {
+  if (first == nullptr || first->stop_requested) {
     const auto unseen = names_of_unseen(job.ranks);
     if (unseen.size() == job.ranks.size() && !job.mpirun_killed_by_us)
       return mpirun_failed(
@@ -239,7 +240,7 @@ RootCause find_root_cause(const JobReport& job) {
     const RankReport* const cause = blamed_by(first, job.ranks, witness);
     // One for which the others gave up waiting, and which then found them gone, has not failed by itself.
     const bool came_late = first->exit_status->value == static_cast<int>(ExitCode::kTimeout) && blames_a_peer(*cause);
-    if (witness != nullptr && cause != first && (!cause->failed() || cause->told || came_late)) {
+    if (witness != nullptr && cause != first && (!cause->failed() || cause->stop_requested || came_late)) {
       root_cause.exit_code = first->exit_status->exit_code();
       root_cause.rank = cause->rank;
       root_cause.line = describe_missing(*cause, *witness, *first, job);
@@ -252,9 +253,9 @@ RootCause find_root_cause(const JobReport& job) {
   root_cause.show_mpirun = !explained;
   root_cause.line = describe(*first, job);
   const auto gone = std::find_if(job.ranks.begin(), job.ranks.end(), [](const auto& report) {
-    return report.exit_status && !report.failed() && !report.told;
+    return report.exit_status && !report.failed() && !report.stop_requested;
   });
-  if (first->told && gone != job.ranks.end())
+  if (first->stop_requested && gone != job.ranks.end())
     root_cause.line = fmt::format(
         "mpirun ended the job: rank {} of {} (host {}, pid {}) had exited with code 0 while others "
         "still ran → every rank that calls MPI_Init must call MPI_Finalize",

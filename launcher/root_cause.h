@@ -19,7 +19,7 @@ struct RankReport {
   std::string host;
   std::optional<ExitStatus> exit_status;  // of the program, as its wrapper saw it
   bool lost = false;                      // the wrapper ended without saying how its program did
-  bool told = false;                      // it had been told to end before it did
+  bool stop_requested = false;            // a signal had asked it to end before it did
   Clock::time_point ended_at;             // valid with `ending` or `lost`
   std::vector<int> missing = {};          // ranks for which it has waited in vain, as it said itself
   int stopped_by = 0;                     // the signal that had stopped its program; 0: it was not stopped
@@ -71,11 +71,11 @@ struct RootCause {
   bool show_mpirun = false;  // what mpirun wrote explains it
 };
 
-/// The first failure is the earliest among the ranks that nobody had told to end; a rank that was told to ends
-/// because of it. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
-/// cause, codes 4 and 5 (the network, another rank) are what its peers make of it, and code 1 may be: where they name
-/// the rank that they have waited for, it is that one. Whatever fails after a host was last heard of fails because of
-/// that.
+/// The first failure is the earliest among the ranks that nobody had asked to stop; a rank that was asked ends because
+/// of that. Deaths that are closer together than the system's scheduling delay are ordered by kind: a signal is a
+/// cause; codes 4 and 5 (the network, another rank) are its effects on peers, and code 1 may be. Where peers name the
+/// rank that they have waited for, that rank is the cause. All failures after a host was last heard from are caused by
+/// its loss.
 RootCause find_root_cause(const JobReport& job);
 
 }  // namespace lockstep::launcher

@@ -170,7 +170,7 @@ void Supervisor::close(Connection& connection) {
   console_.finish(connection.rank);
   if (report.ended()) return;
   report.lost = true;
-  report.told = report.told || last_signal_ != 0;
+  report.stop_requested = report.stop_requested || last_signal_ != 0;
   report.ended_at = Clock::now();
   status_.remove(connection.rank);
   begin_ending();
@@ -224,7 +224,7 @@ void Supervisor::lose_hosts() {
       auto& report = reports_[static_cast<std::size_t>(connection.rank)];
       if (report.ended()) continue;
       report.lost = true;
-      report.told = report.told || last_signal_ != 0;
+      report.stop_requested = report.stop_requested || last_signal_ != 0;
       report.ended_at = lost.last_heard;
       status_.remove(connection.rank);
     }
@@ -270,15 +270,16 @@ void Supervisor::handle(Connection& connection, const Message& message) {
                    console_.add(report.rank, output.stream, output.bytes);
                    if (!failure.empty()) console_.say(failure);
                  },
-                 [&](const Told& told) {
-                   report.told = report.told || !report.ended();  // mpirun tells wrappers of ended ranks, too
+                 [&](const StopNotice& notice) {
+                   report.stop_requested =
+                       report.stop_requested || !report.ended();  // mpirun signals wrappers of ended ranks, too
                    begin_ending();
-                   mpirun_ends_job_ = mpirun_ends_job_ || told.signal_number == SIGCONT;
+                   mpirun_ends_job_ = mpirun_ends_job_ || notice.signal_number == SIGCONT;
                    if (phase_ > Phase::kPatience) hold_mpirun();
                  },
                  [&](const Ended& ended) {
                    report.exit_status = ended.exit_status;
-                   report.told = ended.told;
+                   report.stop_requested = ended.stop_requested;
                    report.ended_at = connection.link ? hosts_.to_local(connection.link->host, ended.at) : ended.at;
                    console_.finish(report.rank);
                    status_.remove(report.rank);
@@ -303,7 +304,7 @@ void Supervisor::take_signals() {
     } else if (signal->number == SIGTSTP) {
       hosts_.pause();
       ::raise(SIGSTOP);
-      hosts_.go_on();
+      hosts_.resume();
     } else if (signal->number == SIGUSR1 || signal->number == SIGUSR2) {
       for (auto& connection : connections_) send(connection, Signal{signal->number});
     } else {
@@ -347,7 +348,7 @@ void Supervisor::take_status(int rank, const StatusReport& report) {
   if (report.kind == StatusReport::Kind::kStopped && phase_ == Phase::kRunning)
     console_.say(
         fmt::format("rank {} of {} (host {}, pid {}) was stopped by {}, and the others wait for it → kill "
-                    "-CONT {} lets it go on",
+                    "-CONT {} resumes it",
                     rank, reports_.size(), known.host, known.pid, signal_name(report.number), known.pid));
   renew_grace();
   if (phase_ == Phase::kGrace && !noticed_.empty()) say_what_is_waited_for();
@@ -358,7 +359,7 @@ bool Supervisor::stop_requested() const {
   if (interrupted_by_ != 0) return true;
   if (!lost_hosts_.empty()) return false;
   return std::ranges::none_of(reports_, [](const RankReport& report) {
-    return report.lost || (report.failed() && !report.told && !ended_on_request(*report.exit_status));
+    return report.lost || (report.failed() && !report.stop_requested && !ended_on_request(*report.exit_status));
   });
 }
 
@@ -431,7 +432,7 @@ void Supervisor::take_step() {
   const bool all_ended = all_programs_ended();
   switch (phase_) {
     case Phase::kRunning:
-      // Nothing is left to end but mpirun, which knows that by itself.
+      // Only mpirun still runs, and it ends by itself.
       if (all_ended && phase_until_ == Clock::time_point::max()) phase_until_ = Clock::now() + kMpirunEnds;
       if (expired) kill_mpirun();
       break;

@@ -122,11 +122,11 @@ class Supervisor {
   Clock::time_point drain_until_ = Clock::time_point::max();
   Clock::time_point ending_since_ = Clock::time_point::max();
   Clock::time_point grace_since_, notice_at_ = Clock::time_point::max();
-  std::string noticed_;  // what the user has been told that the launcher waits for
+  std::string noticed_;  // what the launcher waits for, as it was last shown
   int last_signal_ = 0;  // sent to all ranks; one that starts late gets it too
   int interrupted_by_ = 0;
   bool hurry_ = false;     // the user asked again
-  bool flushing_ = false;  // nothing is left that a signal could end but the wait for the console
+  bool flushing_ = false;  // a signal can only end the wait for the console
   bool reader_gone_ = false;
   std::size_t unread_bytes_ = 0;  // of output, dropped while the job ends
   std::optional<ExitStatus> mpirun_exit_status_;

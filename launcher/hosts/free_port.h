@@ -1,4 +1,4 @@
-// A port for the ranks to meet at.
+// A port for the rendezvous of the ranks.
 #pragma once
 
 namespace lockstep::launcher {

@@ -96,7 +96,7 @@ int wait_for(Candidates& candidates, Deadline deadline, SignalQueue& signals,
 int wait_for_greetings(Candidates& candidates, const Greeting& own, SignalQueue& signals) {
   const int signal = wait_for(candidates, Deadline::after_seconds(kAnswerSeconds), signals, [](Candidate& each) {
     if (each.link->greeting()) return true;
-    // With an exit code there is more to say; an agent that stays without an output will not tell.
+    // Wait for the exit code, which explains more; but not for an agent that stays although its output has ended.
     return each.link->gone() && (each.link->agent_exit_status() || Clock::now() - each.link->last_heard() > kAgentEnds);
   });
   for (auto& each : candidates) {
@@ -294,16 +294,15 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   gathered.secret = JobSecret::random();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].link) continue;
-    candidates[i].link->send(
-        Order{.ranks = gathered.ranks_on[i],
-              // It is the first to give up, so that nothing is left when the launcher says that it is lost.
-              .silence_seconds = 0.8 * options.host_seconds,
-              .finds_port = i == 0,
-              .name = candidates[i].spec.name,
-              .token = gathered.token,
-              .secret = gathered.secret.text(),
-              .program = options.program[0],
-              .directory = directory});
+    candidates[i].link->send(Order{.ranks = gathered.ranks_on[i],
+                                   // It gives up first, so that it has cleaned up when the launcher reports it lost.
+                                   .silence_seconds = 0.8 * options.host_seconds,
+                                   .finds_port = i == 0,
+                                   .name = candidates[i].spec.name,
+                                   .token = gathered.token,
+                                   .secret = gathered.secret.text(),
+                                   .program = options.program[0],
+                                   .directory = directory});
   }
   if (const int signal = wait_for_ready(candidates, signals); signal != 0) {
     gathered.exit_code = stopped_by(signal);
@@ -315,7 +314,7 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
   choose_networks(greetings, own, env("LOCKSTEP_SOCKET_IFNAME").value_or(""), gathered.several);
   gathered.several.port = candidates.front().link ? candidates.front().link->ready.port : find_free_port();
   if (const auto port = parse_int(env("MASTER_PORT").value_or(""))) gathered.several.port = static_cast<int>(*port);
-  gathered.several.meeting = random_id();
+  gathered.several.job_id = random_id();
   gathered.several.exported = exported_names(options);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& each = candidates[i];

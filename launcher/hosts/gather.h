@@ -20,7 +20,7 @@ struct GatheredHosts {
   std::vector<int> ranks_on;                     // of each of these
   std::vector<std::unique_ptr<HostLink>> links;  // to each of these; none for this host
   int own_ranks = 0;                             // on this host
-  std::string own_name;                          // what the user calls this host, or its own name
+  std::string own_name;                          // what the user calls this host, or the system's name for it
   SeveralHosts several;                          // without `hostfile` and `agent`
   JobSecret secret;                              // of a job that has links
   std::string token;                             // that marks the job's directories on other hosts
@@ -33,9 +33,8 @@ struct GatheredHosts {
 /// there is no ssh. `own_cores`: that this process may use. Call it from the main thread, without other threads.
 GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals);
 
-/// Where the ranks of these hosts meet, and over which networks MPI talks: fills `several`. `greetings`: of the hosts
-/// with ranks, in their order. `own`: the launcher's, whether or not it has ranks. `choice`: LOCKSTEP_SOCKET_IFNAME.
-/// Pure.
+/// Chooses the address of the rendezvous, and the networks for MPI: fills `several`. `greetings`: of the hosts with
+/// ranks, in their order. `own`: the launcher's, whether or not it has ranks. `choice`: LOCKSTEP_SOCKET_IFNAME. Pure.
 void choose_networks(const std::vector<Greeting>& greetings, const Greeting& own, const std::string& choice,
                      SeveralHosts& several);
 

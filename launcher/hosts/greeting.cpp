@@ -101,7 +101,7 @@ std::string to_line(const Greeting& greeting) {
 }
 
 std::optional<Greeting> parse_greeting(std::string_view line) {
-  // What a login shell prints without an end of line stands in front of it.
+  // A login shell may have printed text without an end of line before it.
   const auto at = line.find(kMagic);
   if (at == std::string_view::npos) return std::nullopt;
   std::map<std::string, std::string> fields;

@@ -219,7 +219,7 @@ class Helper {
       }
       int status = 0;
       if (daemon_ <= 0 || ::waitpid(daemon_, &status, WNOHANG) != daemon_) continue;
-      ::kill(-daemon_, SIGKILL);  // what it left behind
+      ::kill(-daemon_, SIGKILL);  // what remains of it
       daemon_ = -1;
       pass_daemon_output();
       send(RunEnded{exit_status_of(status)});

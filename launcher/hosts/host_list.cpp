@@ -197,14 +197,14 @@ std::vector<HostSpec> read_hostfile(const std::string& path) {
   struct stat found = {};
   if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode))
     throw UsageError(fmt::format("the host file {} is {}", path, S_ISFIFO(found.st_mode) ? "a pipe" : "no plain file"),
-                     "--hostfile takes a plain file with a host a line");
+                     "--hostfile takes a plain file with one host per line");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxHostfileBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad() || !file.is_open() || (file.gcount() == 0 && !file.eof()))
     throw UsageError(fmt::format("cannot read the host file {}: {}", path, errno_text(errno != 0 ? errno : EIO)),
-                     "--hostfile takes a file with a host a line");
+                     "--hostfile takes a file with one host per line");
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > kMaxHostfileBytes)
     throw UsageError(fmt::format("the host file {} is larger than 1 MiB", path), "is it a host file?");

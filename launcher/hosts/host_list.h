@@ -15,7 +15,7 @@ struct HostSpec {
 
   /// What the remote agent is asked for: "name" or "user@name".
   std::string target() const { return user.empty() ? name : user + "@" + name; }
-  /// What mpirun is told: the name, or where that has characters that mpirun refuses ('_', ':'), one like it.
+  /// The name for mpirun: `name`, or where that has characters that mpirun refuses ('_', ':'), one like it.
   std::string mpirun_name() const;
   friend bool operator==(const HostSpec&, const HostSpec&) = default;
 };
@@ -24,8 +24,8 @@ struct HostSpec {
 /// is named again adds up. Throws UsageError.
 std::vector<HostSpec> parse_hosts(std::string_view list);
 
-/// The text of a host file: a host a line, `a slots=4 [max_slots=8] [user=u]` (Open MPI's), `a:4` (MPICH's) or `a`
-/// alone; everything after '#' is a comment. A host that is named again adds up, and counts 1 a line where no line of
+/// The text of a host file: one host per line, `a slots=4 [max_slots=8] [user=u]` (Open MPI's), `a:4` (MPICH's) or `a`
+/// alone; everything after '#' is a comment. A host that is named again adds up, and counts 1 per line where no line of
 /// it has a number (PBS's node files). Throws UsageError naming `path` and line.
 std::vector<HostSpec> parse_hostfile(std::string_view text, const std::string& path);
 

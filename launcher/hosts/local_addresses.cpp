@@ -118,7 +118,7 @@ std::vector<bool> local_addresses(std::span<const std::string> names, Deadline d
     if (ready < 0 && errno == EINTR) continue;
     if (ready <= 0) break;
     Answer answer;
-    if (::read(input.get(), &answer, sizeof answer) != static_cast<ssize_t>(sizeof answer)) break;  // all are told
+    if (::read(input.get(), &answer, sizeof answer) != static_cast<ssize_t>(sizeof answer)) break;  // all are answered
     own[static_cast<std::size_t>(answer.index)] = answer.own != 0;
   }
   ::kill(pid, SIGKILL);

@@ -87,7 +87,7 @@ RemoteAgent find_remote_agent(const EnvLookup& lookup) {
 
 std::vector<std::string> remote_command(const RemoteAgent& agent, const HostSpec& host, const std::string& command) {
   std::vector<std::string> argv = agent.argv;
-  // What the user has set in front wins: ssh takes the first value that it sees.
+  // The user's arguments come first and win: ssh takes the first value that it sees.
   if (agent.is_ssh)
     for (const char* word : {"-x", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=9"}) argv.emplace_back(word);
   argv.push_back(host.target());

@@ -19,7 +19,7 @@ struct RemoteAgent {
 /// OMPI_MCA_plm_rsh_args. It must hand on standard input and output. Throws MpiError when there is none.
 RemoteAgent find_remote_agent(const EnvLookup& lookup);
 
-/// The command line that runs the shell command `command` on `host`. ssh is told to ask nothing: a password cannot be
+/// The command line that runs the shell command `command` on `host`. ssh asks nothing (BatchMode): a password cannot be
 /// typed for several hosts at once.
 std::vector<std::string> remote_command(const RemoteAgent& agent, const HostSpec& host, const std::string& command);
 

@@ -66,7 +66,7 @@ std::vector<LostHost> RemoteHosts::take_lost() {
                   .directories = {link.ready.directory, link.ready.shm_directory}};
     if (link.gone()) {
       const auto exit_status = link.agent_exit_status();
-      // How the agent ended tells more, if it comes to that soon.
+      // The agent's exit status explains more, if it ends soon.
       if (!exit_status && now - link.last_heard() < kAgentGrace) continue;
       const auto words = link.last_words();
       loss.why = !nonsense_[host].empty() ? nonsense_[host]
@@ -93,7 +93,7 @@ void RemoteHosts::send_all(const HostMessage& message) {
 
 void RemoteHosts::pause() { send_all(Pause{}); }
 
-void RemoteHosts::go_on() {
+void RemoteHosts::resume() {
   for (const auto& link : links_) link->forgive_silence();
 }
 

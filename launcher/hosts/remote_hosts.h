@@ -42,12 +42,12 @@ class RemoteHosts {
   Clock::time_point to_local(std::size_t host, Clock::time_point there) const { return links_[host]->to_local(there); }
   void send(std::size_t host, const HostMessage& message) { links_[host]->send(message); }
   void send_all(const HostMessage& message);
-  /// The user stops this process and lets it go on later: nobody is lost meanwhile.
+  /// The user stops this process and resumes it later: no host counts as lost meanwhile.
   void pause();
-  void go_on();
+  void resume();
   /// A host has missed a pong or two: who waits a little longer knows whether it is lost.
   bool any_overdue() const;
-  /// Tells all that the job has ended; they clean up and go.
+  /// Notifies all that the job has ended; they clean up and end.
   void finish();
   /// After finish(): the host has gone, in order or not.
   bool finished(std::size_t host) const { return finishing_ && links_[host]->gone(); }

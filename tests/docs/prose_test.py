@@ -47,8 +47,6 @@ PENDING = (
     "nn/ops/cuda/optim.cu",
     "nn/models/",
     "data/cifar10.cpp",
-    "launcher/",
-    "tests/launcher/",
     "nn/",
     "tests/nn/",
     "tests/",

@@ -24,7 +24,7 @@ std::pair<Channel, Channel> connected() {
 TEST(DecoderTest, MessagesSurviveAnyCutting) {
   const Clock::time_point now = Clock::now();
   const std::string bytes = encode(Hello{3, 4711, "host-a"}) + encode(Output{2, std::string("a\0\xff\n", 4)}) +
-                            encode(Told{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now}) +
+                            encode(StopNotice{15}) + encode(Ended{{ExitStatus::How::kSignalled, 9}, true, now}) +
                             encode(Output{1, ""}) + encode(Signal{10}) +
                             encode(Status{{.kind = StatusReport::Kind::kMissingRanks, .ranks = {1, 2}, .text = "x"}});
   for (std::size_t step = 1; step <= bytes.size(); ++step) {
@@ -40,9 +40,9 @@ TEST(DecoderTest, MessagesSurviveAnyCutting) {
     EXPECT_EQ(std::get<Hello>(messages[0]).host, "host-a");
     EXPECT_EQ(std::get<Output>(messages[1]).stream, 2);
     EXPECT_EQ(std::get<Output>(messages[1]).bytes, std::string("a\0\xff\n", 4));
-    EXPECT_EQ(std::get<Told>(messages[2]).signal_number, 15);
+    EXPECT_EQ(std::get<StopNotice>(messages[2]).signal_number, 15);
     EXPECT_EQ(std::get<Ended>(messages[3]).exit_status, (ExitStatus{ExitStatus::How::kSignalled, 9}));
-    EXPECT_TRUE(std::get<Ended>(messages[3]).told);
+    EXPECT_TRUE(std::get<Ended>(messages[3]).stop_requested);
     EXPECT_EQ(std::get<Ended>(messages[3]).at, now);
     EXPECT_EQ(std::get<Signal>(messages[5]).signal_number, 10);
     EXPECT_EQ(std::get<Status>(messages[6]).report,

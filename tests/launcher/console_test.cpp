@@ -162,7 +162,7 @@ TEST_F(TerminalTest, ABarThatEndsWithoutANewlineLeavesTheTerminalClean) {
   EXPECT_EQ(shown(console), "[0] step 9\r\x1b[K[0] step 9\n");
 }
 
-// A raw terminal whose other end nobody reads: poll() promises room for one byte, and a blocking write would wait for
+// A raw terminal whose other end nobody reads: poll() promises space for one byte, and a blocking write would wait for
 // all.
 TEST_F(TerminalTest, OneThatTakesNothingMoreBlocksNobody) {
   Console console(1, false, slave_.get(), slave_.get());

@@ -1,4 +1,4 @@
-// Runs `launcher_tool launch …` as a user would and looks for what it leaves behind.
+// Runs `launcher_tool launch …` as a user would and looks for what remains of it.
 #pragma once
 
 #include <sys/types.h>
@@ -58,7 +58,7 @@ class Job {
   bool says(const std::string& text) const;
   const std::string& directory() const { return directory_; }
 
-  /// What is left of the job, one a line; empty if nothing is.
+  /// What remains of the job, one item per line; empty if nothing does.
   std::string leftovers() const;
   /// leftovers() as soon as it is empty, or at the deadline.
   std::string leftovers_at(Deadline deadline) const;

@@ -22,9 +22,9 @@ using ::testing::Not;
 const std::string kReport = std::string("report() { " LAUNCHER_TOOL " report \"$@\"; }\n");
 // A rank that saves a checkpoint when asked to stop, which takes it this long.
 std::string saves_in(const std::string& pieces_of_10_ms) {
-  return "told() { i=0; while [ $i -lt " + pieces_of_10_ms +
+  return "on_term() { i=0; while [ $i -lt " + pieces_of_10_ms +
          " ]; do i=$((i + 1)); sleep 0.01; done; echo saved; exit 75; }\n"
-         "trap told TERM\necho ready\nwhile :; do sleep 0.01; done\n";
+         "trap on_term TERM\necho ready\nwhile :; do sleep 0.01; done\n";
 }
 
 std::vector<std::string> reporting(const std::string& flags, const std::string& script) {
@@ -69,8 +69,8 @@ TEST(StopTest, AllProcessesOfAJobMayGetTheSignal) {
 
 TEST(StopTest, RanksThatSaveACheckpointGetLongerAndItIsSaid) {
   Job job(reporting("-n 2",
-                    "report defers 0\ntold() { sleep 2; report saving 'the checkpoint of step 7'; sleep 1; report "
-                    "saved; exit 75; }\ntrap told TERM\necho ready\nwhile :; do sleep 0.01; done\n"));
+                    "report defers 0\non_term() { sleep 2; report saving 'the checkpoint of step 7'; sleep 1; report "
+                    "saved; exit 75; }\ntrap on_term TERM\necho ready\nwhile :; do sleep 0.01; done\n"));
   expect_both_ready(job);
   job.send(SIGTERM);
   EXPECT_EQ(job.wait(), 75) << job.err();

@@ -1,4 +1,4 @@
-// The launcher as its users meet it: exit codes, output, bad input. Deaths are in launch_fault_test.cpp.
+// The launcher as its users see it: exit codes, output, bad input. Deaths are in launch_fault_test.cpp.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST(LaunchTest, ExitCodesPassThrough) {
   for (const int code : {1, 2, 3, 5, 7, 42, 75, 255}) {
     Job job(sh("-n 2", kRankIs1 + " && exit " + std::to_string(code) + "; exec sleep 100"));
     EXPECT_EQ(job.wait(), code);
-    // 75 is no failure: the rank was asked to stop, and will go on another time.
+    // 75 is no failure: the rank was asked to stop, and will resume later.
     EXPECT_THAT(job.err(), HasSubstr(code == 75 ? "stopped on request, after saving a checkpoint" : "rank 1 of 2"));
     EXPECT_EQ(job.leftovers(), "");
   }
@@ -98,14 +98,14 @@ TEST(LaunchTest, SignalsAreNamed) {
 
 TEST(LaunchTest, TheFirstFailureIsNamedWithItsLastLines) {
   Job job(sh("-n 3",
-             "trap 'echo I was told; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
+             "trap 'echo I was asked; exit 9' TERM; ready=$TMPDIR/../ready; : > $ready$OMPI_COMM_WORLD_RANK\n"
              "until [ -e ${ready}0 ] && [ -e ${ready}1 ] && [ -e ${ready}2 ]; do sleep 0.01; done\n" +
                  kRankIs1 + " && { echo about to fail; exit 6; }\nwhile :; do sleep 0.01; done"));
   EXPECT_EQ(job.wait(), 6);
   EXPECT_THAT(job.err(), HasSubstr("rank 1 of 3"));
   EXPECT_THAT(job.err(), HasSubstr("  | about to fail\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[0] I was told\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[2] I was told\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[0] I was asked\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[2] I was asked\n"));
 }
 
 TEST(LaunchTest, ProgramsThatCannotStart) {
@@ -188,11 +188,11 @@ TEST(LaunchTest, UserSignalsReachThePrograms) {
 
 TEST(LaunchTest, StopsPassTheSignalOnAndReturnIt) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    Job job(sh("-n 2", "trap 'echo told; exit 1' INT TERM HUP; echo ready; while :; do sleep 0.01; done"));
+    Job job(sh("-n 2", "trap 'echo asked; exit 1' INT TERM HUP; echo ready; while :; do sleep 0.01; done"));
     ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready")) << job.err();
     job.send(number);
     EXPECT_EQ(job.wait(), 128 + number);
-    EXPECT_THAT(job.out(), HasSubstr("[1] told"));
+    EXPECT_THAT(job.out(), HasSubstr("[1] asked"));
     EXPECT_EQ(job.leftovers(), "");
   }
 }

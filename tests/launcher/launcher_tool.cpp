@@ -1,4 +1,4 @@
-// A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other room.
+// A stand-in for the lockstep binary with nothing but the launcher in it, so that its tests need no other module.
 //   launcher_tool launch [-n N] [--log-dir DIR] [--grace-seconds S] [--no-prefix] [--hosts LIST] [--hostfile FILE]
 //                        [--host-timeout-seconds S] [-x NAME[=VALUE]] -- PROGRAM ARGS…
 //   launcher_tool report defers SECONDS|saving TEXT|saved|data|missing RANK|usage TEXT|garbage   (as a rank's program)

@@ -110,7 +110,7 @@ HostFacts two_hosts() {
                    .agent = "/tmp/job/lockstep",
                    .networks = "10.0.0.0/24",
                    .not_networks = "172.17.0.0/16",
-                   .meeting = "abc",
+                   .job_id = "abc",
                    .address = "10.0.0.2",
                    .port = 20001,
                    .exported = {"LOCKSTEP_LR"},
@@ -136,7 +136,7 @@ TEST(MpirunCommandTest, SeveralHosts) {
   EXPECT_THAT(command.unset_env, Contains("OMPI_MCA_orte_tmpdir_base"));
   // The secret is for this host's processes: -x, which argv above has all of, would send it in clear.
   EXPECT_THAT(command.set_env, Contains(Pair("LOCKSTEP_JOB_SECRET", "hush")));
-  // One host alone is told nothing of all that.
+  // A job on one host has none of these.
   EXPECT_THAT(command_for(options_for(2), two_cores()).set_env, Not(Contains(Key("LOCKSTEP_MEETING"))));
 }
 

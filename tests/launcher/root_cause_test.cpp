@@ -14,20 +14,20 @@ using How = ExitStatus::How;
 
 const Clock::time_point kStart = Clock::now();
 
-RankReport rank_that(int rank, ExitStatus exit_status, int after_ms, bool told = false) {
+RankReport rank_that(int rank, ExitStatus exit_status, int after_ms, bool stop_requested = false) {
   RankReport report;
   report.rank = rank;
   report.seen = true;
   report.pid = 100 + rank;
   report.host = std::string("a");
   report.exit_status = exit_status;
-  report.told = told;
+  report.stop_requested = stop_requested;
   report.ended_at = kStart + Millis(after_ms);
   return report;
 }
 
-RankReport lost_rank(int rank, int after_ms, bool told = false) {
-  RankReport report = rank_that(rank, {}, after_ms, told);
+RankReport lost_rank(int rank, int after_ms, bool stop_requested = false) {
+  RankReport report = rank_that(rank, {}, after_ms, stop_requested);
   report.exit_status.reset();
   report.lost = true;
   return report;
@@ -255,7 +255,7 @@ TEST(RootCauseTest, ALostHostIsTheCauseOfWhatFailsAfterwards) {
   EXPECT_EQ(root_cause.exit_code, 4);
   EXPECT_FALSE(root_cause.rank);
   EXPECT_THAT(root_cause.line,
-              HasSubstr("host b (ranks 2 and 3) was lost: it does not answer since 2.5 s after the start"));
+              HasSubstr("host b (ranks 2 and 3) was lost: it was last heard from 2.5 s after the start"));
   EXPECT_THAT(root_cause.line, HasSubstr("→"));
 }
 

@@ -69,7 +69,7 @@ TEST(Launched, AStoppedRankIsNamedAndNotTheOneThatGivesUp) {
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 3"));
     EXPECT_THAT(outcome.err, HasSubstr("was stopped by SIGSTOP"));
     EXPECT_THAT(outcome.err, HasSubstr("held up the others"));
-    EXPECT_THAT(outcome.err, HasSubstr("it was stopped by SIGSTOP; kill -CONT would have let it go on"));
+    EXPECT_THAT(outcome.err, HasSubstr("it was stopped by SIGSTOP; kill -CONT would have resumed it"));
     EXPECT_THAT(outcome.err, Not(HasSubstr("failed first"))) << backend;
   }
 }

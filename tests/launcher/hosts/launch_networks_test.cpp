@@ -46,7 +46,7 @@ class TwoHosts {
   const std::string& why_not() const { return why_not_; }
   const std::string& b() const { return b_; }
   bool set_link(const char* state) { return run(fmt::format("ip -n {} link set eth0 {}", b_, state)); }
-  /// What a power failure does, as far as a kernel that goes on can show it.
+  /// Acts like a power failure, as far as a kernel that still runs can.
   static void kill_all_in(const std::string& name) { run(fmt::format("ip netns pids {} | xargs -r kill -9", name)); }
 
   JobSetup setup;
@@ -129,10 +129,10 @@ Deadline within_ten() { return Deadline::after_seconds(10); }
 
 TEST_F(LaunchNetworksTest, RanksOnBothHostsMeetWhereTheyCanReachEachOther) {
   Job job =
-      start("echo rank $OMPI_COMM_WORLD_RANK meets at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.79.0..)");
+      start("echo rank $OMPI_COMM_WORLD_RANK joins at $MASTER_ADDR, $(ip -o -4 addr show eth0 | grep -o 10.79.0..)");
   EXPECT_EQ(job.wait(), 0) << job.err();
-  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] rank 0 meets at 10.79.0.1, 10.79.0.1\n"));
-  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] rank 1 meets at 10.79.0.1, 10.79.0.2\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[0@10.79.0.1] rank 0 joins at 10.79.0.1, 10.79.0.1\n"));
+  EXPECT_THAT(job.out(), HasSubstr("[1@10.79.0.2] rank 1 joins at 10.79.0.1, 10.79.0.2\n"));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 
@@ -158,7 +158,7 @@ TEST_F(LaunchNetworksTest, ALinkThatIsGoneIsALostHostAndBothSidesCleanUp) {
   ASSERT_TRUE(ready(job)) << job.err();
   ASSERT_TRUE(run(fmt::format("ip -n {} link del eth0", hosts_.b())));
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr(lost_host() + "it does not answer since "));
+  EXPECT_THAT(job.err(), HasSubstr(lost_host() + "it was last heard from "));
   EXPECT_EQ(job.leftovers_at(within_ten()), "");
 }
 

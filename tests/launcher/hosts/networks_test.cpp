@@ -61,7 +61,7 @@ Greeting host_with(const char* interfaces, const char* at = "", const char* from
   return greeting;
 }
 
-TEST(MeetingAddress, IsInTheNetworkThatAllRanksShare) {
+TEST(RendezvousAddress, IsInTheNetworkThatAllRanksShare) {
   SeveralHosts several;
   const auto own = host_with("eth0/10.0.0.9/24,docker0/172.17.0.1/16");
   choose_networks({host_with("docker0/172.17.0.1/16,eth0/10.0.0.1/24"), host_with("eth0/10.0.0.2/24")}, own, "",
@@ -70,7 +70,7 @@ TEST(MeetingAddress, IsInTheNetworkThatAllRanksShare) {
   EXPECT_EQ(several.networks, "10.0.0.0/24");
 }
 
-TEST(MeetingAddress, FollowsTheUsersChoiceOfInterfaces) {
+TEST(RendezvousAddress, FollowsTheUsersChoiceOfInterfaces) {
   SeveralHosts several;
   const auto one = host_with("eth0/10.0.0.1/24,ib0/10.1.0.1/16");
   choose_networks({one, host_with("eth0/10.0.0.2/24,ib0/10.1.0.2/16")}, one, "ib", several);
@@ -78,7 +78,7 @@ TEST(MeetingAddress, FollowsTheUsersChoiceOfInterfaces) {
   EXPECT_EQ(several.networks, "10.1.0.0/16");
 }
 
-TEST(MeetingAddress, IsWhatSshHasShownToWorkWhereThereIsNoSuchNetwork) {
+TEST(RendezvousAddress, IsWhatSshHasShownToWorkWhereThereIsNoSuchNetwork) {
   SeveralHosts several;
   const auto own = host_with("eth0/10.0.3.1/24");
   choose_networks({host_with("eth0/10.244.1.7/32", "10.244.1.7", "10.0.3.1"), host_with("eth0/10.244.2.9/32")}, own, "",
@@ -90,7 +90,7 @@ TEST(MeetingAddress, IsWhatSshHasShownToWorkWhereThereIsNoSuchNetwork) {
   EXPECT_EQ(several.address, "10.0.3.1");
 }
 
-TEST(MeetingAddress, NetworksThatOnlyLookSharedAreLeftOutWhereOthersRemain) {
+TEST(RendezvousAddress, NetworksThatOnlyLookSharedAreLeftOutWhereOthersRemain) {
   SeveralHosts several;
   const auto own = host_with("eth0/10.0.1.1/24,docker0/172.17.0.1/16");
   choose_networks({own, host_with("eth0/10.0.2.1/24,docker0/172.17.0.1/16", "10.0.2.1", "10.0.1.1")}, own, "", several);
