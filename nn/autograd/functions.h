@@ -44,8 +44,8 @@ Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps 
 
 Var relu(Tape& tape, Var x);
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
-/// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` tells the
-/// dropouts of a model apart. What is kept hangs on tape.dropout_state() (PointwiseKernels::dropout).
+/// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` identifies a
+/// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).
 Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
 
 /// tokens (…) i32, table (V, C) → (…, C).
@@ -63,8 +63,8 @@ struct LstmParameters {
   Parameter& b_hh;
 };
 /// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H). It begins with `state` and
-/// leaves the one behind the last step there, as constants: no gradient flows through it. nullptr, or tensors that are
-/// undefined: it begins with zeros.
+/// replaces it by the state after the last step, as constants: no gradient flows through it. nullptr, or undefined
+/// tensors: it begins with zeros.
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
 /// x (A, B, …) → (B, A, …), of at least three axes.
 Var swap_first_axes(Tape& tape, Var x);

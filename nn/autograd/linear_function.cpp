@@ -70,7 +70,7 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
   SavedPreactivation kept;
   if (epilogue != Epilogue::kNone && needs_grad && tape.recording()) {
     kept = kernels.saved_preactivation_of(epilogue, rows.size(0), shape[last], dtype);
-    // What GELU is taken of cannot be told from its result.
+    // GELU's input cannot be computed from its result.
     if (epilogue == Epilogue::kGelu && kept.shape.count() == 0)
       return gelu(tape, linear(tape, x, w, b), GeluKind::kTanh);
   }

@@ -47,7 +47,7 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
   if (axes < 1 || labels.shape() != Shape(shape.dims().first(static_cast<std::size_t>(axes))))
     throw UsageError(
         fmt::format("cross entropy of logits {} with labels {}", to_string(shape), to_string(labels.shape())),
-        "logits have the labels' axes and behind them one of the classes");
+        "logits have the labels' axes, and one of the classes after them");
   check_usage(shape[axes] > 0, "cross entropy over no classes", "give the model's last layer an output for each class");
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, logits);

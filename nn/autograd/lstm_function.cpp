@@ -96,7 +96,7 @@ Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) 
       if (part->defined() && (part->shape() != Shape{batch, width} || part->dtype() != dtype))
         throw UsageError(fmt::format("an LSTM's state of {} {} for {} sequences of {} with {} features",
                                      name_of(part->dtype()), to_string(part->shape()), batch, name_of(dtype), width),
-                         "go on with the batch and the precision that it comes from, or begin anew");
+                         "continue with the batch and the precision of that state, or begin anew");
   Backend& backend = tape.backend();
   const Node::Parameters all = {&parameters.w_ih, &parameters.w_hh, &parameters.b_ih, &parameters.b_hh};
   bool needs_grad = x.needs_grad();

@@ -174,7 +174,7 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
   }
   const std::int64_t rows = x.value().count() / channels;
   if (rows < 2)
-    throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values a channel", to_string(x.shape())),
+    throw UsageError(fmt::format("BatchNorm cannot train on {}: it needs two values per channel", to_string(x.shape())),
                      "use a larger batch, or evaluation mode");
   Tensor mean = backend.empty({channels}), variance = backend.empty({channels});
   if (epilogue == Epilogue::kRelu)

@@ -66,13 +66,13 @@ class Var {
   Lifetime::Ref pass_;  // of the tape, until it forgets
 };
 
-/// What an operator is called in reports, and the parameter that tells in which layer it stands (nullptr: it has none).
+/// An operator's name in reports, and the parameter that identifies its layer (nullptr: it has none).
 struct OpLabel {
   const char* op = "";
   const Parameter* parameter = nullptr;
 };
 
-/// Is told when operators begin and end to compute, forward and backward; never nested. Must not throw.
+/// Is notified when operators begin and end to compute, forward and backward; never nested. Must not throw.
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
@@ -80,7 +80,7 @@ class TapeObserver {
   virtual void op_ended(const OpLabel& label, bool backward) = 0;
 };
 
-/// Is told of one backward pass, on the thread that runs it.
+/// Is notified of one backward pass, on the thread that runs it.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
@@ -195,8 +195,8 @@ class Tape {
   /// The same of what `v` is the result of `activation` of. GELU needs what was kept of its input.
   Tensor take_grad_through(Var v, Epilogue activation);
 
-  /// For a node's backward: it will contribute no more to its parameters, which may thus be ready before it ends, and
-  /// their collective travel while it goes on. They keep their values until backward() returns.
+  /// For a node's backward: it will contribute no more to its parameters. These may thus be ready before it ends, and
+  /// their collective overlaps with its remainder. They keep their values until backward() returns.
   void parameters_done(Node& node);
 
   /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
@@ -228,7 +228,7 @@ class Tape {
   /// nullptr: none. It must outlive the tape or its next observer.
   void set_observer(TapeObserver* observer) { observer_ = observer; }
 
-  /// Called after each node of backward: where collectives without a thread of their own go on.
+  /// Called after each node of backward: where collectives without a thread of their own make progress.
   void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
 
   /// Of the next backward(), or until the next reset(), or another listener: it must live until then, or that backward
@@ -237,7 +237,7 @@ class Tape {
     listener_ = listener;
     listener_lifetime_ = listener != nullptr ? listener->lifetime() : Lifetime::Ref();
   }
-  /// Whom the next backward() tells; nullptr where nobody is, or is any more.
+  /// The listener of the next backward(); nullptr where there is none, or none any more.
   const BackwardListener* listener() const { return listener_lifetime_.alive() ? listener_ : nullptr; }
 
   /// Forgets everything recorded, also after an exception half way through backward.

@@ -85,7 +85,7 @@ bool is_mask(const std::string& name) {
 // PyTorch takes files without it: those before 0.4.1 have none, torchvision's published ones among them.
 bool may_be_missing(const std::string& name) { return name.ends_with("num_batches_tracked"); }
 
-// Of many the first ones: a line of kilobytes tells nobody more.
+// Of many the first ones: a line of kilobytes is of no use.
 constexpr std::size_t kNamed = 5;
 
 std::string first_of(const std::vector<std::string>& faults) {

@@ -19,7 +19,7 @@ std::vector<HostTensor> state_of(const Module& module);
 /// a file of GPT-2 with its head. In the order of `tensors`.
 std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);
 
-/// The first of `names` in quotes, and how many more there are: what an error has room for.
+/// The first of `names` in quotes, and how many more there are, for an error.
 std::string few_of(const std::vector<std::string>& names);
 
 /// Whether type, shape and bytes are the same, whatever the names.

@@ -222,7 +222,7 @@ class ArchiveReader {
     if (zip_stat_index(archive_.get(), static_cast<zip_uint64_t>(index), 0, &status) != 0 ||
         (status.valid & kNeeded) != kNeeded)
       not_of_pytorch(path_, fmt::format("nothing is known of {}", name));
-    // torch.save() stores, so an entry is never larger than the file: there is no room for bombs.
+    // torch.save() does not compress, so no entry is larger than the file: there can be no bombs.
     if (status.comp_method != ZIP_CM_STORE || status.encryption_method != ZIP_EM_NONE || status.size > file_bytes_)
       not_of_pytorch(path_, fmt::format("{} is compressed or encrypted, or larger than the file", name));
     const std::unique_ptr<zip_file_t, EntryCloser> entry(

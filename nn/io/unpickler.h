@@ -68,8 +68,8 @@ struct Unpickled {
 /// What `value` is, for people: "a tuple", "an object of 'argparse Namespace'".
 std::string kind_of(const PickledValue& value);
 
-/// The value that starts at `at`, which is moved behind it. Throws IoError naming `source` and the byte for what is
-/// cut, malformed or not among the things above. Allocates in proportion to the bytes read.
+/// The value that starts at `at`, which is moved past it. Throws IoError naming `source` and the byte for what is cut,
+/// malformed or not among the things above. Allocates in proportion to the bytes read.
 Unpickled unpickle(std::span<const std::byte> bytes, std::size_t& at, const std::string& source);
 
 }  // namespace lockstep::nn

@@ -69,7 +69,7 @@ class GELU final : public Module {
   GeluKind kind_;
 };
 
-/// In training mode; otherwise nothing. `layer` tells the dropouts of a model apart.
+/// In training mode; otherwise nothing. `layer` identifies a dropout within its model.
 class Dropout final : public Module {
  public:
   Dropout(double p, std::int64_t layer) : p_(p), layer_(layer) {}
@@ -85,7 +85,7 @@ class Dropout final : public Module {
 /// Layers of long short-term memory, one on the other: PyTorch's LSTM, with batch_first unless that is false.
 /// weight_ih_l0 (4 · hidden, input), weight_hh_l0 (4 · hidden, hidden), bias_ih_l0, bias_hh_l0 (4 · hidden), …_l1, …,
 /// all uniform in ±1/sqrt(hidden). In training mode what a layer hands to the next is dropped with probability
-/// `dropout`; `drop_layer` and the num_layers - 2 numbers that follow tell these dropouts of a model apart.
+/// `dropout`; `drop_layer` and the num_layers - 2 numbers that follow identify these dropouts within the model.
 class Lstm final : public Module {
  public:
   Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers = 1,
@@ -93,8 +93,8 @@ class Lstm final : public Module {
   /// x (N, T, input) or (N, T, W, C) → (N, T, hidden), where the batch is not first (T, N, …) → (T, N, hidden); every
   /// sequence begins with zeros.
   Var forward(Tape& tape, Var x) override { return forward(tape, x, {}); }
-  /// Goes on from `states`, one for each layer, and leaves there what the next call goes on from. Empty: zeros, and
-  /// nobody goes on.
+  /// Begins with `states`, one for each layer, and leaves there the states with which the next call continues. Empty:
+  /// begins with zeros, and returns no states.
   Var forward(Tape& tape, Var x, std::span<LstmState> states);
   std::int64_t num_layers() const { return static_cast<std::int64_t>(layers_.size()); }
   std::string type_name() const override { return "LSTM"; }
@@ -119,7 +119,7 @@ class Conv2d final : public Module {
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
-  /// And with the maximum pooling behind that.
+  /// And with the maximum pooling after that.
   Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
   /// From now on computes what `norm` makes of its result in evaluation mode, and `norm` hands that on as it is. For
   /// fuse_children().
@@ -208,8 +208,8 @@ class Flatten final : public Module {
   std::string details() const override;
 };
 
-/// One after the other; children are named "0", "1", …. A ReLU behind a Linear or Conv2d runs inside it, and so does a
-/// MaxPool2d behind a Conv2d or its ReLU.
+/// One after the other; children are named "0", "1", …. A ReLU after a Linear or Conv2d runs inside it, and so does a
+/// MaxPool2d after a Conv2d or its ReLU.
 class Sequential final : public Module {
  public:
   Sequential() = default;

@@ -9,7 +9,7 @@ namespace lockstep::nn {
 class CapturedGraph {
  public:
   virtual ~CapturedGraph() = default;
-  /// Gives the work to the device, behind what has been given before.
+  /// Gives the work to the device, after what has been given before.
   virtual void run() = 0;
 };
 

@@ -40,7 +40,7 @@ struct LstmGradients {
 class LstmKernels {
  public:
   virtual ~LstmKernels() = default;
-  /// Begins with `from`, and puts the state behind the last step into `to`. Returns what backward needs, undefined
+  /// Begins with `from`, and puts the state after the last step into `to`. Returns what backward needs, undefined
   /// unless `keep`.
   virtual Tensor forward(const Tensor& x, const LstmWeights& weights, const LstmState& from, const Tensor& y,
                          const LstmState& to, bool keep) = 0;

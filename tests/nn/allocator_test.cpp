@@ -191,7 +191,7 @@ TEST(FullMemory, IdleBlocksAreGivenBackFirst) {
     EXPECT_NE(a.raw(), b.raw());
   }
   EXPECT_EQ(allocator.stats().bytes_held, 256u + 2 * 768u);
-  EXPECT_EQ(asked, 1 + 2 + 2 + 2 + 1) << "all but one request found room at once";
+  EXPECT_EQ(asked, 1 + 2 + 2 + 2 + 1) << "all but one request found memory at once";
   {
     const Tensor all = Tensor::empty(allocator, {448});
     EXPECT_EQ(allocator.stats().bytes_held, 2048u);
@@ -214,7 +214,7 @@ TEST(FullMemory, WhatRecordingsUseIsKept) {
     const RecordedMemory memory(allocator);
     recorded = Tensor::empty(allocator, {192}).raw();
   }
-  EXPECT_EQ(allocator.stats().bytes_held, 768u) << "what was ordinary made room for it";
+  EXPECT_EQ(allocator.stats().bytes_held, 768u) << "ordinary blocks were freed for it";
   EXPECT_THROW(Tensor::empty(allocator, {128}), OutOfMemoryError);
   const RecordedMemory memory(allocator);
   EXPECT_EQ(Tensor::empty(allocator, {192}).raw(), recorded);

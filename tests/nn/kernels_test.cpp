@@ -330,7 +330,7 @@ TEST_P(Kernels, BatchNorm) {
       expect_close(dx, out_dx, 1e-3);  // two rows that are almost equal
       expect_close(dgamma, out_dgamma, 1e-4);
       expect_close(dbeta, out_dbeta);
-      // The same with what comes behind it: no other number than in two steps.
+      // The same with the fused operation after it: the same numbers as in two steps.
       for (const bool added : {false, true}) {
         const Tensor residual = added ? random({rows, channels}, 9) : Tensor(), fused = unset({rows, channels});
         norm.forward_train(x, gamma, beta, kEps, out, out_mean, out_var);

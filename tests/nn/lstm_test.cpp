@@ -503,8 +503,8 @@ TEST_F(LstmModels, OfTextGoOn) {
   EXPECT_THROW(text.begin(tape, 0, 4), UsageError);
 }
 
-// Rows of pixels are steps, and the last one tells the class: what is in the last row changes the result, and a row
-// more in front is another sequence.
+// Rows of pixels are steps, and the last one decides the class: the last row changes the result, and an additional
+// first row makes another sequence.
 TEST_F(LstmModels, OfImagesReadRows) {
   const auto model = make_model(context, spec({5, 4, 2}));
   EXPECT_EQ(names_of(*model).front(), "rnn.weight_ih_l0");

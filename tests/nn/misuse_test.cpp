@@ -1,4 +1,4 @@
-// What a program that uses the library wrongly is told: never a signal, an internal error or silence.
+// Errors for a program that uses the library wrongly: never a signal, an internal error or silence.
 #include <gmock/gmock.h>
 
 #include <cmath>

@@ -361,7 +361,7 @@ TEST_F(TapeTest, PackedWeightsDieWithTheirParameter) {
   };
   const float *first = nullptr, *second = nullptr;
   const auto a = run(1, &first), b = run(2, &second);
-  ASSERT_EQ(first, second) << "the test needs the memory to come again";
+  ASSERT_EQ(first, second) << "the test needs the memory to be reused";
   EXPECT_NE(a, b);
 }
 

@@ -240,7 +240,7 @@ TEST_F(HandMade, SharingMakesNoSmallFileHuge) {
       Pickle tensor;
       tensor.tensor(kElements, 0, {kElements}, {1});
       const std::string name = fmt::format("weight{:02}", i);
-      root.text(name).op(tensor.bytes.substr(2 + 5 + 6));  // behind the head and its own name
+      root.text(name).op(tensor.bytes.substr(2 + 5 + 6));  // after the head and its name
     }
     std::string file = legacy(root.op("u.").bytes, kElements);
     return file.append(4 * kElements - 16, '\0');

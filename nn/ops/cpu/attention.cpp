@@ -186,7 +186,7 @@ class CpuAttention final : public AttentionKernels {
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
     const Layout at(qkv, heads);
     const std::int64_t model = heads * at.width, most = cache.size(1);
-    LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens behind {} in a cache for {}", at.tokens, past, most);
+    LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens after {} in a cache for {}", at.tokens, past, most);
     for (std::int64_t b = 0; b < at.batch; ++b)
       for (std::int64_t t = 0; t < at.tokens; ++t)
         std::memcpy(cache.f32() + (b * most + past + t) * 2 * model,

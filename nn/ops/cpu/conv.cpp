@@ -221,7 +221,7 @@ class CpuConv final : public ConvKernels {
     dnnl::prop_kind kind;
   };
 
-  // Where the address of packed weights goes: behind the places that key_of fills.
+  // The place of the packed weights' address: after those that key_of fills.
   static constexpr std::size_t kWeightPlace = 17;
 
   static PrimitiveKey key_of(const Shape& xs, const Shape& ws, const Shape& ys, const Window& window, bool has_bias) {

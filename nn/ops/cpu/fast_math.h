@@ -58,9 +58,9 @@ struct ReducedExp {
   return x < 0.0f ? -positive : positive;
 }
 
-/// The normal distribution's function at √2 z, (1 + erf(z)) / 2, given bell = exp(-z²), within 1e-7: equation 7.1.26 of
-/// Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964).
-[[gnu::always_inline]] inline float normal_of(float z, float bell) {
+/// The normal distribution's function at √2 z, (1 + erf(z)) / 2, given density = exp(-z²), within 1e-7: equation 7.1.26
+/// of Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964).
+[[gnu::always_inline]] inline float normal_of(float z, float density) {
   const float magnitude = z < 0.0f ? -z : z;
   const float t = 1.0f / (1.0f + 0.3275911f * magnitude);
   float p = 1.061405429f;
@@ -68,7 +68,7 @@ struct ReducedExp {
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
-  const float tail = 0.5f * p * t * bell;  // (1 - erf(|z|)) / 2
+  const float tail = 0.5f * p * t * density;  // (1 - erf(|z|)) / 2
   return z < 0.0f ? tail : 1.0f - tail;
 }
 

@@ -1,4 +1,4 @@
-// The CPU's kernels, one factory a group. Internal to nn/ops/cpu.
+// The CPU's kernels, one factory per group. Internal to nn/ops/cpu.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 namespace lockstep::nn::cpu {
 
 // Note [ReLU apart]
-// oneDNN could apply ReLU inside its products, but its ReLU makes zeros of NaN: a model that has diverged would go on
-// with a finite loss. Ours lets NaN through, at the price of one more pass over the result.
+// oneDNN could apply ReLU inside its products, but its ReLU makes zeros of NaN: a model that has diverged would
+// continue with a finite loss. Ours lets NaN through, at the price of one more pass over the result.
 
 /// The kernels keep references to what they are given, which must outlive them.
 std::unique_ptr<LinearKernels> make_linear_kernels(OneDnn& onednn, PointwiseKernels& pointwise);

@@ -97,7 +97,7 @@ class CpuLstm final : public LstmKernels {
       const Tensor bias = empty({at.gates});
       pointwise_.add(weights.b_ih, weights.b_hh, bias);
       linear_.forward(x.reshaped({at.rows(), at.inputs}), weights.w_ih, bias, Epilogue::kNone, gates);
-      // h of the step before and of this one take turns.
+      // The step before's h and this step's alternate.
       const Tensor h = empty({2, at.batch, at.width}), c = empty({at.batch, at.width});
       start(from.c, c);
       if (from.h.defined()) pointwise_.copy(from.h, h.slice(0, 1));
@@ -117,13 +117,13 @@ class CpuLstm final : public LstmKernels {
     const Tensor gates = kept.slice(0, at.rows() * at.gates).reshaped({at.rows(), at.gates});
     if (at.batch > 0) {
       const Tensor dh = empty({at.batch, at.width}), dc = empty({at.batch, at.width});
-      const Tensor behind = empty({2, at.batch, at.gates});  // the gradients of two steps' gates take turns
+      const Tensor dgates = empty({2, at.batch, at.gates});  // the gates' gradients of two steps, alternating
       const Tensor c_first = empty({at.batch, at.width});
       start(from.c, c_first);
       pointwise_.fill(dc, 0.0f);
       const float* const panels = at.steps > 1 ? backward_panels(weights, at.width) : nullptr;
       for (std::int64_t t = at.steps - 1; t >= 0; --t)
-        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), c_first.f32(), dy.f32(), behind.f32(),
+        step_backward(at, t, panels, gates.f32(), gates.f32() + gates.count(), c_first.f32(), dy.f32(), dgates.f32(),
                       dh.f32(), dc.f32());
     }
     // The gates' gradients have taken their place.
@@ -220,9 +220,9 @@ class CpuLstm final : public LstmKernels {
   }
 
   static void step_backward(const Sizes& at, std::int64_t t, const float* panels, float* gates, const float* cells,
-                            const float* c_first, const float* dy, float* behind, float* dh, float* dc) {
-    const float* const later = behind + (t % 2) * at.batch * at.gates;
-    float* const now = behind + (1 - t % 2) * at.batch * at.gates;
+                            const float* c_first, const float* dy, float* dgates, float* dh, float* dc) {
+    const float* const later = dgates + (t % 2) * at.batch * at.gates;
+    float* const now = dgates + (1 - t % 2) * at.batch * at.gates;
     over_features(at, [&](std::int64_t first, std::int64_t end) {
       const std::int64_t count = end - first;
       for (std::int64_t b = 0; b < at.batch; ++b)

@@ -8,9 +8,9 @@
 namespace lockstep::nn::cpu {
 
 // Note [Max pooling]
-// oneDNN's maximum passes over NaN, so that a diverged model could go on with a finite loss; it knows no ReLU; and its
-// notes for backward belong to a whole batch. These loops keep NaN, take ReLU along (in the notes too, so that backward
-// does not look at y), and do a batch piece by piece.
+// oneDNN's maximum passes over NaN, so that a diverged model could continue with a finite loss; it knows no ReLU; and
+// its notes for backward belong to a whole batch. These loops keep NaN, take ReLU along (in the notes too, so that
+// backward does not look at y), and do a batch piece by piece.
 
 /// Tensors as in PoolKernels. N is at least 1.
 void max_pool_forward(const Tensor& x, const Window& window, bool relu, const Tensor& y, const Tensor& choices);

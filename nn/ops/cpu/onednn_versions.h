@@ -1,5 +1,5 @@
-// What oneDNN 2 and oneDNN 3 spell differently. Version 2 describes an operation and then makes a primitive descriptor
-// of the description; version 3 has one constructor. Debian 12 has 2.6, Ubuntu 24.04 and Debian 13 have 3.x.
+// What oneDNN 2 and oneDNN 3 spell differently. Version 2 needs a description, from which a primitive descriptor is
+// made; version 3 has one constructor. Debian 12 has 2.6, Ubuntu 24.04 and Debian 13 have 3.x.
 #pragma once
 
 #include <oneapi/dnnl/dnnl.hpp>

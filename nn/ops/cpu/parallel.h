@@ -14,8 +14,8 @@ namespace lockstep::nn::cpu {
 
 /// Note [OpenMP under ThreadSanitizer]
 /// libgomp is not built with ThreadSanitizer, which therefore does not see that a region's threads begin after what its
-/// caller did before, and end before what it does then: it would report every array that they fill. So it is told. In
-/// other builds these do nothing.
+/// caller did before, and end before what it does then: it would report every array that they fill. These functions
+/// declare that order. In other builds they do nothing.
 inline char region_begins;  // of all regions: which one it is, a thread only learns from memory
 #if defined(__SANITIZE_THREAD__)
 #define LOCKSTEP_TSAN_UNCHECKED [[gnu::no_sanitize("thread")]]
@@ -27,8 +27,8 @@ inline void tsan_release(char*) {}
 inline void tsan_acquire(char*) {}
 #endif
 
-/// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. What
-/// the compiler writes for the region itself is unchecked: it is written after the only place that could tell of it.
+/// Calls body(thread, number of threads) on so many threads, the calling one among them; OpenMP may give fewer. The
+/// compiler's own writes for the region are unchecked: they follow the only place where the order could be declared.
 template <class Body>
 LOCKSTEP_TSAN_UNCHECKED void on_threads(int threads, const Body& body) {
   [[maybe_unused]] char ends = 0;

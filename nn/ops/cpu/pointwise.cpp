@@ -69,8 +69,8 @@ void gelu_erf_of(const float* x, float* y, std::int64_t n) {
 LOCKSTEP_SIMD_CLONES
 void gelu_erf_back(const float* x, const float* dy, float* dx, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const float bell = exp_of(-0.5f * x[i] * x[i]);
-    dx[i] = dy[i] * (normal_of(x[i] * kSqrtHalf, bell) + x[i] * kDensity * bell);
+    const float density = exp_of(-0.5f * x[i] * x[i]);
+    dx[i] = dy[i] * (normal_of(x[i] * kSqrtHalf, density) + x[i] * kDensity * density);
   }
 }
 

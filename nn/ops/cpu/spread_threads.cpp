@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(2);
 
-/// Room for 8,192 processors.
+/// For up to 8,192 processors.
 using CpuSets = std::array<cpu_set_t, 8>;
 
 /// The calling thread's affinity; all zero if the system does not say.

@@ -16,7 +16,7 @@ void moves_apart(std::span<const int> on, std::span<const std::vector<int>> allo
 /// Where other programs keep all processors busy, Linux may put a thread next to the one that woke it up, and leaves
 /// both there: that makes two runnable threads on each processor, which is balanced. But each of the two then waits for
 /// the other while that one waits for the processor. So they are moved apart, once, and may run anywhere again at once:
-/// threads that are started from these inherit no binding, and other jobs on the machine keep their room.
+/// threads that are started from these inherit no binding, and other jobs on the machine keep their share.
 class ThreadSpreader {
  public:
   explicit ThreadSpreader(int threads);

@@ -48,7 +48,7 @@ class CudaAttention final : public AttentionKernels {
     check(qkv, heads, {&y, &cache});
     AttentionSizes sizes = sizes_of(qkv, heads);
     sizes.past = past;
-    LOCKSTEP_ASSERT(past >= 0 && sizes.keys() <= cache.size(1), "{} tokens behind {} in a cache for {}", sizes.queries,
+    LOCKSTEP_ASSERT(past >= 0 && sizes.keys() <= cache.size(1), "{} tokens after {} in a cache for {}", sizes.queries,
                     past, cache.size(1));
     if (qkv.count() == 0) return;
     const HeadRows keys = part(cache, 2, 0), values = part(cache, 2, 1);

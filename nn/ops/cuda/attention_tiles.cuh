@@ -13,7 +13,7 @@
 namespace lockstep::nn::cuda {
 
 // Note [Tiles]
-// A block has kTile rows of one head, its own, and goes over the others, kTile at a time. Two products take turns:
+// A block has kTile rows of one head, its own, and goes over the others, kTile at a time. Two products alternate:
 //   scores  (kTile, kTile)   own rows · other rowsᵀ, over the head's width in slabs of kSlab columns;
 //   results (kTile, kOut)   += weights (kTile, kTile) · other rows, half a tile of them (a panel) at a time.
 // Its 256 threads are 16 by 16: thread (down, across) has rows 4 · down to 4 · down + 3; of scores columns across,
@@ -107,7 +107,8 @@ __device__ void score(const TileRows<const T>& own, const TileRows<const T>& oth
   }
 }
 
-// The weights of a tile, for add_weighted(). Behind score(), which has waited for whoever still read the last ones.
+// The weights of a tile, for add_weighted(). To be called after score(), which has waited for the readers of the last
+// ones.
 __device__ inline void leave_weights(TileMemory& memory, const float (&weights)[4][4]) {
   const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)

@@ -9,7 +9,7 @@ namespace lockstep::nn::cuda {
 struct Place {
   int line;               // of the block
   std::int64_t pack;      // of the row
-  std::int64_t row, end;  // its first one, and behind the block's last
+  std::int64_t row, end;  // its first one, and after the block's last
 };
 __device__ inline Place place_in(const ColumnPlan& plan) {
   const int lane = static_cast<int>(threadIdx.x) % plan.tile, line = static_cast<int>(threadIdx.x) / plan.tile;

@@ -69,7 +69,7 @@ class CudaConv final : public ConvKernels {
  private:
   struct Held {
     ConvPlan plan;
-    bool bias_apart = false, relu_apart = false;  // in kernels of ours behind it
+    bool bias_apart = false, relu_apart = false;  // in kernels of ours after it
   };
 
   static void align_to(ConvProblem& problem, const Tensor& tensor) {

@@ -53,7 +53,7 @@ struct AttentionProblem {
   std::string describe() const;
 };
 
-/// Where attention finds its numbers: k and v, dk and dv lie behind q and dq. Forward has no gradients.
+/// Addresses of attention's operands: k and v, dk and dv follow q and dq. Forward has no gradients.
 struct AttentionArrays {
   void* q = nullptr;
   void* k = nullptr;

@@ -73,7 +73,7 @@ std::optional<RnnPlan> RnnPlan::make(cudnnHandle_t handle, const RnnProblem& pro
   if (problem.dtype == DType::kBF16 && cudnn_rnn().version() < kVersionWithBf16) return std::nullopt;
   RnnPlan plan(problem);
   if (!plan.describe_to(handle)) return std::nullopt;
-  // Of a weight space nothing is told but addresses in it.
+  // cuDNN only gives addresses in a weight space.
   const Tensor space = Tensor::empty(allocator, {static_cast<std::int64_t>(plan.weight_bytes_)}, DType::kU8);
   plan.find_weights(handle, static_cast<std::byte*>(space.raw()));
   return plan;

@@ -95,11 +95,11 @@ struct RnnArrays {
   void* reserve = nullptr;
 };
 
-/// Everything that cuDNN is told of a layer. Running it asks the library nothing and allocates nothing of ours.
+/// All descriptors of a layer for cuDNN. Running it queries the library for nothing and allocates nothing of ours.
 class RnnPlan {
  public:
-  /// Nothing where this cuDNN does not compute in the problem's type. `allocator` lends memory while it is made. Throws
-  /// CudaError.
+  /// Nothing where this cuDNN does not compute in the problem's type. `allocator` provides memory while it is made.
+  /// Throws CudaError.
   static std::optional<RnnPlan> make(cudnnHandle_t handle, const RnnProblem& problem, CachingAllocator& allocator);
 
   std::size_t workspace_bytes() const { return workspace_bytes_; }

@@ -18,9 +18,9 @@ constexpr int kMoveRows = 4;  // that a thread has on their way at once
 // Text repeats itself: half of it may be one token, the other half tokens that occur once. So places are put into the
 // order of their tokens (sort_tokens: equal ones stay in the order of the text) and cut into pieces of kPiece places,
 // which are all the same work. A piece adds up each token's rows in order. Tokens that begin and end within a piece are
-// done with that; what a piece has of a token that goes on beyond its end, or has begun before it, is left in `parts`,
-// and a block for each token that is cut adds up its parts. Where pieces end depends on the tokens alone, so the same
-// text gives the same bits.
+// done with that; the sum of a token that continues beyond the piece's end, or began before it, is left in `parts`, and
+// a block for each such token adds up its parts. Where pieces end depends on the tokens alone, so the same text gives
+// the same bits.
 constexpr int kPiece = 16;
 constexpr int kRowsAtOnce = 4;  // rows of a piece on their way
 
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // Where a thread of the sums is: a pack of columns, and one of the block's lines.
-struct Lane {
+struct ThreadPlace {
   int tile, lines;  // threads side by side, and below one another
   std::int64_t packs;
 
@@ -86,17 +86,17 @@ struct Lane {
   }
 };
 
-// A piece for each line. parts (pieces, 2, C): what it has of a token that has begun before it, and of one that goes on
-// behind it and has begun in it.
+// A piece for each line. parts (pieces, 2, C): its sums of a token that began before it, and of one that begins in it
+// and continues after it.
 template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
-    sum_pieces(Lane lane, std::int64_t count, std::int64_t table_rows, const TokenPlace* order, const T* dy,
+    sum_pieces(ThreadPlace own, std::int64_t count, std::int64_t table_rows, const TokenPlace* order, const T* dy,
                float* parts, float* dtable) {
-  const std::int64_t piece = std::int64_t{blockIdx.x} * lane.lines + lane.line(), pack = lane.pack();
+  const std::int64_t piece = std::int64_t{blockIdx.x} * own.lines + own.line(), pack = own.pack();
   const std::int64_t begin = piece * kPiece, end = at_most(begin + kPiece, count);
-  if (begin >= count || pack >= lane.packs) return;
-  const std::int64_t columns = lane.packs * kWidth, column = pack * kWidth;
-  const std::int32_t before = begin > 0 ? order[begin - 1].token : -1, behind = end < count ? order[end].token : -1;
+  if (begin >= count || pack >= own.packs) return;
+  const std::int64_t columns = own.packs * kWidth, column = pack * kWidth;
+  const std::int32_t before = begin > 0 ? order[begin - 1].token : -1, after = end < count ? order[end].token : -1;
 
   float sum[kWidth] = {};
   std::int32_t token = order[begin].token;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kBlock)
     float* to = nullptr;
     if (token == before)
       to = parts + piece * 2 * columns + column;
-    else if (token == behind)
+    else if (token == after)
       to = parts + (piece * 2 + 1) * columns + column;
     if (to != nullptr) {
       for (int k = 0; k < kWidth; ++k) to[k] = sum[k];
@@ -134,10 +134,10 @@ __global__ void __launch_bounds__(kBlock)
   leave();
 }
 
-// A block for each piece in which a token begins that goes on behind it: all that the pieces have of that token. The
-// lines share its pieces.
+// A block for each piece in which a token begins that continues after it. It sums that token's parts of all pieces;
+// the block's lines share the pieces.
 template <int kWidth>
-__global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t count, std::int64_t table_rows,
+__global__ void __launch_bounds__(kBlock) join_pieces(ThreadPlace own, std::int64_t count, std::int64_t table_rows,
                                                       const TokenPlace* order, const float* parts, float* dtable) {
   __shared__ float held[kWidth][kBlock];
   const std::int64_t piece = blockIdx.x, begin = piece * kPiece, end = begin + kPiece;  // all but the last are full
@@ -153,16 +153,16 @@ __global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t co
       high = middle;
   }
   const std::int64_t pieces = ceil_div(low, kPiece) - piece;
-  const std::int64_t pack = lane.pack(), columns = lane.packs * kWidth, column = pack * kWidth;
-  const bool used = pack < lane.packs;
-  const int t = static_cast<int>(threadIdx.x), line = lane.line();
+  const std::int64_t pack = own.pack(), columns = own.packs * kWidth, column = pack * kWidth;
+  const bool used = pack < own.packs;
+  const int t = static_cast<int>(threadIdx.x), line = own.line();
 
   float sum[kWidth] = {};
   if (used)
-    for (std::int64_t i = line; i < pieces; i += kRowsAtOnce * lane.lines) {
+    for (std::int64_t i = line; i < pieces; i += kRowsAtOnce * own.lines) {
       Pack<float, kWidth> values[kRowsAtOnce] = {};
       for (int j = 0; j < kRowsAtOnce; ++j) {
-        const std::int64_t at = i + j * lane.lines;
+        const std::int64_t at = i + j * own.lines;
         if (at >= pieces) continue;
         values[j] = load_pack<kWidth>(parts + ((piece + at) * 2 + (at == 0 ? 1 : 0)) * columns + column);
       }
@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(kBlock) join_pieces(Lane lane, std::int64_t co
         for (int k = 0; k < kWidth; ++k) sum[k] += values[j].of[k];
     }
   for (int k = 0; k < kWidth; ++k) held[k][t] = sum[k];
-  for (int step = lane.lines / 2; step > 0; step /= 2) {
+  for (int step = own.lines / 2; step > 0; step /= 2) {
     __syncthreads();
     if (line < step)
-      for (int k = 0; k < kWidth; ++k) held[k][t] += held[k][t + step * lane.tile];
+      for (int k = 0; k < kWidth; ++k) held[k][t] += held[k][t + step * own.tile];
   }
   if (line > 0 || !used) return;
   float* const to = dtable + token * columns + column;
@@ -215,14 +215,14 @@ class CudaEmbedding final : public EmbeddingKernels {
       with_width<kWide>(wide, [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(n, columns / kWidth, 1, 1);  // for its tiles
-        const Lane lane = {plan.tile, plan.lines, plan.packs};
+        const ThreadPlace own = {plan.tile, plan.lines, plan.packs};
         LOCKSTEP_ASSERT(plan.tiles <= 65535, "an embedding of {} columns", columns);
         const auto tiles = static_cast<unsigned>(plan.tiles);
         launch("an embedding's backward", sum_pieces<kWidth, T>,
-               dim3(static_cast<unsigned>(ceil_div(pieces, plan.lines)), tiles), dim3(kBlock), context_.stream, lane, n,
+               dim3(static_cast<unsigned>(ceil_div(pieces, plan.lines)), tiles), dim3(kBlock), context_.stream, own, n,
                rows, places, dy.data<T>(), parts.f32(), dtable.f32());
         launch("an embedding's backward", join_pieces<kWidth>, dim3(static_cast<unsigned>(pieces - 1), tiles),
-               dim3(kBlock), context_.stream, lane, n, rows, places, parts.f32(), dtable.f32());
+               dim3(kBlock), context_.stream, own, n, rows, places, parts.f32(), dtable.f32());
       });
     });
   }

@@ -24,7 +24,7 @@ class Feed {
  private:
   // Note [Three buffers]
   // A tensor may be used until the second following call for its shape and type. So when call n comes, the kernels that
-  // read tensor n − 2 have all been started, and an event behind them says when its buffer may be overwritten. That
+  // read tensor n − 2 have all been started, and an event after them says when its buffer may be overwritten. That
   // happens in call n + 1: by then the event is a whole call old, and copying for one step does not wait for the
   // kernels of the step before. With two buffers it would be overwritten in call n and have to wait for all that was
   // started until then, or trust that nobody reads a tensor after the first following call.

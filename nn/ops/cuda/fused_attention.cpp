@@ -37,7 +37,7 @@ struct FusedAttention::Held {
         at->second = cudnn->plan(problem);
         ++context.primitives_created;
       } catch (const CudaError&) {
-        return nullptr;  // kernels of ours go on
+        return nullptr;  // kernels of ours take over
       }
     }
     return at->second ? &*at->second : nullptr;

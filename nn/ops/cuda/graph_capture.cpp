@@ -11,7 +11,7 @@ class CudaGraph final : public CapturedGraph {
  public:
   CudaGraph(cudaGraphExec_t graph, StreamView stream) : graph_(graph), stream_(stream) {}
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
-  void run() override { check_cuda(cudaGraphLaunch(graph_, native(stream_)), "starting a recorded step"); }
+  void run() override { check_cuda(cudaGraphLaunch(graph_, native(stream_)), "launching a CUDA graph"); }
 
  private:
   cudaGraphExec_t graph_;

@@ -26,9 +26,9 @@ constexpr std::int64_t element_blocks(std::int64_t count, int width) {
   return ceil_div(count, std::int64_t{kBlock} * kPacksPerThread * width);
 }
 
-/// A matrix of (rows, packs) whose rows lie one behind the other, worked on column by column: block (i, j) has columns
-/// [i · tile, (i + 1) · tile) and rows [j · chunk, (j + 1) · chunk). Its threads lie `tile` side by side, and
-/// kBlock / tile rows below one another.
+/// A matrix of (rows, packs) with contiguous rows, processed column by column: block (i, j) has columns [i · tile, (i +
+/// 1) · tile) and rows [j · chunk, (j + 1) · chunk). Its threads lie `tile` side by side, and kBlock / tile rows below
+/// one another.
 struct ColumnPlan {
   std::int64_t rows = 0, packs = 0;
   std::int64_t chunk = 1, chunks = 0;
@@ -80,7 +80,7 @@ constexpr TransposePlan plan_transpose(std::int64_t rows, std::int64_t columns) 
   return plan;
 }
 
-/// `count` elements of which the first is `ahead` elements behind a boundary of vectors of `width`: head elements, then
+/// `count` elements of which the first is `ahead` elements after a boundary of vectors of `width`: head elements, then
 /// packs, then tail elements.
 struct Stretch {
   std::int64_t packs = 0;

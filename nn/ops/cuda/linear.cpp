@@ -121,7 +121,7 @@ class CudaLinear final : public LinearKernels {
  private:
   struct Forward {
     ProductPlan plan;
-    bool bias_apart = false;  // in a kernel of ours behind it
+    bool bias_apart = false;  // in a kernel of ours after it
     Epilogue apart = Epilogue::kNone;
   };
 
@@ -246,8 +246,7 @@ class CudaLinear final : public LinearKernels {
     return values;
   }
 
-  // See Note [Probing GELU]. Tried once, on biases behind a product that is 0, and on gradients of 1. Waits for the
-  // GPU.
+  // See Note [Probing GELU]. Tried once, on biases after a product that is 0, and on gradients of 1. Waits for the GPU.
   bool try_gelu(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = kGeluProbes;
     const Tensor x = filled({kSamples, kIn}, dtype, 0.0f), w = filled({kOut, kIn}, dtype, 0.0f);
@@ -270,7 +269,7 @@ class CudaLinear final : public LinearKernels {
     return gelu_gradients_agree(probes, values_of(y), dtype);
   }
 
-  // Whether the library's masks are ours: see Note [Masks]. Tried once, on a bias whose signs are mixed, behind a
+  // Whether the library's masks are ours: see Note [Masks]. Tried once, on a bias whose signs are mixed, after a
   // product that is 0. Waits for the GPU.
   bool try_masks(DType dtype) {
     constexpr std::int64_t kSamples = 8, kIn = 16, kOut = 256;

@@ -18,7 +18,7 @@ void wait_a_while(cudaStream_t stream) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   while (cudaStreamQuery(stream) == cudaErrorNotReady && !deadline.expired())
     std::this_thread::sleep_for(std::chrono::microseconds(50));
-  static_cast<void>(cudaGetLastError());  // "not ready" is noted as if it were an error; a real one comes again
+  static_cast<void>(cudaGetLastError());  // "not ready" is noted as if it were an error; a real one is reported again
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ struct Reach {
   int first, end;
 };
 __device__ Reach reach_of(int at, int kernel, int stride, int outputs) {
-  const int before = at - kernel + stride;  // the first of them starts behind at - kernel
+  const int before = at - kernel + stride;  // the first of them starts after at - kernel
   const int first = before < 0 ? 0 : before / stride, last = at / stride;
   return {first, last + 1 < outputs ? last + 1 : outputs};
 }

@@ -18,7 +18,7 @@ namespace lockstep::nn::cuda {
 //
 // What a bias is added to, and a bias's gradient is summed for, is then a row of yᵀ.
 
-/// A column-major matrix whose columns lie one behind the other.
+/// A column-major matrix with contiguous columns.
 struct ColumnMajor {
   std::int64_t rows = 0, columns = 0;
   friend bool operator==(const ColumnMajor&, const ColumnMajor&) = default;

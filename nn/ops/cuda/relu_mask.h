@@ -8,9 +8,9 @@ namespace lockstep::nn::cuda {
 
 // Note [Masks]
 // Element c of a row of y has bit c % 8, counted from the lowest, of byte c / 8 of that row's mask; rows of masks are
-// mask_pitch_of(columns) bits long, and what is behind the last column is unspecified. cuBLASLt writes and reads masks
-// by itself, but says nowhere in which order: it is asked once, and left alone with them where its order is another. It
-// is not asked what it makes of 0: either bit is a derivative of ReLU there.
+// mask_pitch_of(columns) bits long, and the bits after the last column are unspecified. cuBLASLt writes and reads masks
+// by itself, but says nowhere in which order: it is asked once, and left alone with them where its order is another.
+// Its bit for 0 is not checked: either one is a derivative of ReLU there.
 
 /// y (N, C) = ReLU(y), f32 or bf16, NaN as it is; the result's mask, U8.
 void relu_with_mask(Context& context, const Tensor& y, const Tensor& mask);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBlock)
 using Digits = Pack<std::uint16_t, 8>;
 constexpr int kPacks = kChunk / 8;
 
-// The digits of the block's chunk; kDigits, which is none, behind the end.
+// The digits of the block's chunk; kDigits, which is none, after the end.
 __device__ void hold_digits(std::int64_t count, int shift, const TokenPlace* places, Digits* digits) {
   const std::int64_t begin = std::int64_t{blockIdx.x} * kChunk;
   const int held = static_cast<int>(at_most(count - begin, kChunk));

@@ -118,7 +118,7 @@ TEST_P(CudaAttention, Extend) {
         expect_close(wanted, got[0], tolerance(s.tokens));
         past += count;
       }
-      // The cache holds keys and values as they came, and nothing behind them.
+      // The cache holds keys and values as they came, and nothing after them.
       const auto bytes = download(cache);
       const Tensor held = cpu->empty(zeros.shape());
       for (std::int64_t i = 0; i < held.count(); ++i)

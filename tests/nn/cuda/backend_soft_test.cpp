@@ -202,7 +202,7 @@ TEST_F(SoftBackend, UnwindingWaitsForNothing) {
   EXPECT_EXIT(unwind_and_exit(), ::testing::ExitedWithCode(0), "");
 }
 
-// probe_cuda() asks once in a process: each machine is met by a process of its own.
+// probe_cuda() probes once in a process: each machine gets a process of its own.
 void make_on(const soft_cuda::Machine& machine) {
   soft_cuda::set_machine(machine);
   try {

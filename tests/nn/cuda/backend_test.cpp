@@ -136,7 +136,7 @@ TEST_F(CudaBackendTest, WritesInTheOrderOfTheWorkAndTakesBytesAtOnce) {
   }
   const auto got = download<float>(seen);
   for (std::size_t i = 0; i < 80; ++i) EXPECT_EQ(got[i], std::floor(static_cast<float>(i) / 16)) << i;
-  EXPECT_EQ(download<float>(to)[16], 9.0f) << "what lies behind stays";
+  EXPECT_EQ(download<float>(to)[16], 9.0f) << "what follows stays";
 
   const std::array<std::uint8_t, 3> bytes = {1, 2, 3};
   const Tensor small = upload(std::vector<std::uint8_t>{7, 7, 7, 7});

@@ -36,7 +36,7 @@ class DeviceMemory final : public MemorySource {
   void free(std::byte* data, std::size_t) noexcept override { cudaFree(data); }
 };
 
-/// The type of activations, and how many elements behind an aligned address they begin.
+/// The type of activations, and how many elements after an aligned address they begin.
 struct DeviceCase {
   DType dtype = DType::kF32;
   int offset = 0;
@@ -140,8 +140,8 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
           bytes.begin() + (static_cast<std::byte*>(inner[i].raw()) - static_cast<std::byte*>(whole[i].raw()));
       const auto end = begin + static_cast<std::ptrdiff_t>(inner[i].bytes());
       const auto untouched = [](std::byte value) { return value == std::byte{0xff}; };
-      EXPECT_TRUE(std::all_of(bytes.begin(), begin, untouched)) << "written in front of output " << i;
-      EXPECT_TRUE(std::all_of(end, bytes.end(), untouched)) << "written behind output " << i;
+      EXPECT_TRUE(std::all_of(bytes.begin(), begin, untouched)) << "written before output " << i;
+      EXPECT_TRUE(std::all_of(end, bytes.end(), untouched)) << "written after output " << i;
       contents.emplace_back(begin, end);
     }
   }

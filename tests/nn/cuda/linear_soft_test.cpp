@@ -118,7 +118,7 @@ TEST_P(SoftLinear, MasksAreOursWhereTheLibrarysAreOthers) {
       {{}, true, true},
       {{.relu_loses_nan = true}, false, true},
       {{.reverses_masks = true}, false, false},
-      {{.refused_epilogues = CUBLASLT_EPILOGUE_RELU}, false, false},  // whether masks agree cannot be told
+      {{.refused_epilogues = CUBLASLT_EPILOGUE_RELU}, false, false},  // whether masks agree cannot be tried
       {{.refused_epilogues = 8}, true, false},                        // of DRELU alone
   };
   for (const auto& [settings, fused_forward, fused_backward] : cases) {

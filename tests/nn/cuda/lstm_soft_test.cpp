@@ -16,7 +16,7 @@ class CudaLstmSoft : public DeviceTest {
 
   static constexpr std::int64_t kBatch = 3, kSteps = 4, kInputs = 5, kWidth = 6;
 
-  // Results and gradients, one behind the other.
+  // Results and gradients, concatenated.
   std::vector<float> train(LstmKernels& lstm) {
     const LstmWeights weights = {.w_ih = activation(random({4 * kWidth, kInputs}, 1)),
                                  .w_hh = activation(random({4 * kWidth, kWidth}, 2)),

@@ -14,7 +14,7 @@ std::vector<std::int64_t> many_counts() {
   return counts;
 }
 
-// Arrays of these counts one behind the other, each `offset` elements behind an aligned address.
+// Arrays of these counts, one after the other, each `offset` elements after an aligned address.
 class Layout {
  public:
   Layout(std::vector<std::int64_t> counts, int offset) : counts_(std::move(counts)) {

@@ -36,7 +36,7 @@ TEST(Transfer, ToItselfIsTheSameTensor) {
   EXPECT_EQ(to_device(*gpu, x, *gpu).raw(), x.raw());
 }
 
-// What a program that forgets where its tensors are is told.
+// Errors for a program that confuses the devices of its tensors.
 TEST(Transfer, OperandsOfAnotherDeviceAreRefused) {
   const auto cpu = make_cpu_backend(1);
   const auto gpu = make_cuda_backend({});
@@ -156,7 +156,7 @@ TEST(Transfer, BetweenTwoGpus) {
   moves_in_order(*other, *one);
 }
 
-// One thread, two GPUs, taking turns.
+// One thread, two GPUs, alternating.
 TEST(Transfer, TwoGpusKeepApart) {
   if (probe_cuda().devices < 2) GTEST_SKIP() << "one GPU only";
   const auto one = make_cuda_backend({.device = 0}), other = make_cuda_backend({.device = 1});

@@ -59,7 +59,7 @@ std::vector<Kernel> kernels_of(const fs::path& root) {
   return kernels;
 }
 
-// Files of a directory named STEM*ENDING, one behind the other.
+// Files of a directory named STEM*ENDING, concatenated.
 std::string code_of_all(const fs::path& directory, const std::string& stem, const std::vector<std::string>& endings) {
   std::string code;
   if (!fs::exists(directory)) return code;
@@ -91,7 +91,7 @@ TEST(CudaTwins, EveryKernelHasOneAndATest) {
   for (const std::string& missing : without_twin(LOCKSTEP_SOURCE_DIR)) ADD_FAILURE() << missing;
 }
 
-// The rule itself, held against a tree that breaks it.
+// The rule itself, tried on a tree that breaks it.
 TEST(CudaTwins, MissingOnesAreNamed) {
   const lockstep::testing::TemporaryDirectory directory;
   const fs::path tree = directory.path();
