@@ -1,6 +1,6 @@
-// fuzz_driver TARGET MUTATIONS DIRECTORY…: runs a fuzz target on each file of the directories (scripts and their
-// notes aside), and on so many mutations of them, the same every time. It ends by a signal or by an exception where
-// libFuzzer would report a crash.
+// fuzz_driver TARGET MUTATIONS DIRECTORY…: runs a fuzz target on each file of the directories (except scripts and their
+// notes), and on so many mutations of them, the same every time. It ends by a signal or by an exception where libFuzzer
+// would report a crash.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

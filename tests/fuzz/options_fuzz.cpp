@@ -1,4 +1,4 @@
-// A command line: the input's lines are its words. Those behind an empty line are variables, NAME=VALUE.
+// A command line: the input's lines are its words. Those after an empty line are variables, NAME=VALUE.
 #include "base/text.h"
 #include "options/sources.h"
 #include "options/values.h"

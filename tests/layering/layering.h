@@ -11,7 +11,7 @@ namespace lockstep::layering {
 
 using Dependencies = std::map<std::string, std::set<std::string>>;  // module → modules whose headers it may include
 
-/// What docs/design.md allows; no room may declare more.
+/// What docs/design.md allows; no module may declare more.
 const Dependencies& allowed_dependencies();
 
 /// From lines "module: seen seen …", as the build writes them.

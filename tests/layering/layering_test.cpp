@@ -61,7 +61,7 @@ TEST(Layering, NobodyKnowsAFamilyByItsName) {
   EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());
 }
 
-// The rules themselves, held against trees that break them.
+// The rules themselves, tried on trees that break them.
 class BadTree : public ::testing::Test {
  protected:
   void write(const std::string& file, const std::string& text) { directory_.write(file, text); }

@@ -26,8 +26,8 @@ class Golden {
   /// and projections by tolerance · ‖b‖₂ + slack · √elements.
   void expect(const std::string& name, std::span<const float> actual, double tolerance, double slack = 0.0);
 
-  /// The tensors with this beginning that nothing has been held to, those that extra() has not been asked for among
-  /// them.
+  /// The tensors with this prefix that nothing has been compared with, including those that extra() has not been called
+  /// for.
   std::vector<std::string> not_compared(const std::string& beginning = "") const;
   /// The largest error of all comparisons whose name has `kind` in it, as a share of ‖b‖∞ or ‖b‖₂.
   double worst(const std::string& kind) const;

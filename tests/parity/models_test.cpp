@@ -84,7 +84,7 @@ class Models : public ::testing::TestWithParam<Example> {
 
   // What moves is a difference of rounded numbers: each step rounds the larger one twice. A deep model amplifies what
   // the first step rounds; no more than twice what it makes of PyTorch's own steps in f32 is allowed. Running
-  // statistics are held to a share of themselves too, whatever PyTorch makes of the rest.
+  // statistics must also be within a share of themselves, whatever PyTorch makes of the rest.
   void expect_moved(const nn::Module& module, const std::string& rule) {
     const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra(rule + "/moved"))[0]);
     for (const auto& tensor : nn::state_of(module)) {

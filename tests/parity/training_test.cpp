@@ -120,7 +120,7 @@ TEST_F(Optimizers, AreTorchsWithGradientsClippedByTheirNorm) {
     EXPECT_LE(error_of(name + "-clipped", make, true), kOptimizerTolerance) << name;
 }
 
-// The golden files can tell them apart.
+// The golden files distinguish them.
 TEST_F(Optimizers, AreNotEachOthers) {
   for (const auto& [name, make] : kOptimizers)
     for (const auto& [other, unused] : kOptimizers)
@@ -214,7 +214,7 @@ TEST(Sampler, PadsAsTorchsDoes) {
   EXPECT_EQ(golden.not_compared(), std::vector<std::string>{});
 }
 
-// `drop` leaves whole global batches: with one sample a rank and step, those are what drop_last leaves.
+// `drop` leaves whole global batches: with one sample per rank and step, those are what drop_last leaves.
 TEST(Sampler, DropsAsTorchsDoes) {
   const Golden golden("sampler");
   for (std::uint64_t length = 1; length <= kMostSamples; ++length)

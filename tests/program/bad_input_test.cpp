@@ -291,7 +291,7 @@ TEST(DeviceTest, WhyThereIsNone) {
   })) << outcome.err;
 }
 
-// Not SIGBUS, of which nobody could tell what it was.
+// Not SIGBUS, which would not show the cause.
 TEST(DataTest, ATokenFileThatIsCutInUseIsOneLine) {
   for (const std::string launch : {"", "lockstep launch -n 2 -- "}) {
     const TemporaryDirectory directory;

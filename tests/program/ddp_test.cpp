@@ -61,7 +61,7 @@ TEST_F(Ddp, SyncBatchNormIsOneProcess) {
   const Metrics alone = train(1, same);
   const Metrics three = train(3, same);
   expect_near(three, alone, 1e-4, "3 ranks");
-  // Judged with the running statistics.
+  // Evaluated with the running statistics.
   const auto wanted = alone.final["loss"].get<double>();
   EXPECT_NEAR(three.final["loss"].get<double>(), wanted, 1e-3 * wanted);
 }

@@ -136,10 +136,10 @@ TEST(SeveralGpus, TrainAsCpuDevicesDo) {
 // Inference computes there, on a stream of its own for each thread.
 TEST(Inference, TellsTheDeviceThatItComputedOn) {
   const TemporaryDirectory directory;
-  const auto made_up = run_soft(
+  const auto synthetic = run_soft(
       with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5,4 --device cuda:1 --threads 2 --quiet"),
       directory.path());
-  EXPECT_EQ(made_up.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << made_up.err;
+  EXPECT_EQ(synthetic.out, "[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n[3, 10], cuda:1\n") << synthetic.err;
   const auto missing =
       run_soft(with_nvml(kNobodyTells, "lockstep infer linear --input random:3x5 --device cuda:3"), directory.path());
   EXPECT_EQ(missing.code, 4);

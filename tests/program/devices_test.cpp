@@ -71,7 +71,7 @@ TEST(DevicesTest, ARankForEachGpuThatIsVisible) {
   EXPECT_EQ(ranks_of("driver_not_loaded", ""), cores);
 }
 
-// The library in NVML's place has GPUs to tell of, and CUDA none to compute on.
+// The library in NVML's place reports GPUs, and CUDA has none to compute on.
 TEST(AutoTest, GpusThatCannotBeUsedAreWorthALine) {
   if (std::filesystem::exists("/proc/driver/nvidia/version")) GTEST_SKIP() << "an NVIDIA driver is loaded";
   const TemporaryDirectory directory;

@@ -143,7 +143,7 @@ TEST_F(Eval, CountsWhatInferenceTells) {
       among_five += place < 5 ? 1 : 0;
     }
   }
-  // They are three numbers that can be told apart.
+  // They are three distinct numbers.
   ASSERT_GT(first, 0);
   ASSERT_LT(first, among_five);
   ASSERT_LT(among_five, kSamples);
@@ -219,7 +219,7 @@ TEST_F(Eval, SizesOfOtherProgramsFilesAreReadFromTheirShapes) {
     write_plain(directory_.path() / "plain.safetensors", read_file(directory_.path() / "own.safetensors"));
     const std::string name = model.substr(0, model.find(' '));
     const std::string given = name + " --data text:sums.txt --weights plain.safetensors" +
-                              (name == "gpt" ? " --heads 2" : " --context 20");  // which no shape tells
+                              (name == "gpt" ? " --heads 2" : " --context 20");  // which no shape shows
     const double loss = trained["loss"];
     EXPECT_NEAR(eval(1, given).loss, loss, 1e-6 * loss);
     const auto again = train(given + " --steps 1 --lr 0 --weight-decay 0");

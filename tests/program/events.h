@@ -1,4 +1,4 @@
-// What the program tells as JSON, an object a line: its metrics files, and what `--json` prints.
+// What the program writes as JSON, one object per line: its metrics files, and what `--json` prints.
 #pragma once
 
 #include <filesystem>

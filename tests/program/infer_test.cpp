@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// Eight of its characters tell where they are in it, and its 43 fall on every place of a row of 16.
+// Eight of its characters identify their position in it, and its 43 fall on every place of a row of 16.
 constexpr const char* kText = "the quick brown fox jumps over a lazy dog. ";
 constexpr const char* kGpt = "--layers 2 --heads 2 --width 32 --context 16";
 
@@ -103,13 +103,13 @@ TemporaryDirectory* Infer::directory_ = nullptr;
 
 TEST_F(Infer, GoesOnWithAPrompt) {
   const std::string made = text("--prompt \"the quick b\" --tokens 80 --temperature 0");
-  // It has learnt its text by heart, and goes on behind its 16 positions.
+  // It has learnt its text by heart, and continues beyond its 16 positions.
   EXPECT_EQ(made, (std::string(kText) + kText + kText).substr(0, 11 + 80) + "\n");
   EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --temperature 0 --threads 2"));
   EXPECT_EQ(made, text("--prompt \"the quick b\" --tokens 80 --top-k 1"));
 }
 
-// A state goes on as far as one likes, and is one and the same for any number of streams.
+// A state continues as far as one likes, and is the same for any number of streams.
 TEST_F(Infer, AnLstmGoesOnWithAPrompt) {
   const std::string flags = "lstm --weights lstm.safetensors --quiet --prompt \"the quick b\" ";
   const auto made = infer(flags + "--tokens 80 --temperature 0");
@@ -181,7 +181,7 @@ TEST_F(Infer, TokensByNumberAndByVocabulary) {
   EXPECT_EQ(outcome.out, "64 65 66 67 68 69 70\n") << outcome.err;
   const auto words = infer(numbers + "--prompt abc --vocab vocab.json --merges merges.txt");
   EXPECT_EQ(words.out, "abcdefg\n") << words.err;
-  // An empty prompt begins behind the token between texts.
+  // An empty prompt begins after the token between texts.
   write(directory_->path() / "nothing.txt", "");
   EXPECT_EQ(infer(numbers + "--input nothing.txt --vocab vocab.json --merges merges.txt").code, 0);
   expect_refusal(numbers + "--prompt abc", 3, "'abc' at byte 0 is no token");
@@ -240,13 +240,14 @@ TEST_F(Infer, ClassifiesImagesInTheirOrder) {
 
 // Their logarithms come to the loss that eval finds on the same files, and the likeliest classes to its accuracy.
 TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
-  const fs::path tests = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/golden", judged = directory_->path() / "judged";
+  const fs::path tests = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/golden",
+                 evaluated = directory_->path() / "evaluated";
   for (const char* part : {"train", "val"})
     for (const char* name : {"cat/grey.jpg", "cat/rgb.png", "dog/rgb420.jpg"}) {
-      fs::create_directories((judged / part / name).parent_path());
-      fs::copy_file(tests / fs::path(name).filename(), judged / part / name);
+      fs::create_directories((evaluated / part / name).parent_path());
+      fs::copy_file(tests / fs::path(name).filename(), evaluated / part / name);
     }
-  const auto outcome = infer("resnet18 --weights animals.safetensors --input judged/val --json");
+  const auto outcome = infer("resnet18 --weights animals.safetensors --input evaluated/val --json");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto all = events_of(outcome.out);
   ASSERT_EQ(all.size(), 4u);
@@ -254,7 +255,7 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(all[i]["event"], "image");
     const fs::path input = all[i]["input"].get<std::string>();
-    EXPECT_EQ(input.parent_path().parent_path(), "judged/val");
+    EXPECT_EQ(input.parent_path().parent_path(), "evaluated/val");
     const std::string label = input.parent_path().filename();
     const auto& classes = all[i]["classes"];
     ASSERT_EQ(classes.size(), 2u);
@@ -270,14 +271,14 @@ TEST_F(Infer, ProbabilitiesAreThoseOfEval) {
     EXPECT_NEAR(sum, 1, 1e-9);
     right += classes[0]["name"] == label ? 1 : 0;
   }
-  ASSERT_EQ(run("lockstep eval resnet18 --weights animals.safetensors --data images:judged --image-size 32 "
-                "--device cpu --metrics judged.jsonl")
+  ASSERT_EQ(run("lockstep eval resnet18 --weights animals.safetensors --data images:evaluated --image-size 32 "
+                "--device cpu --metrics evaluated.jsonl")
                 .code,
             0);
-  const auto judgement = events_of(read_file(directory_->path() / "judged.jsonl")).at(0);
-  EXPECT_EQ(judgement["samples"], 3);
-  EXPECT_NEAR(judgement["loss"].get<double>(), loss, 1e-4 * loss);
-  EXPECT_NEAR(judgement["accuracy"].get<double>(), right / 3, 1e-9);
+  const auto evaluation = events_of(read_file(directory_->path() / "evaluated.jsonl")).at(0);
+  EXPECT_EQ(evaluation["samples"], 3);
+  EXPECT_NEAR(evaluation["loss"].get<double>(), loss, 1e-4 * loss);
+  EXPECT_NEAR(evaluation["accuracy"].get<double>(), right / 3, 1e-9);
 }
 
 TEST_F(Infer, GreyModelsTakeColouredFiles) {

@@ -1,4 +1,4 @@
-// The program under its launcher: what ranks tell it beside what they print.
+// The program under its launcher: what ranks report to it besides their output.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The same training at any number of processes, and what a run leaves behind.
+// The same training at any number of processes, and the files that a run leaves.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -80,7 +80,7 @@ TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
                                            "cross_entropy",
                                            "cross_entropy backward",
                                            "fc2 linear backward",  // of the weight
-                                           "fc2 linear backward",  // and, behind what its bucket takes, of the input
+                                           "fc2 linear backward",  // and, after its bucket's collective, of the input
                                            "fc1 linear backward",
                                            "fc1 linear backward",
                                            "flatten backward",

@@ -184,7 +184,7 @@ TEST_F(WithoutMpi, MemoryHasNoName) {
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(mappings_of(processes_.pid(i), "/dev/shm"), 0);
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
     EXPECT_EQ(entry.path().filename().string().find("lockstep"), std::string::npos) << entry.path();
-  // Both are told before either can go on: none sees the other's end first.
+  // Both have the signal before either can continue: none sees the other's end first.
   for (const int signal : {SIGSTOP, SIGINT, SIGCONT}) processes_.kill_all(signal);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(processes_.wait(i), 130) << processes_.output(i);
 }
@@ -221,7 +221,7 @@ TEST_P(ARankIsKilled, WhileTheyMeet) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ARankIsKilled, ::testing::Values(0, 1, 2));
 
-TEST_F(WithoutMpi, ASecondProcessOfARankIsTurnedAway) {
+TEST_F(WithoutMpi, ASecondProcessOfARankIsRejected) {
   start(0, 2, for_ever_);
   start(1, 2, for_ever_);
   wait_for_training();
@@ -235,7 +235,7 @@ TEST_F(WithoutMpi, ASecondProcessOfARankIsTurnedAway) {
   EXPECT_THAT(processes_.output(2), AllOf(HasSubstr("rank 1 has joined already"), HasSubstr("RANK")));
   EXPECT_THAT(processes_.output(3), AllOf(HasSubstr("port " + port_ + " is in use"), HasSubstr("MASTER_PORT")));
   EXPECT_THAT(processes_.output(4), AllOf(HasSubstr("rank 2 of 3"), HasSubstr("WORLD_SIZE")));
-  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(processes_.wait(i, 300ms), -1) << "the job goes on";
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(processes_.wait(i, 300ms), -1) << "the job continues";
 }
 
 TEST_F(WithoutMpi, WhatNeedsMpiIsSaidOnce) {
@@ -291,7 +291,7 @@ TEST_F(WithoutMpi, MemoryThatCannotBeShared) {
 }
 
 TEST_F(WithoutMpi, UnderMpirunTheFallbackIsMessages) {
-  // Neither does MPI get files of its own then: it is told to use none.
+  // Neither does MPI get files of its own then: it is configured to use none.
   const std::string line =
       "mpirun --oversubscribe --mca btl self,tcp -np 2 bash -c \"ulimit -f 16; exec lockstep train cnn --data digits "
       "--steps 5 --quiet";

@@ -72,7 +72,7 @@ struct Running {
   std::uint64_t early_returns = 0;
 
   unsigned thread_at(unsigned i) const { return backwards ? threads - 1 - i : i; }
-  // Behind the last thread of the warp of the i-th, in the order.
+  // After the last thread of the warp of the i-th, in the order.
   unsigned warp_end(unsigned i) const {
     const unsigned first = thread_at(i) / kWarp * kWarp;
     return backwards ? threads - first : std::min(first + kWarp, threads);
@@ -162,7 +162,7 @@ void enter(Fiber* fiber) {
   if (running.fault) std::rethrow_exception(std::exchange(running.fault, nullptr));
 }
 
-// Goes on with the warp's other lanes, and when none of them can, leaves.
+// Resumes the warp's other lanes; when none of them can run, leaves.
 void wait_here() {
   Fiber* const self = running.fiber;
   const unsigned first = running.current / kWarp * kWarp;
@@ -229,7 +229,7 @@ bool release_barrier() {
   if (returned > 0) {
     running.early_returns += returned;
     if (!std::exchange(complained_of_early_returns, true))
-      std::fprintf(stderr, "soft CUDA: in kernel \"%s\" %u threads have returned when others meet at %s\n",
+      std::fprintf(stderr, "soft CUDA: in kernel \"%s\" %u threads have returned when others wait at %s\n",
                    running.kernel->what, returned, text(first->where).c_str());
   }
   for (unsigned t = 0; t < running.threads; ++t)
@@ -296,7 +296,7 @@ void fail_thread(const char* what, std::source_location where) {
   fail(fmt::format("thread {}: {} ({})", text(threadIdx), what, text(where)));
 }
 
-void meet_block(const char* what, std::source_location where) {
+void sync_block(const char* what, std::source_location where) {
   Thread& self = running.thread[running.current];
   self.state = State::kAtBarrier;
   self.what = what;
@@ -304,7 +304,7 @@ void meet_block(const char* what, std::source_location where) {
   wait_here();
 }
 
-const std::uint64_t* meet_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where) {
+const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where) {
   const unsigned first = running.current / kWarp * kWarp;
   const unsigned self_lane = running.current - first;
   Thread& self = running.thread[running.current];

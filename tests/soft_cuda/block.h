@@ -23,9 +23,9 @@ void check_grid(const char* what, dim3 grid, dim3 block);
 
 // From within a kernel. Lanes are threads of the same 32.
 
-void meet_block(const char* what, std::source_location where);
-/// Meets the lanes in `mask`. Returns what each lane has brought, valid until the next meeting of these lanes.
-const std::uint64_t* meet_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where);
+void sync_block(const char* what, std::source_location where);
+/// Synchronizes the lanes in `mask`. Returns each lane's value, valid until these lanes synchronize again.
+const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where);
 extern int current_lane;
 inline int lane() { return current_lane; }
 /// Throws KernelFault with the names of kernel, block and thread.

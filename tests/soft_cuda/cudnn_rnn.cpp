@@ -1,5 +1,5 @@
-// In place of nn/ops/cuda/cudnn_rnn_library.cpp: layers of LSTM in plain loops, and complaints where cuDNN is told what
-// it would not take.
+// In place of nn/ops/cuda/cudnn_rnn_library.cpp: layers of LSTM in plain loops, and complaints about calls that cuDNN
+// would not accept.
 #include "tests/soft_cuda/cudnn_rnn.h"
 
 #include <algorithm>

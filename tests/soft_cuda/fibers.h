@@ -18,11 +18,11 @@ class Fiber {
 
   /// Whoever gets here next begins `entry`, which must never return; what the fiber was at is forgotten.
   void prepare(void (*entry)());
-  /// From outside of all fibers: goes on in this one. Returns when one of them leaves.
+  /// From outside of all fibers: continues in this one. Returns when one of them leaves.
   void enter();
-  /// From within this fiber: goes on in `next`.
+  /// From within this fiber: continues in `next`.
   void go_to(Fiber& next);
-  /// From within this fiber: goes on behind enter().
+  /// From within this fiber: continues after enter().
   void leave();
 
  private:

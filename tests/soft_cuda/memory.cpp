@@ -11,7 +11,7 @@
 #include "streams.h"
 
 // Device memory is host memory whose bounds are known. New memory is full of ones, which is a NaN in every type of
-// float and -1 in every integer; what lies before and behind it must stay as it is.
+// float and -1 in every integer; what lies before and after it must stay as it is.
 
 namespace lockstep::soft_cuda {
 namespace {

@@ -2,8 +2,8 @@
 //
 // CUDA's runtime over host memory (runtime.cpp, memory.cpp, streams.cpp), and kernels that run on the CPU as fibers
 // (block.cpp). It proves indices, alignment, arithmetic, barriers and the order of streams. It does not prove what only
-// a GPU has: the memory model between threads of a block (they take turns), registers and shared memory that suffice,
-// rounding of its own functions and fused products, and speed.
+// a GPU has: the memory model between threads of a block (only one runs at a time), registers and shared memory that
+// suffice, rounding of its own functions and fused products, and speed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -61,7 +61,7 @@ struct Counts {
   std::uint64_t live_streams = 0, live_events = 0;
   std::uint64_t prioritised_graphs = 0;  // whose nodes keep the priorities of the streams that they came from
   std::uint64_t host_waits = 0;          // of the host for a stream, an event or a device
-  std::uint64_t early_returns = 0;       // threads that had returned when the others of their block met at a barrier
+  std::uint64_t early_returns = 0;       // threads that had returned when the others of their block were at a barrier
 };
 Counts counts();
 

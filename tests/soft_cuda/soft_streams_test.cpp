@@ -191,7 +191,7 @@ TEST_F(SoftMachine, CaptureWithAStreamThatDoesNotComeBackFails) {
   fork.make_wait(side.get());
   EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaErrorStreamCaptureUnjoined);
 
-  // Nor may work hang loose behind the mark by which it came back.
+  // Nor may work follow the mark by which it came back.
   cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal);
   fork.record(stream.get());
   fork.make_wait(side.get());

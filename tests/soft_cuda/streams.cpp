@@ -299,7 +299,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
       found->capture = mark->capture;
       ++found->capture->streams_apart;
     } else if (found->began_capture && mark->stream != found && mark->stream->capture == found->capture &&
-               mark->captured == mark->stream->captured) {  // nothing of it is behind the mark
+               mark->captured == mark->stream->captured) {  // nothing of it is after the mark
       mark->stream->capture = nullptr;                      // and that one leaves it
       --found->capture->streams_apart;
     }

@@ -40,7 +40,7 @@ void count(const void* address) {
 
 }  // namespace
 
-// glibc's own, under the names by which it can still be reached from behind a replacement.
+// glibc's own, under the names that a replacement can still call.
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);

@@ -6,7 +6,7 @@
 #include "base/cuda/probe.h"
 
 namespace {
-constexpr int kSkipped = 77;  // lockstep_test() tells ctest
+constexpr int kSkipped = 77;  // lockstep_test() sets it for ctest
 }
 
 int main(int argc, char** argv) {

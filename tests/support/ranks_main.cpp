@@ -25,7 +25,7 @@ comm::World g_world;
 bool g_own_groups = false;
 bool g_needs_gpu = false;
 
-constexpr int kSkipped = 77;  // lockstep_test() tells ctest
+constexpr int kSkipped = 77;  // lockstep_test() sets it for ctest
 
 /// Prints nothing but failures, with the rank that they belong to. While it hears of one, GoogleTest holds the lock
 /// that its current_test_info() takes.

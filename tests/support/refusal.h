@@ -1,4 +1,4 @@
-// What the library tells a program that uses it wrongly.
+// The library's error for a program that uses it wrongly.
 #pragma once
 
 #include <fmt/format.h>

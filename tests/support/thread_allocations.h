@@ -5,7 +5,7 @@
 
 namespace lockstep::testing {
 
-/// By this thread, so far: on rank 0 the store where the ranks have met has a thread, and allocations, of its own.
+/// By this thread, so far: on rank 0 the store of the rendezvous has a thread, and allocations, of its own.
 std::size_t thread_allocations();
 
 }  // namespace lockstep::testing

@@ -31,10 +31,10 @@ extern dim3 gridDim;
 inline constexpr int warpSize = 32;
 
 inline void __syncthreads(std::source_location where = std::source_location::current()) {
-  lockstep::soft_cuda::meet_block("__syncthreads", where);
+  lockstep::soft_cuda::sync_block("__syncthreads", where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, std::source_location where = std::source_location::current()) {
-  lockstep::soft_cuda::meet_warp("__syncwarp", mask, 0, where);
+  lockstep::soft_cuda::sync_warp("__syncwarp", mask, 0, where);
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -52,14 +52,14 @@ T shuffle(const char* what, unsigned mask, T value, int source, int width, std::
   const int first = lane() / width * width;
   const int from = source >= 0 && source < width ? first + source : lane();
   if ((mask >> from & 1u) == 0) fail_thread("it shuffles with a lane that is not in its mask", where);
-  const std::uint64_t got = meet_warp(what, mask, bits, where)[from];
+  const std::uint64_t got = sync_warp(what, mask, bits, where)[from];
   T result;
   std::memcpy(&result, &got, sizeof(T));
   return result;
 }
 
 inline unsigned ballot(const char* what, unsigned mask, int predicate, std::source_location where) {
-  const std::uint64_t* const brought = meet_warp(what, mask, predicate != 0 ? 1 : 0, where);
+  const std::uint64_t* const brought = sync_warp(what, mask, predicate != 0 ? 1 : 0, where);
   unsigned all = 0;
   for (unsigned i = 0; i < 32; ++i)
     if ((mask >> i & 1u) != 0 && brought[i] != 0) all |= 1u << i;
@@ -103,7 +103,7 @@ inline int __all_sync(unsigned mask, int predicate, std::source_location where =
   return lockstep::soft_cuda::ballot("__all_sync", mask, predicate, where) == mask ? 1 : 0;
 }
 
-// Threads take turns at meeting points only: nothing can come between.
+// Threads are switched at barriers only: nothing can come between.
 template <class T>
 requires std::is_arithmetic_v<T> T atomicAdd(T* at, std::type_identity_t<T> value) {
   const T before = *at;
