@@ -13,7 +13,7 @@ set(LOCKSTEP_PRECOMPILED_OPTIONS "")
 if(LOCKSTEP_CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND LOCKSTEP_PRECOMPILED_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache compiles all again
 endif()
-# In a precompiled header GCC 12 takes the standard library for ours, and sees copies behind the end of std::strings.
+# In a precompiled header GCC 12 takes the standard library for ours, and sees copies past the end of std::strings.
 set(untrue array-bounds stringop-overflow maybe-uninitialized mismatched-new-delete)
 list(TRANSFORM untrue PREPEND -Wno-)
 list(APPEND LOCKSTEP_PRECOMPILED_OPTIONS "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${untrue}>")

@@ -1,8 +1,8 @@
 # lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES modules…] [LINKS libraries…]
 #               [INTERFACE_LINKS libraries…])
 #
-# One static library a module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
-# this one may include; the list is also what the dependency test (tests/layering) holds the includes against.
+# One static library per module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
+# this one may include; the dependency test (tests/layering) checks the includes against that list.
 #
 # Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
 # are each compiled alone: kernels of the CPU, whose inlining is theirs, and what takes long itself.

@@ -18,8 +18,8 @@
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
 # from files that are compiled once: neither kind of GPU is seen in them. LAZY adds an entry in software whose streams run
 # as late as they may (NAME_test.lazy): for tests in which the order of streams, copies and events, or what the host reads
-# and frees meanwhile, can be wrong; not for kernels that one stream runs and the CPU's results are held against. All are
-# left out of builds without CUDA.
+# and frees meanwhile, can be wrong; not for kernels that one stream runs and whose results are compared with the CPU's.
+# All are left out of builds without CUDA.
 function(lockstep_test name)
   cmake_parse_arguments(T "SOFT_CUDA;GPU;CUDA;LAZY;OWN_GROUPS;SERIAL" "TIMEOUT;PROGRAM"
                         "SOURCES;LINKS;DEFINITIONS;DEPENDS;RANKS;GROUPS;ALSO;ALONE;LABELS" ${ARGN})

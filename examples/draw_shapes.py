@@ -69,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description="Draws shapes as PNG files, in DIR/train and DIR/val.")
     parser.add_argument("directory", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--train", type=int, default=200, help="images of each class to train on (200)")
-    parser.add_argument("--val", type=int, default=50, help="images of each class to judge on (50)")
+    parser.add_argument("--val", type=int, default=50, help="images of each class to validate on (50)")
     options = parser.parse_args()
     for part, count in ("train", options.train), ("val", options.val):
         for name, inside in SHAPES.items():

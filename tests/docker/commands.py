@@ -1,4 +1,4 @@
-"""Commands in files and texts, held against the program that they call."""
+"""Commands in files and texts, checked against the program that they call."""
 import functools
 import pathlib
 import re

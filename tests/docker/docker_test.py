@@ -57,9 +57,9 @@ class Dockerfiles(unittest.TestCase):
 
     def test_nothing_they_need_is_ignored(self):
         ignored = [line for line in (SOURCE / ".dockerignore").read_text().splitlines() if line and line[0] not in "#!"]
-        rooms = re.findall(r"add_subdirectory\((\w+)\)", (SOURCE / "CMakeLists.txt").read_text())
-        self.assertIn("comm", rooms)
-        for needed in (*rooms, "cmake", "CMakeLists.txt", "scripts", "docker/rootfs"):
+        modules = re.findall(r"add_subdirectory\((\w+)\)", (SOURCE / "CMakeLists.txt").read_text())
+        self.assertIn("comm", modules)
+        for needed in (*modules, "cmake", "CMakeLists.txt", "scripts", "docker/rootfs"):
             if needed != "tests":  # left out of builds without BUILD_TESTING
                 self.assertNotIn(needed, ignored)
 
@@ -104,7 +104,7 @@ class Dockerfiles(unittest.TestCase):
 
 
 class Scripts(unittest.TestCase):
-    """The scripts in the images and in front of Slurm, run with stand-ins."""
+    """The scripts in the images and the job scripts for Slurm, run with stand-ins."""
 
     def setUp(self):
         self.scratch = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -281,7 +281,7 @@ class Manifests(unittest.TestCase):
 
 
 class Documents(unittest.TestCase):
-    """What docs/docker.md and docs/cluster.md tell people to type."""
+    """The commands in docs/docker.md and docs/cluster.md."""
 
     def lines(self):
         for document in DOCUMENTS:

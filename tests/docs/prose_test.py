@@ -4,8 +4,8 @@
 
 RETIRED is the one table: a scope, a pattern, and what to write instead. Scopes are the prose of documents, and of the
 sources comments, texts (help, errors), identifiers and file names; READERS says what each of them reads. Phrases are
-retired in WORDS; identifiers and file names have rows of their own. FIELDS_OWN lists where a retired word is a term of the
-field.
+retired in WORDS; identifiers and file names have rows of their own. FIELDS_OWN lists where a retired word is a term of
+the field.
 """
 import argparse
 import enum
@@ -52,6 +52,7 @@ PENDING = (
 # Words that are terms of the field in some places, which regular expressions of paths name.
 FIELDS_OWN = [
     (r"lanes?", r"base/hash64|nn/ops/|comm/reduce|tests/soft_cuda/|tests/nn/", "of a warp or a vector register"),
+    (r"told|tells?|telling", r"tests/data/bpe/", "in a text that is tokenized"),
 ]
 
 
@@ -68,7 +69,7 @@ RETIRED = [
     (WORDS, r"arrows?", "dependency, include"),
     (WORDS, r"houses?", "layering, modules"),
     (WORDS, r"seats?|desks?", "rank control block, node control block"),
-    (WORDS, r"door ?bells?|bells?|l(?:ie|ies|ying) down|g(?:et|ets|etting) up", "wakeup pipe, announce sleep, end sleep"),
+    (WORDS, r"door ?bells?|bells?|l(?:ie|ies|ying) down|g(?:et|ets|etting) up", "wakeup pipe, announce or end sleep"),
     (WORDS, r"rosters?", "intra-host synchronisation"),
     (WORDS, r"lanes?", "channel"),
     (WORDS, r"visitors?", "pending peer"),
@@ -88,7 +89,7 @@ RETIRED = [
     (WORDS, r"damage[ds]?", "corrupt"),
     (WORDS, r"made[- ]up", "synthetic"),
     (WORDS, r"foreign (?:bytes|data|files?)", "untrusted input"),
-    (WORDS, r"(?:model|checkpoint) cards?|adopt(?:s|ed|ing)? (?:a |the )?cards?", "model metadata, checkpoint manifest"),
+    (WORDS, r"(?:model|checkpoint) cards?|adopt(?:s|ed|ing)? (?:a |the )?cards?", "metadata, checkpoint manifest"),
     (WORDS, r"own names?|left[- ]behind", "local addresses, stale directories"),
     # Phrases
     (WORDS, r"behind", "after"),
@@ -108,15 +109,48 @@ RETIRED = [
     (WORDS, r"leav(?:e|es|ing) nothing behind|nothing (?:is|was) left", "clean up"),
     (WORDS, r"course of the (?:learning )?rate", "learning-rate schedule"),
     (WORDS, r"does not answer since", "last heard from at"),
+    # Names
+    (Scope.IDENTIFIERS, r"[Ss]eats?|[Dd]esks?", "RankControlBlock, NodeControlBlock"),
+    (Scope.IDENTIFIERS, r"DoorBells?|door_bells?_?|lie_down|get_up", "WakeupPipes, announce_sleep, end_sleep"),
+    (Scope.IDENTIFIERS, r"[Rr]oster_?", "IntraHostSync"),
+    (Scope.IDENTIFIERS, r"Lane|lane_talk", "Channel, PeerProgress"),
+    (Scope.IDENTIFIERS, r"kContribute|kPublish|publish", "reduce-scatter, all-gather"),
+    (Scope.IDENTIFIERS, r"Calls|Visitors?|turn_away", "PeerConnector, PendingPeer, reject"),
+    (Scope.IDENTIFIERS, r"MeetingPoint|HostMeeting|k?RollCall|Whereabouts", "Rendezvous, ProgressExchange"),
+    (Scope.IDENTIFIERS, r"[Vv]erdict|judge", "AbortReason, RootCause, find_root_cause"),
+    (Scope.IDENTIFIERS, r"look_around", "check_peers"),
+    (Scope.IDENTIFIERS, r"[Ll]edger_?", "OpLog"),
+    (Scope.IDENTIFIERS, r"long_enough_bytes", "preferred_bucket_bytes"),
+    (Scope.IDENTIFIERS, r"agree_on", "run_collectively"),
+    (Scope.IDENTIFIERS, r"adopt_ready_order|settle_unreached", "rebuild_buckets, mark_unused"),
+    (Scope.IDENTIFIERS, r"RecordedSteps?|recorded_steps?_?", "StepGraphs"),
+    (Scope.IDENTIFIERS, r"LateResults?|Readback", "AsyncScalars"),
+    (Scope.IDENTIFIERS, r"sibling|piece_bytes", "make_stream, cache_block_bytes"),
+    (Scope.IDENTIFIERS, r"forget_gradient|gradient_written|aside", "clear_grad, mark_grad_valid, saved_preactivation"),
+    (Scope.IDENTIFIERS, r"decide|kGo", "compute_update_scale, kApply"),
+    (Scope.IDENTIFIERS, r"Recipe|read_changed|damaged|made_up", "Factory, read_augmented, corrupt, synthetic"),
+    (Scope.IDENTIFIERS, r"CheckpointCard|adopt_card|is_told_otherwise",
+     "CheckpointManifest, apply_metadata, is_not_a_setting"),
+    (Scope.IDENTIFIERS, r"Ending|own_names|left_behind", "ExitStatus, local_addresses, stale_dirs"),
+    (Scope.FILE_NAMES, in_names("seat|desk|bell|roster|lane|visitor|meeting"), "as the type is called"),
+    (Scope.FILE_NAMES, in_names("verdict|judge|whereabouts|ledger|recipe|sibling"), "as the type is called"),
+    (Scope.FILE_NAMES, in_names("recorded_step|late_result|readback|card|ending|own_name|left_behind"),
+     "as the type is called"),
 ]
 
 GENERATED = re.compile(r"<!-- bench/compare: begin .*?<!-- bench/compare: end -->", re.DOTALL)  # the program's words
-TOKEN = re.compile(r"""(?P<text>"(?:\\.|[^"\\\n])*")|(?P<character>'(?:\\.|[^'\\\n])+')|(?P<comment>//[^\n]*|/\*.*?\*/)""",
-                   re.DOTALL)
+TOKEN = re.compile(r"""(?P<text>"(?:\\.|[^"\\\n])*")|(?P<character>'(?:\\.|[^'\\\n])+')|"""
+                   r"(?P<comment>//[^\n]*|/\*.*?\*/)", re.DOTALL)
+SCRIPT_TOKEN = re.compile(r"""(?P<comment>\"{3}.*?\"{3}|(?<!\S)\#[^\n]*)|"""
+                          r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')""", re.DOTALL)
+
+
+def token_of(path):
+    return TOKEN if path.suffix in (".h", ".cuh", ".cpp", ".cu") else SCRIPT_TOKEN
 
 
 def blank(match):
-    return re.sub(r"[^\n]", " ", match[0])
+    return " " + "\n" * match[0].count("\n")
 
 
 def prose_of(text):
@@ -132,25 +166,26 @@ def code_of(text):
     return TOKEN.sub(blank, re.sub(r"^#include.*", blank, text, flags=re.MULTILINE))
 
 
-def only(kind, text):
+def only(kind, text, token):
     """The tokens of a kind, at their places; code between them is no space, so that sentences end there."""
     text = re.sub(r"^#include.*", blank, text, flags=re.MULTILINE)
     end, parts = 0, []
-    for match in TOKEN.finditer(text):
+    for match in token.finditer(text):
         if match[kind]:
-            parts += [re.sub(r"\S", "\0", text[end:match.start()]), match[kind]]
+            between = text[end:match.start()]
+            parts += ["\0" if between.strip() else " ", "\n" * between.count("\n"), match[kind]]
             end = match.end()
     return "".join(parts)
 
 
-def texts_of(text):
+def texts_of(text, token=TOKEN):
     """Without quotes, so that neighbours are one, and line feeds."""
-    return re.sub(r'\\[nrt]|"', blank, only("text", text))
+    return re.sub(r"""\\[nrt]|["']""", blank, only("text", text, token))
 
 
-def comments_of(text):
+def comments_of(text, token=TOKEN):
     """Without code in backticks."""
-    return re.sub(r"//+|`[^`\n]*`", blank, only("comment", text))
+    return re.sub(r"""//+|\#+|\"{3}|`[^`\n]*`""", blank, only("comment", text, token))
 
 
 def documents():
@@ -165,10 +200,19 @@ def sources():
             if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
 
 
+def scripts():
+    """What has comments after #: Python, shells, CMake, images, manifests. Not this file, which has all the words."""
+    top = {path.parent for path in SOURCE.glob("*/CMakeLists.txt") if not (path.parent / "CMakeCache.txt").exists()}
+    return [path for directory in sorted(top | {SOURCE / name for name in ("cmake", "docker", "scripts")})
+            for path in sorted(directory.rglob("*")) if path.is_file() and path != pathlib.Path(__file__).resolve()
+            and (path.name == "CMakeLists.txt" or path.suffix in (".py", ".cmake", ".yaml", ".Dockerfile", ".sbatch")
+                 or path.suffix == "" and path.read_bytes()[:2] == b"#!")]
+
+
 READERS = {
     Scope.PROSE: lambda: ((path, prose_of(path.read_text())) for path in documents()),
-    Scope.COMMENTS: lambda: ((path, comments_of(path.read_text())) for path in sources()),
-    Scope.TEXTS: lambda: ((path, texts_of(path.read_text())) for path in sources()),
+    Scope.COMMENTS: lambda: ((path, comments_of(path.read_text(), token_of(path))) for path in sources() + scripts()),
+    Scope.TEXTS: lambda: ((path, texts_of(path.read_text(), token_of(path))) for path in sources() + scripts()),
     Scope.IDENTIFIERS: lambda: ((path, code_of(path.read_text())) for path in sources()),
     Scope.FILE_NAMES: lambda: ((path, path.stem) for path in sources()),
 }

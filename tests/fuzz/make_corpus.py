@@ -41,12 +41,12 @@ def safetensors(tensors, metadata=None):
 def checkpoint_card(**changed):
     """As checkpoint/manifest.cpp writes it: what its digest is of is its text without that."""
     file = {"bytes": 100, "sha256": "a" * 64}
-    card = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60, "epoch": 0,
-            "cursor": 448, "optimizer_steps": 7, "world_size": 2, "run": {"model": "cnn", "seed": "1"},
-            "settings": {"ranks": "2"}, "bucket_order": ["fc2.weight", "fc1.weight"],
-            "files": {"optimizer.safetensors": file, "weights.safetensors": file}, **changed}
-    card["sha256"] = hashlib.sha256(json.dumps(card, indent=1).encode()).hexdigest()
-    return json.dumps(card, indent=1)
+    manifest = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60,
+                "epoch": 0, "cursor": 448, "optimizer_steps": 7, "world_size": 2, "run": {"model": "cnn", "seed": "1"},
+                "settings": {"ranks": "2"}, "bucket_order": ["fc2.weight", "fc1.weight"],
+                "files": {"optimizer.safetensors": file, "weights.safetensors": file}, **changed}
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps(manifest, indent=1)
 
 
 def frame(kind, body):
@@ -136,18 +136,19 @@ def main():
     image = {"height": 8, "width": 8, "channels": 1, "mean": [0, 0, 0], "std": [1, 1, 1], "cropped": False}
     base = {"tokens": False, "data": "digits train", "seed": 1, "version": "0.1.0"}
     gpt = {"name": "gpt", "sample": [4], "classes": 3, "layers": 1, "heads": 2, "width": 4, "context": 4}
-    seed("card", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image, **base}))
-    seed("card", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
-    seed("card", "untied", json.dumps({"model": {**gpt, "tied": False}, **base, "tokens": True}))
-    seed("card", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
-                                    "class_names": ["no", "yes"], **base}))
-    seed("card", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
+    seed("metadata", "cnn", json.dumps({"model": {"name": "cnn", "sample": [8, 8, 1], "classes": 10}, "image": image,
+                                        **base}))
+    seed("metadata", "gpt", json.dumps({"model": gpt, **base, "tokens": True, "characters": "ab\u00e9"}))
+    seed("metadata", "untied", json.dumps({"model": {**gpt, "tied": False}, **base, "tokens": True}))
+    seed("metadata", "mlp", json.dumps({"model": {"name": "mlp", "sample": [5], "classes": 2, "hidden": [3, 4]},
+                                        "class_names": ["no", "yes"], **base}))
+    seed("metadata", "huge", json.dumps({"model": {**gpt, "sample": [1 << 24, 1 << 24]}, **base}))
 
-    seed("checkpoint", "card", checkpoint_card())
-    seed("checkpoint", "negative", checkpoint_card(step=-1))
-    seed("checkpoint", "huge", checkpoint_card(step=1 << 63, world_size=1 << 40))
-    seed("checkpoint", "types", checkpoint_card(run=[], files="none"))
-    seed("checkpoint", "changed", checkpoint_card().replace("448", "449"))
+    seed("checkpoint", "manifest", checkpoint_manifest())
+    seed("checkpoint", "negative", checkpoint_manifest(step=-1))
+    seed("checkpoint", "huge", checkpoint_manifest(step=1 << 63, world_size=1 << 40))
+    seed("checkpoint", "types", checkpoint_manifest(run=[], files="none"))
+    seed("checkpoint", "changed", checkpoint_manifest().replace("448", "449"))
 
     seed("config", "flags", 'data = "digits"\nbatch = 32\nlr = 0.1\nquiet = true\nhidden = [3, 4]\nbetas = "0.9,0.999"\n')
     seed("config", "others", '# a comment\nhosts = "a,b"\nb = 1_000\n"data" = \'\'\'x\'\'\'\nlr = 1e-3\n')

@@ -145,7 +145,7 @@ def state_of(model):
 
 
 def train(name, salt, dtype, add, wanted=0.0):
-    """Tells `add` what becomes of everything; returns the margin, or raises TooNear where it is less than wanted."""
+    """Calls `add` with every result; returns the margin, or raises TooNear where it is less than wanted."""
     make, inputs, classes, labels_shape, norm_bias, lr = MODELS[name]
     case = f"{name}.{salt}"
 

@@ -15,7 +15,7 @@ MIRROR = "http://deb.debian.org/debian"
 
 
 class Builder:
-    """Images under names of this builder's own. `scratch`: a directory with room for a few times their size."""
+    """Images under names of this builder's own. `scratch`: a directory with space for a few times their size."""
 
     def __init__(self, source: pathlib.Path, scratch: pathlib.Path):
         self.source, self.scratch = source, scratch

@@ -1,6 +1,6 @@
 """Containers without an engine: a process in namespaces of its own, on an image's read-only tree, without capabilities.
 
-What an engine or a kubelet does with an image, as far as the image can tell: entry point, command, environment, user,
+What an engine or a kubelet does with an image, as far as the image can notice: entry point, command, environment, user,
 a /dev with 64 MB of /dev/shm, /proc, /etc/hosts, and no way to gain privileges.
 """
 import contextlib
@@ -18,7 +18,7 @@ from .isolation import die_with_parent
 
 
 class Failure(Exception):
-    """A step went wrong: one line, and the output that tells more."""
+    """A step went wrong: one line, and the output that explains it."""
 
     def __init__(self, text: str, output: str = ""):
         super().__init__(text)
@@ -147,7 +147,7 @@ class Container:
         return int(children[0])
 
     def run(self, *arguments: str, timeout_s: float = 120, entry: bool = True, expect: int | None = 0) -> str:
-        """A command in the running container, as its user and, unless told otherwise, by way of its entry point. Returns
+        """A command in the running container, as its user and by way of its entry point unless `entry` is false. Returns
         what it wrote."""
         return run(self._inside(arguments, entry), timeout_s=timeout_s, expect=expect)
 

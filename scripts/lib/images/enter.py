@@ -1,4 +1,4 @@
-"""The first process of a container: makes its mounts, closes the tree behind it, and becomes the command."""
+"""The first process of a container: makes its mounts, makes the tree read-only, and becomes the command."""
 import json
 import os
 import pathlib
