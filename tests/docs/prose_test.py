@@ -9,6 +9,7 @@ the field.
 """
 import argparse
 import enum
+import functools
 import pathlib
 import re
 import sys
@@ -218,6 +219,7 @@ READERS = {
 }
 
 
+@functools.cache
 def compiled(scope, pattern):
     if scope in Scope.IDENTIFIERS | Scope.FILE_NAMES:
         return re.compile(rf"(?<!\w)(?:{pattern})(?!\w)")
