@@ -2,10 +2,8 @@
 
 #include <cstdio>
 
-#include "devices/json.h"
-#include "devices/read_cpu.h"
+#include "devices/machine.h"
 #include "devices/read_gpus.h"
-#include "devices/table.h"
 #include "options/values.h"
 
 namespace lockstep::cli {

@@ -1,4 +1,5 @@
-// What a machine has to compute with: plain data, as it was at one moment. Unknown values are absent.
+// What a machine has to compute with: plain data, as it was at one moment. Unknown values are absent. How it is read
+// (GPUs: devices/read_gpus.h) and shown.
 #pragma once
 
 #include <cstdint>
@@ -89,5 +90,20 @@ struct Machine {
   Gpus gpus;
   Cpu cpu;
 };
+
+/// As hwloc and CPUID see them, all of the machine whatever part of it this process may use. Never throws over what
+/// the system hides: that is absent.
+Cpu read_cpu();
+
+// Pure:
+
+/// One JSON object, a line without its newline. Units are in the names: bytes, percent, W, °C. Unknown values are null.
+std::string json_of(const Machine& machine);
+
+inline constexpr int kTableColumns = 80;
+
+/// GPUs, their processes and the CPU, in a frame of kTableColumns; ends with a newline. Values that a card does not
+/// report are "N/A"; sizes are in MiB.
+std::string table_of(const Machine& machine);
 
 }  // namespace lockstep::devices

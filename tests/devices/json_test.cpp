@@ -1,4 +1,4 @@
-#include "devices/json.h"
+#include "devices/machine.h"
 
 #include <gtest/gtest.h>
 

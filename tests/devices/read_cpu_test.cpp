@@ -1,4 +1,4 @@
-#include "devices/read_cpu.h"
+#include "devices/machine.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

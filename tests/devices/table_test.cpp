@@ -1,4 +1,4 @@
-#include "devices/table.h"
+#include "devices/machine.h"
 
 #include <gmock/gmock.h>
 
