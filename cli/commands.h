@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/env.h"
@@ -67,5 +68,14 @@ int version_command(const Sources& sources, const ForeignFlags& foreign);
 /// them is one line.
 bool parse_or_refuse(const OptionTable& table, const Sources& sources, const ForeignFlags& foreign,
                      std::optional<UsageError>& refusal);
+
+/// What lockstep --help prints.
+std::string overview();
+
+/// Whether the subcommand of that name computes with OpenMP's threads, for long.
+bool computes(std::string_view subcommand);
+
+/// Runs `lockstep ARGS…`. Returns the exit code; throws lockstep::Error.
+int run(std::span<const std::string> args);
 
 }  // namespace lockstep::cli

@@ -19,7 +19,7 @@
 #include "base/log.h"
 #include "base/status_report.h"
 #include "base/time_sharing.h"
-#include "cli/subcommands.h"
+#include "cli/commands.h"
 
 namespace {
 

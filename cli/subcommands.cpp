@@ -1,4 +1,4 @@
-#include "cli/subcommands.h"
+#include "cli/commands.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/commands.h"
 #include "inference/options.h"
 #include "launcher/hosts/rsh.h"
 #include "launcher/rank_wrapper.h"

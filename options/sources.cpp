@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "options/normalise.h"
+#include "options/table.h"
 #include "options/values.h"
 
 namespace lockstep::options {

@@ -1,11 +1,10 @@
-#include "cli/subcommands.h"
+#include "cli/commands.h"
 
 #include <gmock/gmock.h>
 
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
-#include "cli/commands.h"
 #include "inference/options.h"
 #include "trainer/options.h"
 

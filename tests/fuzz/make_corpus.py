@@ -38,7 +38,7 @@ def safetensors(tensors, metadata=None):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def checkpoint_card(**changed):
+def checkpoint_manifest(**changed):
     """As checkpoint/manifest.cpp writes it: what its digest is of is its text without that."""
     file = {"bytes": 100, "sha256": "a" * 64}
     manifest = {"format": "lockstep checkpoint 1", "written_by": "lockstep 0.1.0", "step": 7, "total_steps": 60,

@@ -1,4 +1,4 @@
-#include "options/normalise.h"
+#include "options/table.h"
 
 #include <gmock/gmock.h>
 
