@@ -1,0 +1,159 @@
+// CIFAR-10's files, hand-made.
+#include "data/cifar10.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "base/error.h"
+#include "data/open.h"
+#include "tests/data/idx_files.h"
+
+namespace lockstep::data {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kRecord = 3073;
+
+// Red counts columns, green rows, blue is `blue`.
+std::string record(int label, int blue) {
+  std::string bytes(1, static_cast<char>(label));
+  for (int c = 0; c < 3; ++c)
+    for (int y = 0; y < 32; ++y)
+      for (int x = 0; x < 32; ++x) bytes += static_cast<char>(c == 0 ? x + 1 : c == 1 ? y + 1 : blue);
+  return bytes;
+}
+
+class Cifar10Test : public ::testing::Test {
+ protected:
+  Cifar10Test() {
+    for (int file = 1; file <= 5; ++file)
+      write(fmt::format("data_batch_{}.bin", file), record(file, 10 * file) + record(file + 1, 10 * file + 1));
+    write("test_batch.bin", record(9, 99));
+  }
+  void write(const std::string& name, const std::string& content) { write_file(directory_.path(name), content); }
+  DataSplits open(const OpenOptions& options = {}) const {
+    return open_data("cifar10:" + directory_.path().string(), options);
+  }
+  std::string error() const {
+    try {
+      open();
+    } catch (const IoError& thrown) {
+      EXPECT_FALSE(thrown.remedy().empty());
+      return thrown.what();
+    }
+    return "nothing was thrown";
+  }
+  // The byte that a number was.
+  static int byte_of(float number, std::size_t channel) {
+    return static_cast<int>(std::lround((number * kCifar10.std[channel] + kCifar10.mean[channel]) * 255));
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(Cifar10Test, PlanesBecomePixels) {
+  const DataSplits splits = open();
+  EXPECT_EQ(splits.train->size(), 10u);
+  EXPECT_EQ(splits.test->size(), 1u);
+  EXPECT_EQ(splits.train->classes(), 10);
+  EXPECT_EQ(splits.train->sample_dims(), (std::vector<std::int64_t>{32, 32, 3}));
+  std::vector<float> x(3072);
+  std::int32_t label = 0;
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    splits.train->read(i, x, label);
+    EXPECT_EQ(label, static_cast<int>(i / 2 + 1 + i % 2));
+    for (const auto& [row, column] : {std::pair(0, 0), {31, 31}, {3, 17}}) {
+      const float* const pixel = &x[static_cast<std::size_t>(row * 32 + column) * 3];
+      EXPECT_EQ(byte_of(pixel[0], 0), column + 1);
+      EXPECT_EQ(byte_of(pixel[1], 1), row + 1);
+      EXPECT_EQ(byte_of(pixel[2], 2), static_cast<int>(10 * (i / 2 + 1) + i % 2));
+    }
+  }
+  splits.test->read(0, x, label);
+  EXPECT_EQ(label, 9);
+}
+
+TEST_F(Cifar10Test, AugmentedSamplesAreShiftedAndMirrored) {
+  const DataSplits splits = open();
+  std::vector<float> x(3072), again(3072);
+  std::int32_t label = 0;
+  std::set<std::pair<int, int>> shifts;
+  int mirrored = 0;
+  const int draws = 600;
+  for (std::uint64_t draw = 0; draw < draws; ++draw) {
+    splits.train->read_augmented(0, draw, x, label);
+    ASSERT_EQ(label, 1);
+    // The middle is inside of every crop: its bytes say where it comes from.
+    const float* const pixel = &x[static_cast<std::size_t>(16 * 32 + 16) * 3];
+    const int column = byte_of(pixel[0], 0) - 1, row = byte_of(pixel[1], 1) - 1;
+    const bool flipped = byte_of(pixel[3], 0) < byte_of(pixel[0], 0);
+    mirrored += flipped;
+    shifts.emplace(flipped ? column - 15 : column - 16, row - 16);
+    // And the corner is black where it lies outside.
+    const bool outside = row - 16 < 0 || (flipped ? column - 15 > 0 : column - 16 < 0);
+    ASSERT_EQ(byte_of(x[2], 2), outside ? 0 : 10);
+  }
+  EXPECT_NEAR(mirrored, draws / 2.0, 75);
+  EXPECT_EQ(shifts.size(), 81u);  // -4 to 4 each way
+  for (const auto& [right, down] : shifts) ASSERT_LE(std::max(std::abs(right), std::abs(down)), 4);
+  splits.train->read_augmented(3, 5, x, label);
+  splits.train->read_augmented(3, 5, again, label);
+  EXPECT_EQ(x, again);
+  open({.settings = {{"augment", false}}}).train->read_augmented(3, 5, x, label);
+  splits.train->read(3, again, label);
+  EXPECT_EQ(x, again);
+}
+
+TEST_F(Cifar10Test, CutAndWrongFilesAreNamedWithTheByte) {
+  write("data_batch_3.bin", (record(0, 0) + record(1, 0)).substr(0, kRecord + 5));
+  EXPECT_THAT(error(), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("ends at byte 3078, within record 1")));
+  write("data_batch_3.bin", record(0, 0) + record(10, 0));
+  EXPECT_THAT(error(), AllOf(HasSubstr("label 10 of record 1 (byte 3073)")));
+  write("data_batch_3.bin", "");
+  EXPECT_THAT(error(), HasSubstr("byte 0"));
+  std::filesystem::remove(directory_.path("data_batch_3.bin"));
+  EXPECT_THAT(error(), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("No such file")));
+  write("data_batch_3", "pickled");
+  EXPECT_THAT(error(), HasSubstr("version for Python"));
+  std::filesystem::create_directory(directory_.path("data_batch_3.bin"));
+  EXPECT_THAT(error(), HasSubstr("directory"));
+  EXPECT_THROW(open_data("cifar10:" + directory_.path("test_batch.bin")), IoError);
+}
+
+// With a mapping this is the end of the process, by SIGBUS.
+TEST_F(Cifar10Test, FilesThatChangeWhileTheyAreInUseAreNamed) {
+  const DataSplits splits = open();
+  std::vector<float> x(splits.train->sample_elements());
+  std::int32_t label = 0;
+  const auto error_of = [&](std::uint64_t sample) -> std::string {
+    try {
+      splits.train->read(sample, x, label);
+    } catch (const IoError& thrown) {
+      EXPECT_FALSE(thrown.remedy().empty());
+      return thrown.what();
+    }
+    return "";
+  };
+  std::filesystem::resize_file(directory_.path("data_batch_2.bin"), kRecord + 7);
+  EXPECT_EQ(error_of(2), "");
+  EXPECT_THAT(error_of(3), AllOf(HasSubstr("data_batch_2.bin: it had 6146 bytes"), HasSubstr("at byte 3080")));
+  write("data_batch_3.bin", record(200, 3) + record(1, 1));
+  EXPECT_THAT(error_of(4), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("label 200 of record 0")));
+}
+
+TEST_F(Cifar10Test, TheArchivesOwnFolderIsFound) {
+  std::filesystem::create_directory(directory_.path("cifar-10-batches-bin"));
+  for (const char* name :
+       {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
+    std::filesystem::rename(directory_.path(name + std::string(".bin")),
+                            directory_.path("cifar-10-batches-bin/" + std::string(name) + ".bin"));
+  EXPECT_EQ(open().train->size(), 10u);
+}
+
+}  // namespace
+}  // namespace lockstep::data
