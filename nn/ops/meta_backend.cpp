@@ -133,8 +133,7 @@ class MetaLoss final : public LossKernels {
 
 class MetaOptim final : public OptimKernels {
  public:
-  void sgd(const SgdConstants&, T, std::span<const UpdateArrays>) override {}
-  void adamw(const AdamWConstants&, T, std::span<const UpdateArrays>) override {}
+  void update(const UpdateRule&, T, std::span<const UpdateArrays>) override {}
   void add_squares(std::span<const UpdateArrays>, T) override {}
   void compute_update_scale(T, T, double, T) override {}
 };

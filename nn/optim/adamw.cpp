@@ -6,44 +6,27 @@
 namespace lockstep::nn {
 namespace {
 
+UpdateRule rule_of(const AdamWOptions& options) {
+  check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+              "AdamW's betas must lie in [0, 1)");
+  check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
+  return AdamWRule::of(options.beta1, options.beta2, options.eps);
+}
+
 class AdamW final : public Optimizer {
  public:
   AdamW(std::vector<NamedParameter> parameters, const AdamWOptions& options)
-      : Optimizer(std::move(parameters)),
-        constants_{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps},
-        weight_decay_(options.weight_decay),
-        m_(zeros_like_parameters()),
-        v_(zeros_like_parameters()) {
-    check_usage(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                "AdamW's betas must lie in [0, 1)");
-    check_usage(options.eps >= 0 && options.weight_decay >= 0, "AdamW with a negative eps or weight decay");
-  }
-
-  std::vector<NamedMoment> moments() const override {
-    std::vector<NamedMoment> all;
-    name_moments(m_, "exp_avg", all);
-    name_moments(v_, "exp_avg_sq", all);
-    return all;
-  }
+      : Optimizer(std::move(parameters), rule_of(options), {"exp_avg", "exp_avg_sq"}), options_(options) {}
 
  private:
   std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const override {
     const auto t = static_cast<double>(step);
-    return {static_cast<float>(lr / (1.0 - std::pow(constants_.beta1, t))),
-            static_cast<float>(1.0 - lr * weight_decay_),
-            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(constants_.beta2, t)))};
-  }
-  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
-    arrays.first = m_[index].f32();
-    arrays.second = v_[index].f32();
-  }
-  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
-    kernels.adamw(constants_, control, all);
+    return {static_cast<float>(lr / (1.0 - std::pow(options_.beta1, t))),
+            static_cast<float>(1.0 - lr * options_.weight_decay),
+            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options_.beta2, t)))};
   }
 
-  AdamWConstants constants_;
-  double weight_decay_;
-  std::vector<Tensor> m_, v_;
+  AdamWOptions options_;
 };
 
 }  // namespace

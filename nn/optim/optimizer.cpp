@@ -28,7 +28,15 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedParameter> parameters) : parameters_(checked(std::move(parameters))) {
+Optimizer::Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& rule, std::vector<std::string> moments)
+    : parameters_(checked(std::move(parameters))), rule_(rule) {
+  LOCKSTEP_ASSERT(std::ssize(moments) == moments_of(rule), "{} names for {} moments", moments.size(), moments_of(rule));
+  for (std::string& name : moments) {
+    Moment& moment = moments_.emplace_back(Moment{.name = std::move(name), .values = {}});
+    moment.values.reserve(parameters_.size());
+    for (const auto& [of, parameter] : parameters_)
+      moment.values.push_back(parameter->backend().zeros(parameter->value().shape()));
+  }
   if (parameters_.empty()) return;
   backend_ = &parameters_.front().parameter->backend();
   control_ = backend_->empty({StepControl::kSize});
@@ -71,17 +79,13 @@ void Optimizer::step(double lr) {
   }
 }
 
-std::vector<Tensor> Optimizer::zeros_like_parameters() const {
-  std::vector<Tensor> made;
-  made.reserve(parameters_.size());
-  for (const auto& [name, parameter] : parameters_)
-    made.push_back(parameter->backend().zeros(parameter->value().shape()));
-  return made;
-}
-
-void Optimizer::name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const {
-  for (std::size_t i = 0; i < values.size(); ++i)
-    to.push_back({fmt::format("{}.{}", parameters_[i].name, name), parameters_[i].parameter, values[i]});
+std::vector<NamedMoment> Optimizer::moments() const {
+  std::vector<NamedMoment> all;
+  for (const Moment& moment : moments_)
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      all.push_back(
+          {fmt::format("{}.{}", parameters_[i].name, moment.name), parameters_[i].parameter, moment.values[i]});
+  return all;
 }
 
 void Optimizer::begin_step(double lr) {
@@ -120,7 +124,8 @@ std::span<const UpdateArrays> Optimizer::arrays_of(std::span<const std::size_t> 
     Parameter& p = parameter(index);
     UpdateArrays& arrays = arrays_.emplace_back(UpdateArrays{
         .count = p.value().count(), .gradient = p.gradient().f32(), .parameter = p.value().f32(), .copy = p.copy()});
-    add_moments(index, arrays);
+    if (moments_.size() > 0) arrays.first = moments_[0].values[index].f32();
+    if (moments_.size() > 1) arrays.second = moments_[1].values[index].f32();
   }
   return arrays_;
 }
@@ -136,7 +141,7 @@ void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, 
 void Optimizer::update(std::span<const std::size_t> indices) {
   const auto all = arrays_of(indices);
   if (all.empty()) return;
-  run(backend_->optim(), control_, all);
+  backend_->optim().update(rule_, control_, all);
   for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
 }
 

@@ -42,8 +42,8 @@ class Optimizer {
   void add_squares(std::span<const std::size_t> indices, const Tensor& squares);
   /// OptimKernels::compute_update_scale() for this step.
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm);
-  /// All that it remembers, by parameter. With steps() it is what a run resumes from.
-  virtual std::vector<NamedMoment> moments() const = 0;
+  /// All that it remembers: the first of all parameters, then the second. With steps() it is what a run resumes from.
+  std::vector<NamedMoment> moments() const;
   /// Steps that have begun.
   std::int64_t steps() const { return step_; }
   void set_steps(std::int64_t steps) { step_ = steps; }
@@ -52,21 +52,12 @@ class Optimizer {
   void update(std::span<const std::size_t> indices);
 
  protected:
+  /// `rule` moves the parameters; `moments`: PyTorch's names of what it remembers ("exp_avg"), as many as it does.
   /// Throws UsageError for a parameter that is none or comes twice, and for parameters on several devices.
-  explicit Optimizer(std::vector<NamedParameter> parameters);
+  Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& rule, std::vector<std::string> moments);
 
-  /// What OptimKernels know as rates, for step `step` (from 1).
+  /// What the rule calls its rates, for step `step` (from 1).
   virtual std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const = 0;
-  /// The parameter's moments, as far as there are any.
-  virtual void add_moments(std::size_t index, UpdateArrays& arrays) const = 0;
-  virtual void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) = 0;
-
-  /// For what it remembers of each.
-  std::vector<Tensor> zeros_like_parameters() const;
-  /// Adds each of `values`, which are by parameter, to `to`.
-  void name_moments(const std::vector<Tensor>& values, const char* name, std::vector<NamedMoment>& to) const;
-
-  std::vector<NamedParameter> parameters_;
 
  private:
   void write_control(double lr, std::int64_t step);
@@ -74,6 +65,14 @@ class Optimizer {
   Parameter& parameter(std::size_t index) const;
   void check_there(std::size_t index) const;
 
+  struct Moment {
+    std::string name;            // PyTorch's
+    std::vector<Tensor> values;  // by parameter
+  };
+
+  std::vector<NamedParameter> parameters_;
+  UpdateRule rule_;
+  std::vector<Moment> moments_;
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;
   std::vector<Lifetime::Ref> lifetimes_;    // by parameter

@@ -4,38 +4,25 @@
 namespace lockstep::nn {
 namespace {
 
+UpdateRule rule_of(const SgdOptions& options) {
+  check_usage(options.momentum >= 0 && options.weight_decay >= 0, "SGD with a negative momentum or weight decay");
+  check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum", "set momentum above 0");
+  const auto momentum = static_cast<float>(options.momentum), weight_decay = static_cast<float>(options.weight_decay);
+  if (options.nesterov) return SgdNesterovRule{.momentum = momentum, .weight_decay = weight_decay};
+  if (options.momentum > 0) return SgdMomentumRule{.momentum = momentum, .weight_decay = weight_decay};
+  return SgdRule{.weight_decay = weight_decay};
+}
+
 class Sgd final : public Optimizer {
  public:
   Sgd(std::vector<NamedParameter> parameters, const SgdOptions& options)
-      : Optimizer(std::move(parameters)),
-        constants_{.momentum = static_cast<float>(options.momentum),
-                   .weight_decay = static_cast<float>(options.weight_decay),
-                   .nesterov = options.nesterov} {
-    check_usage(options.momentum >= 0 && options.weight_decay >= 0, "SGD with a negative momentum or weight decay");
-    check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum",
-                "set momentum above 0");
-    if (options.momentum > 0) momentum_ = zeros_like_parameters();
-  }
-
-  std::vector<NamedMoment> moments() const override {
-    std::vector<NamedMoment> all;
-    name_moments(momentum_, "momentum_buffer", all);
-    return all;
-  }
+      : Optimizer(std::move(parameters), rule_of(options),
+                  options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}) {}
 
  private:
   std::array<float, StepControl::kRates> rates(double lr, std::int64_t) const override {
-    return {static_cast<float>(lr), 0.0f, 0.0f};
+    return {static_cast<float>(lr)};
   }
-  void add_moments(std::size_t index, UpdateArrays& arrays) const override {
-    if (!momentum_.empty()) arrays.first = momentum_[index].f32();
-  }
-  void run(OptimKernels& kernels, const Tensor& control, std::span<const UpdateArrays> all) override {
-    kernels.sgd(constants_, control, all);
-  }
-
-  SgdConstants constants_;
-  std::vector<Tensor> momentum_;
 };
 
 }  // namespace

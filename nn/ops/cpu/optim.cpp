@@ -12,48 +12,17 @@ namespace {
 
 constexpr std::int64_t kGrain = 16384;  // elements
 
-struct SgdStep {
-  float lr, momentum, weight_decay, gradient_scale;
-};
-
-struct AdamWStep {
-  float rate, keep, root2, b1, rest1, b2, rest2, eps, gradient_scale;
-};
-
-LOCKSTEP_SIMD_CLONES
-void sgd_plain(const SgdStep& s, const float* g, float* p, std::int64_t n) {
-  const float lr = s.lr, decay = s.weight_decay, scale = s.gradient_scale;
-  for (std::int64_t i = 0; i < n; ++i) p[i] -= lr * (scale * g[i] + decay * p[i]);
-}
-
-LOCKSTEP_SIMD_CLONES
-void sgd_momentum(const SgdStep& s, const float* g, float* m, float* p, std::int64_t n) {
-  const float lr = s.lr, decay = s.weight_decay, scale = s.gradient_scale, momentum = s.momentum;
+// See Note [Update rules].
+template <class Rule>
+LOCKSTEP_SIMD_CLONES void update_elements(const Rule& by, const float* control, const float* g, float* p, float* first,
+                                          float* second, std::int64_t n) {
+  // Copies, which no store into the arrays can change.
+  const Rule rule = by;
+  float held[StepControl::kSize];
+  for (std::size_t i = 0; i < StepControl::kSize; ++i) held[i] = control[i];
   for (std::int64_t i = 0; i < n; ++i) {
-    m[i] = momentum * m[i] + (scale * g[i] + decay * p[i]);
-    p[i] -= lr * m[i];
-  }
-}
-
-LOCKSTEP_SIMD_CLONES
-void sgd_nesterov(const SgdStep& s, const float* g, float* m, float* p, std::int64_t n) {
-  const float lr = s.lr, decay = s.weight_decay, scale = s.gradient_scale, momentum = s.momentum;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float d = scale * g[i] + decay * p[i];
-    m[i] = momentum * m[i] + d;
-    p[i] -= lr * (d + momentum * m[i]);
-  }
-}
-
-LOCKSTEP_SIMD_CLONES
-void adamw_update(const AdamWStep& s, const float* g, float* m, float* v, float* p, std::int64_t n) {
-  const float rate = s.rate, keep = s.keep, root2 = s.root2, eps = s.eps, scale = s.gradient_scale;
-  const float b1 = s.b1, rest1 = s.rest1, b2 = s.b2, rest2 = s.rest2;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float gi = scale * g[i];
-    m[i] = b1 * m[i] + rest1 * gi;
-    v[i] = b2 * v[i] + rest2 * gi * gi;
-    p[i] = keep * p[i] - rate * m[i] / (__builtin_sqrtf(v[i]) * root2 + eps);
+    float none = 0;
+    rule(held, g[i], p[i], Rule::kMoments > 0 ? first[i] : none, Rule::kMoments > 1 ? second[i] : none);
   }
 }
 
@@ -75,44 +44,20 @@ void copy_rounded(const UpdateArrays& arrays, std::int64_t begin, std::int64_t e
 
 class CpuOptim final : public OptimKernels {
  public:
-  void sgd(const SgdConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
     const float* const c = control.f32();
     if (c[StepControl::kApply] == 0.0f) return;
-    const SgdStep step = {.lr = c[StepControl::kRate],
-                          .momentum = constants.momentum,
-                          .weight_decay = constants.weight_decay,
-                          .gradient_scale = c[StepControl::kGradientScale]};
-    for (const UpdateArrays& a : all)
-      parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        const std::int64_t n = end - begin;
-        if (a.first == nullptr) {
-          sgd_plain(step, a.gradient + begin, a.parameter + begin, n);
-        } else if (constants.nesterov) {
-          sgd_nesterov(step, a.gradient + begin, a.first + begin, a.parameter + begin, n);
-        } else {
-          sgd_momentum(step, a.gradient + begin, a.first + begin, a.parameter + begin, n);
-        }
-        copy_rounded(a, begin, end);
-      });
-  }
-
-  void adamw(const AdamWConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
-    const float* const c = control.f32();
-    if (c[StepControl::kApply] == 0.0f) return;
-    const AdamWStep step = {.rate = c[StepControl::kRate],
-                            .keep = c[StepControl::kDecay],
-                            .root2 = c[StepControl::kSecondScale],
-                            .b1 = static_cast<float>(constants.beta1),
-                            .rest1 = static_cast<float>(1.0 - constants.beta1),
-                            .b2 = static_cast<float>(constants.beta2),
-                            .rest2 = static_cast<float>(1.0 - constants.beta2),
-                            .eps = static_cast<float>(constants.eps),
-                            .gradient_scale = c[StepControl::kGradientScale]};
-    for (const UpdateArrays& a : all)
-      parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        adamw_update(step, a.gradient + begin, a.first + begin, a.second + begin, a.parameter + begin, end - begin);
-        copy_rounded(a, begin, end);
-      });
+    std::visit(
+        [&](const auto& by) {
+          for (const UpdateArrays& a : all)
+            parallel_for(a.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+              update_elements(by, c, a.gradient + begin, a.parameter + begin,
+                              by.kMoments > 0 ? a.first + begin : nullptr, by.kMoments > 1 ? a.second + begin : nullptr,
+                              end - begin);
+              copy_rounded(a, begin, end);
+            });
+        },
+        rule);
   }
 
   void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {

@@ -14,35 +14,6 @@ constexpr int kUpdated = kBlock * kPerThread;
 constexpr int kSquaredPacks = 8;  // of a thread
 constexpr int kSquared = kBlock * kSquaredPacks * kUpdateWide;
 
-// One element's update. `first` and `second` are read and written where the rule, or the parameter, has them.
-struct Sgd {
-  static constexpr bool kHasSecond = false;
-  float momentum, weight_decay;
-  bool nesterov;
-
-  __device__ void operator()(const float* control, float g, bool has_first, float& p, float& first, float&) const {
-    const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
-    float step = d;
-    if (has_first) {
-      first = momentum * first + d;
-      step = nesterov ? d + momentum * first : first;
-    }
-    p -= control[StepControl::kRate] * step;
-  }
-};
-struct AdamW {
-  static constexpr bool kHasSecond = true;
-  float beta1, rest1, beta2, rest2, eps;
-
-  __device__ void operator()(const float* control, float g, bool, float& p, float& first, float& second) const {
-    g *= control[StepControl::kGradientScale];
-    first = beta1 * first + rest1 * g;
-    second = beta2 * second + rest2 * g * g;
-    p = control[StepControl::kDecay] * p -
-        control[StepControl::kRate] * first / (sqrtf(second) * control[StepControl::kSecondScale] + eps);
-  }
-};
-
 // Whether packs may lie at all arrays' beginnings. A block's own place is a multiple of them further on.
 __device__ bool takes_packs(const UpdateArrays& a) {
   const auto bits = reinterpret_cast<std::uintptr_t>(a.gradient) | reinterpret_cast<std::uintptr_t>(a.parameter) |
@@ -51,27 +22,27 @@ __device__ bool takes_packs(const UpdateArrays& a) {
          reinterpret_cast<std::uintptr_t>(a.copy) % sizeof(Pack<BFloat16, kUpdateWide>) == 0;
 }
 
+// See Note [Update rules].
 template <int kWidth, class Rule>
 __device__ void update(const Rule& rule, const float* control, const UpdateArrays& a, std::int64_t begin, int count) {
   constexpr int kPacks = kPerThread / kWidth;
   Pack<float, kWidth> g[kPacks], p[kPacks], first[kPacks], second[kPacks];
   const int packs = count / kWidth, thread = static_cast<int>(threadIdx.x);
-  const bool has_first = a.first != nullptr;
   for (int i = 0; i < kPacks; ++i) {
     if (thread + i * kBlock >= packs) continue;
     const std::int64_t at = begin + (thread + i * kBlock) * kWidth;
     g[i] = load_pack<kWidth>(a.gradient + at);
     p[i] = load_pack<kWidth>(a.parameter + at);
-    if (has_first) first[i] = load_pack<kWidth>(a.first + at);
-    if constexpr (Rule::kHasSecond) second[i] = load_pack<kWidth>(a.second + at);
+    if constexpr (Rule::kMoments > 0) first[i] = load_pack<kWidth>(a.first + at);
+    if constexpr (Rule::kMoments > 1) second[i] = load_pack<kWidth>(a.second + at);
   }
   for (int i = 0; i < kPacks; ++i) {
     if (thread + i * kBlock >= packs) continue;
     const std::int64_t at = begin + (thread + i * kBlock) * kWidth;
-    for (int k = 0; k < kWidth; ++k) rule(control, g[i].of[k], has_first, p[i].of[k], first[i].of[k], second[i].of[k]);
+    for (int k = 0; k < kWidth; ++k) rule(control, g[i].of[k], p[i].of[k], first[i].of[k], second[i].of[k]);
     store_pack(a.parameter + at, p[i]);
-    if (has_first) store_pack(a.first + at, first[i]);
-    if constexpr (Rule::kHasSecond) store_pack(a.second + at, second[i]);
+    if constexpr (Rule::kMoments > 0) store_pack(a.first + at, first[i]);
+    if constexpr (Rule::kMoments > 1) store_pack(a.second + at, second[i]);
     if (a.copy != nullptr) {
       Pack<BFloat16, kWidth> rounded;
       for (int k = 0; k < kWidth; ++k) rounded.of[k] = from_float<BFloat16>(p[i].of[k]);
@@ -98,12 +69,12 @@ __global__ void __launch_bounds__(kBlock) update_all(UpdateChunk chunk, Rule rul
   const int whole = count / kUpdateWide * kUpdateWide, left = whole + static_cast<int>(threadIdx.x);
   if (left >= count) return;
   const std::int64_t at = begin + left;
-  float p = a.parameter[at], first = a.first == nullptr ? 0.0f : a.first[at];
-  float second = a.second == nullptr ? 0.0f : a.second[at];
-  rule(held, a.gradient[at], a.first != nullptr, p, first, second);
+  float p = a.parameter[at], first = Rule::kMoments > 0 ? a.first[at] : 0.0f;
+  float second = Rule::kMoments > 1 ? a.second[at] : 0.0f;
+  rule(held, a.gradient[at], p, first, second);
   a.parameter[at] = p;
-  if (a.first != nullptr) a.first[at] = first;
-  if constexpr (Rule::kHasSecond) a.second[at] = second;
+  if constexpr (Rule::kMoments > 0) a.first[at] = first;
+  if constexpr (Rule::kMoments > 1) a.second[at] = second;
   if (a.copy != nullptr) a.copy[at] = from_float<BFloat16>(p);
 }
 
@@ -154,16 +125,8 @@ class CudaOptim final : public OptimKernels {
  public:
   explicit CudaOptim(Context& context) : context_(context) {}
 
-  void sgd(const SgdConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
-    start("SGD", Sgd{constants.momentum, constants.weight_decay, constants.nesterov}, control, all);
-  }
-
-  void adamw(const AdamWConstants& constants, const Tensor& control, std::span<const UpdateArrays> all) override {
-    const auto narrow = [](double value) { return static_cast<float>(value); };
-    start("AdamW",
-          AdamW{narrow(constants.beta1), narrow(1.0 - constants.beta1), narrow(constants.beta2),
-                narrow(1.0 - constants.beta2), narrow(constants.eps)},
-          control, all);
+  void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+    std::visit([&](const auto& by) { start(by, control, all); }, rule);
   }
 
   void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {
@@ -188,10 +151,11 @@ class CudaOptim final : public OptimKernels {
 
  private:
   template <class Rule>
-  void start(const char* what, const Rule& rule, const Tensor& control, std::span<const UpdateArrays> all) {
+  void start(const Rule& rule, const Tensor& control, std::span<const UpdateArrays> all) {
     static_assert(sizeof(UpdateChunk) + sizeof(Rule) + sizeof(float*) <= 4096);
     for_chunks(all, kUpdated, [&](const UpdateChunk& chunk) {
-      launch(what, update_all<Rule>, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk, rule, control.f32());
+      launch(Rule::kName, update_all<Rule>, dim3(chunk.blocks()), dim3(kBlock), context_.stream, chunk, rule,
+             control.f32());
     });
   }
 

@@ -83,56 +83,45 @@ class CudaOptim : public DeviceTest {
   Shape shape;
 };
 
-TEST_P(CudaOptim, Sgd) {
-  for (const bool has_momentum : {false, true})
-    for (const bool nesterov : {false, true})
-      for (const bool wants_copy : {false, true}) {
-        if (nesterov && !has_momentum) continue;
-        const SgdConstants constants{has_momentum ? 0.9f : 0.0f, 0.01f, nesterov};
-        const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
-        const Tensor m = random_tensor(*cpu, shape, 3), control = control_of(0.1f, 7.0f, 7.0f, 0.5f, 1.0f);
-        const Tensor expected_p = copy_of(p), expected_m = copy_of(m);
-        cpu->optim().sgd(constants, control,
-                         layout.arrays(g, expected_p, has_momentum ? expected_m : Tensor(), {}, {}));
-        const Tensor gradient = plain(g), c = plain(control);
-        const auto got =
-            results({in_and_out(p), in_and_out(m), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
-              optim->sgd(constants, c,
-                         layout.arrays(gradient, out[0], has_momentum ? out[1] : Tensor(), {},
-                                       wants_copy ? out[2] : Tensor()));
-            });
-        expect_close(expected_p, got[0], {});
-        expect_close(expected_m, got[1], {});
-        if (wants_copy) expect_copies(got[0], got[2]);
-      }
-}
+// One of each rule, in their order.
+const std::vector<UpdateRule> kRules = {
+    SgdRule{.weight_decay = 0.01f}, SgdMomentumRule{.momentum = 0.9f, .weight_decay = 0.01f},
+    SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f}, AdamWRule::of(0.9, 0.999, 1e-8)};
 
-TEST_P(CudaOptim, AdamW) {
-  const AdamWConstants constants{0.9, 0.999, 1e-8};
-  for (const bool wants_copy : {false, true}) {
-    const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
-    const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
-    const Tensor control = control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f);
-    const Tensor expected_p = copy_of(p), expected_m = copy_of(m), expected_v = copy_of(v);
-    cpu->optim().adamw(constants, control, layout.arrays(g, expected_p, expected_m, expected_v, {}));
-    const Tensor gradient = plain(g), c = plain(control);
-    const auto got = results(
-        {in_and_out(p), in_and_out(m), in_and_out(v), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
-          optim->adamw(constants, c, layout.arrays(gradient, out[0], out[1], out[2], wants_copy ? out[3] : Tensor()));
-        });
-    expect_close(expected_p, got[0], {});
-    expect_close(expected_m, got[1], {});
-    expect_close(expected_v, got[2], {});
-    if (wants_copy) expect_copies(got[0], got[3]);
-  }
+TEST_P(CudaOptim, EveryRule) {
+  ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRule>);
+  for (std::size_t i = 0; i < kRules.size(); ++i)
+    for (const bool wants_copy : {false, true}) {
+      const UpdateRule& rule = kRules[i];
+      SCOPED_TRACE(std::visit([](const auto& by) { return by.kName; }, rule));
+      ASSERT_EQ(rule.index(), i);
+      const bool has_first = moments_of(rule) > 0, has_second = moments_of(rule) > 1;
+      const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2);
+      const Tensor m = random_tensor(*cpu, shape, 3), v = positive(4);
+      const Tensor control = control_of(0.01f, 0.999f, 1.5f, 0.5f, 1.0f);
+      const Tensor expected_p = copy_of(p), expected_m = copy_of(m), expected_v = copy_of(v);
+      cpu->optim().update(
+          rule, control,
+          layout.arrays(g, expected_p, has_first ? expected_m : Tensor(), has_second ? expected_v : Tensor(), {}));
+      const Tensor gradient = plain(g), c = plain(control);
+      const auto got = results(
+          {in_and_out(p), in_and_out(m), in_and_out(v), {shape, DType::kBF16}}, [&](const std::vector<Tensor>& out) {
+            optim->update(rule, c,
+                          layout.arrays(gradient, out[0], has_first ? out[1] : Tensor(), has_second ? out[2] : Tensor(),
+                                        wants_copy ? out[3] : Tensor()));
+          });
+      expect_close(expected_p, got[0], {});
+      expect_close(expected_m, got[1], {});
+      expect_close(expected_v, got[2], {});
+      if (wants_copy) expect_copies(got[0], got[3]);
+    }
 }
 
 TEST_P(CudaOptim, NothingMovesWithoutGo) {
   const Tensor g = random_tensor(*cpu, shape, 1), p = random_tensor(*cpu, shape, 2), v = positive(3);
   const Tensor gradient = plain(g), c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 0.0f));
   const auto got = results({in_and_out(p), in_and_out(v), in_and_out(v)}, [&](const std::vector<Tensor>& out) {
-    optim->sgd({0.9f, 0.01f, false}, c, layout.arrays(gradient, out[0], out[1], {}, {}));
-    optim->adamw({}, c, layout.arrays(gradient, out[0], out[1], out[2], {}));
+    for (const UpdateRule& rule : kRules) optim->update(rule, c, layout.arrays(gradient, out[0], out[1], out[2], {}));
   });
   expect_same(p, got[0]);
   expect_same(v, got[1]);
@@ -143,12 +132,11 @@ TEST_P(CudaOptim, NoArrays) {
   const Tensor c = plain(control_of(0.1f, 0.9f, 1.0f, 1.0f, 1.0f)), start = cpu->empty({1}, DType::kF64);
   *start.data<double>() = 3.0;
   const auto got = results({in_and_out(start)}, [&](const std::vector<Tensor>& out) {
-    optim->sgd({}, c, {});
-    optim->adamw({}, c, {});
+    for (const UpdateRule& rule : kRules) optim->update(rule, c, {});
     optim->add_squares({}, out[0]);
     const UpdateArrays empty;
     optim->add_squares({&empty, 1}, out[0]);
-    optim->sgd({}, c, {&empty, 1});
+    for (const UpdateRule& rule : kRules) optim->update(rule, c, {&empty, 1});
   });
   EXPECT_EQ(*got[0].data<double>(), 3.0);
 }
