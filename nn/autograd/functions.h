@@ -83,8 +83,9 @@ struct Loss {
   Var value;
   const Tensor& totals() const { return value.value(); }
 };
-/// logits (…, K); labels (…) i32 in [0, K). PyTorch's CrossEntropyLoss is scale = 1 / count(labels).
-Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale);
+/// logits (…, K); labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's CrossEntropyLoss
+/// is scale = 1 / count(labels).
+Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale, float smoothing = 0.0f);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
 

@@ -37,10 +37,13 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 
 }  // namespace
 
-Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
+Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale, float smoothing) {
   check_operand(tape, logits, "cross entropy");
   check_tensor(tape, labels, DType::kI32, "cross entropy was given labels");
   check_scale(scale);
+  if (!(smoothing >= 0 && smoothing < 1))
+    throw UsageError(fmt::format("cross entropy with labels smoothed by {}", smoothing),
+                     "give a number from 0 to below 1");
   const Tape::OpScope scope(tape, "cross_entropy");
   const Shape& shape = logits.shape();
   const int axes = shape.size() - 1;
@@ -52,8 +55,8 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale) {
   Tensor totals = tape.backend().empty({2});
   Tensor dlogits = gradient_for(tape, logits);
   const Shape rows = {labels.count(), shape[axes]};
-  tape.backend().loss().cross_entropy(logits.value().reshaped(rows), labels.reshaped({rows[0]}), scale, totals,
-                                      dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
+  tape.backend().loss().cross_entropy(logits.value().reshaped(rows), labels.reshaped({rows[0]}), scale, smoothing,
+                                      totals, dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
   return finish(tape, logits, std::move(totals), std::move(dlogits));
 }
 

@@ -126,7 +126,7 @@ class MetaPointwise final : public PointwiseKernels {
 
 class MetaLoss final : public LossKernels {
  public:
-  void cross_entropy(T, T, float, T, T) override {}
+  void cross_entropy(T, T, float, float, T, T) override {}
   void count_in_top(T, T, std::int64_t, T) override {}
   void squared_error(T, T, float, T, T) override {}
 };

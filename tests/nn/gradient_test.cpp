@@ -242,9 +242,11 @@ TEST_F(Gradient, CrossEntropy) {
     for (std::int64_t i = 0; i < n; ++i) classes.push_back(static_cast<std::int32_t>(i * 7 % k));
     const Tensor labels = backend->empty({n}, DType::kI32);
     backend->upload(std::as_bytes(std::span(classes)), labels);
-    expect_loss_gradients(
-        *backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
-        [&](Tape& tape, std::span<const Var> x) { return cross_entropy(tape, x[0], labels, 0.25f).value; });
+    for (const float smoothing : {0.0f, 0.3f})
+      expect_loss_gradients(*backend, {{random_tensor(*backend, {n, k}, 1)}, {}}, 0.25,
+                            [&](Tape& tape, std::span<const Var> x) {
+                              return cross_entropy(tape, x[0], labels, 0.25f, smoothing).value;
+                            });
   }
 }
 

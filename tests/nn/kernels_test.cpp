@@ -405,33 +405,43 @@ TEST_P(Kernels, Losses) {
     for (const std::int64_t k : kSizes) {
       const Tensor x = random({n, k}, 1), target = random({n, k}, 2), dx = unset({n, k}), totals = unset({2});
       const Tensor labels = backend->empty({n}, DType::kI32);
-      std::vector<double> gradient, gradient2;
-      double loss = 0, correct = 0, loss2 = 0;
-      for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t label = i * 5 % k;
-        labels.data<std::int32_t>()[i] = static_cast<std::int32_t>(label);
-        double sum = 0;
-        std::int64_t best = 0;
-        for (std::int64_t j = 0; j < k; ++j) {
-          sum += std::exp(at(x, i * k + j));
-          if (at(x, i * k + j) > at(x, i * k + best)) best = j;
-          const double difference = at(x, i * k + j) - at(target, i * k + j);
-          loss2 += difference * difference;
-          gradient2.push_back(2 * difference * 0.3);
-        }
-        for (std::int64_t j = 0; j < k; ++j)
-          gradient.push_back(0.3 * (std::exp(at(x, i * k + j)) / sum - (j == label ? 1 : 0)));
-        loss += std::log(sum) - at(x, i * k + label);
-        correct += best == label ? 1 : 0;
+      std::vector<double> gradient2;
+      double loss2 = 0;
+      for (std::int64_t i = 0; i < n * k; ++i) {
+        const double difference = at(x, i) - at(target, i);
+        loss2 += difference * difference;
+        gradient2.push_back(2 * difference * 0.3);
       }
-      backend->loss().cross_entropy(x, labels, 0.3f, totals, dx);
-      expect_close({loss, correct}, totals);
-      expect_close(gradient, dx);
+      for (const double smoothing : {0.0, 0.1, 0.75}) {
+        std::vector<double> gradient;
+        double loss = 0, correct = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const std::int64_t label = i * 5 % k;
+          labels.data<std::int32_t>()[i] = static_cast<std::int32_t>(label);
+          double sum = 0;
+          std::int64_t best = 0;
+          for (std::int64_t j = 0; j < k; ++j) {
+            sum += std::exp(at(x, i * k + j));
+            if (at(x, i * k + j) > at(x, i * k + best)) best = j;
+          }
+          for (std::int64_t j = 0; j < k; ++j) {
+            const double log_share = at(x, i * k + j) - std::log(sum);
+            const double wanted = smoothing / static_cast<double>(k) + (j == label ? 1 - smoothing : 0.0);
+            loss -= wanted * log_share;
+            gradient.push_back(0.3 * (std::exp(log_share) - wanted));
+          }
+          correct += best == label ? 1 : 0;
+        }
+        const auto smooth = static_cast<float>(smoothing);
+        backend->loss().cross_entropy(x, labels, 0.3f, smooth, totals, dx);
+        expect_close({loss, correct}, totals);
+        expect_close(gradient, dx);
+        backend->loss().cross_entropy(x, labels, 0.3f, smooth, totals, Tensor());
+        expect_close({loss, correct}, totals);
+      }
       backend->loss().squared_error(x, target, 0.3f, totals, dx);
       expect_close({loss2, 0.0}, totals);
       expect_close(gradient2, dx);
-      backend->loss().cross_entropy(x, labels, 0.3f, totals, Tensor());
-      expect_close({loss, correct}, totals);
     }
 }
 
@@ -440,7 +450,7 @@ TEST_P(Kernels, LargeLogitsStayFinite) {
   const Tensor labels = backend->empty({2}, DType::kI32), totals = unset({2}), dx = unset({2, 3});
   labels.data<std::int32_t>()[0] = 0;
   labels.data<std::int32_t>()[1] = 1;
-  backend->loss().cross_entropy(x, labels, 1.0f, totals, dx);
+  backend->loss().cross_entropy(x, labels, 1.0f, 0.0f, totals, dx);
   EXPECT_EQ(values_of(totals), (std::vector<float>{0.0f, 2.0f}));
   EXPECT_EQ(values_of(dx), std::vector<float>(6, 0.0f));
 }
@@ -499,7 +509,7 @@ TEST_P(Kernels, NoSamples) {
   backend->pool().average_backward(image, window, image);
   backend->norm().forward_infer(x, random({3}, 1), random({3}, 2), random({3}, 3), random({3}, 4), 1e-5, x);
   const Tensor totals = unset({2}), labels = backend->empty({0}, DType::kI32);
-  backend->loss().cross_entropy(dy, labels, 1.0f, totals, dy);
+  backend->loss().cross_entropy(dy, labels, 1.0f, 0.0f, totals, dy);
   EXPECT_EQ(values_of(totals), (std::vector<float>{0.0f, 0.0f}));
 }
 

@@ -288,6 +288,8 @@ TEST_F(Misuse, WhatLossesAreGiven) {
   EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), of_type({4}, DType::kI32), 1.0f); }), HasSubstr("[4]"));
   for (const float scale : {1.0f / 0.0f, -1.0f / 0.0f, std::numeric_limits<float>::quiet_NaN()})
     EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), labels, scale); }), HasSubstr("a loss scaled by"));
+  for (const float smoothing : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_THAT(refusal_of([&] { cross_entropy(tape, logits(), labels, 1.0f, smoothing); }), HasSubstr("smoothed by"));
   EXPECT_THAT(refusal_of([&] {
                 cross_entropy(tape, tape.input(backend->empty({5, 0})), labels, 1.0f);
               }),

@@ -21,7 +21,9 @@ struct RowLoss {
 
 // One row of K logits; dlogits may be null.
 LOCKSTEP_SIMD_CLONES
-RowLoss softmax_row(const float* logits, std::int64_t k, std::int64_t label, float scale, float* dlogits) {
+RowLoss softmax_row(const float* logits, std::int64_t k, std::int64_t label, float scale, float smoothing,
+                    float* dlogits) {
+  const float kept = 1.0f - smoothing, classes = static_cast<float>(k);
   const float largest = lane_max(k, [&](std::int64_t j) { return logits[j]; });
   float sum;
   if (dlogits == nullptr) {
@@ -31,11 +33,18 @@ RowLoss softmax_row(const float* logits, std::int64_t k, std::int64_t label, flo
     sum = lane_sum(k, [&](std::int64_t j) { return dlogits[j]; });
     const float factor = scale / sum;
     for (std::int64_t j = 0; j < k; ++j) dlogits[j] *= factor;
-    dlogits[label] -= scale;
+    dlogits[label] -= scale * kept;
+    if (smoothing > 0) {
+      const float even = scale * smoothing / classes;
+      for (std::int64_t j = 0; j < k; ++j) dlogits[j] -= even;
+    }
   }
   bool correct = logits[label] == largest;
   for (std::int64_t j = 0; correct && j < label; ++j) correct = logits[j] != largest;
-  return {std::log(sum) - (logits[label] - largest), correct};
+  float apart = logits[label] - largest;
+  if (smoothing > 0)
+    apart = kept * apart + smoothing * (lane_sum(k, [&](std::int64_t j) { return logits[j] - largest; }) / classes);
+  return {std::log(sum) - apart, correct};
 }
 
 LOCKSTEP_SIMD_CLONES
@@ -45,7 +54,7 @@ void difference(const float* x, const float* target, float factor, float* dx, st
 
 class CpuLoss final : public LossKernels {
  public:
-  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
+  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
                      const Tensor& dlogits) override {
     const std::int64_t n = logits.size(0), k = logits.size(1);
     const auto* const label = labels.data<std::int32_t>();
@@ -56,8 +65,8 @@ class CpuLoss final : public LossKernels {
     rows_.resize(static_cast<std::size_t>(n));
     parallel_for(n, std::max<std::int64_t>(1, kGrain / k), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
-        rows_[static_cast<std::size_t>(i)] =
-            softmax_row(logits.f32() + i * k, k, label[i], scale, dlogits.defined() ? dlogits.f32() + i * k : nullptr);
+        rows_[static_cast<std::size_t>(i)] = softmax_row(logits.f32() + i * k, k, label[i], scale, smoothing,
+                                                         dlogits.defined() ? dlogits.f32() + i * k : nullptr);
     });
     double loss = 0.0;
     std::int64_t correct = 0;

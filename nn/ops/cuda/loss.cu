@@ -79,7 +79,7 @@ __device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit
 template <int kTeam, int kWidth, class T>
 __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
     softmax_rows(std::int64_t rows, int classes, const T* logits, const std::int32_t* labels, float scale,
-                 double* parts, T* dlogits) {
+                 float smoothing, double* parts, T* dlogits) {
   constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
   constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
   __shared__ float losses[kRows], correct[kRows];
@@ -104,20 +104,35 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
     join_lanes(softmax);
   }
 
+  const float kept = 1.0f - smoothing;
+  float apart = wanted - softmax.largest;
+  if (smoothing > 0.0f) {
+    float sum = 0.0f;
+    for_own<kTeam, kWidth>(row, thread, from, [&](const auto& pack, int) {
+      for (const auto& value : pack.of) sum += to_float(value) - softmax.largest;
+    });
+    if constexpr (kWarps > 1)
+      sum = block_sum<kTeam>(sum);
+    else
+      sum = warp_sum(sum);
+    apart = kept * apart + smoothing * (sum / static_cast<float>(classes));
+  }
+
   if (inside && dlogits != nullptr) {
     T* const to = dlogits + i * classes;
+    const float even = scale * smoothing / static_cast<float>(classes), of_label = scale * kept + even;
     const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
     for_own<kTeam, kWidth>(row, thread, from, [&](auto pack, int at) {
       for (auto& value : pack.of) {
         const float share = expf(to_float(value) - softmax.largest) * factor;
-        value = from_float<T>(at + (&value - pack.of) == label ? share - scale : share);
+        value = from_float<T>(share - (at + (&value - pack.of) == label ? of_label : even));
       }
       store_pack(to + at, pack);
     });
   }
 
   if (thread == 0) {
-    losses[team] = inside ? logf(softmax.sum) - (wanted - softmax.largest) : 0.0f;
+    losses[team] = inside ? logf(softmax.sum) - apart : 0.0f;
     correct[team] = inside && softmax.at == label ? 1.0f : 0.0f;
   }
   __syncthreads();
@@ -202,17 +217,17 @@ class CudaLoss final : public LossKernels {
  public:
   explicit CudaLoss(Context& context) : context_(context) {}
 
-  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals,
+  void cross_entropy(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
                      const Tensor& dlogits) override {
     const std::int64_t classes = logits.size(1);
     LOCKSTEP_ASSERT(classes >= 1 && classes <= kMostClasses, "cross entropy of {} classes", classes);
     with_float_type(logits.dtype(), [&]<class T>(T) {
       if (classes <= kSmallRow)
-        start<kWarp, T>(logits, labels, scale, totals, dlogits);
+        start<kWarp, T>(logits, labels, scale, smoothing, totals, dlogits);
       else if (classes <= kLargeRow)
-        start<kBlock, T>(logits, labels, scale, totals, dlogits);
+        start<kBlock, T>(logits, labels, scale, smoothing, totals, dlogits);
       else
-        start<kLargeTeam, T>(logits, labels, scale, totals, dlogits);
+        start<kLargeTeam, T>(logits, labels, scale, smoothing, totals, dlogits);
     });
   }
 
@@ -245,7 +260,8 @@ class CudaLoss final : public LossKernels {
   static constexpr std::int64_t kMostClasses = std::int64_t{1} << 30;
 
   template <int kTeam, class T>
-  void start(const Tensor& logits, const Tensor& labels, float scale, const Tensor& totals, const Tensor& dlogits) {
+  void start(const Tensor& logits, const Tensor& labels, float scale, float smoothing, const Tensor& totals,
+             const Tensor& dlogits) {
     const std::int64_t rows = logits.size(0), classes = logits.size(1);
     LOCKSTEP_ASSERT(labels.count() == rows && (!dlogits.defined() || dlogits.count() == logits.count()));
     constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
@@ -260,7 +276,7 @@ class CudaLoss final : public LossKernels {
     with_width<kVector<T>>(in_phase, [&](auto width) {
       launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
              dim3(kThreads), context_.stream, rows, classes, logits.data<T>(), labels.data<std::int32_t>(), scale,
-             parts.data<double>(), to);
+             smoothing, parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            totals.f32());

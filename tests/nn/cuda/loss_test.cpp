@@ -35,28 +35,33 @@ TEST_P(CudaLoss, CrossEntropy) {
     for (std::int64_t i = 0; i < rows; i += 3) host.f32()[i * classes + labels[static_cast<std::size_t>(i)]] = 9.0f;
     const Tensor host_labels = labels_of(labels), totals = cpu->empty({2}), dlogits = cpu->empty(shape);
     const float scale = 0.3f;
-    cpu->loss().cross_entropy(host, host_labels, scale, totals, dlogits);
+    for (const float smoothing : {0.0f, 0.1f}) {
+      cpu->loss().cross_entropy(host, host_labels, scale, smoothing, totals, dlogits);
 
-    const Tensor x = activation(host), to = plain(host_labels);
-    const auto both = results({{{2}}, activation_like(shape)},
-                              [&](const auto& out) { loss->cross_entropy(x, to, scale, out[0], out[1]); });
-    // The CPU adds up exp() of a row one after the other in f32, the GPU in many short sums.
-    const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
-    expect_close(totals, both[0], {DType::kF32, ulps});
-    EXPECT_EQ(totals.f32()[1], both[0].f32()[1]);
-    expect_close(dlogits, both[1], {type(), ulps, static_cast<double>(scale)});
-    const auto alone = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, scale, out[0], Tensor()); });
-    expect_same(both[0], alone[0]);
-    // Over the logits themselves.
-    const auto over = results({{{2}}, activation_like(shape, host)},
-                              [&](const auto& out) { loss->cross_entropy(out[1], to, scale, out[0], out[1]); });
-    expect_same(both[1], over[1]);
-    // Logits and gradient at different distances from an aligned address.
-    const Tensor shifted = on_device(host, type(), 1 + GetParam().offset);
-    const auto apart = results({{{2}}, activation_like(shape)},
-                               [&](const auto& out) { loss->cross_entropy(shifted, to, scale, out[0], out[1]); });
-    expect_close(totals, apart[0], {DType::kF32, ulps});
-    expect_close(dlogits, apart[1], {type(), ulps, static_cast<double>(scale)});
+      const Tensor x = activation(host), to = plain(host_labels);
+      const auto both = results({{{2}}, activation_like(shape)},
+                                [&](const auto& out) { loss->cross_entropy(x, to, scale, smoothing, out[0], out[1]); });
+      // The CPU adds up exp() of a row one after the other in f32, the GPU in many short sums.
+      const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
+      expect_close(totals, both[0], {DType::kF32, ulps});
+      EXPECT_EQ(totals.f32()[1], both[0].f32()[1]);
+      expect_close(dlogits, both[1], {type(), ulps, static_cast<double>(scale)});
+      const auto alone =
+          results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, scale, smoothing, out[0], Tensor()); });
+      expect_same(both[0], alone[0]);
+      // Over the logits themselves.
+      const auto over = results({{{2}}, activation_like(shape, host)}, [&](const auto& out) {
+        loss->cross_entropy(out[1], to, scale, smoothing, out[0], out[1]);
+      });
+      expect_same(both[1], over[1]);
+      // Logits and gradient at different distances from an aligned address.
+      const Tensor shifted = on_device(host, type(), 1 + GetParam().offset);
+      const auto apart = results({{{2}}, activation_like(shape)}, [&](const auto& out) {
+        loss->cross_entropy(shifted, to, scale, smoothing, out[0], out[1]);
+      });
+      expect_close(totals, apart[0], {DType::kF32, ulps});
+      expect_close(dlogits, apart[1], {type(), ulps, static_cast<double>(scale)});
+    }
   }
 }
 
@@ -66,10 +71,10 @@ TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
   for (std::int64_t i = 0; i < classes; ++i) host.f32()[i] = -0.03125f * static_cast<float>(i);
   rounded(host);
   const Tensor labels = labels_of({3}), totals = cpu->empty({2}), dlogits = cpu->empty({1, classes});
-  cpu->loss().cross_entropy(host, labels, 1.0f, totals, dlogits);
+  cpu->loss().cross_entropy(host, labels, 1.0f, 0.0f, totals, dlogits);
   const Tensor x = activation(host), to = plain(labels);
   const auto got = results({{{2}}, activation_like({1, classes})},
-                           [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+                           [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], out[1]); });
   expect_close(dlogits, got[1], {type(), 64.0, 0.0});
 }
 
@@ -83,8 +88,9 @@ TEST_P(CudaLoss, TheFirstOfEqualLogitsIsThePrediction) {
     for (const auto& labels :
          std::vector<std::vector<std::int32_t>>{{0, last, last, last / 2}, {last, last, 0, last}, {0, 0, last, last}}) {
       const Tensor host_labels = labels_of(labels), to = plain(host_labels);
-      cpu->loss().cross_entropy(host, host_labels, 1.0f, totals, Tensor());
-      const auto got = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], Tensor()); });
+      cpu->loss().cross_entropy(host, host_labels, 1.0f, 0.0f, totals, Tensor());
+      const auto got =
+          results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], Tensor()); });
       EXPECT_EQ(totals.f32()[1], got[0].f32()[1]) << classes;
     }
   }
@@ -122,13 +128,18 @@ TEST_P(CudaLoss, MinusInfinityIsNoProbability) {
     for (std::int64_t i = 0; i < 2 * classes; ++i)
       if (i % classes % 5 != 3) host.f32()[i] = -kInfinity;
     const Tensor labels = labels_of({3, 3, 1}), totals = cpu->empty({2}), dlogits = cpu->empty({3, classes});
-    cpu->loss().cross_entropy(host, labels, 0.5f, totals, dlogits);
+    cpu->loss().cross_entropy(host, labels, 0.5f, 0.0f, totals, dlogits);
     const Tensor x = activation(host), to = plain(labels);
-    const auto call = [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, out[0], out[1]); };
+    const auto call = [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, 0.0f, out[0], out[1]); };
     const auto got = results({{{2}}, activation_like({3, classes})}, call);
     ASSERT_TRUE(std::isfinite(totals.f32()[0]));
     expect_close(totals, got[0], {DType::kF32, 64.0});
     expect_close(dlogits, got[1], {type(), 64.0, 0.5});
+
+    // Smoothed labels want something of all classes.
+    const auto smoothed =
+        results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 0.5f, 0.1f, out[0], Tensor()); });
+    EXPECT_EQ(smoothed[0].f32()[0], kInfinity);
 
     for (float& v : host.span<float>()) v = -kInfinity;
     upload(host, x);
@@ -147,7 +158,7 @@ TEST_P(CudaLoss, WhatIsNoNumberSpoilsItsRow) {
         host.f32()[classes + place] = odd;
         const Tensor x = activation(host), to = plain(labels_of({0, 1, 2}));
         const auto got = results({{{2}}, activation_like({3, classes})},
-                                 [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+                                 [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], out[1]); });
         EXPECT_TRUE(std::isnan(got[0].f32()[0]));
         for (std::int64_t i = 0; i < 3 * classes; ++i) ASSERT_EQ(std::isnan(got[1].f32()[i]), i / classes == 1) << i;
       }
@@ -161,7 +172,7 @@ TEST_P(CudaLoss, ALabelThatIsNoClassMakesNaN) {
     labels[13] = label;
     const Tensor to = plain(labels_of(labels));
     const auto got = results({{{2}}, activation_like({20, 10})},
-                             [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], out[1]); });
+                             [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], out[1]); });
     EXPECT_TRUE(std::isnan(got[0].f32()[0]));
     EXPECT_TRUE(std::isfinite(got[0].f32()[1]));
     for (std::int64_t i = 0; i < 200; ++i) ASSERT_EQ(std::isnan(got[1].f32()[i]), i / 10 == 13) << i;
@@ -170,7 +181,7 @@ TEST_P(CudaLoss, ALabelThatIsNoClassMakesNaN) {
 
 TEST_P(CudaLoss, NoSamples) {
   const Tensor x = activation(cpu->empty({0, 10})), to = plain(cpu->empty({0}, DType::kI32));
-  const auto got = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, out[0], x); });
+  const auto got = results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 1.0f, 0.0f, out[0], x); });
   expect_same(cpu->zeros({2}), got[0]);
   const Tensor none = on_device(cpu->empty({0}), DType::kF32, 0);
   const auto error = results({{{2}}}, [&](const auto& out) { loss->squared_error(none, none, 1.0f, out[0], none); });
