@@ -75,6 +75,8 @@ struct Option {
   bool may_change = false;
   /// What checkpoints call it that only the same run resumes from; empty: they do not compare it.
   std::string identity = {};
+  /// The value of which they do not speak: the one of all checkpoints that were written before there was a choice.
+  std::string not_in_identity = {};
 };
 
 struct Positional {

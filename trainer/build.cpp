@@ -253,8 +253,23 @@ sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_
   return {{.length = length, .seed = config.seed, .global_batch = global_batch, .tail = config.tail}, rank, world_size};
 }
 
+nn::LossFunction training_loss(const TrainConfig& config) {
+  return nn::make_loss(nn::loss_family(loss_of(config)), config.loss_settings);
+}
+
+nn::LossFunction evaluation_loss(const TrainConfig& config) {
+  const nn::LossFamily& family = nn::loss_family(loss_of(config));
+  Settings settings;
+  for (const auto& [name, value] : config.loss_settings)
+    if (const auto* spec = find_setting(family.settings, name);
+        spec == nullptr || spec->role != SettingSpec::Role::kTraining)
+      settings.set(name, value);
+  return nn::make_loss(family, settings);
+}
+
 TrainingStep::Options step_options(const TrainConfig& config) {
-  return {.clip_norm = config.clip_norm,
+  return {.loss = training_loss(config),
+          .clip_norm = config.clip_norm,
           .activations = activations_of(config),
           .dropout = dropout_of(config.model) > 0,
           .seed = config.seed,

@@ -8,6 +8,7 @@
 #include "checkpoint/model_metadata.h"
 #include "comm/agree.h"
 #include "data/dataset.h"
+#include "nn/losses/losses.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizer.h"
 #include "sampler/sampler.h"
@@ -50,6 +51,10 @@ std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
 
 /// What activations are computed in.
 DType activations_of(const TrainConfig& config);
+
+/// What is minimised in training, and measured in evaluations.
+nn::LossFunction training_loss(const TrainConfig& config);
+nn::LossFunction evaluation_loss(const TrainConfig& config);
 
 /// A step as the flags want it.
 TrainingStep::Options step_options(const TrainConfig& config);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "nn/io/weights.h"
+#include "nn/losses/losses.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizers.h"
 #include "session/device_request.h"
@@ -74,6 +75,8 @@ double weight_decay_of(const TrainConfig& config) {
   if (const auto* model = model_defaults(config); model != nullptr && model->weight_decay) return *model->weight_decay;
   return nn::optimizer_family(optimizer_of(config)).weight_decay;
 }
+
+std::string loss_of(const TrainConfig& config) { return config.loss.empty() ? nn::usual_loss().name : config.loss; }
 
 Settings optimizer_settings_of(const TrainConfig& config) {
   const std::string name = optimizer_of(config);

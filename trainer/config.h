@@ -44,6 +44,8 @@ struct TrainConfig : session::SessionOptions {
   std::int64_t eval_every = 1;  // epochs; 0: only at the end
 
   // Optimisation.
+  std::string loss;                    // one of nn::loss_names(); default: nn::usual_loss()
+  Settings loss_settings;              // that it declares
   std::string optimizer;               // one of nn::optimizer_names(); default: the model's
   Settings optimizer_settings;         // that it declares
   std::optional<double> lr;            // default: learning_rate_of()
@@ -93,6 +95,8 @@ const char* name_of(sampler::Tail tail);
 std::string optimizer_of(const TrainConfig& config);
 double learning_rate_of(const TrainConfig& config, int world_size);
 double weight_decay_of(const TrainConfig& config);
+/// The loss's name.
+std::string loss_of(const TrainConfig& config);
 /// The optimizer's and the schedule's settings, with the defaults of those that are not given.
 Settings optimizer_settings_of(const TrainConfig& config);
 Settings schedule_settings_of(const TrainConfig& config);

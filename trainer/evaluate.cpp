@@ -18,13 +18,14 @@ constexpr std::size_t kSums = 5;
 }  // namespace
 
 Evaluator::Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
-                     std::int64_t batch, int workers, DType activations)
+                     std::int64_t batch, int workers, DType activations, nn::LossFunction loss)
     : group_(group),
       backend_(backend),
       dataset_(std::move(dataset)),
       batch_(batch),
       workers_(workers),
       activations_(activations),
+      loss_(std::move(loss)),
       tape_(backend),
       sums_(group.allocate(kSums * sizeof(double))) {
   tape_.set_recording(false);
@@ -57,7 +58,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Var outputs = module.forward(tape_, tape_.input(inputs.x));
-    const nn::Loss loss = nn::cross_entropy(tape_, outputs, inputs.labels, 1.0f);
+    const nn::Loss loss = loss_(tape_, outputs, inputs.labels, 1.0f);
     backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
     if (top5_)
       backend_.loss().count_in_top(outputs.value(), inputs.labels, 5,

@@ -6,6 +6,7 @@
 #include "comm/process_group.h"
 #include "data/dataset.h"
 #include "nn/layers/module.h"
+#include "nn/losses/losses.h"
 #include "trainer/metrics.h"
 
 namespace lockstep::trainer {
@@ -17,7 +18,7 @@ class Evaluator {
   /// Collective. `group`'s arenas are host memory. `batch`: samples of a forward pass on this rank. `activations`: see
   /// forward().
   Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
-            std::int64_t batch, int workers, DType activations = DType::kF32);
+            std::int64_t batch, int workers, DType activations = DType::kF32, nn::LossFunction loss = nn::make_loss());
 
   /// Reports also say how often the label is among the five likeliest classes, where samples have one label.
   void count_top5() { top5_ = dataset_->labels_per_sample() == 1; }
@@ -34,6 +35,7 @@ class Evaluator {
   std::int64_t batch_;
   int workers_;
   DType activations_;
+  nn::LossFunction loss_;
   bool top5_ = false;
   nn::Tape tape_;
   std::unique_ptr<comm::Arena> sums_;

@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "checkpoint/model_options.h"
 #include "data/open.h"
+#include "nn/losses/losses.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizers.h"
 #include "options/declared_settings.h"
@@ -118,10 +119,39 @@ void add_optimizer_settings(OptionTable& table, TrainConfig& config) {
       "--optimizer ");
 }
 
+std::string losses_help() {
+  std::vector<std::string> all;
+  for (const auto* family : nn::loss_families()) all.push_back(fmt::format("{} ({})", family->name, family->about));
+  return listed(all, "or");
+}
+
 }  // namespace
+
+void add_loss_options(OptionTable& table, TrainConfig& config, bool training) {
+  options::Binding loss = choice_of_names(config.loss, nn::loss_names());
+  loss.text = [&config] { return loss_of(config); };
+  table.add({.name = "loss",
+             .placeholder = join(nn::loss_names(), "|"),
+             .help = "loss function: " + losses_help(),
+             .default_text = nn::usual_loss().name,
+             .value = std::move(loss),
+             .agree = Agree::kValue,
+             .identity = "loss",
+             .not_in_identity = nn::usual_loss().name});
+  const auto declared =
+      training ? declared_by(nn::loss_families(), [](const SettingSpec&) { return true; })
+               : declared_by(nn::loss_families(), [](const SettingSpec& spec) { return spec.role != Role::kTraining; });
+  add_settings(
+      table, config.loss_settings, declared, "",
+      [&config](const std::vector<Declared>& same) {
+        return when(!declares(same, loss_of(config)), "the loss is " + loss_of(config));
+      },
+      "--loss ");
+}
 
 void add_update_options(OptionTable& table, TrainConfig& config) {
   table.group("Optimisation");
+  add_loss_options(table, config, /*training=*/true);
   options::Binding optimizer = choice_of_names(config.optimizer, nn::optimizer_names());
   optimizer.text = [&config] { return optimizer_of(config); };
   table.add({.name = "optimizer",

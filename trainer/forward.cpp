@@ -47,8 +47,8 @@ Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) 
   return inputs;
 }
 
-nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, float scale) {
-  return nn::cross_entropy(tape, module.forward(tape, tape.input(inputs.x)), inputs.labels, scale);
+nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale) {
+  return loss(tape, module.forward(tape, tape.input(inputs.x)), inputs.labels, scale);
 }
 
 }  // namespace lockstep::trainer

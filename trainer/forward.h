@@ -6,6 +6,7 @@
 
 #include "data/loader.h"
 #include "nn/layers/module.h"
+#include "nn/losses/losses.h"
 
 namespace lockstep::trainer {
 
@@ -30,7 +31,7 @@ Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activat
 /// With numbers as `activations`: f32, or bf16 where the backend computes in it.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
 
-/// Runs `module` on them and returns its cross entropy, summed over the labels and scaled as nn::cross_entropy says.
-nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, float scale);
+/// Runs `module` on them and returns the loss, summed over the labels and scaled as nn::Loss says.
+nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale);
 
 }  // namespace lockstep::trainer

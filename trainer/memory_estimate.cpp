@@ -39,7 +39,7 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   if (dropout_of(config.model) > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
   const Inputs inputs = with_activations(backend, inputs_of_shapes(backend, format, samples), activations_of(config));
-  const nn::Loss loss = forward(tape, module, inputs, 1.0f);
+  const nn::Loss loss = forward(tape, module, inputs, training_loss(config), 1.0f);
   if (train) tape.backward(loss.value);
   return backend.allocator().stats().peak_bytes_asked - before;
 }

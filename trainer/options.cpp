@@ -310,6 +310,7 @@ OptionTable eval_options(TrainConfig& config) {
                     "Evaluates MODEL with the weights of a file on DATA's test part, shared out among the ranks of the "
                     "world that mpirun, srun or lockstep launch has started, or alone.");
   add_model_options(table, config);
+  add_loss_options(table, config, /*training=*/false);
   add_weight_file(table, config);
   table.group("Batches");
   table.add(batch_option(config, "samples that a rank looks at together"));

@@ -26,6 +26,8 @@ void add_training_options(OptionTable& table, TrainConfig& config);
 void add_batch_options(OptionTable& table, TrainConfig& config);
 /// The update rule; opens a group.
 void add_update_options(OptionTable& table, TrainConfig& config);
+/// --loss, and of the losses' settings those that evaluations have, or also those of training alone.
+void add_loss_options(OptionTable& table, TrainConfig& config, bool training);
 /// The learning rate's schedule.
 void add_schedule_options(OptionTable& table, TrainConfig& config);
 /// Whether GPUs capture steps as graphs.

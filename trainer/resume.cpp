@@ -173,7 +173,8 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   const OptionTable table = train_options(same);
   for (const auto& option : table.options()) {
     const std::string text = option.value.text ? option.value.text() : std::string();
-    if (!option.identity.empty()) manifest.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
+    if (!option.identity.empty() && (option.not_in_identity.empty() || text != option.not_in_identity))
+      manifest.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
     if (option.may_change) manifest.settings.emplace_back(option.name, text);
   }
   return manifest;

@@ -103,7 +103,7 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   if (!last) no_sync.emplace(ddp_);
   if (part.count < plan.local_count) write_dropout_state(step, plan, part);
   const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
-  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), 1.0f / labels);
+  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / labels);
   add_to_scalars(loss, part.begin + part.count);
   if (last) begin_update();
   tape_.backward(loss.value);

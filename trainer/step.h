@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "nn/losses/losses.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"
 #include "trainer/forward.h"
@@ -42,6 +43,7 @@ struct StepInFlight {
 class TrainingStep {
  public:
   struct Options {
+    nn::LossFunction loss = nn::make_loss();
     double clip_norm = 0;             // 0: no clipping
     bool want_norm = false;           // of the gradients, also without clipping
     Trace* trace = nullptr;           // nullptr: none

@@ -140,6 +140,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--steps",
                               "7",
                               "--eval-every=2",
+                              "--loss=cross_entropy",
+                              "--label-smoothing=0.1",
                               "--opt",
                               "sgd",
                               "--lr",
@@ -194,6 +196,8 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.workers, 0);
   EXPECT_EQ(config.steps, 7);
   EXPECT_EQ(config.eval_every, 2);
+  EXPECT_EQ(config.loss, "cross_entropy");
+  EXPECT_EQ(config.loss_settings.number("label-smoothing"), 0.1);
   EXPECT_EQ(config.optimizer, "sgd");
   EXPECT_EQ(config.lr, 0.1);
   EXPECT_EQ(config.schedule_settings.number("min-lr"), 0.01);

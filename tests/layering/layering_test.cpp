@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "data/open.h"
+#include "nn/losses/losses.h"
 #include "nn/models/models.h"
 #include "nn/optim/optimizers.h"
 #include "options/sources.h"
@@ -47,16 +48,18 @@ TEST(Layering, VariablesThatAreNoFlagsAreReserved) {
   for (const auto& name : variables) EXPECT_TRUE(options::is_reserved_variable(name)) << name;
 }
 
-// Models, optimizers, schedules and data sets are known to their registries alone: adding one is adding its file.
+// Models, losses, optimizers, schedules and data sets are known to their registries alone: adding one is adding its
+// file.
 TEST(Layering, NobodyKnowsAFamilyByItsName) {
   std::set<std::string> names;
   const auto add = [&](const auto& all) { names.insert(all.begin(), all.end()); };
   add(nn::model_names());
   add(nn::optimizer_names());
   add(nn::schedule_names());
+  add(nn::loss_names());
   for (const auto* family : data::dataset_families()) names.insert(family->name);
   const std::set<std::string> words = {"linear", "constant", "step", "digits", "images", "text", "tokens", "random"};
-  std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/autograd/", "nn/ops/"};
+  std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/losses/", "nn/autograd/", "nn/ops/"};
   for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
   EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());
 }

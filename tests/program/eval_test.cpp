@@ -117,6 +117,19 @@ TEST_F(Eval, SaysWhatTrainingSaidAtAnyNumberOfRanks) {
   EXPECT_LE(top5, 1);
 }
 
+TEST_F(Eval, SmoothedLabelsAreForTrainingAlone) {
+  const auto first_loss = [&] {
+    const auto all = metrics();
+    const auto step = std::ranges::find(all, "step", [](const auto& event) { return event["event"]; });
+    return step->at("loss").template get<double>();
+  };
+  train("cnn --data digits --steps 1");
+  const double plain = first_loss();
+  const double loss = train("cnn --data digits --steps 30 --label-smoothing 0.2 --save smooth.safetensors")["loss"];
+  EXPECT_NE(first_loss(), plain);
+  EXPECT_NEAR(eval(1, "cnn --data digits --weights smooth.safetensors").loss, loss, 1e-6 * loss);
+}
+
 // Loss, accuracy and top five once more, from the probabilities that inference gives each file of the test part.
 TEST_F(Eval, CountsWhatInferenceTells) {
   draw_patches(directory_.path() / "patches/train", kTrained);

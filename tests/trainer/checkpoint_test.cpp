@@ -102,8 +102,16 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                            "find-unused",
                            "no-broadcast-buffers",
                            "sync-batchnorm",
-                           "dropout"})
+                           "dropout",
+                           "label-smoothing"})
     EXPECT_THAT(plan.settings, ::testing::Contains(::testing::Pair(name, ::testing::_))) << name;
+  // The usual loss was the only one once, and files of that time say nothing of it.
+  config.loss = nn::usual_loss().name;
+  EXPECT_EQ(plan_of(config, *open_splits(config).train, 2, 100).identity, plan.identity);
+  config.loss = "another";
+  EXPECT_THAT(plan_of(config, *open_splits(config).train, 2, 100).identity,
+              ::testing::Contains(::testing::Pair("loss", "another")));
+  config.loss.clear();
   config.model = {.name = "gpt", .settings = {{"layers", 2}, {"tied", false}}};
   config.data = "random:tokens,40";
   config.optimizer.clear();

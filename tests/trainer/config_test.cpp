@@ -42,6 +42,10 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       },
       [](auto& c) { c.weight_decay = -0.1; },
       [](auto& c) { c.clip_norm = -1; },
+      [](auto& c) { c.loss = "entropy"; },
+      [](auto& c) {
+        c.loss_settings = {{"label-smoothing", 1.0}};
+      },
       [](auto& c) { c.save = "dir/"; },
       [](auto& c) { c.log_level = "loud"; },
       [](auto& c) { c.batch = 0; },
@@ -322,6 +326,10 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.epochs = 3; },
       [](auto& c) { c.steps = 3; },
       [](auto& c) { c.eval_every = 3; },
+      [](auto& c) { c.loss = "another"; },
+      [](auto& c) {
+        c.loss_settings = {{"label-smoothing", 0.1}};
+      },
       [](auto& c) { c.optimizer = "sgd"; },
       [](auto& c) { c.lr = 0.2; },
       [](auto& c) {
