@@ -9,6 +9,7 @@
 #include "comm/reduce.h"
 #include "nn/layers/layers.h"
 #include "nn/ops/backend.h"
+#include "nn/ops/update_rules.h"
 #include "sampler/permutation.h"
 
 namespace {

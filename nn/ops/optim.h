@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <span>
 
-#include "nn/ops/update_rules.h"
 #include "nn/tensor/tensor.h"
 
 namespace lockstep::nn {
@@ -18,6 +17,19 @@ struct UpdateArrays {
   float* second = nullptr;
   BFloat16* copy = nullptr;  // also receives the parameter, rounded; nullptr: nobody wants it
 };
+
+/// What differs from one step's updates to the next: f32 in device memory, so that a step whose kernels have been
+/// recorded can be run again with other values.
+struct StepControl {
+  enum Place : std::size_t {
+    kRates = 3,               // the first so many are what the host writes before each step, as the rule says
+    kGradientScale = kRates,  // multiplies every gradient first
+    kApply,                   // 0: nothing moves
+    kSize
+  };
+};
+
+struct UpdateRule;  // nn/ops/update_rules.h
 
 /// All f32. `control` is (StepControl::kSize).
 class OptimKernels {

@@ -2,21 +2,11 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <variant>
 
-namespace lockstep::nn {
+#include "nn/ops/optim.h"
 
-/// What differs from one step's updates to the next: f32 in device memory, so that a step whose kernels have been
-/// recorded can be run again with other values.
-struct StepControl {
-  enum Place : std::size_t {
-    kRates = 3,               // the first so many are what the host writes before each step, as the rule says
-    kGradientScale = kRates,  // multiplies every gradient first
-    kApply,                   // 0: nothing moves
-    kSize
-  };
-};
+namespace lockstep::nn {
 
 /// Note [Update rules]
 /// A rule is a struct of constants, f32, which an optimizer (nn/optim/) makes and computes the rates for. It has
@@ -94,7 +84,12 @@ struct AdamWRule {
   }
 };
 
-using UpdateRule = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule>;
+using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule>;
+
+/// One of them. A class, so that others can speak of it who need not be compiled again for a new one.
+struct UpdateRule : UpdateRules {
+  using UpdateRules::UpdateRules;
+};
 
 /// How many numbers it remembers of an element.
 inline int moments_of(const UpdateRule& rule) {

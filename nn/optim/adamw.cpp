@@ -1,6 +1,7 @@
 // Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 #include <cmath>
 
+#include "nn/ops/update_rules.h"
 #include "nn/optim/optimizers.h"
 
 namespace lockstep::nn {

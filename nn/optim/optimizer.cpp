@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "nn/ops/update_rules.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -29,7 +31,7 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& rule, std::vector<std::string> moments)
-    : parameters_(checked(std::move(parameters))), rule_(rule) {
+    : parameters_(checked(std::move(parameters))), rule_(std::make_unique<UpdateRule>(rule)) {
   LOCKSTEP_ASSERT(std::ssize(moments) == moments_of(rule), "{} names for {} moments", moments.size(), moments_of(rule));
   for (std::string& name : moments) {
     Moment& moment = moments_.emplace_back(Moment{.name = std::move(name), .values = {}});
@@ -44,6 +46,8 @@ Optimizer::Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& r
   arrays_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
 }
+
+Optimizer::~Optimizer() = default;
 
 void Optimizer::check_there(std::size_t index) const {
   if (!lifetimes_[index].alive()) [[unlikely]]
@@ -141,7 +145,7 @@ void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, 
 void Optimizer::update(std::span<const std::size_t> indices) {
   const auto all = arrays_of(indices);
   if (all.empty()) return;
-  backend_->optim().update(rule_, control_, all);
+  backend_->optim().update(*rule_, control_, all);
   for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
 }
 

@@ -24,7 +24,7 @@ struct NamedMoment {
 /// The parameters must outlive it: to use one that is gone is a UsageError.
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -71,7 +71,7 @@ class Optimizer {
   };
 
   std::vector<NamedParameter> parameters_;
-  UpdateRule rule_;
+  std::unique_ptr<const UpdateRule> rule_;
   std::vector<Moment> moments_;
   Backend* backend_ = nullptr;  // nullptr: there are no parameters
   Tensor control_;

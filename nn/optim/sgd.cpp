@@ -1,4 +1,5 @@
 // Stochastic gradient descent with momentum.
+#include "nn/ops/update_rules.h"
 #include "nn/optim/optimizers.h"
 
 namespace lockstep::nn {

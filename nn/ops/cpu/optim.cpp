@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"
+#include "nn/ops/update_rules.h"
 
 namespace lockstep::nn::cpu {
 namespace {

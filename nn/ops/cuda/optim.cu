@@ -4,6 +4,7 @@
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/update_rules.h"
 
 namespace lockstep::nn::cuda {
 namespace {

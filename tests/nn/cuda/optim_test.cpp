@@ -1,5 +1,6 @@
 // CUDA's optimizer kernels against the CPU's, over many arrays at once.
 #include "nn/ops/cuda/update_chunk.h"
+#include "nn/ops/update_rules.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {
@@ -89,7 +90,7 @@ const std::vector<UpdateRule> kRules = {
     SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f}, AdamWRule::of(0.9, 0.999, 1e-8)};
 
 TEST_P(CudaOptim, EveryRule) {
-  ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRule>);
+  ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRules>);
   for (std::size_t i = 0; i < kRules.size(); ++i)
     for (const bool wants_copy : {false, true}) {
       const UpdateRule& rule = kRules[i];
