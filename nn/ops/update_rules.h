@@ -84,7 +84,31 @@ struct AdamWRule {
   }
 };
 
-using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule>;
+/// PyTorch's Adam: d = g + weight_decay·p; m = β₁m + (1−β₁)d; v = β₂v + (1−β₂)d²;
+/// p −= lr/(1−β₁ᵗ) · m / (sqrt(v)/sqrt(1−β₂ᵗ) + eps).
+struct AdamRule {
+  static constexpr const char* kName = "Adam";
+  static constexpr int kMoments = 2;
+  enum Rate : std::size_t {
+    kRate,         // lr / (1 − β₁ᵗ)
+    kSecondScale,  // 1 / sqrt(1 − β₂ᵗ)
+  };
+  float beta1, rest1, beta2, rest2, eps, weight_decay;
+
+  static constexpr AdamRule of(double beta1, double beta2, double eps, double weight_decay) {
+    return {static_cast<float>(beta1),       static_cast<float>(1.0 - beta1), static_cast<float>(beta2),
+            static_cast<float>(1.0 - beta2), static_cast<float>(eps),         static_cast<float>(weight_decay)};
+  }
+
+  constexpr void operator()(const float* control, float g, float& p, float& first, float& second) const {
+    const float d = control[StepControl::kGradientScale] * g + weight_decay * p;
+    first = beta1 * first + rest1 * d;
+    second = beta2 * second + rest2 * d * d;
+    p -= control[kRate] * first / (std::sqrt(second) * control[kSecondScale] + eps);
+  }
+};
+
+using UpdateRules = std::variant<SgdRule, SgdMomentumRule, SgdNesterovRule, AdamWRule, AdamRule>;
 
 /// One of them. A class, so that others can speak of it who need not be compiled again for a new one.
 struct UpdateRule : UpdateRules {

@@ -6,11 +6,13 @@ namespace lockstep::nn {
 
 const OptimizerFamily& sgd_family();
 const OptimizerFamily& adamw_family();
+const OptimizerFamily& adam_family();
 
 const std::vector<const OptimizerFamily*>& optimizer_families() {
   static const std::vector<const OptimizerFamily*> families = {
-      &sgd_family(),  //
-      &adamw_family(),
+      &sgd_family(),    //
+      &adamw_family(),  //
+      &adam_family(),
   };
   return families;
 }

@@ -1,5 +1,5 @@
-// SGD and AdamW over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation.
-#include "nn/optim/optimizer.h"
+// SGD, AdamW and Adam over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation.
+#include "nn/optim/optimizers.h"
 
 #include <gtest/gtest.h>
 
@@ -50,6 +50,26 @@ struct AdamWReference {
     for (std::size_t i = 0; i < p.size(); ++i) {
       const double g = gradient[i];
       p[i] -= lr * options.weight_decay * p[i];
+      m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
+      v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(options.beta1, t)), v_hat = v[i] / (1 - std::pow(options.beta2, t));
+      p[i] -= lr * m_hat / (std::sqrt(v_hat) + options.eps);
+    }
+  }
+};
+
+// torch.optim.Adam, likewise.
+struct AdamReference {
+  AdamWOptions options;
+  std::vector<double> m = {}, v = {};
+  int t = 0;
+
+  void step(std::vector<double>& p, const std::vector<double>& gradient, double lr) {
+    m.resize(p.size());
+    v.resize(p.size());
+    ++t;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double g = gradient[i] + options.weight_decay * p[i];
       m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
       v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
       const double m_hat = m[i] / (1 - std::pow(options.beta1, t)), v_hat = v[i] / (1 - std::pow(options.beta2, t));
@@ -125,6 +145,19 @@ TEST(AdamW, NoDecayAndNoMoments) {
   expect_follows([&](const auto& named) { return make_adamw(named, options); }, AdamWReference{options}, 3e-7);
 }
 
+TEST(Adam, IsTorchs) {
+  for (const double weight_decay : {0.0, 0.2})
+    for (const auto& [beta1, beta2] : {std::pair(0.9, 0.999), {0.8, 0.95}})
+      expect_follows(
+          [&](const auto& named) {
+            return make_optimizer("adam", named, {{"betas", {beta1, beta2}}}, weight_decay);
+          },
+          AdamReference{{.beta1 = beta1, .beta2 = beta2, .weight_decay = weight_decay}},
+          // Where gradient and decay nearly cancel each other, the step is one of their rounding.
+          weight_decay > 0 ? 2e-6 : 3e-7);
+  EXPECT_EQ(optimizer_family("adam").weight_decay, 0.0);
+}
+
 TEST(AdamW, TheFirstStepIsTheRate) {
   const auto backend = make_cpu_backend(1);
   Parameter p(*backend, {2});
@@ -148,6 +181,8 @@ TEST(Optimizer, RefusesWhatPyTorchRefuses) {
   EXPECT_THROW(make_adamw({}, {.beta2 = 1.0}), UsageError);
   EXPECT_THROW(make_adamw({}, {.eps = -1e-8}), UsageError);
   EXPECT_THROW(make_adamw({}, {.weight_decay = nan}), UsageError);
+  EXPECT_THROW(make_optimizer("adam", {}, {{"betas", {0.9, 1.0}}}, 0.0), UsageError);
+  EXPECT_THROW(make_optimizer("adam", {}, {}, -0.1), UsageError);
   const auto optimizer = make_sgd({}, {});
   EXPECT_THROW(optimizer->begin_step(-0.1), UsageError);
   EXPECT_THROW(optimizer->begin_step(nan), UsageError);

@@ -29,6 +29,8 @@ OPTIMIZERS = {
     "adamw-betas": lambda p: torch.optim.AdamW(p, lr=1, betas=(0.8, 0.95), weight_decay=0.3),
     "adamw-no-decay": lambda p: torch.optim.AdamW(p, lr=1, weight_decay=0),
     "adamw-eps": lambda p: torch.optim.AdamW(p, lr=1, eps=1e-2),
+    "adam-decay": lambda p: torch.optim.Adam(p, lr=1, weight_decay=0.1),
+    "adam-betas": lambda p: torch.optim.Adam(p, lr=1, betas=(0.8, 0.95), weight_decay=0.3),
 }
 CLIP_NORM = 4.0  # the gradients' norm is about 5, and 0.5 in every third step
 

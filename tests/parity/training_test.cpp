@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "nn/io/state.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/optimizers.h"
 #include "sampler/sampler.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
@@ -25,6 +25,10 @@ MakeOptimizer adamw(const nn::AdamWOptions& options) {
   return [options](auto all) { return nn::make_adamw(std::move(all), options); };
 }
 
+MakeOptimizer by_name(const std::string& name, const Settings& settings, double weight_decay) {
+  return [=](auto all) { return nn::make_optimizer(name, std::move(all), settings, weight_decay); };
+}
+
 // OPTIMIZERS in make_training.py.
 const std::map<std::string, MakeOptimizer> kOptimizers = {
     {"sgd", sgd({})},
@@ -37,6 +41,8 @@ const std::map<std::string, MakeOptimizer> kOptimizers = {
     {"adamw-betas", adamw({.beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.3})},
     {"adamw-no-decay", adamw({.weight_decay = 0.0})},
     {"adamw-eps", adamw({.eps = 1e-2})},
+    {"adam-decay", by_name("adam", {}, 0.1)},
+    {"adam-betas", by_name("adam", {{"betas", {0.8, 0.95}}}, 0.3)},
 };
 constexpr double kClipNorm = 4.0;
 

@@ -85,9 +85,10 @@ class CudaOptim : public DeviceTest {
 };
 
 // One of each rule, in their order.
-const std::vector<UpdateRule> kRules = {
-    SgdRule{.weight_decay = 0.01f}, SgdMomentumRule{.momentum = 0.9f, .weight_decay = 0.01f},
-    SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f}, AdamWRule::of(0.9, 0.999, 1e-8)};
+const std::vector<UpdateRule> kRules = {SgdRule{.weight_decay = 0.01f},
+                                        SgdMomentumRule{.momentum = 0.9f, .weight_decay = 0.01f},
+                                        SgdNesterovRule{.momentum = 0.9f, .weight_decay = 0.01f},
+                                        AdamWRule::of(0.9, 0.999, 1e-8), AdamRule::of(0.9, 0.999, 1e-8, 0.01)};
 
 TEST_P(CudaOptim, EveryRule) {
   ASSERT_EQ(kRules.size(), std::variant_size_v<UpdateRules>);
