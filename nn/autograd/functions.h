@@ -22,6 +22,8 @@ Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window&
 
 /// x (N, H, W, C) → (N, H', W', C).
 Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window);
+/// x (N, H, W, C) → (N, height, width, C), of any extents above 0: PyTorch's AdaptiveAvgPool2d.
+Var adaptive_avg_pool2d(Tape& tape, Var x, std::int64_t height, std::int64_t width);
 /// Of what pool2d returns for x of this shape; throws what it would.
 Shape pooled_shape(const Shape& x, const Window& window);
 

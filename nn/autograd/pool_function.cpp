@@ -38,6 +38,21 @@ class AveragePoolNode final : public Node {
   Window window_;
 };
 
+class AdaptiveAveragePoolNode final : public Node {
+ public:
+  AdaptiveAveragePoolNode(Var output, Var x) : Node(output), x_(x) {}
+
+  void backward(Tape& tape) override {
+    const Tensor& dy = tape.grad(output());
+    Tensor dx = tape.backend().empty(x_.shape(), dy.dtype());
+    tape.backend().pool().adaptive_average_backward(dy, dx);
+    tape.contribute(x_, std::move(dx));
+  }
+
+ private:
+  Var x_;
+};
+
 }  // namespace
 
 Shape pooled_shape(const Shape& x, const Window& window) {
@@ -66,6 +81,20 @@ Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window) {
   backend.pool().max_forward(x.value(), window, Epilogue::kNone, y, choices);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<MaxPoolNode>(out, x, window, std::move(choices));
+  return out;
+}
+
+Var adaptive_avg_pool2d(Tape& tape, Var x, std::int64_t height, std::int64_t width) {
+  check_operand(tape, x, "AdaptiveAvgPool2d");
+  const Tape::OpScope scope(tape, "adaptive_avg_pool2d");
+  const Shape& s = x.shape();
+  if (s.size() != 4 || s[1] < 1 || s[2] < 1 || height < 1 || width < 1)
+    throw UsageError(fmt::format("adaptive pooling of {} to {} x {}", to_string(s), height, width),
+                     "images are (N, H, W, C), and no extent is 0");
+  Tensor y = tape.backend().empty({s[0], height, width, s[3]}, x.value().dtype());
+  tape.backend().pool().adaptive_average_forward(x.value(), y);
+  const Var out = tape.make_var(std::move(y), x.needs_grad());
+  tape.record<AdaptiveAveragePoolNode>(out, x);
   return out;
 }
 

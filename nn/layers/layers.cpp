@@ -49,6 +49,10 @@ Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_feat
           "weight", normal_parameter(context, {out_features, in_features}, style.deviation, FileLayout::kTransposed))),
       bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
 
+Linear::Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style)
+    : weight_(register_parameter("weight", normal_parameter(context, {out_features, in_features}, style.deviation))),
+      bias_(&register_parameter("bias", constant_parameter(context, {out_features}, 0.0f))) {}
+
 Embedding::Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation)
     : weight_(register_parameter("weight", normal_parameter(context, {num_embeddings, embedding_dim}, deviation))) {}
 
@@ -104,6 +108,8 @@ std::string AvgPool2d::details() const {
   return fmt::format("kernel_size={}, stride={}, padding={}", one_or_pair(window_.kernel), one_or_pair(window_.stride),
                      one_or_pair(window_.padding));
 }
+
+std::string AdaptiveAvgPool2d::details() const { return fmt::format("output_size=({}, {})", height_, width_); }
 
 std::string BatchNorm::details() const {
   return fmt::format("{}, eps={:g}, momentum={:g}, affine=True, bias=True, track_running_stats=True",
@@ -164,14 +170,15 @@ Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_chan
                                                          bound_for(in_channels * window.kernel[0] * window.kernel[1])))
                  : nullptr) {}
 
-Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut)
+Conv2d::Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window,
+               FanOut style)
     : window_(window),
       weight_(register_parameter(
           "weight",
           normal_parameter(context, {out_channels, window.kernel[0], window.kernel[1], in_channels},
                            std::sqrt(2.0 / static_cast<double>(out_channels * window.kernel[0] * window.kernel[1])),
                            FileLayout::kOhwiToOihw))),
-      bias_(nullptr) {}
+      bias_(style.bias ? &register_parameter("bias", constant_parameter(context, {out_channels}, 0.0f)) : nullptr) {}
 
 Var Conv2d::forward(Tape& tape, Var x, Epilogue epilogue) { return conv2d(tape, x, weight_, bias_, window_, epilogue); }
 

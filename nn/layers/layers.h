@@ -18,6 +18,11 @@ class Linear final : public Module {
     double deviation = 0.02;
   };
   Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style);
+  /// Normal weights of this deviation, zero bias.
+  struct Normal {
+    double deviation;
+  };
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);
@@ -113,9 +118,11 @@ class BatchNorm;
 class Conv2d final : public Module {
  public:
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
-  /// Without bias, normal with a deviation of sqrt(2 / (out · kernel area)): PyTorch's kaiming_normal(mode =
-  /// "fan_out").
-  struct FanOut {};
+  /// Normal with a deviation of sqrt(2 / (out · kernel area)), PyTorch's kaiming_normal(mode = "fan_out"); a bias
+  /// begins with zeros.
+  struct FanOut {
+    bool bias = false;
+  };
   Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   Var forward(Tape& tape, Var x, Epilogue epilogue);
@@ -154,6 +161,17 @@ class AvgPool2d final : public Module {
 
  private:
   Window window_;
+};
+
+class AdaptiveAvgPool2d final : public Module {
+ public:
+  AdaptiveAvgPool2d(std::int64_t height, std::int64_t width) : height_(height), width_(width) {}
+  Var forward(Tape& tape, Var x) override { return adaptive_avg_pool2d(tape, x, height_, width_); }
+  std::string type_name() const override { return "AdaptiveAvgPool2d"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t height_, width_;
 };
 
 /// Over the last axis of (N, H, W, C) or (N, C). weight ones, bias zeros, running_mean zeros, running_var ones,

@@ -53,6 +53,8 @@ class MetaPool final : public PoolKernels {
   void max_backward(T, T, const Window&, T) override {}
   void average_forward(T, const Window&, T) override {}
   void average_backward(T, const Window&, T) override {}
+  void adaptive_average_forward(T, T) override {}
+  void adaptive_average_backward(T, T) override {}
 };
 
 class MetaNorm final : public NormKernels {

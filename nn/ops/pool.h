@@ -6,6 +6,16 @@
 
 namespace lockstep::nn {
 
+/// Which elements of an axis of `there` element `at` of an axis of `here` goes with, if both have one length: [begin,
+/// end), from floor(at · there / here) to ceil((at + 1) · there / here). Of y with x in adaptive pooling; of x with y
+/// it is the windows that an element is in.
+struct AdaptiveStretch {
+  std::int64_t begin, end;
+};
+constexpr AdaptiveStretch adaptive_stretch(std::int64_t at, std::int64_t here, std::int64_t there) {
+  return {at * there / here, ((at + 1) * there + here - 1) / here};
+}
+
 enum class PoolKind : std::uint8_t { kMax, kAverage };
 
 /// x is (N, H, W, C), y is (N, H', W', C), of one type, f32 or bf16; N may be 0. Sums are f32.
@@ -26,6 +36,12 @@ class PoolKernels {
   virtual void average_forward(const Tensor& x, const Window& window, const Tensor& y) = 0;
   /// Overwrites dx.
   virtual void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) = 0;
+
+  /// PyTorch's AdaptiveAvgPool2d: along each axis, y's element i of O is the average of x's elements of I in
+  /// adaptive_stretch(i, O, I). Each is divided by the number of its own elements.
+  virtual void adaptive_average_forward(const Tensor& x, const Tensor& y) = 0;
+  /// Overwrites dx.
+  virtual void adaptive_average_backward(const Tensor& dy, const Tensor& dx) = 0;
 
   /// The narrowest type that can number the elements of a window and one more.
   static DType choice_type(const Window& window) {

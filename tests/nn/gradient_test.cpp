@@ -153,6 +153,12 @@ const std::vector<Geometry>& poolings() {
   return all;
 }
 
+TEST_F(Gradient, AdaptiveAvgPool2d) {
+  for (const Shape& shape : {Shape{2, 8, 8, 3}, Shape{1, 1, 2, 5}, Shape{2, 5, 9, 1}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
+                     [](Tape& tape, std::span<const Var> x) { return adaptive_avg_pool2d(tape, x[0], 3, 4); });
+}
+
 TEST_F(Gradient, Pool2dMax) {
   for (const auto& g : poolings()) {
     SCOPED_TRACE(to_string(g.x));

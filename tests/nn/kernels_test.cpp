@@ -235,6 +235,42 @@ TEST_P(Kernels, Pool) {
     }
 }
 
+TEST_P(Kernels, AdaptivePool) {
+  const std::pair<Shape, Shape> cases[] = {
+      {{2, 8, 8, 3}, {2, 4, 2, 3}},   {{1, 7, 7, 5}, {1, 7, 7, 5}},       {{3, 1, 1, 9}, {3, 7, 7, 9}},
+      {{2, 2, 3, 17}, {2, 7, 5, 17}}, {{1, 10, 7, 4}, {1, 7, 7, 4}},      {{1, 13, 6, 1}, {1, 1, 1, 1}},
+      {{2, 5, 33, 3}, {2, 3, 7, 3}},  {{1, 14, 14, 512}, {1, 7, 7, 512}},
+  };
+  for (const auto& [shape, y_shape] : cases) {
+    SCOPED_TRACE(to_string(shape) + " to " + to_string(y_shape));
+    const Tensor x = random(shape, 1), dy = random(y_shape, 2);
+    std::vector<double> y, dx(static_cast<std::size_t>(x.count()));
+    for (std::int64_t n = 0; n < y_shape[0]; ++n)
+      for (std::int64_t i = 0; i < y_shape[1]; ++i)
+        for (std::int64_t j = 0; j < y_shape[2]; ++j)
+          for (std::int64_t c = 0; c < y_shape[3]; ++c) {
+            std::vector<std::size_t> inside;  // as the definition has it, in real numbers
+            for (std::int64_t h = 0; h < shape[1]; ++h)
+              for (std::int64_t w = 0; w < shape[2]; ++w)
+                if ((h + 1) * y_shape[1] > i * shape[1] && h * y_shape[1] < (i + 1) * shape[1] &&
+                    (w + 1) * y_shape[2] > j * shape[2] && w * y_shape[2] < (j + 1) * shape[2])
+                  inside.push_back(static_cast<std::size_t>(((n * shape[1] + h) * shape[2] + w) * shape[3] + c));
+            const double g = at(dy, static_cast<std::int64_t>(y.size()));
+            double sum = 0;
+            for (const std::size_t xi : inside) {
+              sum += at(x, static_cast<std::int64_t>(xi));
+              dx[xi] += g / static_cast<double>(inside.size());
+            }
+            y.push_back(sum / static_cast<double>(inside.size()));
+          }
+    const Tensor out_y = unset(y_shape), out_dx = unset(shape);
+    backend->pool().adaptive_average_forward(x, out_y);
+    expect_close(y, out_y);
+    backend->pool().adaptive_average_backward(dy, out_dx);
+    expect_close(dx, out_dx);
+  }
+}
+
 // Choices, ties and all: the same as one kernel after the other.
 TEST_P(Kernels, MaxPoolTakesReluAlong) {
   for (const Window window : {Window{{2, 2}, {2, 2}, {0, 0}}, Window{{3, 3}, {2, 2}, {1, 1}}}) {
@@ -507,6 +543,8 @@ TEST_P(Kernels, NoSamples) {
   backend->pool().max_backward(image, no_choices, window, image);
   backend->pool().average_forward(image, window, image);
   backend->pool().average_backward(image, window, image);
+  backend->pool().adaptive_average_forward(image, image);
+  backend->pool().adaptive_average_backward(image, image);
   backend->norm().forward_infer(x, random({3}, 1), random({3}, 2), random({3}, 3), random({3}, 4), 1e-5, x);
   const Tensor totals = unset({2}), labels = backend->empty({0}, DType::kI32);
   backend->loss().cross_entropy(dy, labels, 1.0f, 0.0f, totals, dy);

@@ -249,9 +249,11 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
   Flatten flatten_layer;
   MaxPool2d max_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
   AvgPool2d average_pool(Window{.kernel = {2, 2}, .stride = {2, 2}});
+  AdaptiveAvgPool2d adaptive_pool(2, 2);
   Dropout drop(0.5, 0);
-  const std::vector<Module*> all = {layer.get(), &conv,          &batch_norm, &layer_norm,   &rnn, &relu_layer,
-                                    &gelu_layer, &flatten_layer, &max_pool,   &average_pool, &drop};
+  const std::vector<Module*> all = {layer.get(), &conv,         &batch_norm,    &layer_norm,
+                                    &rnn,        &relu_layer,   &gelu_layer,    &flatten_layer,
+                                    &max_pool,   &average_pool, &adaptive_pool, &drop};
   tape.set_dropout_state(backend->empty({3}, DType::kI64));
   for (const DType dtype : {DType::kI32, DType::kF64, DType::kU8, DType::kBF16})
     for (Module* module : all)
@@ -261,6 +263,14 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
                   AllOf(HasSubstr(name_of(dtype)), Not(HasSubstr("no UsageError"))))
           << module->type_name() << " of " << name_of(dtype);
   EXPECT_THAT(refusal_of([&] { table.forward(tape, tape.input(x)); }), HasSubstr("it takes numbers, i32"));
+  EXPECT_THAT(refusal_of([&] {
+                adaptive_pool.forward(tape, tape.input(backend->empty({2, 0, 3, 4})));
+              }),
+              HasSubstr("no extent is 0"));
+  EXPECT_THAT(refusal_of([&] {
+                adaptive_avg_pool2d(tape, tape.input(backend->zeros({2, 3, 3, 4})), 0, 2);
+              }),
+              HasSubstr("to 0 x 2"));
   const Tensor vector = backend->zeros({7});
   for (Module* module : std::vector<Module*>{layer.get(), &conv, &batch_norm, &layer_norm, &rnn, &flatten_layer,
                                              &max_pool, &average_pool})

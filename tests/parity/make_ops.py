@@ -55,6 +55,8 @@ OPS = {
     "max-pool-3-stride-2": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 8, 7)),
     "avg-pool-2": (lambda: nn.AvgPool2d(2), (2, 3, 6, 9)),
     "avg-pool-3-stride-2": (lambda: nn.AvgPool2d(3, 2, 1), (2, 5, 8, 7)),
+    "adaptive-avg-pool-7": (lambda: nn.AdaptiveAvgPool2d(7), (2, 3, 3, 10)),
+    "adaptive-avg-pool-uneven": (lambda: nn.AdaptiveAvgPool2d((4, 5)), (2, 5, 9, 3)),
     "batch-norm-2d": (lambda: nn.BatchNorm2d(6), (3, 6, 4, 5)),
     "batch-norm-2d-evaluated": (lambda: nn.BatchNorm2d(6).eval(), (3, 6, 4, 5)),
     "batch-norm-1d": (lambda: nn.BatchNorm1d(6), (9, 6)),
@@ -70,7 +72,11 @@ OPS = {
     "lstm": (lambda: Lstm(5, 7, 2, batch_first=True), (3, 6, 5)),
 }
 EMBEDDING = (11, 6, (3, 8))  # rows, features, tokens
-CROSS_ENTROPY = {"cross-entropy": (7, 10), "cross-entropy-tokens": (2, 5, 33)}  # (…, classes)
+CROSS_ENTROPY = {  # (…, classes), label_smoothing
+    "cross-entropy": ((7, 10), 0.0),
+    "cross-entropy-tokens": ((2, 5, 33), 0.0),
+    "cross-entropy-smoothed": ((7, 10), 0.1),
+}
 
 
 def tensor(values):
@@ -111,10 +117,10 @@ def main():
     fill("embedding", table)
     x = torch.from_numpy(counter.below("embedding/x", shape, rows))
     record(made, "embedding", table, x, table(x))
-    for name, shape in CROSS_ENTROPY.items():
+    for name, (shape, smoothing) in CROSS_ENTROPY.items():
         x = (4 * tensor(counter.uniform(f"{name}/x", shape))).requires_grad_()
         labels = torch.from_numpy(counter.below(f"{name}/labels", shape[:-1], shape[-1]))
-        loss = F.cross_entropy(x.flatten(0, -2), labels.flatten())
+        loss = F.cross_entropy(x.flatten(0, -2), labels.flatten(), label_smoothing=smoothing)
         loss.backward()
         made.add(f"{name}/loss", loss)
         made.add(f"{name}/gradient/x", x.grad)

@@ -128,6 +128,8 @@ TEST_F(Ops, Pooling) {
   check("max-pool-3-stride-2", std::make_unique<nn::MaxPool2d>(square(3, 2, 1)), {2, 5, 8, 7}, {2, 5, 4, 4});
   check("avg-pool-2", std::make_unique<nn::AvgPool2d>(square(2, 2, 0)), {2, 3, 6, 9}, {2, 3, 3, 4});
   check("avg-pool-3-stride-2", std::make_unique<nn::AvgPool2d>(square(3, 2, 1)), {2, 5, 8, 7}, {2, 5, 4, 4});
+  check("adaptive-avg-pool-7", std::make_unique<nn::AdaptiveAvgPool2d>(7, 7), {2, 3, 3, 10}, {2, 3, 7, 7});
+  check("adaptive-avg-pool-uneven", std::make_unique<nn::AdaptiveAvgPool2d>(4, 5), {2, 5, 9, 3}, {2, 5, 4, 5});
 }
 
 TEST_F(Ops, BatchNorm) {
@@ -181,13 +183,15 @@ TEST_F(Ops, Positions) {
 }
 
 TEST_F(Ops, CrossEntropy) {
-  const std::pair<std::string, Extents> cases[] = {{"cross-entropy", {7, 10}}, {"cross-entropy-tokens", {2, 5, 33}}};
-  for (const auto& [name, shape] : cases) {
+  const std::tuple<std::string, Extents, float> cases[] = {{"cross-entropy", {7, 10}, 0.0f},
+                                                           {"cross-entropy-tokens", {2, 5, 33}, 0.0f},
+                                                           {"cross-entropy-smoothed", {7, 10}, 0.1f}};
+  for (const auto& [name, shape, smoothing] : cases) {
     const std::int64_t classes = shape.back(), rows = count_of(shape) / classes;
     const nn::Var x = input(name, shape, 4.0f);
     const auto labels = upload(*backend_, below<std::int32_t>(name + "/labels", rows, classes),
                                nn::Shape(std::span(shape).first(shape.size() - 1)));
-    const auto loss = nn::cross_entropy(tape_, x, labels, 1.0f / static_cast<float>(rows));
+    const auto loss = nn::cross_entropy(tape_, x, labels, 1.0f / static_cast<float>(rows), smoothing);
     golden().expect(name + "/loss", std::array{download(*backend_, loss.totals())[0] / static_cast<float>(rows)},
                     kOutputs);
     tape_.backward(loss.value);

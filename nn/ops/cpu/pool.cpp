@@ -1,14 +1,48 @@
 #include "nn/ops/pool.h"
 
+#include <algorithm>
+
+#include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/max_pool.h"
 #include "nn/ops/cpu/onednn_versions.h"
+#include "nn/ops/cpu/parallel.h"
 
 namespace lockstep::nn::cpu {
 namespace {
 
 using dnnl::memory;
 using Tag = memory::format_tag;
+
+constexpr std::int64_t kGrain = 16384;  // elements
+
+LOCKSTEP_SIMD_CLONES
+void add_to(const float* from, float* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] += from[i];
+}
+
+LOCKSTEP_SIMD_CLONES
+void add_divided(const float* from, float divisor, float* to, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] += from[i] / divisor;
+}
+
+LOCKSTEP_SIMD_CLONES
+void divide(float divisor, float* values, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) values[i] /= divisor;
+}
+
+std::int64_t length_of(const AdaptiveStretch& stretch) { return stretch.end - stretch.begin; }
+
+// Calls body(n, row, column, index) for the pixels of `over`, on several threads.
+template <class Body>
+void for_pixels(const Tensor& over, const Body& body) {
+  const std::int64_t height = over.size(1), width = over.size(2);
+  parallel_for(over.size(0) * height * width, std::max<std::int64_t>(1, kGrain / over.size(3)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i)
+                   body(i / (height * width), i / width % height, i % width, i);
+               });
+}
 
 struct Average {
   HeldPrimitive forward, backward;
@@ -35,6 +69,38 @@ class CpuPool final : public PoolKernels {
     held.forward.bind(DNNL_ARG_SRC, x);
     held.forward.bind(DNNL_ARG_DST, y);
     held.forward.run();
+  }
+
+  void adaptive_average_forward(const Tensor& x, const Tensor& y) override {
+    if (y.count() == 0) return;
+    const std::int64_t height = x.size(1), width = x.size(2), channels = x.size(3);
+    for_pixels(y, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
+      const AdaptiveStretch rows = adaptive_stretch(row, y.size(1), height);
+      const AdaptiveStretch columns = adaptive_stretch(column, y.size(2), width);
+      float* const to = y.f32() + at * channels;
+      std::fill_n(to, channels, 0.0f);
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        for (std::int64_t c = columns.begin; c < columns.end; ++c)
+          add_to(x.f32() + ((n * height + r) * width + c) * channels, to, channels);
+      divide(static_cast<float>(length_of(rows) * length_of(columns)), to, channels);
+    });
+  }
+
+  void adaptive_average_backward(const Tensor& dy, const Tensor& dx) override {
+    if (dx.count() == 0) return;
+    const std::int64_t height = dy.size(1), width = dy.size(2), channels = dx.size(3);
+    for_pixels(dx, [&](std::int64_t n, std::int64_t row, std::int64_t column, std::int64_t at) {
+      const AdaptiveStretch rows = adaptive_stretch(row, dx.size(1), height);
+      const AdaptiveStretch columns = adaptive_stretch(column, dx.size(2), width);
+      float* const to = dx.f32() + at * channels;
+      std::fill_n(to, channels, 0.0f);
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        for (std::int64_t c = columns.begin; c < columns.end; ++c) {
+          const std::int64_t elements =
+              length_of(adaptive_stretch(r, height, dx.size(1))) * length_of(adaptive_stretch(c, width, dx.size(2)));
+          add_divided(dy.f32() + ((n * height + r) * width + c) * channels, static_cast<float>(elements), to, channels);
+        }
+    });
   }
 
   void average_backward(const Tensor& dy, const Window& window, const Tensor& dx) override {

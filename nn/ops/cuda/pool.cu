@@ -200,6 +200,49 @@ __global__ void __launch_bounds__(kBlock) average_backward_kernel(Geometry g, co
   store_pack(dx + std::int64_t{i} * kWidth, made);
 }
 
+__device__ AdaptiveStretch stretch(int at, int here, int there) { return adaptive_stretch(at, here, there); }
+__device__ int length_of(const AdaptiveStretch& of) { return static_cast<int>(of.end - of.begin); }
+
+// One thread a pack of y.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock) adaptive_forward_kernel(Geometry g, const T* x, T* y) {
+  const unsigned i = blockIdx.x * kBlock + threadIdx.x;
+  if (i >= g.count) return;
+  const PackPlace at = pack_place(i, g.out_h, g.out_w, g.packs);
+  const AdaptiveStretch rows = stretch(at.row, g.out_h, g.h), columns = stretch(at.column, g.out_w, g.w);
+  float sum[kWidth] = {};
+  for (auto row = static_cast<int>(rows.begin); row < rows.end; ++row)
+    for (auto column = static_cast<int>(columns.begin); column < columns.end; ++column) {
+      const auto values = load_pack<kWidth>(x + index_of(at.n, row, column, at.pack, g.h, g.w, g.packs) * kWidth);
+      for (int k = 0; k < kWidth; ++k) sum[k] += to_float(values.of[k]);
+    }
+  const auto divisor = static_cast<float>(length_of(rows) * length_of(columns));
+  Pack<T, kWidth> made;
+  for (int k = 0; k < kWidth; ++k) made.of[k] = from_float<T>(sum[k] / divisor);
+  store_pack(y + std::int64_t{i} * kWidth, made);
+}
+
+// One thread a pack of dx: the windows that it is in, in their order.
+template <int kWidth, class T>
+__global__ void __launch_bounds__(kBlock) adaptive_backward_kernel(Geometry g, const T* dy, T* dx) {
+  const unsigned i = blockIdx.x * kBlock + threadIdx.x;
+  if (i >= g.count) return;
+  const PackPlace at = pack_place(i, g.h, g.w, g.packs);
+  const AdaptiveStretch rows = stretch(at.row, g.h, g.out_h), columns = stretch(at.column, g.w, g.out_w);
+  float sum[kWidth] = {};
+  for (auto row = static_cast<int>(rows.begin); row < rows.end; ++row)
+    for (auto column = static_cast<int>(columns.begin); column < columns.end; ++column) {
+      const auto divisor =
+          static_cast<float>(length_of(stretch(row, g.out_h, g.h)) * length_of(stretch(column, g.out_w, g.w)));
+      const auto gradient =
+          load_pack<kWidth>(dy + index_of(at.n, row, column, at.pack, g.out_h, g.out_w, g.packs) * kWidth);
+      for (int k = 0; k < kWidth; ++k) sum[k] += to_float(gradient.of[k]) / divisor;
+    }
+  Pack<T, kWidth> made;
+  for (int k = 0; k < kWidth; ++k) made.of[k] = from_float<T>(sum[k]);
+  store_pack(dx + std::int64_t{i} * kWidth, made);
+}
+
 class CudaPool final : public PoolKernels {
  public:
   explicit CudaPool(Context& context) : context_(context) {}
@@ -269,6 +312,30 @@ class CudaPool final : public PoolKernels {
         constexpr auto kKernel = average_backward_kernel<decltype(width)::value, T>;
         for_pieces(dx, dy, window, width, dx, kBlock, [&](const Geometry& g, std::int64_t n, dim3 grid) {
           launch("average pooling's backward", kKernel, grid, dim3(kBlock), context_.stream, g,
+                 dy.data<T>() + n * sample(dy), dx.data<T>() + n * sample(dx));
+        });
+      });
+    });
+  }
+
+  void adaptive_average_forward(const Tensor& x, const Tensor& y) override {
+    with_float_type(y.dtype(), [&]<class T>(T) {
+      with_width<kVector<T>>(takes_packs<T>(x, y), [&](auto width) {
+        constexpr auto kKernel = adaptive_forward_kernel<decltype(width)::value, T>;
+        for_pieces(x, y, Window{}, width, y, kBlock, [&](const Geometry& g, std::int64_t n, dim3 grid) {
+          launch("adaptive average pooling", kKernel, grid, dim3(kBlock), context_.stream, g,
+                 x.data<T>() + n * sample(x), y.data<T>() + n * sample(y));
+        });
+      });
+    });
+  }
+
+  void adaptive_average_backward(const Tensor& dy, const Tensor& dx) override {
+    with_float_type(dx.dtype(), [&]<class T>(T) {
+      with_width<kVector<T>>(takes_packs<T>(dx, dy), [&](auto width) {
+        constexpr auto kKernel = adaptive_backward_kernel<decltype(width)::value, T>;
+        for_pieces(dx, dy, Window{}, width, dx, kBlock, [&](const Geometry& g, std::int64_t n, dim3 grid) {
+          launch("adaptive average pooling's backward", kKernel, grid, dim3(kBlock), context_.stream, g,
                  dy.data<T>() + n * sample(dy), dx.data<T>() + n * sample(dx));
         });
       });

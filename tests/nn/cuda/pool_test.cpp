@@ -101,6 +101,28 @@ TEST_P(CudaPool, Average) {
   }
 }
 
+TEST_P(CudaPool, AdaptiveAverage) {
+  const std::pair<Shape, Shape> cases[] = {
+      {{2, 8, 8, 8}, {2, 4, 2, 8}},  {{3, 1, 1, 9}, {3, 7, 7, 9}},       {{2, 2, 3, 24}, {2, 7, 5, 24}},
+      {{1, 10, 7, 4}, {1, 7, 7, 4}}, {{1, 33, 6, 1}, {1, 1, 1, 1}},      {{300, 5, 3, 3}, {300, 3, 2, 3}},
+      {{0, 8, 8, 8}, {0, 7, 7, 8}},  {{1, 14, 14, 512}, {1, 7, 7, 512}},
+  };
+  for (const auto& [shape, y_shape] : cases) {
+    SCOPED_TRACE(to_string(shape));
+    const Tensor x_host = random(shape, 1), dy_host = random(y_shape, 2);
+    const Tensor y = cpu->empty(y_shape), dx = cpu->empty(shape);
+    cpu->pool().adaptive_average_forward(x_host, y);
+    cpu->pool().adaptive_average_backward(dy_host, dx);
+    const Tensor x = activation(x_host), dy = activation(dy_host);
+    const auto forward =
+        results({activation_like(y_shape)}, [&](const auto& out) { pool->adaptive_average_forward(x, out[0]); });
+    expect_close(y, forward[0], {type(), 8.0});
+    const auto backward =
+        results({activation_like(shape)}, [&](const auto& out) { pool->adaptive_average_backward(dy, out[0]); });
+    expect_close(dx, backward[0], {type(), 8.0});
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, CudaPool, kDeviceCases, name_of_case);
 
 }  // namespace
