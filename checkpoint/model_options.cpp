@@ -38,8 +38,9 @@ std::optional<std::string> other_model(const std::vector<Declared>& same, const 
 void add_model_structure(OptionTable& table, nn::ModelConfig& model, const std::string& default_text) {
   const auto declared =
       declared_by_models([](const SettingSpec& spec) { return spec.role == SettingSpec::Role::kStructure; });
-  add_settings(table, model.settings, declared, default_text,
-               [&model](const std::vector<Declared>& same) { return other_model(same, model); });
+  add_settings(
+      table, model.settings, declared, default_text,
+      [&model](const std::vector<Declared>& same) { return other_model(same, model); }, "", &model.name);
 }
 
 Applies to_weights(const std::string& file) {

@@ -61,10 +61,22 @@ OptionKind kind_of(const SettingSpec& spec) {
   return list ? OptionKind::kList : OptionKind::kValue;
 }
 
+/// Held in `target`; where it is not given there, its text is what `name` has, of those who declare it.
+Binding setting_of(Settings& target, const std::vector<Declared>& same, const std::string& name) {
+  Binding binding = setting(target, same.front().spec);
+  binding.text = [&target, same, &name] {
+    if (const SettingValue* const given = target.find(same.front().spec.name)) return to_string(*given);
+    const auto own = std::ranges::find(same, name, &Declared::name);
+    return to_string((own != same.end() ? *own : same.front()).spec.fallback);
+  };
+  return binding;
+}
+
 }  // namespace
 
 void add_settings(OptionTable& table, Settings& target, const std::vector<Declared>& declared,
-                  const std::string& default_text, const WhyUnused& unless, const std::string& flag) {
+                  const std::string& default_text, const WhyUnused& unless, const std::string& flag,
+                  const std::string* variant) {
   for (const auto& name : texts_of(declared, name_of_setting)) {
     const auto same = those_with(declared, &SettingSpec::name, name);
     const SettingSpec& spec = same.front().spec;
@@ -77,7 +89,7 @@ void add_settings(OptionTable& table, Settings& target, const std::vector<Declar
                .placeholder = kind == OptionKind::kFlag ? std::string() : spec.placeholder,
                .help = help_of(same),
                .default_text = default_text.empty() ? default_of(same) : default_text,
-               .value = setting(target, spec),
+               .value = variant != nullptr ? setting_of(target, same, *variant) : setting(target, spec),
                .applies = {.to = std::move(to), .unless = [same, unless] { return unless(same); }},
                .agree = spec.role == Role::kTolerance ? Agree::kNo : Agree::kValue,
                .may_change = spec.role == Role::kTraining});

@@ -38,7 +38,9 @@ using WhyUnused = std::function<std::optional<std::string>(const std::vector<Dec
 
 /// Adds an option for each setting of `declared`, held in `target`. `default_text`: what holds where it is not given;
 /// empty: the families' own defaults. `flag` names the flag that chooses the family ("--optimizer "), for messages.
+/// `variant`: the run's, of names that have defaults of their own.
 void add_settings(OptionTable& table, Settings& target, const std::vector<Declared>& declared,
-                  const std::string& default_text, const WhyUnused& unless, const std::string& flag = {});
+                  const std::string& default_text, const WhyUnused& unless, const std::string& flag = {},
+                  const std::string* variant = nullptr);
 
 }  // namespace lockstep::options

@@ -89,8 +89,11 @@ Settings schedule_settings_of(const TrainConfig& config) {
 }
 
 double dropout_of(const ModelConfig& model) {
-  const SettingValue* const given = model.settings.find("dropout");
-  return given != nullptr ? std::get<double>(given->any()) : 0.0;
+  constexpr const char* kDropout = "dropout";
+  if (const SettingValue* const given = model.settings.find(kDropout)) return std::get<double>(given->any());
+  const auto specs = nn::model_family(model.name).settings_of(model.name);
+  const SettingSpec* const declared = find_setting(specs, kDropout);
+  return declared != nullptr ? std::get<double>(declared->fallback.any()) : 0.0;
 }
 
 std::int64_t global_batch_of(const TrainConfig& config, int world_size) {

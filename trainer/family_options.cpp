@@ -58,28 +58,31 @@ void add_model_options(OptionTable& table, TrainConfig& config) {
   add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name != data::kAugment; });
   const auto declared = declared_by_models(
       [](const SettingSpec& spec) { return spec.role != Role::kTraining && spec.role != Role::kInitialValues; });
-  add_settings(table, config.model.settings, declared, "",
-               [&config](const std::vector<Declared>& same) -> std::optional<std::string> {
-                 if (auto other = other_model(same, config.model)) return other;
-                 // Before data are chosen (lockstep bench has synthetic ones) they may be anything.
-                 const bool of_tokens = is_known(config.model) &&
-                                        nn::model_family(config.model.name).tokens_setting == same.front().spec.name;
-                 return when(of_tokens && !config.data.empty() && !data::may_have_tokens(config.data),
-                             "the data is " + config.data);
-               });
+  add_settings(
+      table, config.model.settings, declared, "",
+      [&config](const std::vector<Declared>& same) -> std::optional<std::string> {
+        if (auto other = other_model(same, config.model)) return other;
+        // Before data are chosen (lockstep bench has synthetic ones) they may be anything.
+        const bool of_tokens =
+            is_known(config.model) && nn::model_family(config.model.name).tokens_setting == same.front().spec.name;
+        return when(of_tokens && !config.data.empty() && !data::may_have_tokens(config.data),
+                    "the data is " + config.data);
+      },
+      "", &config.model.name);
 }
 
 void add_training_options(OptionTable& table, TrainConfig& config) {
   add_data_settings(table, config, [](const SettingSpec& spec) { return spec.name == data::kAugment; });
   const auto declared = declared_by_models(
       [](const SettingSpec& spec) { return spec.role == Role::kTraining || spec.role == Role::kInitialValues; });
-  add_settings(table, config.model.settings, declared, "",
-               [&config](const std::vector<Declared>& same) -> std::optional<std::string> {
-                 if (auto other = other_model(same, config.model)) return other;
-                 return when(
-                     same.front().spec.role == Role::kInitialValues && !config.weights.empty() && !config.non_strict,
-                     "this one starts from --weights " + config.weights);
-               });
+  add_settings(
+      table, config.model.settings, declared, "",
+      [&config](const std::vector<Declared>& same) -> std::optional<std::string> {
+        if (auto other = other_model(same, config.model)) return other;
+        return when(same.front().spec.role == Role::kInitialValues && !config.weights.empty() && !config.non_strict,
+                    "this one starts from --weights " + config.weights);
+      },
+      "", &config.model.name);
 }
 
 namespace {

@@ -363,5 +363,19 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
   }
 }
 
+TEST(TrainConfig, DefaultsOfAModelsNameAreWhatRanksCompare) {
+  TrainConfig config;
+  config.model.name = "gpt2";
+  config.data = "random:tokens,40";
+  EXPECT_THAT(describe(config), ::testing::IsSupersetOf(std::vector<std::pair<std::string, std::string>>{
+                                    {"layers", "12"}, {"width", "768"}, {"dropout", "0"}}));
+  config.model.settings = {{"layers", 2}, {"dropout", 0.25}};
+  EXPECT_THAT(describe(config), ::testing::IsSupersetOf(std::vector<std::pair<std::string, std::string>>{
+                                    {"layers", "2"}, {"width", "768"}, {"dropout", "0.25"}}));
+  EXPECT_EQ(dropout_of(config.model), 0.25);
+  EXPECT_EQ(dropout_of({.name = "gpt2", .settings = {}}), 0.0);
+  EXPECT_EQ(dropout_of({.name = "cnn", .settings = {}}), 0.0);
+}
+
 }  // namespace
 }  // namespace lockstep::trainer
