@@ -13,9 +13,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class OutOfStep : public ::testing::Test {
+class OutOfStepLoops : public ::testing::Test {
  protected:
-  OutOfStep() {
+  OutOfStepLoops() {
     comm::GroupOptions options = testing::group_options();
     options.timeout_seconds = 30;
     group_ = comm::make_group(testing::world(), options);
@@ -50,7 +50,7 @@ class OutOfStep : public ::testing::Test {
   std::optional<DistributedDataParallel> ddp_;
 };
 
-TEST_F(OutOfStep, AStepLeftOutOfALoopThatCounts) {
+TEST_F(OutOfStepLoops, AStepLeftOutOfALoopThatCounts) {
   std::int64_t reached = 0;
   const std::string what = error_of([&] {
     for (std::int64_t step = 1; step <= 100; ++step) {
@@ -64,7 +64,7 @@ TEST_F(OutOfStep, AStepLeftOutOfALoopThatCounts) {
 }
 
 // Without numbers the ranks' loops look alike, up to the end.
-TEST_F(OutOfStep, AStepLeftOutOfALoopThatDoesNot) {
+TEST_F(OutOfStepLoops, AStepLeftOutOfALoopThatDoesNot) {
   const std::string what = error_of([&] {
     for (int step = 1; step <= 10; ++step)
       if (step != 5 || !is_last()) run();
