@@ -70,7 +70,8 @@ TEST_P(Estimate, IsWhatAStepTakesAtLeast) {
                       {.workers = 0});
   const std::uint64_t before = now();
   nn::Tape tape(*backend);
-  const nn::Loss loss = forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), 1.0f);
+  const nn::Loss loss =
+      forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), nn::make_loss(), 1.0f);
   tape.backward(loss.value);
   const std::uint64_t took = peak() - before;
   RecordProperty("said", std::to_string(said.activations));
@@ -92,7 +93,7 @@ TEST_P(Estimate, IsWhatAnEvaluationTakesAtLeast) {
   const std::uint64_t before = now();
   nn::Tape tape(*backend);
   tape.set_recording(false);
-  forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), 1.0f);
+  forward(tape, *model, inputs_of(*backend, loader.next(), format_of(*dataset)), nn::make_loss(), 1.0f);
   EXPECT_LE(needs.host.activations, peak() - before);
   EXPECT_GT(needs.host.activations, 0u);
 }
