@@ -10,7 +10,6 @@
 #include "cli/build_config.h"
 #include "devices/read_gpus.h"
 #include "devices/visible.h"
-#include "launcher/hosts/host_helper.h"
 #include "launcher/launch.h"
 #include "launcher/rank_status.h"
 #include "options/values.h"

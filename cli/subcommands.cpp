@@ -9,8 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "inference/options.h"
-#include "launcher/hosts/rsh.h"
-#include "launcher/rank_wrapper.h"
+#include "launcher/launch.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {

@@ -42,4 +42,10 @@ class JobDir {
   std::string shm_path_;
 };
 
+/// Marks `directory` as one of the job with this token. Throws DeviceError.
+void write_token(const std::string& directory, const std::string& token);
+
+/// Removes `directory`, as another host has called it, if it is here too and is marked with the token.
+void remove_stale_dirs(const std::string& directory, const std::string& token);
+
 }  // namespace lockstep::launcher

@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "launcher/console.h"
 #include "launcher/hosts/gather.h"
-#include "launcher/hosts/stale_dirs.h"
 #include "launcher/job_dir.h"
 #include "launcher/loopback/preload.h"
 #include "launcher/mpirun_command.h"

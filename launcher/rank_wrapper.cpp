@@ -1,4 +1,4 @@
-#include "launcher/rank_wrapper.h"
+#include "launcher/launch.h"
 
 #include <fcntl.h>
 #include <poll.h>

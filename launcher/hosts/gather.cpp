@@ -15,7 +15,6 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "launcher/hosts/free_port.h"
 #include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/networks.h"
 

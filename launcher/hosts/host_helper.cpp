@@ -1,4 +1,4 @@
-#include "launcher/hosts/host_helper.h"
+#include "launcher/launch.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -21,10 +21,9 @@
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
-#include "launcher/hosts/free_port.h"
 #include "launcher/hosts/greeting.h"
+#include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/protocol.h"
-#include "launcher/hosts/stale_dirs.h"
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"

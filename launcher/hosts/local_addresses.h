@@ -1,4 +1,4 @@
-// Which of some names mean this machine.
+// Which of some names mean this machine, and which of its ports is free.
 #pragma once
 
 #include <span>
@@ -16,5 +16,9 @@ std::vector<bool> local_addresses(std::span<const std::string> names, Deadline d
 
 /// This host's name as the system has it, with its domain if it has one there; "localhost" if it has none.
 std::string system_name();
+
+/// A TCP port that is free on this host now, below those that the kernel hands out by itself, so that it is likely to
+/// stay so. Throws DeviceError when all that are tried are taken.
+int find_free_port();
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-#include "launcher/hosts/rsh.h"
+#include "launcher/launch.h"
 
 #include <poll.h>
 #include <sys/prctl.h>

@@ -11,10 +11,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/status_report.h"
-#include "launcher/hosts/host_helper.h"
-#include "launcher/hosts/rsh.h"
 #include "launcher/launch.h"
-#include "launcher/rank_wrapper.h"
 
 using namespace lockstep;
 
