@@ -1,5 +1,4 @@
-#include "data/mnist.h"
-
+// MNIST and data sets that come in the same four files (Fashion-MNIST, KMNIST, EMNIST).
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -15,6 +14,11 @@ namespace lockstep::data {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr int kMnistClasses = 10;
+// Mean and standard deviation of MNIST's training pixels in [0, 1]; pixels are normalised with them.
+constexpr float kMnistMean = 0.1307f;
+constexpr float kMnistStd = 0.3081f;
 
 constexpr const char* kFourFiles = "a data set mnist:DIR is a directory with MNIST's four IDX files";
 
@@ -87,8 +91,10 @@ std::shared_ptr<const Dataset> open_part(const std::string& directory, const std
   return std::make_shared<Mnist>(std::move(info), std::move(images), std::move(labels));
 }
 
-}  // namespace
-
+// Reads train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte from
+// `directory`, each also with a dot for the last hyphen's place ("train-images.idx3-ubyte") and with ".gz" appended.
+// Samples have dims {H, W, 1}; memory holds the files' bytes, pixels become numbers when they are read. Throws IoError
+// for what is missing, cut or malformed, for counts that differ and for labels not below `classes`.
 DataSplits open_mnist(const std::string& directory, int classes) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
@@ -106,6 +112,8 @@ DataSplits open_mnist(const std::string& directory, int classes) {
   }
   return splits;
 }
+
+}  // namespace
 
 const DatasetFamily& mnist_family() {
   static const DatasetFamily family = {

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "data/open.h"
-#include "data/token_rows.h"
+#include "data/tokens.h"
 
 namespace lockstep::data {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "data/open.h"
-#include "data/token_rows.h"
 #include "data/tokens.h"
 #include "tests/support/temporary_directory.h"
 
