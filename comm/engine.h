@@ -1,8 +1,10 @@
-// What moves a group's operations on: one interface over shared memory, sockets and MPI's messages.
+// What moves a group's operations on: one interface over shared memory, sockets and MPI's messages; and groups that an
+// engine serves.
 #pragma once
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,13 +13,15 @@
 #include "base/function_ref.h"
 #include "comm/arena.h"
 #include "comm/op.h"
+#include "comm/process_group.h"
+#include "comm/store.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
 
 /// Note [Engines]
 /// An engine takes operations, gives each the next op_index, and moves them on when advance() is called; it has no
-/// thread and blocks nowhere but in sleep(). Who calls it is the driver's business (comm/engine_group.h): the thread
+/// thread and blocks nowhere but in sleep(). Who calls it is the driver's business (Note [Drivers]): the thread
 /// that issues the operations, at tape nodes and in waits, or a thread of the group. One thread uses an engine, but for
 /// wake_up() and what is said to be for the caller of a group.
 ///
@@ -120,5 +124,20 @@ class Engine {
   std::byte* texts_;
   std::size_t texts_stride_ = 0;
 };
+
+/// Note [Drivers]
+/// There are two drivers, each for every engine. Inline: operations move on whenever the caller issues, polls (as it
+/// does at tape nodes), asks or waits; what has been issued earlier than it is needed absorbs the difference between
+/// fast and slow ranks all the same. By a thread: a thread of the group moves them on while the caller computes, and
+/// sleeps while nothing comes. That is worth it where a core is spare; on busy cores it only takes time from the
+/// caller.
+
+/// A group that takes `engine`, and `store`, which its shutdown() ends after the engine; there may be none.
+std::unique_ptr<ProcessGroup> make_inline_group(int rank, int size, std::unique_ptr<Engine> engine,
+                                                std::unique_ptr<Store> store, Clock::duration timeout);
+
+/// The same with a thread, on which `make` makes the engine, and where that ends too. Throws what `make` throws.
+std::unique_ptr<ProcessGroup> make_thread_group(int rank, int size, std::function<std::unique_ptr<Engine>()> make,
+                                                std::unique_ptr<Store> store, Clock::duration timeout);
 
 }  // namespace lockstep::comm

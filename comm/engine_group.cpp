@@ -1,4 +1,4 @@
-#include "comm/engine_group.h"
+#include "comm/engine.h"
 
 #include <algorithm>
 #include <atomic>

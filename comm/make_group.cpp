@@ -7,7 +7,7 @@
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/shm_engine.h"
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {

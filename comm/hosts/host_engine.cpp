@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "comm/engine_group.h"
+#include "comm/engine.h"
 #include "comm/shm/shm_engine.h"
 
 namespace lockstep::comm {

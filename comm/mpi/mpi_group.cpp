@@ -5,7 +5,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "comm/engine_group.h"
+#include "comm/engine.h"
 #include "comm/mpi/engine.h"
 #include "comm/mpi/mpi_store.h"
 #include "comm/mpi/session.h"

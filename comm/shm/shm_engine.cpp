@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "comm/engine_group.h"
+#include "comm/engine.h"
 #include "comm/reduce.h"
 
 namespace lockstep::comm {

@@ -1,4 +1,4 @@
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -19,6 +19,7 @@
 #include "comm/tcp/store_server.h"
 #include "comm/tcp/wire.h"
 #include "comm/wait.h"
+#include "comm/world.h"
 
 namespace lockstep::comm {
 namespace {

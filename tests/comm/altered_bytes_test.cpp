@@ -27,7 +27,8 @@
 #include "comm/hosts/host_connections.h"
 #include "comm/hosts/host_engine.h"
 #include "comm/make_group.h"
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
+#include "comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/comm/namespaces.h"
 

@@ -11,8 +11,9 @@
 #include <thread>
 
 #include "base/status_report.h"
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
 #include "comm/wait.h"
+#include "comm/world.h"
 #include "tests/comm/forked_ranks.h"
 
 namespace lockstep::comm {

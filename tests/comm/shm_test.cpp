@@ -17,7 +17,8 @@
 #include "base/error.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_engine.h"
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
+#include "comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/thread_allocations.h"
 

@@ -1,5 +1,5 @@
 // Ranks that join over TCP: threads of one process, and strangers.
-#include "comm/tcp/tcp_store.h"
+#include "comm/store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/wire.h"
+#include "comm/world.h"
 #include "tests/support/free_port.h"
 
 namespace lockstep::comm {
