@@ -1,14 +1,18 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/unique_fd.h"
 
 namespace lockstep {
 
@@ -63,6 +67,59 @@ bool is_same_file(const std::string& a, const std::string& b) {
 void AtomicFile::fail(const char* doing, int error_number) {
   throw IoError(fmt::format("cannot {} {}: {}", doing, path_, errno_text(error_number)),
                 "choose a path in an existing, writable directory with free space");
+}
+
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  const auto refuse = [&](const char* why) { throw IoError(fmt::format("{}: {}", path_, why), "give another file"); };
+  // Without O_NONBLOCK a named pipe would block here for ever.
+  const UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0) refuse(std::strerror(errno));
+  struct stat status = {};
+  if (::fstat(fd.get(), &status) != 0) refuse(std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file");
+  size_ = static_cast<std::size_t>(status.st_size);
+  if (size_ == 0) return;
+  void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (mapped == MAP_FAILED) refuse(std::strerror(errno));
+  data_ = static_cast<const std::byte*>(mapped);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+RandomAccessFile::RandomAccessFile(std::string path) : path_(std::move(path)) {
+  const auto refuse = [&](const std::string& why) {
+    throw IoError(fmt::format("{}: {}", path_, why), "give another file");
+  };
+  // Without O_NONBLOCK a named pipe would block here for ever.
+  fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status = {};
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) refuse(errno_text(errno));
+  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file");
+  size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+std::span<const std::byte> RandomAccessFile::read(std::uint64_t offset, std::size_t count) const {
+  thread_local std::vector<std::byte> buffer;  // what a training step reads allocates nothing
+  if (buffer.size() < count) buffer.resize(count);
+  for (std::size_t done = 0; done < count;) {
+    const std::uint64_t at = offset + done;
+    const ssize_t got = ::pread(fd_.get(), buffer.data() + done, count - done, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      throw IoError(fmt::format("{}: cannot read byte {}: {}", path_, at, errno_text(errno)),
+                    "check the disk that it is on");
+    if (got == 0)
+      throw IoError(
+          fmt::format("{}: it had {} bytes when it was opened, and now ends at byte {} or before", path_, size_, at),
+          "leave files alone that are in use: write a new one under another name, and rename that");
+    done += static_cast<std::size_t>(got);
+  }
+  return std::span<const std::byte>(buffer).first(count);
 }
 
 }  // namespace lockstep

@@ -1,9 +1,11 @@
-// Files that are written whole or not at all.
+// Files: written whole or not at all, as memory, and read in parts for as long as a run takes.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/unique_fd.h"
 
@@ -33,5 +35,51 @@ class AtomicFile {
 /// Whether both names lead to one file: by device and inode where both are there, else by the paths with links and dots
 /// resolved.
 bool is_same_file(const std::string& a, const std::string& b);
+
+/// A whole regular file, read-only. Pages are read when they are touched. Who cuts the file short while it is mapped
+/// gets this process killed by SIGBUS: for files that are read once and closed; those that stay in use are
+/// RandomAccessFiles. Movable; any thread may read.
+class MappedFile {
+ public:
+  /// Throws IoError naming the file.
+  explicit MappedFile(std::string path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) = delete;
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;  // nullptr: an empty file
+  std::size_t size_ = 0;
+};
+
+/// Note [Read, not mapped]
+/// A mapping would be as fast for samples of some kilobytes, but a file that somebody cuts while a run of hours uses it
+/// would end that by SIGBUS, with no word of which file it was. A read that comes up short is an error like any other;
+/// the kernel keeps the pages in memory all the same.
+///
+/// A regular file, read-only. Movable; any thread may read.
+class RandomAccessFile {
+ public:
+  /// Throws IoError naming the file.
+  explicit RandomAccessFile(std::string path);
+
+  const std::string& path() const { return path_; }
+  /// In bytes, when it was opened.
+  std::uint64_t size() const { return size_; }
+
+  /// `count` bytes from `offset` on, in memory of the calling thread that its next read(), of whichever file,
+  /// overwrites. Throws IoError, also where the file has been cut since it was opened.
+  std::span<const std::byte> read(std::uint64_t offset, std::size_t count) const;
+
+ private:
+  std::string path_;
+  UniqueFd fd_;
+  std::uint64_t size_ = 0;
+};
 
 }  // namespace lockstep

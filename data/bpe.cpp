@@ -11,8 +11,8 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json_value.h"
-#include "base/mapped_file.h"
 
 namespace lockstep::data {
 namespace {

@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/mapped_file.h"
-#include "base/random_access_file.h"
+#include "base/file.h"
 #include "base/splitmix.h"
 #include "data/image_form.h"
 #include "data/open.h"

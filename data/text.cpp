@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/mapped_file.h"
+#include "base/file.h"
 #include "data/open.h"
 #include "data/tokens.h"
 

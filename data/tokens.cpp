@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/random_access_file.h"
+#include "base/file.h"
 #include "data/open.h"
 
 namespace lockstep::data {

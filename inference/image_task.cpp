@@ -6,9 +6,9 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/mapped_file.h"
 #include "base/text.h"
 #include "data/image_list.h"
 #include "data/image_views.h"

@@ -4,8 +4,8 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
-#include "base/mapped_file.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "data/bpe.h"

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "base/mapped_file.h"
+#include "base/file.h"
 #include "nn/io/half.h"
 #include "nn/io/torch_writer.h"
 #include "nn/io/unpickler.h"

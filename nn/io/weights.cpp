@@ -7,8 +7,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json_value.h"
-#include "base/mapped_file.h"
 #include "nn/io/torch_file.h"
 #include "nn/io/torch_writer.h"
 

@@ -19,7 +19,6 @@
 #include "base/file.h"
 #include "base/hash64.h"
 #include "base/host.h"
-#include "base/mapped_file.h"
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/splitmix.h"
