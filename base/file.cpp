@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -15,6 +14,44 @@
 #include "base/unique_fd.h"
 
 namespace lockstep {
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw IoError(fmt::format("{}: {}", path, why), "give another file");
+}
+
+UniqueFd open_or_refuse(const std::string& path, std::uint64_t& size) {
+  RegularFile file = open_regular(path);
+  if (!file.problem.empty()) refuse(path, file.problem);
+  size = file.size;
+  return std::move(file.fd);
+}
+
+}  // namespace
+
+RegularFile open_regular(const std::string& path) {
+  // Without O_NONBLOCK a named pipe would block here for ever.
+  RegularFile file{.fd = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  struct stat status = {};
+  if (!file.fd || ::fstat(file.fd.get(), &status) != 0)
+    file.problem = errno_text(errno);
+  else if (!S_ISREG(status.st_mode))
+    file.problem = S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file";
+  else
+    file.size = static_cast<std::uint64_t>(status.st_size);
+  return file;
+}
+
+std::string RegularFile::read(std::span<std::byte> bytes, std::size_t& count) {
+  for (count = 0; count < bytes.size();) {
+    const ssize_t got = ::read(fd.get(), bytes.data() + count, bytes.size() - count);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_text(errno);
+    if (got == 0) break;
+    count += static_cast<std::size_t>(got);
+  }
+  return {};
+}
 
 AtomicFile::AtomicFile(std::string path)
     : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
@@ -70,17 +107,10 @@ void AtomicFile::fail(const char* doing, int error_number) {
 }
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
-  const auto refuse = [&](const char* why) { throw IoError(fmt::format("{}: {}", path_, why), "give another file"); };
-  // Without O_NONBLOCK a named pipe would block here for ever.
-  const UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd.get() < 0) refuse(std::strerror(errno));
-  struct stat status = {};
-  if (::fstat(fd.get(), &status) != 0) refuse(std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file");
-  size_ = static_cast<std::size_t>(status.st_size);
+  const UniqueFd fd = open_or_refuse(path_, size_);
   if (size_ == 0) return;
   void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-  if (mapped == MAP_FAILED) refuse(std::strerror(errno));
+  if (mapped == MAP_FAILED) refuse(path_, errno_text(errno));
   data_ = static_cast<const std::byte*>(mapped);
 }
 
@@ -91,17 +121,7 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-RandomAccessFile::RandomAccessFile(std::string path) : path_(std::move(path)) {
-  const auto refuse = [&](const std::string& why) {
-    throw IoError(fmt::format("{}: {}", path_, why), "give another file");
-  };
-  // Without O_NONBLOCK a named pipe would block here for ever.
-  fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status = {};
-  if (!fd_ || ::fstat(fd_.get(), &status) != 0) refuse(errno_text(errno));
-  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "is a directory" : "not a regular file");
-  size_ = static_cast<std::uint64_t>(status.st_size);
-}
+RandomAccessFile::RandomAccessFile(std::string path) : path_(std::move(path)), fd_(open_or_refuse(path_, size_)) {}
 
 std::span<const std::byte> RandomAccessFile::read(std::uint64_t offset, std::size_t count) const {
   thread_local std::vector<std::byte> buffer;  // what a training step reads allocates nothing

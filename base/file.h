@@ -11,6 +11,17 @@
 
 namespace lockstep {
 
+/// A file that is open for reading, or why it cannot be.
+struct RegularFile {
+  UniqueFd fd;
+  std::uint64_t size = 0;
+  std::string problem = {};  // "No such file or directory", "is a directory", "not a regular file"
+
+  /// Fills `bytes` from front to back; `count` is smaller where the file ends. Returns what went wrong, or nothing.
+  std::string read(std::span<std::byte> bytes, std::size_t& count);
+};
+RegularFile open_regular(const std::string& path);
+
 /// Writes to a temporary name beside `path`; commit() flushes it to the disk and renames it. Without commit the
 /// temporary file is removed and `path` is untouched. Throws IoError naming the file. Not thread-safe.
 class AtomicFile {
@@ -54,7 +65,7 @@ class MappedFile {
  private:
   std::string path_;
   const std::byte* data_ = nullptr;  // nullptr: an empty file
-  std::size_t size_ = 0;
+  std::uint64_t size_ = 0;
 };
 
 /// Note [Read, not mapped]
@@ -78,8 +89,8 @@ class RandomAccessFile {
 
  private:
   std::string path_;
-  UniqueFd fd_;
   std::uint64_t size_ = 0;
+  UniqueFd fd_;
 };
 
 }  // namespace lockstep

@@ -1,7 +1,5 @@
 #include "data/idx.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -11,7 +9,7 @@
 #include <new>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/file.h"
 
 namespace lockstep::data {
 
@@ -26,17 +24,14 @@ constexpr const char* kFetchAgain = "fetch the file again, or compare its size a
 class ContentReader {
  public:
   explicit ContentReader(const std::string& path) : path_(path) {
-    // Without O_NONBLOCK a named pipe would block here for ever.
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!fd) throw IoError(fmt::format("{}: {}", path, errno_text(errno)), "check the path and its permissions");
-    struct stat status {};
-    if (::fstat(fd.get(), &status) != 0) throw IoError(fmt::format("{}: {}", path, errno_text(errno)));
-    if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{}: not a regular file", path), "give the file itself");
-    file_bytes_ = static_cast<std::uint64_t>(status.st_size);
+    RegularFile file = open_regular(path);
+    if (!file.problem.empty())
+      throw IoError(fmt::format("{}: {}", path, file.problem), "check the path and its permissions");
+    file_bytes_ = file.size;
     if (file_bytes_ == 0) throw IoError(fmt::format("{}: the file is empty (ends at byte 0)", path), kFetchAgain);
-    file_ = ::gzdopen(fd.get(), "rb");
+    file_ = ::gzdopen(file.fd.get(), "rb");
     if (file_ == nullptr) throw IoError(fmt::format("{}: no memory to read it", path));
-    static_cast<void>(fd.release());  // gzclose closes it
+    static_cast<void>(file.fd.release());  // gzclose closes it
     ::gzbuffer(file_, 1u << 17);
   }
   ~ContentReader() { ::gzclose(file_); }

@@ -1,21 +1,16 @@
 #include "data/image_form.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cmath>
 
 #include "base/error.h"
-#include "base/unique_fd.h"
+#include "base/file.h"
 #include "data/image_list.h"
 #include "data/image_views.h"
 
 namespace lockstep::data {
 namespace {
 
-constexpr std::int64_t kMostFileBytes = std::int64_t{256} << 20;
+constexpr std::uint64_t kMostFileBytes = 256 << 20;
 // Bytes to [0, 1].
 constexpr Normalisation kPlain = {{0, 0, 0}, {1, 1, 1}};
 
@@ -30,23 +25,13 @@ Resampling view_of(ImageSize image, const ImageForm& form) {
 }  // namespace
 
 void read_image_file(const std::string& path, std::vector<std::byte>& bytes) {
-  // Without O_NONBLOCK a named pipe would block here for ever.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) throw IoError(errno_text(errno));
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw IoError(errno_text(errno));
-  if (!S_ISREG(status.st_mode)) throw IoError("it is no regular file");
-  if (status.st_size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", status.st_size));
-  bytes.resize(static_cast<std::size_t>(status.st_size));
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + done, bytes.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(errno_text(errno));
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  bytes.resize(done);
+  RegularFile file = open_regular(path);
+  if (!file.problem.empty()) throw IoError(file.problem);
+  if (file.size > kMostFileBytes) throw IoError(fmt::format("it has {} bytes", file.size));
+  bytes.resize(file.size);
+  std::size_t read = 0;
+  if (const std::string problem = file.read(bytes, read); !problem.empty()) throw IoError(problem);
+  bytes.resize(read);
 }
 
 struct ImageReader::Buffers {

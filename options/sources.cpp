@@ -5,17 +5,12 @@
 #include <toml++/toml.h>
 #include <cxxopts.hpp>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
-#include "base/unique_fd.h"
 #include "options/table.h"
 #include "options/values.h"
 
@@ -154,20 +149,12 @@ toml::table parse_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
     throw UsageError(fmt::format("cannot read config file {}: {}", path, why), "--config takes a small TOML file");
   };
-  // Without O_NONBLOCK the end of a pipe that nobody writes to would never come.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status = {};
-  if (!fd || ::fstat(fd.get(), &status) != 0) refuse(errno_text(errno));
-  if (!S_ISREG(status.st_mode)) refuse(S_ISDIR(status.st_mode) ? "it is a directory" : "it is no regular file");
+  RegularFile file = open_regular(path);
+  if (!file.problem.empty()) refuse(file.problem);
   std::string text(kLargest + 1, '\0');
   std::size_t length = 0;
-  while (length < text.size()) {
-    const ssize_t got = ::read(fd.get(), text.data() + length, text.size() - length);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) refuse(errno_text(errno));
-    if (got == 0) break;
-    length += static_cast<std::size_t>(got);
-  }
+  const std::string problem = file.read(std::as_writable_bytes(std::span(text)), length);
+  if (!problem.empty()) refuse(problem);
   if (length > kLargest) refuse("it is larger than 1 MiB");
   text.resize(length);
   try {

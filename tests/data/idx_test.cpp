@@ -58,7 +58,7 @@ TEST_F(IdxTest, ReadsPlainAndCompressed) {
 
 TEST_F(IdxTest, FileThatIsNotThereOrNotAFile) {
   EXPECT_THAT(error_of(directory_.path("none"), 3).value(), HasSubstr("No such file or directory"));
-  EXPECT_THAT(error_of(directory_.path(), 3).value(), HasSubstr("not a regular file"));
+  EXPECT_THAT(error_of(directory_.path(), 3).value(), HasSubstr("is a directory"));
   ASSERT_EQ(::mkfifo(directory_.path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(error_of(directory_.path("pipe"), 3).value(), HasSubstr("not a regular file"));
   EXPECT_THAT(error_in("").value(), HasSubstr("the file is empty"));

@@ -167,7 +167,7 @@ TEST_F(ImagesTest, DamagedFilesAreNamedOnceAndReplacedByTheNextWholeOne) {
   EXPECT_EQ(splits.train->corrupt(), 4u);
   EXPECT_EQ(splits.test->corrupt(), 0u);
   EXPECT_THAT(said, AllOf(HasSubstr("a/3.jpg: it starts as neither"), HasSubstr("a/4.png: "),
-                          HasSubstr("a/5.jpg: No such file"), HasSubstr("b/90.png: it is no regular file")));
+                          HasSubstr("a/5.jpg: No such file"), HasSubstr("b/90.png: not a regular file")));
   EXPECT_EQ(std::ranges::count(said, '\n'), 4) << said;
 }
 

@@ -233,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "pipe is not a usable safetensors file: it is not a file"},
         BadInput{"lockstep train cnn --data digits --save pipe", 3, "regular file"},
         BadInput{"lockstep train cnn --data digits --trace pipe", 3, "regular file"},
-        BadInput{"lockstep train cnn --config pipe", 2, "cannot read config file pipe: it is no regular file"},
+        BadInput{"lockstep train cnn --config pipe", 2, "cannot read config file pipe: not a regular file"},
         BadInput{"lockstep train gpt --data text:pipe", 3, "pipe: not a regular file"},
         BadInput{"lockstep train gpt --data tokens:pipe", 3, "pipe: not a regular file"},
         BadInput{"lockstep train cnn --config list.toml", 2, "list.toml:1: lr is a list"},
