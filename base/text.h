@@ -1,4 +1,4 @@
-// Small text helpers: numbers, sizes, nearest names.
+// Small text helpers: numbers, sizes, nearest names, and text as a terminal shows it.
 #pragma once
 
 #include <cstdint>
@@ -29,5 +29,17 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 
 /// "12.0 MB": decimal units, for people.
 std::string human_bytes(double bytes);
+
+/// `text` as one line that is safe to print: bytes that are no UTF-8, control characters and characters that turn the
+/// direction of writing are each replaced by '?'.
+std::string printable(std::string_view text);
+
+/// How many columns printable(text) takes: two for East Asian characters, none for combining ones.
+int columns_of(std::string_view text);
+
+enum class Keep { kStart, kEnd };
+
+/// printable(text), at most `columns` wide; where that cuts something off, "…" stands for it.
+std::string cut_columns(std::string_view text, int columns, Keep keep = Keep::kStart);
 
 }  // namespace lockstep

@@ -4,8 +4,8 @@
 #include <array>
 #include <numeric>
 
-#include "base/columns.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::devices {
 namespace {

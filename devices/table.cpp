@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/columns.h"
 #include "base/text.h"
 #include "devices/frame.h"
 

@@ -9,10 +9,10 @@
 #include <limits>
 #include <optional>
 
-#include "base/columns.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_value.h"
+#include "base/text.h"
 #include "nn/io/half.h"
 
 namespace lockstep::nn {

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "base/columns.h"
 #include "base/error.h"
 #include "base/text.h"
 

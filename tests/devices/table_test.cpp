@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include "base/columns.h"
 #include "base/text.h"
 #include "tests/devices/recorded.h"
 
