@@ -1,6 +1,8 @@
 #include "base/env.h"
 
 #include <unistd.h>
+#include <array>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 
@@ -28,5 +30,13 @@ void set_env(const std::string& name, const std::string& value, bool overwrite) 
 }
 
 void unset_env(const std::string& name) { ::unsetenv(name.c_str()); }
+
+std::string host_name() {
+  if (const auto given = env("LOCKSTEP_HOST_NAME"); given && !given->empty()) return *given;
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  const std::string full(name.data());
+  return full.substr(0, full.find('.'));
+}
 
 }  // namespace lockstep

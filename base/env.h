@@ -1,4 +1,4 @@
-// The only place that reads the environment.
+// The only place that reads the environment; and the name of this machine, which it can override.
 #pragma once
 
 #include <functional>
@@ -21,5 +21,8 @@ std::vector<std::string> env_names(const std::string& prefix);
 /// unless `overwrite`.
 void set_env(const std::string& name, const std::string& value, bool overwrite = true);
 void unset_env(const std::string& name);
+
+/// LOCKSTEP_HOST_NAME in the environment; else this machine's name, without its domain; "unknown" if it has none.
+std::string host_name();
 
 }  // namespace lockstep

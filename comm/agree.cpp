@@ -5,8 +5,8 @@
 #include <map>
 #include <new>
 
+#include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/text.h"
 #include "comm/failure.h"
 

@@ -7,8 +7,8 @@
 #include <iterator>
 #include <memory>
 
+#include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 

@@ -16,7 +16,6 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 

@@ -15,7 +15,6 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"

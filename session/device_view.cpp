@@ -6,7 +6,7 @@
 #include <cctype>
 #include <fstream>
 
-#include "base/host.h"
+#include "base/env.h"
 #include "base/json_value.h"
 #include "devices/visible.h"
 

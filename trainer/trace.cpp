@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/host.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "comm/agree.h"

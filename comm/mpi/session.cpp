@@ -7,7 +7,6 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "comm/wait.h"
 #include "devices/cpus.h"
 

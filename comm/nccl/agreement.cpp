@@ -12,7 +12,6 @@
 #include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/status_report.h"
 #include "devices/cpus.h"
 

@@ -10,8 +10,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "comm/failure.h"

@@ -10,7 +10,6 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/sha256.h"
 #include "base/text.h"
 #include "base/unique_fd.h"

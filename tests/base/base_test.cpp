@@ -18,7 +18,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash64.h"
-#include "base/host.h"
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/splitmix.h"

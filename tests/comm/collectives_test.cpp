@@ -6,7 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "base/host.h"
+#include "base/env.h"
 #include "comm/make_group.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"

@@ -9,7 +9,6 @@
 #include "base/cuda/probe.h"
 #include "base/env.h"
 #include "base/error.h"
-#include "base/host.h"
 #include "base/job_secret.h"
 #include "base/log.h"
 #include "comm/make_group.h"
