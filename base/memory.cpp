@@ -1,17 +1,20 @@
 #include "base/memory.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <vector>
 
+#include "base/error.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -135,6 +138,25 @@ void add_groups(const std::string& root, const std::string& machine, bool unifie
   }
 }
 
+constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+class HostMemory final : public MemorySource {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    const bool large = bytes >= kHugePage;
+    const std::size_t alignment = large ? kHugePage : kCacheLine;
+    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    void* data = std::aligned_alloc(alignment, rounded);
+    if (data == nullptr)
+      throw OutOfMemoryError(fmt::format("no host memory left for {} more", human_bytes(static_cast<double>(bytes))),
+                             "use a smaller batch or model, or a machine with more memory");
+    if (large) ::madvise(data, rounded, MADV_HUGEPAGE);  // only a wish: the page faults of a first touch are few then
+    return static_cast<std::byte*>(data);
+  }
+  void free(std::byte* data, std::size_t) noexcept override { std::free(data); }
+};
+
 }  // namespace
 
 std::int64_t peak_resident_bytes() {
@@ -155,5 +177,7 @@ std::vector<MemoryBound> memory_bounds(const std::string& root) {
   for (const bool unified : {true, false}) add_groups(root, machine, unified, swap, bounds);
   return bounds;
 }
+
+std::unique_ptr<MemorySource> make_host_memory() { return std::make_unique<HostMemory>(); }
 
 }  // namespace lockstep

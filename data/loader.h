@@ -12,7 +12,7 @@
 
 #include "base/deadline.h"
 #include "base/lifetime.h"
-#include "base/memory_source.h"
+#include "base/memory.h"
 #include "data/dataset.h"
 #include "data/steps.h"
 #include "sampler/sampler.h"

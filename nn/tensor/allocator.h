@@ -8,7 +8,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "base/memory_source.h"
+#include "base/memory.h"
 
 namespace lockstep::nn {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "base/memory_source.h"
+#include "base/memory.h"
 
 namespace lockstep::nn::cuda {
 
