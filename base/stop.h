@@ -1,6 +1,8 @@
 // Stop requests (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) as a flag that loops and waits look at.
 #pragma once
 
+#include <csignal>
+
 namespace lockstep {
 
 /// SIGINT, SIGTERM, SIGHUP (unless it is ignored, as under nohup) and SIGUSR1 (which mpirun passes on and batch systems
@@ -26,5 +28,22 @@ class DeferredStops {
 
 /// Throws InterruptedError(what was under way) if a stop has been asked for.
 void throw_if_stopped(const char* doing);
+
+/// Blocks all signals of the calling thread while it lives. Threads that it starts meanwhile inherit that for good, so
+/// that handlers run on the program's own threads.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace lockstep

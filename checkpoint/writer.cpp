@@ -2,8 +2,8 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/signals.h"
 #include "base/status_report.h"
+#include "base/stop.h"
 
 namespace lockstep::checkpoint {
 

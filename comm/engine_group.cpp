@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/signals.h"
 #include "base/stop.h"
 
 namespace lockstep::comm {

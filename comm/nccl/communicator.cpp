@@ -12,7 +12,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/signals.h"
+#include "base/stop.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/signals.h"
+#include "base/stop.h"
 #include "comm/failure.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
