@@ -1,6 +1,7 @@
 #include "base/env.h"
 
 #include <unistd.h>
+
 #include <array>
 #include <climits>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Stop requests (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) as a flag that loops and waits look at.
+// Stop requests (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) as a flag that loops and waits look at; threads without signals.
 #pragma once
 
 #include <csignal>
