@@ -1,11 +1,8 @@
 #include "devices/binding.h"
 
-#include <hwloc.h>
-
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <memory>
 
 #include "base/env.h"
 #include "base/error.h"
@@ -27,33 +24,6 @@ Policy policy_from(const EnvLookup& lookup) {
   throw UsageError(fmt::format("LOCKSTEP_BIND=\"{}\" in the environment is no way to bind", value),
                    meant ? fmt::format("did you mean {}? there are core, socket and none", *meant)
                          : "set it to core, socket or none");
-}
-
-struct CoreTopologyDeleter {
-  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
-};
-using CoreTopology = std::unique_ptr<hwloc_topology, CoreTopologyDeleter>;
-
-/// Packages, cores and processors, nothing else: half the time of a full load, and no look at devices.
-CoreTopology load_core_topology() {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return nullptr;
-  CoreTopology topology(raw);
-  hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
-  for (const auto type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_CORE})
-    hwloc_topology_set_type_filter(raw, type, HWLOC_TYPE_FILTER_KEEP_ALL);
-  hwloc_topology_set_flags(
-      raw, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES | HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS | HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS);
-  if (hwloc_topology_load(raw) != 0) return nullptr;
-  return topology;
-}
-
-/// Every processor a core of its own, on one socket: what is known without hwloc's help.
-std::vector<Core> processors_as_cores(const CpuMask& allowed) {
-  std::vector<Core> cores;
-  for (std::size_t cpu = 0; cpu < allowed.size(); ++cpu)
-    if (allowed[cpu]) cores.emplace_back().cpus.set(cpu);
-  return cores;
 }
 
 CpuMask union_of(const std::vector<Core>& cores) {
@@ -110,28 +80,6 @@ std::vector<Core> near_share(const std::vector<Core>& cores, std::span<const Cpu
   const auto neighbours_before = std::count(near.begin(), near.begin() + index, near[mine]);
   const auto neighbours = std::ranges::count(near, near[mine]);
   return core_share(close, static_cast<int>(neighbours_before), static_cast<int>(neighbours));
-}
-
-std::vector<Core> discover_cores(const CpuMask& allowed) {
-  const CoreTopology topology = load_core_topology();
-  if (topology == nullptr) return processors_as_cores(allowed);
-  std::vector<Core> cores;
-  CpuMask seen;
-  const int count = hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_CORE);
-  for (int i = 0; i < count; ++i) {
-    const hwloc_obj_t object = hwloc_get_obj_by_type(topology.get(), HWLOC_OBJ_CORE, static_cast<unsigned>(i));
-    Core core;
-    for (int cpu = hwloc_bitmap_first(object->cpuset); cpu >= 0; cpu = hwloc_bitmap_next(object->cpuset, cpu))
-      if (static_cast<std::size_t>(cpu) < allowed.size() && allowed[static_cast<std::size_t>(cpu)])
-        core.cpus.set(static_cast<std::size_t>(cpu));
-    if (core.cpus.none()) continue;
-    const hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology.get(), HWLOC_OBJ_PACKAGE, object);
-    core.socket = package != nullptr ? static_cast<int>(package->logical_index) : 0;
-    seen |= core.cpus;
-    cores.push_back(core);
-  }
-  // Containers may hide the cores' files: what hwloc does not know counts all the same.
-  return seen == allowed ? cores : processors_as_cores(allowed);
 }
 
 std::string binding_claim(const EnvLookup& lookup, const Locality& device) {
