@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/sha256.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 

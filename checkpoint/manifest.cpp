@@ -1,8 +1,8 @@
 #include "checkpoint/manifest.h"
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/json_value.h"
-#include "base/sha256.h"
 #include "base/version.h"
 
 namespace lockstep::checkpoint {

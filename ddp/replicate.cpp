@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/hash64.h"
+#include "base/hash.h"
 #include "comm/agree.h"
 
 namespace lockstep::ddp {

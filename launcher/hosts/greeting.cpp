@@ -10,7 +10,7 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/sha256.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "base/version.h"

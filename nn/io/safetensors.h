@@ -12,7 +12,7 @@
 
 #include "base/dtype.h"
 #include "base/file.h"
-#include "base/sha256.h"
+#include "base/hash.h"
 
 namespace lockstep::nn {
 

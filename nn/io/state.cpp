@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/sha256.h"
+#include "base/hash.h"
 #include "base/text.h"
 
 namespace lockstep::nn {

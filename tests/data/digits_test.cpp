@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/sha256.h"
+#include "base/hash.h"
 #include "data/open.h"
 
 namespace lockstep::data {

@@ -52,7 +52,7 @@ PENDING = (
 )
 # Words that are terms of the field in some places, which regular expressions of paths name.
 FIELDS_OWN = [
-    (r"lanes?", r"base/hash64|nn/ops/|comm/reduce|tests/soft_cuda/|tests/nn/", "of a warp or a vector register"),
+    (r"lanes?", r"base/hash|nn/ops/|comm/reduce|tests/soft_cuda/|tests/nn/", "of a warp or a vector register"),
     (r"told|tells?|telling", r"tests/data/bpe/", "in a text that is tokenized"),
 ]
 

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "base/sha256.h"
+#include "base/hash.h"
 #include "nn/layers/layers.h"
 #include "tests/nn/values.h"
 #include "tests/support/temporary_directory.h"

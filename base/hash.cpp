@@ -1,7 +1,12 @@
-#include "base/hash64.h"
+#include "base/hash.h"
+
+#include <openssl/evp.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+
+#include "base/error.h"
 
 namespace lockstep {
 namespace {
@@ -51,6 +56,32 @@ std::uint64_t Hash64::finish() {
   std::uint64_t hash = total_bytes_;
   for (const std::uint64_t lane : lanes_) hash = mixed(hash, lane);
   return hash;
+}
+
+struct Sha256::Impl {
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  ~Impl() { EVP_MD_CTX_free(context); }
+};
+
+Sha256::Sha256() : impl_(std::make_unique<Impl>()) {
+  LOCKSTEP_ASSERT(impl_->context != nullptr && EVP_DigestInit_ex(impl_->context, EVP_sha256(), nullptr) == 1);
+}
+Sha256::~Sha256() = default;
+Sha256::Sha256(Sha256&&) noexcept = default;
+Sha256& Sha256::operator=(Sha256&&) noexcept = default;
+
+void Sha256::update(std::span<const std::byte> bytes) {
+  LOCKSTEP_ASSERT(EVP_DigestUpdate(impl_->context, bytes.data(), bytes.size()) == 1);
+}
+
+void Sha256::update(std::string_view text) { update(std::as_bytes(std::span(text.data(), text.size()))); }
+
+std::string Sha256::finish() {
+  std::array<unsigned char, 32> digest{};
+  LOCKSTEP_ASSERT(EVP_DigestFinal_ex(impl_->context, digest.data(), nullptr) == 1);
+  std::string text;
+  for (const unsigned char byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
 }
 
 }  // namespace lockstep

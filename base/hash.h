@@ -1,10 +1,13 @@
-// A fast hash of much memory.
+// Hashes: a fast one of much memory, and SHA-256 (OpenSSL's libcrypto underneath).
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -26,6 +29,24 @@ class Hash64 {
   std::array<std::byte, kBlockBytes> rest_{};  // of a block that is not full
   std::size_t rest_bytes_ = 0;
   std::uint64_t total_bytes_ = 0;
+};
+
+/// Move-only; not thread-safe.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(Sha256&&) noexcept;
+  Sha256& operator=(Sha256&&) noexcept;
+
+  void update(std::span<const std::byte> bytes);
+  void update(std::string_view text);
+  /// 64 lower-case hexadecimal digits; the object cannot be used afterwards.
+  std::string finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace lockstep
