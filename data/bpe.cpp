@@ -1,4 +1,4 @@
-#include "data/bpe.h"
+#include "data/vocabulary.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

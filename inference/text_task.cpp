@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "data/bpe.h"
+#include "data/vocabulary.h"
 #include "inference/continuation.h"
 #include "inference/token_chooser.h"
 #include "inference/workers.h"

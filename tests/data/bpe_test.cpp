@@ -1,5 +1,5 @@
 // GPT-2's tokens against Hugging Face's tokenizers, with the vocabulary of tests/data/bpe/make_bpe.py.
-#include "data/bpe.h"
+#include "data/vocabulary.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

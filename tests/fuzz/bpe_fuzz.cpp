@@ -1,5 +1,5 @@
 // vocab.json, merges.txt and a text, with a zero byte between: what can be encoded comes back.
-#include "data/bpe.h"
+#include "data/vocabulary.h"
 
 #include "tests/fuzz/fuzz.h"
 
