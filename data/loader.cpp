@@ -4,12 +4,34 @@
 #include <exception>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/splitmix.h"
 #include "base/stop.h"
 
 namespace lockstep::data {
+
+/// One step for a loader: what it is, and this rank's samples.
+struct Step {
+  sampler::StepPlan plan;
+  sampler::SamplerState state_after;   // what to resume from once the step is done
+  std::vector<std::uint64_t> indices;  // plan.local_count of them
+  /// Training reads sample i changed at random, by mix64(*key, i), which depends on neither the rank, the world size
+  /// nor the place within the epoch; nothing: samples are read as they are.
+  std::optional<std::uint64_t> key;
+};
+
+/// A row of steps. Not thread-safe.
+class StepSource {
+ public:
+  virtual ~StepSource() = default;
+  /// An upper bound of plan.local_count.
+  virtual std::uint64_t max_count() const = 0;
+  /// Writes the next step and advances; allocates nothing if step.indices has capacity for max_count().
+  virtual void next(Step& step) = 0;
+};
 
 namespace {
 
@@ -66,6 +88,51 @@ std::size_t slot_count(const LoaderOptions& options) {
   if (options.workers == 0) return 1;
   return 1 + static_cast<std::size_t>(options.depth > 0 ? options.depth : 2 * options.workers);
 }
+
+/// Training: the sampler's steps, without end.
+class SampledSteps final : public StepSource {
+ public:
+  explicit SampledSteps(sampler::DistributedSampler sampler) : sampler_(std::move(sampler)) {}
+  std::uint64_t max_count() const override { return sampler_.max_local_count(); }
+  void next(Step& step) override {
+    step.plan = sampler_.plan();
+    step.indices.resize(step.plan.local_count);
+    sampler_.indices(step.plan, step.indices);
+    // Other bits than those that the same seed orders the epoch by.
+    constexpr std::uint64_t kChanges = 0x6368616e676573;
+    step.key = mix64(sampler_.config().seed ^ kChanges, step.plan.epoch);
+    sampler_.advance();
+    step.state_after = sampler_.state();
+  }
+
+ private:
+  sampler::DistributedSampler sampler_;
+};
+
+/// Evaluation: the samples of `range` in order, `batch` ≥ 1 at a time, and empty steps after the last. The plans know
+/// this rank's part only: global and local ranges are the same, state_after stays at zero.
+class RangeSteps final : public StepSource {
+ public:
+  RangeSteps(sampler::Slice range, std::uint64_t batch) : range_(range), batch_(batch) {
+    check_usage(batch >= 1, "an evaluation batch of 0 samples", "give 1 or more");
+  }
+  std::uint64_t max_count() const override { return std::min(batch_, range_.count); }
+  void next(Step& step) override {
+    step.plan = {};
+    step.plan.step_in_epoch = done_ / batch_;
+    step.plan.global_begin = step.plan.local_begin = range_.begin + done_;
+    step.plan.global_count = step.plan.local_count = std::min(batch_, range_.count - done_);
+    done_ += step.plan.local_count;
+    step.plan.last_of_epoch = done_ == range_.count;
+    step.indices.resize(step.plan.local_count);
+    std::iota(step.indices.begin(), step.indices.end(), step.plan.local_begin);
+  }
+
+ private:
+  sampler::Slice range_;
+  std::uint64_t batch_;
+  std::uint64_t done_ = 0;
+};
 
 }  // namespace
 
@@ -225,41 +292,12 @@ void Loader::assemble(Slot& slot) const {
     if (dataset_->has_tokens())
       dataset_->read_tokens(index, batch.tokens.subspan(i * elements, elements), labels);
     else if (slot.step.key)
-      dataset_->read_augmented(index, draw_of(*slot.step.key, index), batch.x.subspan(i * elements, elements),
-                               labels[0]);
+      dataset_->read_augmented(index, mix64(*slot.step.key, index), batch.x.subspan(i * elements, elements), labels[0]);
     else
       dataset_->read(index, batch.x.subspan(i * elements, elements), labels[0]);
   }
   batch.plan = slot.step.plan;
   batch.state_after = slot.step.state_after;
-}
-
-void SampledSteps::next(Step& step) {
-  step.plan = sampler_.plan();
-  step.indices.resize(step.plan.local_count);
-  sampler_.indices(step.plan, step.indices);
-  // Other bits than those that the same seed orders the epoch by.
-  constexpr std::uint64_t kChanges = 0x6368616e676573;
-  step.key = mix64(sampler_.config().seed ^ kChanges, step.plan.epoch);
-  sampler_.advance();
-  step.state_after = sampler_.state();
-}
-
-RangeSteps::RangeSteps(sampler::Slice range, std::uint64_t batch) : range_(range), batch_(batch) {
-  check_usage(batch >= 1, "an evaluation batch of 0 samples", "give 1 or more");
-}
-
-std::uint64_t RangeSteps::max_count() const { return std::min(batch_, range_.count); }
-
-void RangeSteps::next(Step& step) {
-  step.plan = {};
-  step.plan.step_in_epoch = done_ / batch_;
-  step.plan.global_begin = step.plan.local_begin = range_.begin + done_;
-  step.plan.global_count = step.plan.local_count = std::min(batch_, range_.count - done_);
-  done_ += step.plan.local_count;
-  step.plan.last_of_epoch = done_ == range_.count;
-  step.indices.resize(step.plan.local_count);
-  std::iota(step.indices.begin(), step.indices.end(), step.plan.local_begin);
 }
 
 }  // namespace lockstep::data
