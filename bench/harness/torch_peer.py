@@ -18,7 +18,7 @@ CONFIGURATIONS = {
     "channels_last": {"compiled": False, "channels_last": True},
     "compile+channels_last": {"compiled": True, "channels_last": True},
 }
-IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50")  # for the others channels_last means nothing
+IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11")  # for the others channels_last means nothing
 
 
 def configurations_of(model: str) -> list:

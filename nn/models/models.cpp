@@ -12,6 +12,7 @@ const ModelFamily& linear_family();
 const ModelFamily& mlp_family();
 const ModelFamily& cnn_family();
 const ModelFamily& resnet_family();
+const ModelFamily& vgg_family();
 const ModelFamily& gpt_family();
 const ModelFamily& lstm_family();
 
@@ -21,6 +22,7 @@ const std::vector<const ModelFamily*>& model_families() {
       &mlp_family(),     //
       &cnn_family(),     //
       &resnet_family(),  //
+      &vgg_family(),     //
       &gpt_family(),     //
       &lstm_family(),
   };

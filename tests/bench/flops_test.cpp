@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "nn/ops/meta_backend.h"
 #include "tests/support/settings_of.h"
 
 namespace lockstep::bench {
@@ -64,8 +65,9 @@ TEST(Flops, OfLstmAreCountedByHand) {
 
 TEST(Flops, AreOfTheModelsThatThereAre) {
   const auto backend = nn::make_cpu_backend(1);
-  nn::Generator generator(1);
-  nn::Context context{*backend, generator};
+  const auto shapes = nn::make_meta_backend(*backend);
+  nn::Generator generator = nn::Generator::none();
+  nn::Context context{*shapes, generator};
   for (const auto& name : nn::model_names()) {
     const bool gpt = name.starts_with("gpt");
     for (const auto& shape : {std::vector<std::int64_t>{32, 32, 1}, {33, 47, 3}, {9}}) {

@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
     NoEffect, BadInputTest,
     ::testing::Values(
         BadInput{"lockstep train cnn --data digits --dropout 0.5", 2,
-                 "--dropout 0.5 on the command line: it applies to gpt, gpt2 and lstm, and the model is cnn"},
+                 "--dropout 0.5 on the command line: it applies to vgg11, gpt, gpt2 and lstm, and the model is cnn"},
         BadInput{"lockstep train cnn --data digits --encrypt --backend mpi", 2,
                  "it applies to what lockstep itself sends between hosts, and MPI (--backend mpi) does not encrypt"},
         BadInput{"lockstep train cnn --data digits --layers 2", 2, "--layers 2 on the command line: it applies to gpt"},
@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep eval cnn --data digits --weights w --graphs no", 2, "--graphs"},
         BadInput{"lockstep eval cnn --data digits --weights w --hidden 8", 2, "it applies to mlp"},
         BadInput{"lockstep eval cnn --data digits --weights w --device cpu:7", 2, "no CPU device 7"},
-        BadInput{"lockstep bench step cnn --dropout 0.1", 2, "it applies to gpt, gpt2 and lstm"},
+        BadInput{"lockstep bench step cnn --dropout 0.1", 2, "it applies to vgg11, gpt, gpt2 and lstm"},
         BadInput{"lockstep bench step lstm --data digits --context 9", 2, "the data is digits"},
         BadInput{"lockstep bench step cnn --device cpu --copy-batch yes", 2, "--copy-batch yes is for GPUs"},
         BadInput{"lockstep bench step cnn --csv --timeline", 2, "--csv and --timeline exclude"},

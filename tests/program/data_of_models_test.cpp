@@ -102,6 +102,14 @@ TEST_F(DataOfModels, TrainOrSayWhyNot) {
     }
 }
 
+// One of 128 million parameters: once is enough.
+TEST_F(DataOfModels, Vgg11TrainsAStepOrSaysWhyNot) {
+  const std::string line =
+      "lockstep train vgg11 --batch 2 --steps 1 --lr 1e-6 --device cpu --threads 1 --quiet --data ";
+  expect(line + "random:3x33x40,4", true);
+  for (const char* data : {"digits", "random:5,8", "random:tokens,8"}) expect(line + data, false);
+}
+
 TEST_F(DataOfModels, MeasureOrSayWhyNot) {
   for (const Model& model : models())
     for (const Kind& kind : kinds())

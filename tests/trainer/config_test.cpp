@@ -375,6 +375,11 @@ TEST(TrainConfig, DefaultsOfAModelsNameAreWhatRanksCompare) {
   EXPECT_EQ(dropout_of(config.model), 0.25);
   EXPECT_EQ(dropout_of({.name = "gpt2", .settings = {}}), 0.0);
   EXPECT_EQ(dropout_of({.name = "cnn", .settings = {}}), 0.0);
+  config.model = {.name = "vgg11", .settings = {}};
+  EXPECT_EQ(dropout_of(config.model), 0.5);
+  EXPECT_THAT(describe(config), ::testing::Contains(::testing::Pair("dropout", "0.5")));
+  config.model.settings = {{"dropout", 0.0}};
+  EXPECT_EQ(dropout_of(config.model), 0.0);
 }
 
 }  // namespace

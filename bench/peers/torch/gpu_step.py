@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50")
+IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11")
 MODES = {"eager": None, "compile": "default", "reduce-overhead": "reduce-overhead",
          "max-autotune": "max-autotune"}
 

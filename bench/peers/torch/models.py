@@ -92,6 +92,26 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Vgg11(nn.Module):
+    def __init__(self, classes: int = 10):
+        super().__init__()
+        layers, inputs = [], 3
+        for width in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+            if width == 0:
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+            inputs = width
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+                                        nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+                                        nn.Linear(4096, classes))
+
+    def forward(self, x):
+        return self.classifier(self.avgpool(self.features(x)).flatten(1))
+
+
 class GptBlock(nn.Module):
     def __init__(self, heads: int, width: int):
         super().__init__()
@@ -167,6 +187,7 @@ MODELS = {
     "resnet18-cifar": Model(lambda: ResNet([2, 2, 2, 2], False, True), colour_batch(32)),
     "resnet18": Model(lambda: ResNet([2, 2, 2, 2], False, False), colour_batch(224)),
     "resnet50": Model(lambda: ResNet([3, 4, 6, 3], True, False), colour_batch(224)),
+    "vgg11": Model(Vgg11, colour_batch(224)),
     "lstm": Model(lambda: Lstm(2, 256, 256), token_batch(128, 256)),
     "gpt": Model(lambda: Gpt(4, 4, 256, 128, 256), token_batch(128, 256)),
     "gpt2": Model(lambda: Gpt(12, 12, 768, 256, 50257), token_batch(256, 50257)),
