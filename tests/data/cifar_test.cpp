@@ -1,6 +1,4 @@
-// CIFAR-10's files, hand-made.
-#include "data/cifar10.h"
-
+// CIFAR's files, hand-made.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 
 #include "base/error.h"
 #include "data/open.h"
+#include "data/resample.h"
 #include "tests/data/idx_files.h"
 
 namespace lockstep::data {
@@ -18,6 +17,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kRecord = 3073;
+// As docs/data.md has it.
+constexpr Normalisation kCifar10 = {{0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f}};
 
 // Red counts columns, green rows, blue is `blue`.
 std::string record(int label, int blue) {
