@@ -199,10 +199,48 @@ const CifarFiles& cifar10_files() {
   return files;
 }
 
+// Of its two labels the second one counts, that of the 100 fine classes. The normalisation is that of all training
+// pixels.
+const CifarFiles& cifar100_files() {
+  static const CifarFiles files = {
+      .name = "cifar100",
+      .title = "CIFAR-100",
+      .train = {"train"},
+      .test = {"test"},
+      .folder = "cifar-100-binary",
+      .archive = "cifar-100-binary.tar.gz",
+      .labels = {20, 100},
+      .usual_sizes = "train.bin has 153,700,000 bytes and test.bin 30,740,000",
+      .normalisation = {{0.5071f, 0.4865f, 0.4409f}, {0.2673f, 0.2564f, 0.2762f}},
+      // As torchvision has them; fine_label_names.txt has the same but for its computer_keyboard.
+      .class_names = {
+          "apple",      "aquarium_fish", "baby",         "bear",       "beaver",      "bed",         "bee",
+          "beetle",     "bicycle",       "bottle",       "bowl",       "boy",         "bridge",      "bus",
+          "butterfly",  "camel",         "can",          "castle",     "caterpillar", "cattle",      "chair",
+          "chimpanzee", "clock",         "cloud",        "cockroach",  "couch",       "crab",        "crocodile",
+          "cup",        "dinosaur",      "dolphin",      "elephant",   "flatfish",    "forest",      "fox",
+          "girl",       "hamster",       "house",        "kangaroo",   "keyboard",    "lamp",        "lawn_mower",
+          "leopard",    "lion",          "lizard",       "lobster",    "man",         "maple_tree",  "motorcycle",
+          "mountain",   "mouse",         "mushroom",     "oak_tree",   "orange",      "orchid",      "otter",
+          "palm_tree",  "pear",          "pickup_truck", "pine_tree",  "plain",       "plate",       "poppy",
+          "porcupine",  "possum",        "rabbit",       "raccoon",    "ray",         "road",        "rocket",
+          "rose",       "sea",           "seal",         "shark",      "shrew",       "skunk",       "skyscraper",
+          "snail",      "snake",         "spider",       "squirrel",   "streetcar",   "sunflower",   "sweet_pepper",
+          "table",      "tank",          "telephone",    "television", "tiger",       "tractor",     "train",
+          "trout",      "tulip",         "turtle",       "wardrobe",   "whale",       "willow_tree", "wolf",
+          "woman",      "worm"}};
+  return files;
+}
+
 }  // namespace
 
 const DatasetFamily& cifar10_family() {
   static const DatasetFamily family = cifar_family<cifar10_files>();
+  return family;
+}
+
+const DatasetFamily& cifar100_family() {
+  static const DatasetFamily family = cifar_family<cifar100_files>();
   return family;
 }
 

@@ -10,6 +10,7 @@ namespace lockstep::data {
 const DatasetFamily& digits_family();
 const DatasetFamily& mnist_family();
 const DatasetFamily& cifar10_family();
+const DatasetFamily& cifar100_family();
 const DatasetFamily& images_family();
 const DatasetFamily& text_family();
 const DatasetFamily& tokens_family();
@@ -17,12 +18,13 @@ const DatasetFamily& random_family();
 
 const std::vector<const DatasetFamily*>& dataset_families() {
   static const std::vector<const DatasetFamily*> families = {
-      &digits_family(),   //
-      &mnist_family(),    //
-      &cifar10_family(),  //
-      &images_family(),   //
-      &text_family(),     //
-      &tokens_family(),   //
+      &digits_family(),    //
+      &mnist_family(),     //
+      &cifar10_family(),   //
+      &cifar100_family(),  //
+      &images_family(),    //
+      &text_family(),      //
+      &tokens_family(),    //
       &random_family(),
   };
   return families;

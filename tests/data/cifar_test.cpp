@@ -147,6 +147,80 @@ TEST_F(Cifar10Test, FilesThatChangeWhileTheyAreInUseAreNamed) {
   EXPECT_THAT(error_of(4), AllOf(HasSubstr("data_batch_3.bin"), HasSubstr("label 200 of record 0")));
 }
 
+// CIFAR-100's records begin with two labels, and the second one counts.
+class Cifar100Test : public ::testing::Test {
+ protected:
+  Cifar100Test() {
+    write("train.bin", fine(3, 0, 10) + fine(19, 99, 20) + fine(0, 42, 30));
+    write("test.bin", fine(7, 55, 40));
+  }
+  static std::string fine(int coarse, int label, int blue) {
+    return std::string(1, static_cast<char>(coarse)) + record(label, blue);
+  }
+  void write(const std::string& name, const std::string& content) { write_file(directory_.path(name), content); }
+  DataSplits open(const OpenOptions& options = {}) const {
+    return open_data("cifar100:" + directory_.path().string(), options);
+  }
+  std::string error() const {
+    try {
+      open();
+    } catch (const IoError& thrown) {
+      EXPECT_FALSE(thrown.remedy().empty());
+      return thrown.what();
+    }
+    return "nothing was thrown";
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(Cifar100Test, TheFineLabelIsTheClass) {
+  const DataSplits splits = open();
+  EXPECT_EQ(splits.train->size(), 3u);
+  EXPECT_EQ(splits.test->size(), 1u);
+  EXPECT_EQ(splits.train->classes(), 100);
+  EXPECT_EQ(splits.train->class_names().size(), 100u);
+  EXPECT_EQ(splits.train->sample_dims(), (std::vector<std::int64_t>{32, 32, 3}));
+  std::vector<float> x(3072);
+  std::int32_t label = 0;
+  const int labels[] = {0, 99, 42};
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    splits.train->read(i, x, label);
+    EXPECT_EQ(label, labels[i]);
+    const float* const pixel = &x[static_cast<std::size_t>(3 * 32 + 17) * 3];
+    const auto byte = [&](int c, float mean, float std) {
+      return static_cast<int>(std::lround((pixel[c] * std + mean) * 255));
+    };
+    EXPECT_EQ(byte(0, 0.5071f, 0.2673f), 18);
+    EXPECT_EQ(byte(1, 0.4865f, 0.2564f), 4);
+    EXPECT_EQ(byte(2, 0.4409f, 0.2762f), static_cast<int>(10 * (i + 1)));
+  }
+  splits.test->read(0, x, label);
+  EXPECT_EQ(label, 55);
+  EXPECT_EQ(open({.classes = 120}).train->classes(), 120);
+  EXPECT_THROW(open({.classes = 99}), UsageError);
+}
+
+TEST_F(Cifar100Test, CutAndWrongFilesAreNamedWithTheByte) {
+  write("train.bin", fine(3, 0, 10) + fine(19, 100, 20));
+  EXPECT_THAT(error(), HasSubstr("train.bin: label 100 of record 1 (byte 3075) is not below 100"));
+  write("train.bin", fine(20, 9, 10));
+  EXPECT_THAT(error(), HasSubstr("train.bin: label 20 of record 0 (byte 0) is not below 20"));
+  write("train.bin", record(3, 0));
+  EXPECT_THAT(error(), HasSubstr("ends at byte 3073, within record 0, which ends at byte 3074"));
+  std::filesystem::remove(directory_.path("train.bin"));
+  EXPECT_THAT(error(), AllOf(HasSubstr("train.bin"), HasSubstr("No such file")));
+  write("train", "pickled");
+  EXPECT_THAT(error(), HasSubstr("CIFAR-100's version for Python"));
+}
+
+TEST_F(Cifar100Test, TheArchivesOwnFolderIsFound) {
+  std::filesystem::create_directory(directory_.path("cifar-100-binary"));
+  for (const char* name : {"train.bin", "test.bin"})
+    std::filesystem::rename(directory_.path(name), directory_.path(std::string("cifar-100-binary/") + name));
+  EXPECT_EQ(open().train->size(), 3u);
+}
+
 TEST_F(Cifar10Test, TheArchivesOwnFolderIsFound) {
   std::filesystem::create_directory(directory_.path("cifar-10-batches-bin"));
   for (const char* name :

@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --no-broadcast-buffers", 2, "ResNets, and the model is cnn"},
         BadInput{"lockstep train gpt --data text:text.txt --sync-batchnorm", 2, "ResNets, and the model is gpt"},
         BadInput{"lockstep train cnn --data digits --augment yes", 2,
-                 "it applies to cifar10 and images, and the data is digits"},
+                 "it applies to cifar10, cifar100 and images, and the data is digits"},
         BadInput{"lockstep train gpt --data text:text.txt --image-size 8", 2,
                  "it applies to images, and the data is text"},
         BadInput{"lockstep train cnn --data digits --max-corrupt 8", 2, "--max-corrupt"},

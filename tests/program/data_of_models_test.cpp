@@ -23,11 +23,12 @@ struct Kind {
   std::string name, data, flags;
 };
 
-const std::set<std::string> kNumbers = {"digits", "mnist", "cifar10", "images", "vectors", "pictures"};
+const std::set<std::string> kNumbers = {"digits", "mnist", "cifar10", "cifar100", "images", "vectors", "pictures"};
 const std::set<std::string> kTokens = {"text", "tokens", "random tokens"};
 
 std::vector<Model> models() {
-  std::set<std::string> images = kNumbers, large = {"cifar10", "images", "pictures"}, rows_or_tokens = kTokens;
+  std::set<std::string> images = kNumbers, large = {"cifar10", "cifar100", "images", "pictures"},
+                        rows_or_tokens = kTokens;
   images.erase("vectors");
   rows_or_tokens.insert(images.begin(), images.end());
   return {{"linear", kNumbers},
@@ -45,6 +46,7 @@ std::vector<Kind> kinds() {
   return {{"digits", "digits", ""},
           {"mnist", "mnist:mnist", ""},
           {"cifar10", "cifar10:cifar10", ""},
+          {"cifar100", "cifar100:cifar100", ""},
           {"images", "images:images", "--image-size 32"},
           {"vectors", "random:5,8", ""},
           {"pictures", "random:3x32x32,8", ""},
@@ -58,7 +60,8 @@ class DataOfModels : public ::testing::Test {
   DataOfModels() {
     const fs::path here = directory_.path();
     const fs::path golden = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/data/golden";
-    for (const char* name : {"mnist", "cifar10", "images/a", "images/b"}) fs::create_directories(here / name);
+    for (const char* name : {"mnist", "cifar10", "cifar100", "images/a", "images/b"})
+      fs::create_directories(here / name);
     for (const std::string part : {"train", "t10k"}) {
       write_file(
           here / "mnist" / (part + "-images-idx3-ubyte"),
@@ -69,6 +72,8 @@ class DataOfModels : public ::testing::Test {
     for (const char* name :
          {"data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"})
       write_file(here / "cifar10" / (std::string(name) + ".bin"), std::string(2 * 3073, '\1'));
+    for (const char* name : {"train.bin", "test.bin"})
+      write_file(here / "cifar100" / name, std::string(2 * 3074, '\1'));
     for (const char* label : {"a", "b"})
       for (int i = 0; i < 6; ++i)
         fs::copy_file(golden / "rgb.png", here / "images" / label / (std::to_string(i) + ".png"));
