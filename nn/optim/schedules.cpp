@@ -30,6 +30,12 @@ double step(double done, double lr, const Settings& settings) {
   return std::max(settings.number("min-lr"), lr * std::pow(0.1, std::floor(3.0 * std::min(done, 0.999999))));
 }
 
+// PyTorch's LinearLR(start_factor=1, end_factor, total_iters=the steps after warm-up):
+// lr · (1 + (end_factor − 1) · t).
+double linear(double done, double lr, const Settings& settings) {
+  return lr * (1.0 + (settings.number("end-factor") - 1.0) * std::min(done, 1.0));
+}
+
 }  // namespace
 
 const std::vector<const ScheduleFamily*>& schedule_families() {
@@ -37,6 +43,14 @@ const std::vector<const ScheduleFamily*>& schedule_families() {
       {.name = "constant", .at = constant},
       {.name = "cosine", .settings = {min_lr()}, .at = cosine},
       {.name = "step", .settings = {min_lr()}, .at = step},
+      {.name = "linear",
+       .settings = {{.name = "end-factor",
+                     .fallback = 0.0,
+                     .help = "what the learning rate is multiplied with at the end",
+                     .role = SettingSpec::Role::kTraining,
+                     .high = 1,
+                     .placeholder = "F"}},
+       .at = linear},
   };
   static const std::vector<const ScheduleFamily*> families = [] {
     std::vector<const ScheduleFamily*> all;

@@ -89,6 +89,9 @@ def schedules():
     def step(steps):
         return lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=steps // 3, gamma=0.1)
 
+    def linear(steps, end):
+        return lambda optimizer: lr_scheduler.LinearLR(optimizer, start_factor=1, end_factor=end, total_iters=steps)
+
     golden.save("schedules", {
         "constant": rates_of(constant, 0.1),
         "constant-warmup-5": rates_of(after_warmup(5, constant), 0.1),
@@ -98,6 +101,9 @@ def schedules():
         "cosine-warmup-2": rates_of(after_warmup(2, cosine(STEPS - 2, 0)), 1.5),
         "step-of-18": rates_of(step(18), 0.5),
         "step-warmup-5": rates_of(after_warmup(5, step(STEPS - 5)), 0.5),
+        "linear": rates_of(linear(STEPS, 0), 0.3),
+        "linear-end": rates_of(linear(STEPS, 0.25), 0.3),
+        "linear-warmup-5-end": rates_of(after_warmup(5, linear(STEPS - 5, 0.1)), 0.5),
     })
 
 

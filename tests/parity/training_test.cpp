@@ -141,17 +141,21 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     const char* name;
     const char* schedule;
     std::int64_t warmup, steps;
-    double lr, min_lr;
+    double lr;
+    Settings settings = {};
   };
   const Case cases[] = {
-      {"constant", "constant", 0, kTrainingSteps, 0.1, 0},
-      {"constant-warmup-5", "constant", 5, kTrainingSteps, 0.1, 0},
-      {"cosine", "cosine", 0, kTrainingSteps, 0.3, 0},
-      {"cosine-min", "cosine", 0, kTrainingSteps, 0.3, 0.02},
-      {"cosine-warmup-5-min", "cosine", 5, kTrainingSteps, 0.3, 0.01},
-      {"cosine-warmup-2", "cosine", 2, kTrainingSteps, 1.5, 0},
-      {"step-of-18", "step", 0, 18, 0.5, 0},
-      {"step-warmup-5", "step", 5, kTrainingSteps, 0.5, 0},
+      {"constant", "constant", 0, kTrainingSteps, 0.1},
+      {"constant-warmup-5", "constant", 5, kTrainingSteps, 0.1},
+      {"cosine", "cosine", 0, kTrainingSteps, 0.3},
+      {"cosine-min", "cosine", 0, kTrainingSteps, 0.3, {{"min-lr", 0.02}}},
+      {"cosine-warmup-5-min", "cosine", 5, kTrainingSteps, 0.3, {{"min-lr", 0.01}}},
+      {"cosine-warmup-2", "cosine", 2, kTrainingSteps, 1.5},
+      {"step-of-18", "step", 0, 18, 0.5},
+      {"step-warmup-5", "step", 5, kTrainingSteps, 0.5},
+      {"linear", "linear", 0, kTrainingSteps, 0.3},
+      {"linear-end", "linear", 0, kTrainingSteps, 0.3, {{"end-factor", 0.25}}},
+      {"linear-warmup-5-end", "linear", 5, kTrainingSteps, 0.5, {{"end-factor", 0.1}}},
   };
   const Golden golden("schedules");
   for (const Case& c : cases) {
@@ -159,7 +163,7 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     config.schedule = c.schedule;
     config.warmup = c.warmup;
     config.lr = c.lr;
-    if (c.min_lr > 0) config.schedule_settings = {{"min-lr", c.min_lr}};
+    config.schedule_settings = c.settings;
     const trainer::LearningRate rate(config, c.steps);
     const auto expected = elements<double>(golden.extra(c.name));
     ASSERT_EQ(expected.size(), static_cast<std::size_t>(kTrainingSteps));

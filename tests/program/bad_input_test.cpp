@@ -166,6 +166,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --label-smoothing 1", 2, "--label-smoothing 1"},
         BadInput{"lockstep eval cnn --data digits --weights w.safetensors --label-smoothing 0.1", 2, "label-smoothing"},
         BadInput{"lockstep train cnn --data digits --min-lr 1e-5", 2, "it applies to --schedule cosine and step"},
+        BadInput{"lockstep train cnn --data digits --schedule cosine --end-factor 0.1", 2,
+                 "it applies to --schedule linear, and the schedule is cosine"},
         BadInput{"lockstep train cnn --data digits --device cpu --graphs yes", 2, "it applies to GPUs"},
         BadInput{"lockstep train cnn --data digits --graphs yes", 2,
                  "--graphs yes is for GPUs, and this run is on the CPU ("},

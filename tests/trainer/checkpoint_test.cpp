@@ -90,6 +90,7 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                            "data",
                            "accumulate",
                            "min-lr",
+                           "end-factor",
                            "schedule",
                            "warmup",
                            "clip-norm",

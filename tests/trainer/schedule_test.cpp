@@ -52,6 +52,24 @@ TEST(LearningRate, StepFallsTenfoldAfterEachThird) {
   EXPECT_DOUBLE_EQ(rate.at(6), 0.05);  // 0.01 would be below min_lr
 }
 
+TEST(LearningRate, LinearGoesFromLrToAShareOfIt) {
+  TrainConfig config = config_with("linear", 10, 2.0, 0.0);
+  const LearningRate to_zero(config, 110);
+  EXPECT_DOUBLE_EQ(to_zero.at(0), 0.2);
+  EXPECT_DOUBLE_EQ(to_zero.at(10), 2.0);
+  EXPECT_DOUBLE_EQ(to_zero.at(35), 1.5);
+  EXPECT_NEAR(to_zero.at(109), 0.02, 1e-12);
+  EXPECT_EQ(to_zero.at(110), 0.0);
+  config.schedule_settings = {{"end-factor", 0.25}};
+  const LearningRate to_a_quarter(config, 110);
+  EXPECT_DOUBLE_EQ(to_a_quarter.at(10), 2.0);
+  EXPECT_DOUBLE_EQ(to_a_quarter.at(60), 1.25);
+  EXPECT_DOUBLE_EQ(to_a_quarter.at(110), 0.5);
+  EXPECT_DOUBLE_EQ(to_a_quarter.at(1000), 0.5);
+  config.schedule_settings = {{"end-factor", 1.5}};
+  EXPECT_THROW(LearningRate(config, 110), UsageError);
+}
+
 TEST(LearningRate, AWarmupAsLongAsTheRun) {
   const LearningRate rate(config_with("cosine", 20, 1.0, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(9), 0.5);
