@@ -39,12 +39,13 @@ std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, co
 const OptimizerFamily& adamw_family() {
   static const OptimizerFamily family = {
       .name = "adamw",
-      .settings = {betas_setting()},
+      .settings = adam_settings(),
       .weight_decay = AdamWOptions().weight_decay,
       .make = [](std::vector<NamedParameter> parameters, const Settings& settings,
                  double weight_decay) -> std::unique_ptr<Optimizer> {
-        const auto& betas = settings.numbers("betas");
-        return make_adamw(std::move(parameters), {.beta1 = betas[0], .beta2 = betas[1], .weight_decay = weight_decay});
+        const auto [beta1, beta2, eps] = adam_constants(settings);
+        return make_adamw(std::move(parameters),
+                          {.beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = weight_decay});
       }};
   return family;
 }

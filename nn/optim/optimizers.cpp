@@ -35,16 +35,22 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<N
   return family.make(std::move(parameters), resolve(family.settings, settings, "optimizer " + name), weight_decay);
 }
 
-SettingSpec betas_setting() {
-  return {.name = "betas",
-          .fallback = {0.9, 0.999},
-          .help = "decay of the two moments",
-          .role = SettingSpec::Role::kTraining,
-          .high = 1,
-          .open_high = true,
-          .placeholder = "A,B",
-          .least_many = 2,
-          .most_many = 2};
+std::vector<SettingSpec> adam_settings() {
+  const AdamConstants usual;
+  return {{.name = "betas",
+           .fallback = {usual.beta1, usual.beta2},
+           .help = "decay of the two moments",
+           .role = SettingSpec::Role::kTraining,
+           .high = 1,
+           .open_high = true,
+           .placeholder = "A,B",
+           .least_many = 2,
+           .most_many = 2}};
+}
+
+AdamConstants adam_constants(const Settings& settings) {
+  const auto& betas = settings.numbers("betas");
+  return {.beta1 = betas[0], .beta2 = betas[1]};
 }
 
 }  // namespace lockstep::nn

@@ -36,8 +36,14 @@ std::vector<std::string> optimizer_names();
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
                                           const Settings& settings, double weight_decay);
 
-/// Decay of the two moments of Adam and its kin.
-SettingSpec betas_setting();
+/// What Adam and its kin have in common.
+struct AdamConstants {
+  double beta1 = 0.9, beta2 = 0.999;  // decay of the two moments
+  double eps = 1e-8;
+};
+std::vector<SettingSpec> adam_settings();
+/// `settings` are complete.
+AdamConstants adam_constants(const Settings& settings);
 
 struct ScheduleFamily {
   std::string name;  // "cosine"
