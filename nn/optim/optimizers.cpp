@@ -45,12 +45,17 @@ std::vector<SettingSpec> adam_settings() {
            .open_high = true,
            .placeholder = "A,B",
            .least_many = 2,
-           .most_many = 2}};
+           .most_many = 2},
+          {.name = "eps",
+           .fallback = usual.eps,
+           .help = "added to the root of the second moment",
+           .role = SettingSpec::Role::kTraining,
+           .placeholder = "X"}};
 }
 
 AdamConstants adam_constants(const Settings& settings) {
   const auto& betas = settings.numbers("betas");
-  return {.beta1 = betas[0], .beta2 = betas[1]};
+  return {.beta1 = betas[0], .beta2 = betas[1], .eps = settings.number("eps")};
 }
 
 }  // namespace lockstep::nn

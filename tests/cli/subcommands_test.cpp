@@ -238,7 +238,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.log_level, "warn");
   EXPECT_EQ(config.log_every, 3);
   config = train_config({"linear", "--in=3", "--out=4", "--threads=2", "--parallel=dp", "--quiet", "--encrypt",
-                         "--batch=8", "--epochs=3", "--betas=0.8,0.9"});
+                         "--batch=8", "--epochs=3", "--betas=0.8,0.9", "--eps=1e-6"});
   EXPECT_EQ(config.model.settings.integer("in"), 3);
   EXPECT_EQ(config.model.settings.integer("out"), 4);
   EXPECT_EQ(config.threads, 2);
@@ -248,6 +248,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.batch, 8);
   EXPECT_EQ(config.epochs, 3);
   EXPECT_THAT(config.optimizer_settings.numbers("betas"), ElementsAre(0.8, 0.9));
+  EXPECT_EQ(config.optimizer_settings.number("eps"), 1e-6);
   EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
   EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.settings.integers("hidden"), ElementsAre(64, 32));
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});

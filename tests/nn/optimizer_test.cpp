@@ -158,6 +158,18 @@ TEST(Adam, IsTorchs) {
   EXPECT_EQ(optimizer_family("adam").weight_decay, 0.0);
 }
 
+TEST(Adam, EpsIsASettingOfBoth) {
+  const AdamWOptions decoupled = {.eps = 1e-3, .weight_decay = 0.0};
+  for (const char* name : {"adam", "adamw"})
+    expect_follows(
+        [&](const auto& named) {
+          return make_optimizer(name, named, {{"eps", 1e-3}}, 0.0);
+        },
+        AdamReference{decoupled}, 3e-7);
+  EXPECT_NO_THROW(make_optimizer("adam", {}, {{"eps", 0.0}}, 0.0));
+  EXPECT_THROW(make_optimizer("adam", {}, {{"eps", -1e-8}}, 0.0), UsageError);
+}
+
 TEST(AdamW, TheFirstStepIsTheRate) {
   const auto backend = make_cpu_backend(1);
   Parameter p(*backend, {2});

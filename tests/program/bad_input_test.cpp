@@ -158,6 +158,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"lockstep train cnn --data digits --nesterov", 2, "--nesterov on the command line: it applies"},
         BadInput{"lockstep train cnn --data digits --opt sgd --momentum 0 --nesterov", 2, "the momentum is 0"},
         BadInput{"lockstep train cnn --data digits --optimizer sgd --betas 0.9,0.99", 2, "--betas 0.9,0.99"},
+        BadInput{"lockstep train cnn --data digits --optimizer sgd --eps 1e-6", 2,
+                 "it applies to --optimizer adamw and adam, and the optimizer is sgd"},
         BadInput{"lockstep train cnn --data digits --config betas.toml", 2,
                  "betas.toml:2: betas = 0.9,0.99: it applies"},
         BadInput{"LOCKSTEP_MOMENTUM=0.5 lockstep train cnn --data digits", 2,

@@ -87,6 +87,7 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                            "momentum",
                            "nesterov",
                            "betas",
+                           "eps",
                            "data",
                            "accumulate",
                            "min-lr",
@@ -117,7 +118,10 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
   config.data = "random:tokens,40";
   config.optimizer.clear();
   config.optimizer_settings = {};
-  EXPECT_THAT(plan_of(config, *open_splits(config).train, 1, 100).identity,
+  const Facts usual = plan_of(config, *open_splits(config).train, 1, 100).identity;
+  config.optimizer_settings = {{"eps", 1e-6}};
+  EXPECT_EQ(plan_of(config, *open_splits(config).train, 1, 100).identity, usual);
+  EXPECT_THAT(usual,
               ::testing::IsSupersetOf(Facts{{"sizes", "layers 2, heads 4, width 256, context 256, a head of its own"},
                                             {"optimizer", "adamw"}}));
 }

@@ -40,6 +40,9 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) {
         c.optimizer_settings = {{"betas", {1.0, 0.9}}};
       },
+      [](auto& c) {
+        c.optimizer_settings = {{"eps", -1e-8}};
+      },
       [](auto& c) { c.weight_decay = -0.1; },
       [](auto& c) { c.clip_norm = -1; },
       [](auto& c) { c.loss = "entropy"; },
@@ -343,6 +346,9 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       },
       [](auto& c) {
         c.optimizer_settings = {{"betas", {0.9, 0.5}}};
+      },
+      [](auto& c) {
+        c.optimizer_settings = {{"eps", 1e-6}};
       },
       [](auto& c) { c.weight_decay = 0.5; },
       [](auto& c) { c.schedule = "step"; },
