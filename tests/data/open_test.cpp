@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "data/mnist.h"
 #include "data/random.h"
 #include "tests/data/idx_files.h"
 
