@@ -27,7 +27,7 @@ struct AllReduceOptions {
 };
 
 /// One operation's figures. Bandwidths as nccl-tests define them (doc/PERFORMANCE.md there), in 10⁹ bytes/s:
-/// algbw = bytes / time; busbw = algbw · 2(n − 1)/n, which for any n can be held against what the hardware moves.
+/// algbw = bytes / time; busbw = algbw · 2(n − 1)/n, which for any n can be compared with what the hardware moves.
 struct Speed {
   double time_us = 0;
   double algbw_gbs = 0, busbw_gbs = 0;

@@ -22,7 +22,7 @@ using Kind = session::DeviceRequest::Kind;
 
 constexpr int kCpuDevices = 2;
 
-/// How many GPUs there are, asked by a process that ends: this one forks, and CUDA does not go on in what is forked.
+/// How many GPUs there are, asked by a process that ends: this one forks, and CUDA does not work in forked processes.
 int count_gpus(bool needed) {
   return std::stoi(run_processes(1, [&](int) {
     const CudaProbe& probe = probe_cuda();

@@ -13,8 +13,9 @@
 namespace lockstep::bench {
 
 struct DpVsDdpOptions {
-  trainer::TrainConfig train;  // without `data`: made-up samples; without a list of devices: two CPU devices, all GPUs
-  std::int64_t steps = 20;     // measured, of each way and round
+  trainer::TrainConfig
+      train;                // without `data`: synthetic samples; without a list of devices: two CPU devices, all GPUs
+  std::int64_t steps = 20;  // measured, of each way and round
   std::int64_t warmup_steps = 5;
   std::int64_t rounds = 3;
   Format format = Format::kTable;
@@ -23,7 +24,7 @@ struct DpVsDdpOptions {
 /// What a device had to do in a way. A step is as long as the slowest process's.
 struct DeviceShare {
   std::int64_t peak_memory_bytes = 0;  // its allocator's, and of the arena that its gradients lie in
-  std::optional<double> busy;  // share of the time: of its thread's CPU, on a GPU that a kernel ran; absent: not told
+  std::optional<double> busy;  // share of the time: of its thread's CPU, on a GPU that a kernel ran; absent: not known
   double bytes_in = 0, bytes_out = 0;  // a step, from and to the other devices
 };
 
@@ -49,7 +50,7 @@ std::optional<double> busy_ratio(const Way& way);
 std::string text_of(const DpVsDdpResult& result, Format format);
 
 /// Measures steps over one batch that stays, shared out over the devices either way: by one process
-/// (parallel::DataParallel) and by a process for each device (DistributedDataParallel). The two take turns, `rounds`
+/// (parallel::DataParallel) and by a process for each device (DistributedDataParallel). The two alternate, `rounds`
 /// times, each in processes of its own, so that neither finds the other's memory; medians over the rounds count, of
 /// memory the largest. Starts these processes itself: under a launcher it is a UsageError. Returns the exit code.
 int bench_dp_vs_ddp(DpVsDdpOptions options, const std::optional<UsageError>& refusal);

@@ -18,7 +18,7 @@ namespace lockstep::bench {
 double flops_per_step(const std::vector<nn::MatrixProduct>& products, std::int64_t samples);
 
 /// What NVIDIA's data sheets give for dense products (without sparsity), in 10¹² operations a second, for GPUs that are
-/// told apart by their names; `precision` is "f32", "tf32" or "bf16".
+/// distinguished by their names; `precision` is "f32", "tf32" or "bf16".
 std::optional<double> peak_tflops(std::string_view gpu, std::string_view precision);
 
 /// What --data takes for `samples` random samples of the size that a model is known for: data for who names none.

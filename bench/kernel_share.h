@@ -18,8 +18,8 @@ class KernelShare {
   KernelShare(const KernelShare&) = delete;
   KernelShare& operator=(const KernelShare&) = delete;
 
-  /// Of each, 0 to 1, what the driver calls utilisation; absent where it does not tell, and when no more than a second
-  /// has passed. Ends the asking.
+  /// Of each, 0 to 1, what the driver calls utilisation; absent where it does not report it, and when no more than a
+  /// second has passed. Ends the asking.
   std::vector<std::optional<double>> shares();
 
  private:

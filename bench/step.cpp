@@ -39,7 +39,7 @@ enum Kind : std::size_t { kWith, kWithout, kTimeline };
 double process_age_s() {
   std::ifstream file("/proc/self/stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});
-  // The program's name, in brackets, may hold anything. The start is field 22, the second behind it field 3.
+  // The program's name, in brackets, may hold anything. The start is field 22, the second one after the name field 3.
   std::istringstream fields(text.substr(text.rfind(')') + 1));
   std::string field;
   for (int i = 3; i <= 22; ++i) fields >> field;
@@ -156,7 +156,7 @@ class StepBenchmark {
     result.threads = session_.threads;
   }
 
-  /// Of one of `steps` steps that are given to the device one behind the other, from its being idle to its being idle.
+  /// Of one of `steps` steps that are given to the device one after the other, from its being idle to its being idle.
   double time_ms(Kind kind, std::int64_t steps) {
     throw_if_stopped("measuring");
     muted_.mute(kind == kWithout);

@@ -14,7 +14,7 @@
 namespace lockstep::bench {
 
 struct StepOptions {
-  trainer::TrainConfig train;  // without `data`: made-up samples of the size that the model is known for
+  trainer::TrainConfig train;  // without `data`: synthetic samples of the size that the model is known for
   std::int64_t steps = 50;     // measured, of each kind
   std::int64_t warmup_steps = 10;
   bool copy_batch = false;            // to the GPU in every step, as training does; else it stays there
@@ -53,7 +53,7 @@ struct StepResult {
 std::string text_of(const StepResult& result, Format format);
 
 /// Collective; rank 0 prints. The step is trainer::TrainingStep's, over one batch that stays: no data is loaded
-/// meanwhile. Steps with and without communication take turns, each after a barrier, so that both meet the same machine
+/// meanwhile. Steps with and without communication alternate, each after a barrier, so that both see the same machine
 /// and a core that communication takes from computing counts as communication. On a GPU, to which steps are given ahead
 /// of time, they come in blocks, which begin and end with the GPU idle. Returns the exit code.
 /// `refusal`: as for trainer::train.

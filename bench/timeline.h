@@ -17,7 +17,7 @@ namespace lockstep::bench {
 struct BucketSpan {
   std::size_t bytes = 0;
   double ready_ms = 0;  // its last gradient was there
-  double start_ms = 0;  // of the allreduce, which comes after those of the buckets in front
+  double start_ms = 0;  // of the allreduce, which comes after those of the earlier buckets
   double end_ms = 0;
 };
 
@@ -45,7 +45,7 @@ class DeviceTimer {
  public:
   virtual ~DeviceTimer() = default;
   virtual void begin() = 0;
-  /// The gradients of a bucket are complete behind what was given so far; its allreduce is issued next.
+  /// The gradients of a bucket are complete after what was given so far; its allreduce is issued next.
   virtual void bucket_ready(std::size_t bytes) = 0;
   virtual void end() = 0;
   /// Waits for the step.

@@ -49,8 +49,8 @@ void Checkpoints::refuse_others(const std::optional<Resumed>& resumed) const {
   if (there.empty()) return;
   throw CheckpointError(
       fmt::format("{} has a checkpoint of step {}, and this run {}", options_.directory, there.front().step,
-                  resumed ? fmt::format("goes on from step {} in {}", older_, resumed->path) : "starts anew"),
-      "add --resume auto to go on from there, or choose another --checkpoint-dir");
+                  resumed ? fmt::format("resumes from step {} in {}", older_, resumed->path) : "starts anew"),
+      "add --resume auto to resume from there, or choose another --checkpoint-dir");
 }
 
 bool Checkpoints::due(std::int64_t step, bool last_of_epoch, bool last) const {
@@ -96,7 +96,7 @@ void Checkpoints::tell_first_failure() {
   }
   if (why.empty()) return;
   told_ = true;
-  log_warn("{}; training goes on, {}", why, newest());
+  log_warn("{}; training continues, {}", why, newest());
 }
 
 void Checkpoints::tell_failures() {

@@ -17,7 +17,7 @@ namespace lockstep::checkpoint {
 inline constexpr std::int64_t kDefaultKeep = 3;
 
 /// Every rank has one and asks it when; rank 0's alone writes. What goes wrong on the disk is said once and once more
-/// at the end, and training goes on.
+/// at the end, and training continues.
 class Checkpoints {
  public:
   struct Options {
@@ -30,8 +30,8 @@ class Checkpoints {
   explicit Checkpoints(Options options);
 
   /// Module and optimizer must outlive it. `plan`: what all manifests of this run have in common; `metadata`: of the
-  /// weights; `resumed`: what the run goes on from, if anything. Throws CheckpointError where the directory has
-  /// checkpoints that this run does not go on from.
+  /// weights; `resumed`: what the run resumes from, if anything. Throws CheckpointError where the directory has
+  /// checkpoints that this run does not resume from.
   void open(const nn::Module& module, const nn::Optimizer& optimizer, CheckpointManifest plan,
             std::map<std::string, std::string> metadata, const std::optional<Resumed>& resumed);
 

@@ -67,7 +67,7 @@ std::string half_name(const std::string& directory, const std::string& name, con
   return fmt::format("{}/.{}.{}-{}", directory, name, what, ::getpid());
 }
 
-// Under its own name it is whole to the last moment.
+// Under its final name it is whole to the last moment.
 void remove_checkpoint(const std::string& directory, const std::string& path) {
   const std::string name = fs::path(path).filename().string();
   const std::string saved_preactivation = half_name(directory, name, "old");
@@ -159,7 +159,7 @@ CheckpointManifest verify_checkpoint(const std::string& path) {
   CheckpointManifest manifest = read_model_metadata(fmt::format("{}/{}", path, kManifestFile));
   for (const char* name : {kWeightsFile, kOptimizerFile}) {
     const auto file = manifest.files.find(name);
-    if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not tell of {}", name));
+    if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));
     verify_file(fmt::format("{}/{}", path, name), file->second);
   }
   return manifest;

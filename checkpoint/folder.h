@@ -55,9 +55,8 @@ struct Resumed {
   std::vector<CorruptCheckpoint> corrupt;  // on rank 0: newer than that
 };
 
-/// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is told and returns the
-/// manifest. One of this step that is there is replaced. Throws IoError; then nothing has changed, and nothing is left
-/// behind.
+/// Makes DIR/step-…: `write_files` puts the files but the manifest into the directory that it is given and returns the
+/// manifest. One of this step that is there is replaced. Throws IoError; then nothing has changed and no file remains.
 void write_checkpoint(const std::string& directory, std::int64_t step,
                       const std::function<CheckpointManifest(const std::string& path)>& write_files);
 

@@ -20,7 +20,7 @@ struct CheckpointManifest {
   std::int64_t optimizer_steps = 0;
   std::int64_t total_steps = 0;  // of the run, as it was planned then
   int world_size = 1;
-  Facts identity;                         // must be the same in whoever goes on
+  Facts identity;                         // must be the same in a run that resumes
   Facts settings;                         // may be others
   std::vector<std::string> bucket_order;  // parameters, as their gradients became ready; may be empty
 

@@ -1,4 +1,4 @@
-// What a weights file says of its model, so that whoever uses it need not be told again, nor have the data.
+// What a weights file says of its model, so that whoever uses it needs neither flags nor the data.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ std::optional<ModelMetadata> read_model_metadata(const std::string& path);
 void apply_metadata(nn::ModelConfig& model, const ModelMetadata& metadata, const std::string& source);
 
 /// What `spec`, of a file, says of sizes; `source` is that file, where it says them by itself and nobody may say
-/// others. Of a file whose shapes tell them what is given holds, and load_state() reports what does not fit.
+/// others. Where only shapes give sizes, what the user gave holds, and load_state() reports what does not fit.
 void apply_sizes(nn::ModelConfig& model, const nn::ModelSpec& spec, const std::optional<std::string>& source);
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// A model whose sizes a weights file tells.
+// A model whose sizes come from a weights file.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ struct SizesOf {
   bool all_are_loaded = true;  // the file must have all parameters
 };
 
-/// The module of `spec`, which file `source` tells: what may be a lie takes no more memory than `tensors`, the file's,
+/// The module of `spec`, which comes from file `source`: what may be a lie takes no more memory than `tensors`, the file's,
 /// account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming the file
 /// where it would be larger, or where metadata names no model; without metadata, UsageError for what is no model.
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,

@@ -19,7 +19,7 @@ std::vector<options::Declared> declared_by_models(bool (*wanted)(const SettingSp
 /// Why `model` has no use for a setting that `same` declare, if it is another one. Of an unknown model nobody can say
 /// what it takes: others complain of it.
 std::optional<std::string> other_model(const std::vector<options::Declared>& same, const nn::ModelConfig& model);
-/// Settings that a weights file tells: those of a model's structure. `default_text`: where they come from if nobody
+/// Settings that a weights file has: those of a model's structure. `default_text`: where they come from if nobody
 /// gives them.
 void add_model_structure(options::OptionTable& table, nn::ModelConfig& model, const std::string& default_text);
 

@@ -13,7 +13,7 @@
 namespace lockstep::checkpoint {
 
 /// A module's and its optimizer's state in host memory, in the device's layout: a plain copy, so that training waits
-/// for no more than that. The memory is used again for the next one. take() and write() take turns; each may be called
+/// for no more than that. The memory is used again for the next one. take() and write() alternate; each may be called
 /// by another thread. Module and optimizer must outlive it.
 class StateCopy {
  public:

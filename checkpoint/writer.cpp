@@ -49,7 +49,7 @@ void CheckpointWriter::work() {
     const auto begin = Clock::now();
     report_status(
         {.kind = StatusReport::Kind::kSaving, .text = fmt::format("the checkpoint of step {}", manifest.step)});
-    // Whatever it is, training goes on without this one.
+    // Whatever it is, training continues without this one.
     try {
       write(manifest);
     } catch (const Error& error) {

@@ -24,14 +24,14 @@ namespace {
 constexpr int kSide = 32, kPadding = 4;
 constexpr std::size_t kPlaneBytes = std::size_t{kSide} * kSide;
 
-/// What tells the data sets apart.
+/// How the data sets differ.
 struct CifarFiles {
   std::string name;                      // of the family: "cifar10"
   std::string title;                     // "CIFAR-10"
   std::vector<std::string> train, test;  // files, without ".bin"
   std::string folder;                    // within the archive: "cifar-10-batches-bin"
   std::string archive;                   // "cifar-10-binary.tar.gz"
-  std::vector<int> labels;               // how many classes each byte before the pixels tells apart; the last counts
+  std::vector<int> labels;               // how many classes each byte before the pixels distinguishes; the last counts
   std::string usual_sizes;               // of whole files: "each has 30,730,000 bytes"
   Normalisation normalisation;           // mean and standard deviation of the training pixels in [0, 1]
   std::vector<std::string> class_names;

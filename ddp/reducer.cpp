@@ -118,7 +118,7 @@ void Reducer::mark_ready(std::size_t slot) {
     throw UsageError(fmt::format("the gradient of {} became ready twice in one step", slots_[slot].name),
                      "run backward once between begin_step and finish");
   ready_order_.push_back(slot);
-  decide(slot);
+  settle(slot);
   start_full_buckets();
 }
 
@@ -126,11 +126,11 @@ void Reducer::mark_slot_unused(std::size_t slot) {
   LOCKSTEP_ASSERT(slot < slots_.size() && !is_ready_[slot], "slot {} of {} is unused", slot, slots_.size());
   group_.zero(bytes_at(kTailBytes + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype)));
   unused_.push_back(slot);
-  decide(slot);
+  settle(slot);
   start_full_buckets();
 }
 
-void Reducer::decide(std::size_t slot) {
+void Reducer::settle(std::size_t slot) {
   note_finished();  // before this gradient counts as ready, so that the timeline shows what was done by then
   is_ready_[slot] = true;
   const auto now = Clock::now();
@@ -223,7 +223,7 @@ void Reducer::poll() {
   note_finished();
 }
 
-void Reducer::decide_rest() {
+void Reducer::settle_rest() {
   may_start_ = true;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot)
     if (!is_ready_[slot]) mark_slot_unused(slot);
@@ -231,7 +231,7 @@ void Reducer::decide_rest() {
 }
 
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
-  decide_rest();
+  settle_rest();
   const std::size_t buckets = plan_.buckets.size();
   if (options_.find_unused) {
     for (std::size_t b = 0; b < buckets; ++b) wait_for_bucket(b, stream);

@@ -81,7 +81,7 @@ class Reducer {
   bool decided(std::size_t slot) const { return is_ready_[slot]; }
   /// This rank has no samples in this step: zeros for every slot, all of which are absent if that may be.
   void contribute_nothing();
-  /// Lets collectives go on where they have no thread of their own; call it now and then during backward.
+  /// Lets collectives progress where they have no thread of their own; call it now and then during backward.
   void poll();
 
   /// Makes `stream` wait for the buckets in order and hands each one's slots to `on_bucket` when work given to the
@@ -116,8 +116,8 @@ class Reducer {
   Clock::duration waited() const { return waited_; }
 
  private:
-  void decide(std::size_t slot);
-  void decide_rest();
+  void settle(std::size_t slot);
+  void settle_rest();
   void send_unused();
   void refuse_unused_if_known();
   std::vector<float> unused_counts() const;

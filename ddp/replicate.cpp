@@ -81,8 +81,7 @@ std::vector<std::vector<std::uint64_t>> gather(comm::ProcessGroup& group, std::s
 void compare(std::span<const NamedBytes> pieces, const std::vector<std::vector<std::uint64_t>>& all) {
   constexpr const char* kRemedy =
       "the replicas are no longer in lockstep, and nothing of them is saved: memory or a network has failed, or this "
-      "is "
-      "a bug; --resume auto goes on from the last checkpoint";
+      "is a bug; --resume auto resumes from the last checkpoint";
   comm::Division first;
   std::size_t first_piece = 0, count = 0;
   for (std::size_t piece = 0; piece < pieces.size(); ++piece) {

@@ -1,4 +1,4 @@
-// Everything that an inference run is told, as plain values.
+// The configuration of an inference run, as plain values.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct InferConfig {
   std::optional<std::string> prompt;  // text itself
 
   // Images.
-  std::optional<int> top;         // likeliest classes that are told (default kDefaultTop)
-  std::string class_names;        // a file with a name a line
+  std::optional<int> top;         // likeliest classes that are printed (default kDefaultTop)
+  std::string class_names;        // a file with a name per line
   std::optional<int> image_size;  // pixels; default: what the weights say, or the model's
 
   // Text.
@@ -35,7 +35,7 @@ struct InferConfig {
   std::optional<double> temperature;    // 0: always the likeliest token (default 1)
   std::optional<std::int64_t> top_k;    // the likeliest so many are drawn from; 0: all (default)
   bool lines = false;                   // each line of the input is a prompt
-  std::optional<std::uint64_t> seed;    // of drawn tokens, made-up inputs, and parameters without weights (default 1)
+  std::optional<std::uint64_t> seed;    // of drawn tokens, synthetic inputs, and parameters without weights (default 1)
 
   // Streams.
   std::string device = "auto";  // session/device_request.h

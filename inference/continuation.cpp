@@ -21,7 +21,7 @@ void Continuation::begin(std::span<const std::int32_t> prompt, std::int64_t more
 void Continuation::add(std::int32_t token) {
   recent_.push_back(token);
   if (memory_->seen() < room_) return feed(std::span(recent_).last(1));
-  // Positions are used up: all that will be added, as far as anybody can tell, is what there is room for.
+  // Positions are used up: as far as is known, no more tokens are added than fit.
   const std::int64_t positions = *model_.positions();
   restart(std::max<std::int64_t>(1, positions / 2), positions);
 }

@@ -1,4 +1,4 @@
-// A text that a language model goes on with, token by token.
+// A text that a language model continues, token by token.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace lockstep::inference {
 
 /// One text after the other over one model. A model with a limited number of positions, P, sees the last P tokens of a
-/// longer prompt; and when there are P, it forgets the older half of them and goes on. So what it sees of a long text
+/// longer prompt; and when there are P, it forgets the older half of them and continues. So what it sees of a long text
 /// is between half of P and P tokens, and each token costs the same in the long run. Model and backend must outlive it;
 /// one thread uses it.
 class Continuation {

@@ -159,7 +159,7 @@ std::vector<std::string> read_names(const std::string& path, std::int64_t classe
   while (!names.empty() && names.back().empty()) names.pop_back();
   if (std::cmp_not_equal(names.size(), classes))
     throw UsageError(fmt::format("{} has {} names, and the model {} classes", path, names.size(), classes),
-                     "give a file with one name a line, in the classes' order");
+                     "give a file with one name per line, in the classes' order");
   return names;
 }
 

@@ -61,8 +61,8 @@ session::Session open_alone(const InferConfig& config) {
 
 InferTask open_task(const InferConfig& config, const InferModel& model, const std::optional<RandomInput>& random) {
   if (random) {
-    refuse_text_flags(config, "made-up inputs");
-    refuse_image_flags(config, "made-up inputs");
+    refuse_text_flags(config, "synthetic inputs");
+    refuse_image_flags(config, "synthetic inputs");
     return random_task(config, model, *random);
   }
   if (model.language() != nullptr) {
@@ -127,7 +127,7 @@ void validate(const InferConfig& config) {
   check_usage(config.input.empty() != !config.prompt.has_value(), "infer needs one input",
               "give --input FILE, DIR or random:SHAPE, or for text --prompt TEXT, and not both");
   if (config.weights.empty() && !config.input.starts_with(kRandomInput))
-    throw UsageError("infer without weights", "give --weights FILE; only made-up inputs (--input random:…) go without");
+    throw UsageError("infer without weights", "give --weights FILE; only synthetic inputs (--input random:…) go without");
   const session::DeviceRequest device = session::parse_device(config.device);
   session::check_cpu_numbers(config.device, device);
   if (device.indices.size() > 1)

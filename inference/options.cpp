@@ -52,7 +52,7 @@ std::string no_draws(const InferConfig& config) {
 
 Applies to_texts(const InferConfig& config) {
   return applies_to(
-      fmt::format("texts that {} go on with", nn::models_that([](const auto& family) { return family.takes_tokens; })),
+      fmt::format("texts that {} continue", nn::models_that([](const auto& family) { return family.takes_tokens; })),
       config, takes_prompts, instead);
 }
 
@@ -75,7 +75,7 @@ void add_input(OptionTable& table, InferConfig& config) {
              .kind = OptionKind::kList,
              .placeholder = "FILE|DIR|random:SHAPE|-",
              .help = "image files with commas between, or a directory of them; a file with a prompt, or - for standard "
-                     "input; random:NxCxHxW or random:NxF: made up, with ,LEN behind it so many of them",
+                     "input; random:NxCxHxW or random:NxF: synthetic, with ,LEN after it so many of them",
              .value = text(config.input)});
   table.add({.name = "prompt",
              .placeholder = "TEXT",
@@ -94,13 +94,13 @@ void add_input(OptionTable& table, InferConfig& config) {
   table.group("Images");
   table.add({.name = "top",
              .placeholder = "K",
-             .help = "how many of the likeliest classes are told",
+             .help = "how many of the likeliest classes are printed",
              .default_text = fmt::to_string(kDefaultTop),
              .value = integer(config.top, 1, 1 << 24),
              .applies = to_images(config)});
   table.add({.name = "class-names",
              .placeholder = "FILE",
-             .help = "names of the classes, one a line",
+             .help = "names of the classes, one per line",
              .default_text = "what the weights say, or numbers",
              .value = text(config.class_names),
              .applies = to_images(config)});
@@ -157,13 +157,13 @@ void add_text(OptionTable& table, InferConfig& config) {
              .value = text(config.merges),
              .applies = to_texts(config)});
   Applies drawn = applies_to(
-      "tokens that are drawn, made-up inputs and parameters that the weights lack", config,
+      "tokens that are drawn, synthetic inputs and parameters that the weights lack", config,
       [](const InferConfig& c) { return is_random(c) || draws_tokens(c) || c.non_strict || family_of(c) == nullptr; },
       no_draws);
   drawn.forget = [&config] { config.seed.reset(); };  // lockstep train has one
   table.add({.name = "seed",
              .placeholder = "N",
-             .help = "of drawn tokens and made-up inputs: the same seed gives the same, on any number of streams",
+             .help = "of drawn tokens and synthetic inputs: the same seed gives the same, on any number of streams",
              .default_text = fmt::to_string(kDefaultSeed),
              .value = integer(config.seed, 0, kMost),
              .applies = drawn});
@@ -190,7 +190,7 @@ void add_report(OptionTable& table, InferConfig& config) {
   table.group("Reports");
   table.add({.name = "json",
              .kind = OptionKind::kFlag,
-             .help = "results and report as JSON, an object a line",
+             .help = "results and report as JSON, an object per line",
              .value = boolean(config.json)});
   table.add({.name = "warmup",
              .placeholder = "N",
@@ -210,8 +210,8 @@ void add_report(OptionTable& table, InferConfig& config) {
 OptionTable infer_options(InferConfig& config) {
   OptionTable table(
       "infer",
-      "Runs MODEL on images, text or made-up inputs: prints the likeliest classes, goes on with a text, or "
-      "tells the size of the result.");
+      "Runs MODEL on images, text or synthetic inputs: prints the likeliest classes, continues a text, or "
+      "prints the size of the result.");
   add_model(table, config);
   add_input(table, config);
   add_text(table, config);

@@ -1,4 +1,4 @@
-// Work for several threads, whose results are told in the order of the work.
+// Work for several threads, whose results are returned in the order of the work.
 #pragma once
 
 #include <chrono>
@@ -21,13 +21,13 @@ class OrderedQueue {
   /// `window` ≥ 1.
   OrderedQueue(std::uint64_t count, std::uint64_t window);
 
-  /// The next job. Waits for room; nothing when all are taken, or after close().
+  /// The next job. Waits while the queue is full; nothing when all are taken, or after close().
   std::optional<std::uint64_t> take();
   /// More of the result of a job that was taken. False after close(): nobody wants it any more.
   bool put(std::uint64_t job, std::string_view piece);
   /// Nothing more comes of it.
   void finish(std::uint64_t job);
-  /// For threads that cannot go on: closes, and read() throws it when it has given out what was there. The first one
+  /// For threads that cannot continue: closes, and read() throws it when it has given out what was there. The first one
   /// counts.
   void fail(std::exception_ptr error);
 

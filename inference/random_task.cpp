@@ -11,7 +11,7 @@ namespace lockstep::inference {
 namespace {
 
 constexpr const char* kHelp =
-    "write random:NxCxHxW for images (random:1x3x224x224), random:NxF or, for tokens, random:NxT; behind a comma how "
+    "write random:NxCxHxW for images (random:1x3x224x224), random:NxF or, for tokens, random:NxT; after a comma how "
     "many";
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;
 constexpr std::int64_t kMostInputs = std::int64_t{1} << 30;

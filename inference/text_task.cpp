@@ -132,7 +132,7 @@ std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabula
     source = config.input == "-" ? "standard input" : config.input;
     const std::string text = config.input == "-" ? read_standard_input() : std::string(MappedFile(config.input).text());
     if (text.empty() && !vocabulary.end_of_text())
-      throw IoError(fmt::format("{}: it is empty: there is nothing to go on with", source), "write a prompt into it");
+      throw IoError(fmt::format("{}: it is empty: there is nothing to continue", source), "write a prompt into it");
     if (config.lines)
       texts = split(text, '\n');
     else
@@ -148,11 +148,11 @@ std::vector<Prompt> open_prompts(const InferConfig& config, const data::Vocabula
     auto tokens = vocabulary.encode(text, config.lines ? fmt::format("{}, line {}", source, i + 1) : source);
     if (tokens.empty() && vocabulary.end_of_text()) tokens = {*vocabulary.end_of_text()};
     if (tokens.empty())
-      throw UsageError(fmt::format("{}: an empty prompt: there is nothing to go on with", source),
+      throw UsageError(fmt::format("{}: an empty prompt: there is nothing to continue", source),
                        "give a character, or more");
     prompts.push_back({std::move(text), std::move(tokens)});
   }
-  if (prompts.empty()) throw IoError(fmt::format("{}: no line has a prompt", source), "write one a line");
+  if (prompts.empty()) throw IoError(fmt::format("{}: no line has a prompt", source), "write one per line");
   return prompts;
 }
 

@@ -26,7 +26,7 @@ struct InferTask {
 /// none.
 InferTask image_task(const InferConfig& config, const InferModel& model);
 
-/// A prompt, or several: each is printed and gone on with. Throws UsageError for models that know no tokens and for
+/// A prompt, or several: each is printed and continued. Throws UsageError for models that know no tokens and for
 /// flags of other kinds, IoError for files, and for text that the vocabulary does not have.
 InferTask text_task(const InferConfig& config, const InferModel& model);
 

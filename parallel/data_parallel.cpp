@@ -249,7 +249,7 @@ void DataParallel::gather_gradient(nn::Tape& tape, const Pass& pass, nn::Var x) 
   tape.contribute(x, whole);
 }
 
-// The nodes that add up come in front of Gather, so backward walks them behind it, the last parameters first. As they
+// The nodes that add up come before Gather, so backward walks them after it, the last parameters first. As they
 // are uses of the module's parameters, none is ready before all copies' gradients are in it.
 void DataParallel::add_up_later(nn::Tape& tape, Pass& pass) {
   pass.marks.clear();

@@ -78,7 +78,7 @@ class DataParallel final : public nn::Module {
   nn::Backend& output_backend() { return output_; }
   std::string type_name() const override { return "DataParallel"; }
 
-  /// Of device_ids in their order, and behind them output_device where it is none of them.
+  /// Of device_ids in their order, and after them output_device where it is none of them.
   std::vector<DeviceUse> use();
 
  private:

@@ -14,7 +14,7 @@
 namespace lockstep::parallel {
 
 /// Sleeps until it is given work, which it does one piece after the other. Another thread gives it: start() and
-/// finish() take turns. The backend must outlive it.
+/// finish() alternate. The backend must outlive it.
 class DeviceThread {
  public:
   explicit DeviceThread(nn::Backend& backend);

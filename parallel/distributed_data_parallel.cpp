@@ -121,7 +121,7 @@ std::string described(const std::string& name, const nn::Tensor& tensor) {
 
 }  // namespace
 
-// Differences are told in the order of the keys: parameters before buffers ("state").
+// Differences are reported in the order of the keys: parameters before buffers ("state").
 comm::Manifest manifest_of(const nn::Module& module) {
   const auto parameters = module.named_parameters();
   const auto buffers = module.named_buffers();

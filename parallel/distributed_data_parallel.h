@@ -139,7 +139,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
 
   /// The loop's own number of the step that comes next, the same on all ranks: messages name it, and ranks compare it,
   /// so that one that leaves out a step is found, instead of its gradients going into the sums of other steps. Without
-  /// it steps are counted here, which tells the ranks' loops apart at their end alone.
+  /// it steps are counted here, with which a difference between the ranks' loops shows only at their end.
   void set_step(std::int64_t step) { step_ = step - 1; }
 
   /// The order of buckets, which follows that in which gradients became ready in the first step, by parameters' names;

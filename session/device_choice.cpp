@@ -153,7 +153,7 @@ class Plan {
       refuse(members, {fmt::format("{} ranks on host {}, and {} {}", members.size(), first.host,
                                    counted_gpus(offered.size()), named ? "in this list" : "for them"),
                        fmt::format("start at most {} rank{} there{}, or add --share-devices: ranks that share a GPU "
-                                   "take turns",
+                                   "share its time",
                                    offered.size(), offered.size() == 1 ? "" : "s", named ? ", name more GPUs" : "")});
       return;
     }

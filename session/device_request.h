@@ -16,7 +16,7 @@ struct DeviceRequest {
   };
   Kind kind = Kind::kAuto;
   // cuda:0,3: CUDA's numbers, cpu:0,1: those of CPU devices (parallel::Devices); one for each rank of a host, or for
-  // one that computes on all of them. Empty: all GPUs in their order, or one CPU device a rank.
+  // one that computes on all of them. Empty: all GPUs in their order, or one CPU device per rank.
   std::vector<int> indices;
   bool most_free = false;  // cuda:free: those with most free memory
 };

@@ -92,7 +92,7 @@ GpuSight see_gpus(const CudaProbe& cuda, const devices::Gpus& nvml, const EnvLoo
   if (nvml.problem)
     sight.memory_problem = nvml.problem->what;
   else if (std::ranges::none_of(sight.gpus, [](const SeenGpu& gpu) { return gpu.free_bytes.has_value(); }))
-    sight.memory_problem = "NVML does not tell it";
+    sight.memory_problem = "NVML does not report it";
   return sight;
 }
 

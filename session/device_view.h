@@ -1,4 +1,4 @@
-// What a rank knows of GPUs before it takes one, as it tells the others.
+// What a rank knows of GPUs before it takes one, as it sends it to the others.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace lockstep::session {
 
 /// A GPU, or a MIG device of one, that CUDA shows to a rank.
 struct SeenGpu {
-  std::string id;      // the same for all who see this GPU, and for no other: its UUID where NVML tells it
-  std::string bus_id;  // "0000:1b:00.0"; empty where neither CUDA nor NVML tells
+  std::string id;      // the same for all who see this GPU, and for no other: its UUID where NVML reports it
+  std::string bus_id;  // "0000:1b:00.0"; empty where neither CUDA nor NVML reports it
   std::string name;    // for people; may be empty
   std::optional<std::int64_t> free_bytes;
   bool prohibited = false;  // its compute mode takes no process

@@ -98,7 +98,7 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
              .value = text(config.device)});
   table.add({.name = "share-devices",
              .kind = OptionKind::kFlag,
-             .help = "several ranks may compute on one GPU, taking turns",
+             .help = "several ranks may compute on one GPU, which alternates between them",
              .value = boolean(config.share_devices),
              .applies = {.to = "GPUs, and CPU devices that are listed",
                          .unless = [&config] { return when(config.device == "cpu", device_text(config.device)); }}});

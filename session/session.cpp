@@ -46,7 +46,7 @@ void bind(Session& session, const devices::Locality& device) {
 /// Note [One context]
 /// A CUDA context costs a process some 500 MB on its GPU, so it has one, on the GPU that it computes on. What decides
 /// on that GPU makes none: NVML, the number of devices, their places on the bus. The first call that makes one is the
-/// backend's, which has been told its GPU by then.
+/// backend's, which has been given its GPU by then.
 RankView view_of(const SessionOptions& options, const Session& session) {
   RankView view{.machine = machine_id(),
                 .host = host_name(),

@@ -38,7 +38,7 @@ std::int64_t tokens_of(const ModelConfig& model);
 nn::ModelSpec model_spec(const ModelConfig& model, const data::Dataset& dataset);
 
 /// With the shape of `dataset`'s samples and its classes; with `weights`, where config.weights names any. Throws
-/// UsageError, also where metadata tells of other classes or tokens than the data have, and IoError.
+/// UsageError, also where metadata names other classes or tokens than the data have, and IoError.
 std::unique_ptr<nn::Module> build_model(const TrainConfig& config, nn::Backend& backend, const data::Dataset& dataset,
                                         const RunWeights& weights = {});
 

@@ -46,7 +46,7 @@ ClockBounds clock_bounds(const std::vector<ClockExchange>& exchanges) {
 std::vector<ClockExchange> exchange_clocks(comm::ProcessGroup& group, int rounds) {
   std::vector<ClockExchange> exchanges(static_cast<std::size_t>(rounds));
   Clock::time_point received{};
-  // One more: each round also tells when the one before had ended.
+  // One more: each round also shows when the one before had ended.
   for (int round = 0; round <= rounds; ++round) {
     group.barrier().wait_host();
     const Readings mine{Clock::now(), received};

@@ -31,7 +31,7 @@ void validate_device(const TrainConfig& config) {
                         request.kind == DeviceRequest::Kind::kCpu ? "CPU device" : "GPU", *at),
             config.parallel == Parallel::kDp
                 ? "name each device once"
-                : "name each one once, or add --share-devices: ranks that share a device take turns");
+                : "name each one once, or add --share-devices: a device alternates between its ranks");
   session::check_cpu_numbers(config.device, request);
   if (config.parallel == Parallel::kDp) {
     require(!request.most_free, "--device cuda:free with --parallel dp, which takes all GPUs or those that are named",
@@ -131,7 +131,7 @@ void validate(const TrainConfig& config) {
             "give a smaller --min-lr");
   validate_device(config);
   require(!config.checkpoint_dir.empty() || config.resume != "auto",
-          "--resume auto goes on from the newest checkpoint, and nothing says where they are",
+          "--resume auto resumes from the newest checkpoint, and nothing says where they are",
           "add --checkpoint-dir DIR, or give --resume PATH");
   for (const std::string& file : {config.save, config.metrics, config.trace})
     require(file.empty() || file.back() != '/', fmt::format("'{}' is a directory", file), "give a file's path");

@@ -1,4 +1,4 @@
-// Everything that a training run is told, as plain values. cli/ fills it from flags, environment and file;
+// The configuration of a training run, as plain values. cli/ fills it from flags, environment and file;
 // programs that embed lockstep fill it themselves.
 #pragma once
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::trainer {
 
-/// Throws UsageError where `config` wants one process for all devices and this one is a rank among others.
+/// Throws UsageError where `config` wants one process for all devices and this process is one of several ranks.
 void check_alone(const TrainConfig& config);
 
 /// A model that batches are shared out through. The module is on session.backend, which is the first device and where

@@ -213,7 +213,7 @@ void add_schedule_options(OptionTable& table, TrainConfig& config) {
       "--schedule ");
   table.add({.name = "schedule",
              .placeholder = join(nn::schedule_names(), "|"),
-             .help = "course of the learning rate",
+             .help = "learning-rate schedule",
              .default_text = config.schedule,
              .value = choice_of_names(config.schedule, nn::schedule_names()),
              .agree = Agree::kValue,

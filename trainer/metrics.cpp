@@ -24,7 +24,7 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The number behind `name` in a line of ours.
+// The number after `name` in a line of ours.
 std::optional<std::int64_t> number_in(const std::string& line, std::string_view name) {
   const auto at = line.find(name);
   if (at == std::string::npos) return std::nullopt;
@@ -41,7 +41,7 @@ bool is_standard_stream(const struct stat& file) {
   return false;
 }
 
-// How many bytes of a metrics file tell of the run up to `step`, without what follows once it is done: the evaluation,
+// How many bytes of a metrics file describe the run up to `step`, without what follows once it is done: the evaluation,
 // the end, another resume.
 std::uint64_t length_until(const std::string& path, std::int64_t step) {
   std::ifstream in(path, std::ios::binary);
@@ -64,7 +64,7 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
   if (metrics.fd_ && ::fstat(metrics.fd_.get(), &there) == 0 && S_ISREG(there.st_mode)) {
     const auto length = static_cast<off_t>(length_until(path, step));
     if (length < there.st_size && ::ftruncate(metrics.fd_.get(), length) != 0)
-      throw IoError(fmt::format("cannot go on in metrics file {}: {}", path, errno_text(errno)),
+      throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)),
                     "choose another --metrics file");
   }
   return metrics;
@@ -92,7 +92,7 @@ void Metrics::write_line(std::string line) {
   if (written == static_cast<ssize_t>(line.size())) return;
   failure_ =
       fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");
-  log_warn("{}; training goes on without it", failure_);
+  log_warn("{}; training continues without it", failure_);
 }
 
 void Metrics::write(const StepReport& r) {

@@ -1,4 +1,4 @@
-// The metrics file: one JSON object a line.
+// The metrics file: one JSON object per line.
 #pragma once
 
 #include <cstdint>
@@ -45,14 +45,14 @@ struct ResumeReport {
 };
 
 /// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
-/// disk) it warns once and training goes on; `failure()` then says what happened. Not thread-safe.
+/// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe.
 class Metrics {
  public:
   Metrics() = default;
   /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file, UsageError for a named
   /// pipe.
   explicit Metrics(const std::string& path);
-  /// Goes on in the file of a run that is resumed after `step`: what it tells of later steps, of an evaluation after
+  /// Appends to the file of a run that is resumed after `step`: what it has of later steps, of an evaluation after
   /// that step, and a line that is cut, are taken off. Other files than regular ones are written on.
   static Metrics resumed(const std::string& path, std::int64_t step);
 

@@ -219,7 +219,7 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
   table.group("Checkpoints");
   table.add({.name = "checkpoint-dir",
              .placeholder = "DIR",
-             .help = "directory for all that training goes on from; SIGTERM then saves it there and exits with 75",
+             .help = "directory for all that training resumes from; SIGTERM then saves it there and exits with 75",
              .value = text(config.checkpoint_dir),
              .agree = Agree::kPresence});
   table.add({.name = "checkpoint-every",
@@ -235,11 +235,12 @@ void add_checkpoint_options(OptionTable& table, TrainConfig& config) {
              .default_text = fmt::to_string(checkpoint::kDefaultKeep),
              .value = integer(config.keep, 0, kMost),
              .applies = to_checkpoints(config.checkpoint_dir)});
-  table.add({.name = "resume",
-             .placeholder = "auto|PATH",
-             .help = "go on from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
-             .value = text(config.resume),
-             .agree = Agree::kPresence});
+  table.add(
+      {.name = "resume",
+       .placeholder = "auto|PATH",
+       .help = "resume from this checkpoint; auto: from the newest whole one in --checkpoint-dir, if there is one",
+       .value = text(config.resume),
+       .agree = Agree::kPresence});
 }
 
 /// Metrics, trace, logs; opens a group. Adds --config.
@@ -247,7 +248,7 @@ void add_report_options(OptionTable& table, TrainConfig& config, bool training) 
   table.group("Reports");
   table.add({.name = "metrics",
              .placeholder = "FILE.jsonl",
-             .help = "file for measurements, one JSON object a line",
+             .help = "file for measurements, one JSON object per line",
              .value = text(config.metrics)});
   if (training) {
     table.add({.name = "trace",

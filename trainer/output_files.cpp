@@ -51,7 +51,7 @@ bool is_regular_output_of(int fd, const std::string& path) {
          of_fd.st_dev == of_path.st_dev && of_fd.st_ino == of_path.st_ino;
 }
 
-/// --resume goes on in the directory that it came from.
+/// --resume continues in the directory that it came from.
 bool may_be_one(const NamedFile& output, const NamedFile& input) {
   const std::string flag = output.flag, other = input.flag;
   return (flag == "--save" && other == "--weights") || (flag == "--checkpoint-dir" && other == "--resume");

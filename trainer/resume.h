@@ -1,4 +1,4 @@
-// Going on from a checkpoint.
+// Resuming from a checkpoint.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,13 @@
 
 namespace lockstep::trainer {
 
-/// What this run's checkpoints say of it. Of `identity` a run that goes on must have the same; `settings` may be
+/// What this run's checkpoints say of it. A run that resumes must have the same `identity`; `settings` may be
 /// others, the number of ranks and of steps among them.
 checkpoint::CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
                                        std::int64_t total_steps);
 
 /// Collective. Rank 0 finds what config.resume names and puts its parameters and buffers into `module`; every rank
-/// gets to know the manifest. Nothing: there is none to go on from, which `auto` allows, or it was not asked for.
+/// gets to know the manifest. Nothing: there is none to resume from, which `auto` allows, or it was not asked for.
 /// Throws CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
 std::optional<checkpoint::Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);

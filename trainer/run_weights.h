@@ -20,7 +20,7 @@ struct RunWeights {
 };
 
 /// Reads config.weights, if any. Sizes that `config` leaves open become those of the metadata, or, in files of other
-/// programs, those that the tensors' shapes tell (spec_of()): the model's, the size of images, and of data whose number
+/// programs, those that the tensors' shapes give (spec_of()): the model's, the size of images, and of data whose number
 /// of tokens or classes only flags say, that number. Throws UsageError where the two contradict each other, IoError for
 /// the file.
 RunWeights apply_weights(TrainConfig& config);

@@ -8,7 +8,7 @@
 namespace lockstep::trainer {
 namespace {
 
-// Steps of a key that run as they are: in them all plans are built. The one behind them is the rehearsal, which runs as
+// Steps of a key that run as they are: in them all plans are built. The one after them is the rehearsal, which runs as
 // it is too, but in the memory that the graph will have.
 constexpr int kWarmUp = 3;
 // More shapes than these come from data that has no fixed shape.

@@ -101,7 +101,7 @@ class Run {
                         resumed_);
     });
     TrainingStep::Options options = step_options(config_);
-    // The file is rank 0's alone, but the ranks need not be told that: a norm changes nothing.
+    // The file is rank 0's alone, but the ranks need not know that: a norm changes nothing.
     options.want_norm = static_cast<bool>(metrics_);
     options.trace = trace();
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
@@ -131,7 +131,7 @@ class Run {
                         evaluation_loss(config_));
     EvalReport evaluation;
     if (resumed_) {
-      progress.announce(fmt::format("going on after step {}, from {}", first_steps(), resumed_->path));
+      progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
       // Checkpoints are taken before the evaluation that is due after their steps.
       const sampler::SamplerState at = sampler_->state();
       const bool between = at.cursor == 0;
@@ -190,7 +190,7 @@ class Run {
     if (saved.front() == 0)
       throw InterruptedError(static_cast<int>(*std::ranges::max_element(asked)),
                              fmt::format("stopped after step {} without a checkpoint of it", step));
-    log_info("stopped after step {} of {}, which is saved in {} → the same command with --resume auto goes on", step,
+    log_info("stopped after step {} of {}, which is saved in {} → the same command with --resume auto resumes it", step,
              total_steps_, config_.checkpoint_dir);
     return static_cast<int>(ExitCode::kCheckpointed);
   }
@@ -281,7 +281,7 @@ class Run {
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }
 
-  // The numbers are told first: they stay even if the weights cannot be written.
+  // The numbers are reported first: they stay even if the weights cannot be written.
   void finish(Progress& progress, const EvalReport& evaluation, std::int64_t epochs) {
     ddp_->check_with_buffers();  // which the evaluation has made equal
     const FinalReport report{.steps = total_steps_,

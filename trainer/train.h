@@ -13,8 +13,8 @@ namespace lockstep::trainer {
 /// configuration. Returns the exit code 0, or 75 where it was asked to stop and has saved a checkpoint first
 /// (config.checkpoint_dir); throws lockstep::Error otherwise.
 ///
-/// `refusal`: what this rank found wrong with its flags. It is not thrown before the ranks have met, so that a flag
-/// that is wrong on all of them is complained about once.
+/// `refusal`: what this rank found wrong with its flags. It is not thrown before the ranks are connected, so that a
+/// flag that is wrong on all of them is complained about once.
 int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
 
 }  // namespace lockstep::trainer

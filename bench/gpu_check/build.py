@@ -47,31 +47,31 @@ def packed() -> dict:
 def choose(build, no_build: bool) -> tuple:
     """The directory that holds the program, and in words how it came to be."""
     unpack()
-    told = packed()
-    if build is None and told.get("programs"):
+    package = packed()
+    if build is None and package.get("programs"):
         current = sources.digest(ROOT)
-        if told.get("sources") == current or no_build:
-            differs = "" if told.get("sources") == current else ", whose sources are not those of this checkout"
-            return PLACE / "build", f"packed by scripts/pack-for-gpu at {told.get('revision')}{differs}"
+        if package.get("sources") == current or no_build:
+            differs = "" if package.get("sources") == current else ", whose sources are not those of this checkout"
+            return PLACE / "build", f"packed by scripts/pack-for-gpu at {package.get('revision')}{differs}"
         say("what is packed was built from other sources: building")
-    directory = build or (ROOT / "build-gpu" if told else ROOT / "build")
+    directory = build or (ROOT / "build-gpu" if package else ROOT / "build")
     if not no_build:
-        make(directory, told)
+        make(directory, package)
     if not os.access(directory / "lockstep", os.X_OK):
         raise Failure(f"lockstep is not built: no {directory}/lockstep → leave --no-build out, or say --build DIR")
     return directory, f"built on this machine in {directory.name}"
 
 
-def cmake_flags(told: dict) -> list:
+def cmake_flags(package: dict) -> list:
     """With what is packed in place of installed packages."""
     flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     if capability := machine.compute_capability():
         flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real")
-    if not told:
+    if not package:
         return flags
-    prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / told["multiarch"]
+    prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / package["multiarch"]
     places = f"{libraries},-rpath,{libraries}/openmpi/lib"
-    return [*flags, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={told['multiarch']}",
+    return [*flags, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={package['multiarch']}",
             f"-DMPI_C_COMPILER={PLACE}/bin/mpicc", f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include",
             f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
             f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend",
@@ -86,7 +86,7 @@ def _run(argv: list, log) -> None:
         raise Failure(f"`{argv[0]} {argv[1]} …` failed: {(blamed or lines or ['?'])[0]} → {log.name}")
 
 
-def make(directory: pathlib.Path, told: dict) -> None:
+def make(directory: pathlib.Path, package: dict) -> None:
     """The program, and the tests that need a GPU."""
     for tool in ("cmake", "ninja"):
         if not shutil.which(tool):
@@ -95,5 +95,5 @@ def make(directory: pathlib.Path, told: dict) -> None:
     with open(directory / "gpu-check.log", "w") as log:
         say(f"building in {directory.name} (its log: {log.name})")
         if not (directory / "build.ninja").exists():
-            _run(["cmake", "-S", str(ROOT), "-B", str(directory), *cmake_flags(told)], log)
+            _run(["cmake", "-S", str(ROOT), "-B", str(directory), *cmake_flags(package)], log)
         _run(["cmake", "--build", str(directory), "--target", "lockstep", "gpu_tests"], log)

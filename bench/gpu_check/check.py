@@ -24,7 +24,7 @@ class Done:
     timed_out: bool = False
 
     def last_words(self) -> str:
-        """The line that says what went wrong, as far as one can tell."""
+        """The line that says what went wrong, as far as is known."""
         lines = [line.strip() for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
         blamed = [line for line in lines if "error: " in line and "→" in line] or \
                  [line for line in lines if "FAILED" in line or "error" in line.lower()]

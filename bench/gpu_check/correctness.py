@@ -203,7 +203,7 @@ def contexts(check: Check, data: dict) -> None:
                     if process["pid"] in pids:
                         seen.setdefault(process["pid"], []).append((gpu["index"], process["memory_bytes"]))
             if not seen and time.monotonic() > end - 20:
-                break  # this machine does not tell
+                break  # this machine does not report it
     finally:
         for process, _, _ in started:
             process.send_signal(signal.SIGTERM)
@@ -215,7 +215,7 @@ def contexts(check: Check, data: dict) -> None:
     data["during_bytes"] = [gpu.get("memory_used_bytes") for gpu in listed["gpus"]]
     data["shared"] = shared
     if not seen:
-        raise Skip("NVML tells of no processes here")
+        raise Skip("NVML reports no processes here")
     data["ranks"] = [{"rank": rank, "pid": pid, "on": seen.get(pid, [])} for rank, pid in enumerate(pids)]
     for rank, pid in enumerate(pids):
         where = [index for index, _ in seen.get(pid, [])]

@@ -27,7 +27,7 @@ def visible_gpus() -> list:
 
 
 def gpu_names() -> list:
-    """As nvidia-smi or, without it, NVML tells; none where there is no GPU or no driver."""
+    """As nvidia-smi or, without it, NVML reports; none where there is no GPU or no driver."""
     if shutil.which("nvidia-smi"):
         return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", _said(["nvidia-smi", "-L"]), re.MULTILINE)
     try:
@@ -47,7 +47,7 @@ def gpu_names() -> list:
 
 
 def compute_capability() -> str:
-    """Of the first GPU: "90"; "" where nobody tells."""
+    """Of the first GPU: "90"; "" where nobody reports it."""
     found = re.match(r"(\d+)\.(\d+)", _said(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]))
     return found[1] + found[2] if found else ""
 

@@ -121,7 +121,7 @@ def _graphs(data: dict) -> list:
 def _timeline(data: dict) -> list:
     lines = []
     if data["shared"]:
-        lines += [f"{data['ranks']} ranks share one GPU here and take turns on it: the order of events is what this "
+        lines += [f"{data['ranks']} ranks share one GPU here, which alternates between them: the order of events is what this "
                   "shows, not their lengths.", ""]
     for model, t in data["models"].items():
         lines += [f"`{model}`, {t['batch']} samples a rank, bf16, one eager step of {digits(t['end_ms'])} ms on rank 0, "
@@ -187,9 +187,9 @@ def _pytorch(data: dict) -> list:
 
 
 def _communication(data: dict) -> list:
-    return ["A step minus the same step with collectives replaced by nothing, blocks of both taking turns; goal: under "
+    return ["A step minus the same step with collectives replaced by nothing, blocks of both alternating; goal: under "
             "3 % of the step.", "",
-            *table(["model, batch a rank", "GPUs", "step, µs", "computation, µs", "exposed, µs", "share",
+            *table(["model, batch per rank", "GPUs", "step, µs", "computation, µs", "exposed, µs", "share",
                     "graph launches a step"],
                    [[f"{r['model']}, {r['batch']}", r["world_size"], micros(r["step_ms"]), micros(r["compute_ms"]),
                      micros(r["exposed_comm_ms"]), percent(r["share"]) if r["share"] < 0.03 else
@@ -227,9 +227,9 @@ def markdown(data: dict) -> str:
              f"`{data['command']}`, {data['date']}, {data['seconds']:.0f} s. lockstep {data['program']}.", ""]
     lines += table(["section", "result", "s"], [[s["title"], _SIGN[s["status"]], f"{s['seconds']:g}"] for s in sections])
     for status, words in (("failed", "Failed:"), ("skipped", "Skipped:")):
-        told = [s for s in sections if s["status"] == status]
-        if told:
-            lines += [words, "", *(f"- {s['title']}: {_in_short(s['problems'])}" for s in told), ""]
+        shown = [s for s in sections if s["status"] == status]
+        if shown:
+            lines += [words, "", *(f"- {s['title']}: {_in_short(s['problems'])}" for s in shown), ""]
     for section in sections:
         lines += _section(section)
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -16,7 +16,7 @@ _TEXTS = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
 
 
 def _data(check: Check, model: str) -> list:
-    """Flags for made-up tokens; `lockstep bench` makes up the data of the other models itself."""
+    """Flags for synthetic tokens; `lockstep bench` makes the data of the other models itself."""
     if model not in _TEXTS:
         return []
     context, vocabulary = _TEXTS[model]
@@ -54,7 +54,7 @@ def timeline(check: Check, data: dict) -> None:
 
 def communication(check: Check, data: dict) -> None:
     if len(check.gpus) < 2:
-        raise Skip("it takes more than one GPU: on one, ranks take turns, and nothing is hidden behind anything")
+        raise Skip("it takes more than one GPU: on one, ranks alternate, and nothing overlaps")
     data["runs"] = []
     counts = sorted({2, len(check.gpus)})
     for ranks in counts:

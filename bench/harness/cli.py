@@ -97,7 +97,7 @@ def say(text: str) -> None:
 
 
 def main(program: str, run) -> None:
-    """Ends the program with what `run()` returns, and no process left behind."""
+    """Ends the program with what `run()` returns, and ends every process that was started."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # whatever the locale is
     try:

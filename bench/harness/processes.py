@@ -1,4 +1,4 @@
-"""Processes that are started, talked to under a deadline, and never left behind.
+"""Processes that are started, talked to under a deadline, and always ended.
 
 The program that uses this adopts whatever its children orphan (mpirun's ranks, compilers of torch.compile), and ends
 all of it when it leaves `clean_up()`, also after Ctrl-C. Children ask the kernel to end them if it dies itself.
@@ -51,7 +51,7 @@ def _reap(known: set) -> None:
 
 
 def _end(known: set, grace_s: float) -> None:
-    """Ends all children that are not in `known`, first politely, and what they leave behind."""
+    """Ends all children that are not in `known`, first politely, and their own children."""
     deadline = time.monotonic() + grace_s
     asked = set()
     while True:
@@ -70,7 +70,7 @@ def _end(known: set, grace_s: float) -> None:
 
 @contextlib.contextmanager
 def clean_up():
-    """Inside it, signals arrive as Interrupted; behind it, no process is left that was started in it."""
+    """Inside it, signals arrive as Interrupted; after it, every process that was started in it has ended."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def interrupt(number, _frame):
@@ -83,12 +83,12 @@ def clean_up():
         yield
     finally:
         for number in signals:
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave processes running
         _end(set(), grace_s=5)
 
 
 def environment(extra: dict = {}) -> dict:
-    """This program's environment without what would configure a contestant behind its command line's back, or make it
+    """This program's environment without what would configure a contestant beside its command line, or make it
     believe that it belongs to the job in which this program was started."""
     foreign = ("LOCKSTEP_", "OMPI_COMM", "OMPI_UNIVERSE", "PMIX_", "OMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "TORCH",
                "GLOO_", "SLURM_")
@@ -156,7 +156,7 @@ class Process:
         return self._text.decode(errors="replace")
 
     def stop(self, grace_s: float = 5) -> None:
-        """Ends the process and what it left behind."""
+        """Ends the process and its children."""
         if self._process.returncode is None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

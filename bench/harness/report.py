@@ -159,10 +159,10 @@ def _commands(data: dict) -> list:
 def section(data: dict) -> str:
     s, v = data["settings"], data["versions"]
     cores = data["machine"]["cores"]
-    crowded = f", more than the {cores} cores have room for" if s["ranks"] * s["threads"] > cores else ""
+    crowded = f", more than there are cores ({cores})" if s["ranks"] * s["threads"] > cores else ""
     lines = [BEGIN, "## Against PyTorch, Gloo and MPI", "",
              f"`{shown(data['command'])}`, {data['machine']['date']}: {s['ranks']} ranks with {s['threads']} "
-             f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants take turns, {_rounds(data)} rounds; "
+             f"thread{'s' if s['threads'] > 1 else ''} each{crowded}. Contestants alternate, {_rounds(data)} rounds; "
              "a figure is the median over rounds, with the smallest and the largest in brackets; ratios are taken "
              f"within each round. Load average when it began: {data['load_average_before']:.1f}."
              + (" **Others were at work on the machine: do not rely on these figures.**"
@@ -170,7 +170,7 @@ def section(data: dict) -> str:
              f"Machine: {in_words(data['machine'])}. lockstep {v['lockstep']}, sources {v['sources']}, {v['compiler']}"
              f"; PyTorch {v['PyTorch']}; Open MPI {v['Open MPI']}; oneDNN {v['oneDNN']}.", ""]
     if data["steps"]:
-        lines += ["### A training step", "", f"f32, AdamW, made-up data; {s['steps']} steps a turn, of each the slowest "
+        lines += ["### A training step", "", f"f32, AdamW, synthetic data; {s['steps']} steps a turn, of each the slowest "
                   "rank's time.", ""]
         for model, group in data["steps"].items():
             lines += _steps(model, s["batches"][model], group)

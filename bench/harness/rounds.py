@@ -1,4 +1,4 @@
-"""Contestants take turns, round by round, so that all of them meet the same machine."""
+"""Contestants alternate, round by round, so that all of them see the same machine."""
 import dataclasses
 import time
 
@@ -45,7 +45,7 @@ class Budget:
 
 
 def take_turns(what: str, turns: list, rounds: int, end=None) -> None:
-    """`turns`: pairs of an Entry and a function that measures once. Who fails is out; the others go on. No round
+    """`turns`: pairs of an Entry and a function that measures once. Who fails is out; the others continue. No round
     begins, but the first, that would not be over at `end` (by time.monotonic()) if it took as long as the one before."""
     out = set()
     took_s = 0.0

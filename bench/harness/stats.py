@@ -34,6 +34,6 @@ class Spread:
 
 
 def ratio(numerators: dict, denominators: dict):
-    """Round by round, over the rounds (keys) that both have: both met the same machine. None if there are none."""
+    """Round by round, over the rounds (keys) that both have: both saw the same machine. None if there are none."""
     ratios = [numerators[r] / denominators[r] for r in numerators if denominators.get(r)]
     return Spread.of(ratios) if ratios else None

@@ -61,7 +61,7 @@ class Ranks:
         self._scratch = tempfile.TemporaryDirectory(prefix="bench-torch-")  # the compiler leaves files in it
         cores = usable_cores()
         try:
-            # Rank 0 inherits the socket on which it will tell the others where everybody is.
+            # Rank 0 inherits the socket on which it will send the others all addresses.
             with socket.create_server(("127.0.0.1", 0), backlog=max(128, ranks)) as listening:
                 for rank in range(ranks):
                     env = environment({
@@ -77,7 +77,7 @@ class Ranks:
                     self._processes.append(Process(
                         f"{name}, rank {rank}", [_python(settings), "-B", ROOT / "bench/peers/torch/worker.py"], env,
                         pass_fds=[listening.fileno()] if rank == 0 else [], cores=share))
-            self._answers()  # they have met
+            self._answers()  # they are connected
         except BaseException:
             self.close()
             raise

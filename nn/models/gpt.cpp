@@ -141,13 +141,13 @@ class Gpt::Cache final : public Memory {
   }
 
   const Tensor& layer(std::size_t i) const { return layers_[i]; }
-  /// Whether `tokens` (N, T) go on with what is here.
+  /// Whether `tokens` (N, T) continue what is here.
   void check_room(const Tensor& tokens) const {
     const std::int64_t batch = layers_[0].size(0), most = layers_[0].size(1);
     if (tokens.size(0) != batch || tokens.size(1) < 1 || tokens.size(1) > most - seen())
-      throw UsageError(fmt::format("tokens {} behind {} of {} texts with room for {}", to_string(tokens.shape()),
+      throw UsageError(fmt::format("tokens {} after {} of {} texts with memory for {}", to_string(tokens.shape()),
                                    seen(), batch, most),
-                       "begin with more room, or again with the last tokens alone");
+                       "begin with memory for more, or again with the last tokens alone");
   }
   void move_on(std::int64_t tokens) { seen_ += tokens; }
 

@@ -14,7 +14,7 @@ const LstmSpec& checked(const LstmSpec& spec) {
   return spec;
 }
 
-// One for what the rnn reads or leaves; those between its layers are numbered behind it.
+// One for what the rnn reads or leaves; those between its layers are numbered after it.
 constexpr std::int64_t kDropIn = 0, kDropOut = 1, kDropBetween = 2;
 
 void check_sequences(const Tensor& tokens) {
@@ -47,9 +47,9 @@ class LstmLanguageModel::States final : public Memory {
 
   void check_room(const Tensor& tokens) const {
     if (tokens.size(0) != batch_ || tokens.size(1) < 1 || tokens.size(1) > most_ - seen())
-      throw UsageError(fmt::format("tokens {} behind {} of {} texts with room for {}", to_string(tokens.shape()),
+      throw UsageError(fmt::format("tokens {} after {} of {} texts with memory for {}", to_string(tokens.shape()),
                                    seen(), batch_, most_),
-                       "begin with more room");
+                       "begin with memory for more");
   }
   std::span<LstmState> layers() { return layers_; }
   void move_on(std::int64_t tokens) { seen_ += tokens; }

@@ -41,7 +41,7 @@ class LstmLanguageModel final : public LanguageModel {
   Linear& decoder_;
 };
 
-/// Images (N, H, W, C): their rows are the steps, and what the last one leaves tells the class: rnn, decoder. Logits
+/// Images (N, H, W, C): their rows are the steps, and what the last one leaves decides the class: rnn, decoder. Logits
 /// (N, classes).
 class LstmClassifier final : public Module {
  public:

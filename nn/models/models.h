@@ -92,7 +92,7 @@ struct ModelFamily {
   std::unique_ptr<Module> (*build)(Context& context, const ModelSpec& spec) = nullptr;
   /// In the order of its forward pass. `spec` is complete.
   std::vector<MatrixProduct> (*products)(const ModelSpec& spec) = nullptr;
-  /// Fills sample shape, classes and settings with what the shapes of a weights file tell; `spec` comes with the
+  /// Fills sample shape, classes and settings with what the shapes of a weights file say; `spec` comes with the
   /// settings that were given, which stay, and the variant's usual sample shape and classes.
   void (*read_tensors)(const TensorsByName& tensors, ModelSpec& spec) = nullptr;
 
@@ -120,7 +120,7 @@ ModelSpec complete(const ModelSpec& spec);
 /// With a factory. Throws UsageError for an unknown name (with the nearest right one) or a sample shape or settings
 /// that the model cannot take.
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
-/// What the shapes of a weights file's tensors tell of the model `name`; settings that are `given` hold.
+/// What the shapes of a weights file's tensors say of the model `name`; settings that are `given` hold.
 ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const std::vector<HostTensor>& tensors);
 /// The most tokens that the model takes at once, if that is one of its sizes.
 std::optional<std::int64_t> most_tokens(const ModelSpec& spec);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kZeroInit = "zero-init-residual";
 
-/// What tells the models apart.
+/// How the models differ.
 struct Depth {
   const char* name;
   bool bottlenecks;           // three convolutions a block instead of two

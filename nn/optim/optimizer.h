@@ -79,7 +79,7 @@ class Optimizer {
   std::vector<UpdateArrays> arrays_;        // of one call
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
-  std::int64_t step_ = 0;                   // counts from 1 once a step has begun
+  std::int64_t step_ = 0;                   // 0 before the first step
 };
 
 struct SgdOptions {

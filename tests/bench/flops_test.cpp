@@ -48,7 +48,7 @@ TEST(Flops, OfGptAreCountedByHand) {
   auto spec = spec_of("gpt", {5});
   spec.settings = {{"layers", 3}, {"heads", 2}, {"width", 8}};
   spec.classes = 11;
-  // Of a token 12 · 8² in each layer and 8 · 11 behind them; of each of 15 pairs 2 · 8.
+  // Of a token 12 · 8² in each layer and 8 · 11 after them; of each of 15 pairs 2 · 8.
   EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * (3 * (5 * 768.0 + 15 * 16.0) + 5 * 88.0));
 }
 
@@ -56,7 +56,7 @@ TEST(Flops, OfLstmAreCountedByHand) {
   auto spec = spec_of("lstm", {5});
   spec.settings = {{"layers", 3}, {"width", 8}};
   spec.classes = 11;
-  // Of a token 2 · 4 · 8² in each layer and 8 · 11 behind them.
+  // Of a token 2 · 4 · 8² in each layer and 8 · 11 after them.
   EXPECT_DOUBLE_EQ(flops_per_step(nn::products_of(spec), 7), 7 * 6.0 * 5 * (3 * 512.0 + 88.0));
   // Of a row of 6 · 2 numbers, whose gradient nobody wants, 4 · 8 · 12; the last of four is decoded.
   spec.sample_shape = {4, 6, 2};

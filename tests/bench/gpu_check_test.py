@@ -1,4 +1,4 @@
-"""scripts/gpu-check without a GPU: its report on figures that are made up, what its sections conclude from them, and
+"""scripts/gpu-check without a GPU: its report on invented figures, what its sections conclude from them, and
 the whole of it on a machine that only claims to have one.
 
   gpu_check_test.py [--source DIR] [--build DIR] [unittest's arguments]
@@ -200,7 +200,7 @@ class Sections(unittest.TestCase):
 
         section = self.run_one(hangs, limit_s=1)
         self.assertRegex(section.problems[0], "rank 0 of 4 was ended after")
-        self.assertLess(section.seconds, 10)  # 3 s of patience, not 3 s a rank
+        self.assertLess(section.seconds, 10)  # 3 s of patience, not 3 s per rank
 
     def test_what_runs_in_parallel_ends_with_an_exception(self):
         def job(number):
@@ -229,7 +229,7 @@ class Sections(unittest.TestCase):
         result = correctness._one_test(self.check, test)
         self.assertEqual(result["code"], 0, result)
         self.assertGreater(len(result["tests"]), 2)
-        # All ranks are told one name: here it is a pipe, which would have what each of them writes.
+        # All ranks get one name: here it is a pipe, which would have what each of them writes.
         done = subprocess.run([*test["command"], "--gtest_output=json:/dev/stderr"], capture_output=True, text=True,
                               env=self.check.env | {"LOCKSTEP_TEST_GROUP": "tcp"}, timeout=60, check=True)
         self.assertEqual(done.stderr.count('"testsuites"'), 1)
@@ -384,7 +384,7 @@ class Program(unittest.TestCase):
 
     @unittest.skipIf(machine.gpu_names(), "this machine has a GPU")
     def test_every_section_is_reported_where_all_of_them_fail(self):
-        """nvidia-smi tells of a GPU that nobody can use."""
+        """nvidia-smi reports a GPU that nobody can use."""
         with tempfile.TemporaryDirectory() as directory:
             smi = pathlib.Path(directory) / "nvidia-smi"
             smi.write_text('#!/bin/bash\n[[ $1 != -L ]] || echo "GPU 0: NVIDIA Pretended GPU (UUID: GPU-0)"\n')

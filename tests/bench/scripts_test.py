@@ -3,7 +3,7 @@
   scripts_test.py [--source DIR] [--build DIR] [unittest's arguments]
 
 PyTorch takes part where it is installed (bench/peers/setup); the other tests pretend that it is not, or put a program
-that misbehaves in its place. No figure is judged: only that it is there.
+that misbehaves in its place. No figure is checked: only that it is there.
 """
 import argparse
 import contextlib
@@ -49,14 +49,14 @@ class ScriptTest(unittest.TestCase):
                                 env={**os.environ, "TMPDIR": str(self.scratch), MARK: self.mark}, **more)
 
     def run_script(self, script: str, *arguments):
-        """Its exit code, stdout, stderr; and that it left nothing behind."""
+        """Its exit code, stdout, stderr; and that it has cleaned up."""
         process = self.start(script, *arguments)
         out, err = process.communicate(timeout=240)
         self.check_nothing_left()
         return process.returncode, out, err
 
     def check_nothing_left(self):
-        deadline = time.monotonic() + 5  # lockstep's launcher has a reaper that comes behind it
+        deadline = time.monotonic() + 5  # lockstep's launcher has a reaper that ends after it
         while (left := self.processes() + os.listdir(self.scratch)) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.assertEqual(left, [])

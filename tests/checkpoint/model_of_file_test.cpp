@@ -1,4 +1,4 @@
-// Sizes that a weights file tells: what they may make of it.
+// Models whose sizes come from a weights file: what may be built of it.
 #include "checkpoint/model_of_file.h"
 
 #include <gmock/gmock.h>

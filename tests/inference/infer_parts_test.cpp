@@ -345,7 +345,7 @@ TEST(Continuation, GoesOnWithAllThatCameBefore) {
 }
 
 TEST(Continuation, ForgetsTheOlderHalfWhenPositionsAreUsedUp) {
-  // Of four positions: 1 2 3 6 make 2, and for that there is no room: it begins again with the last two, 6 and 2.
+  // Of four positions: 1 2 3 6 make 2, and that is one too many: it begins again with the last two, 6 and 2.
   EXPECT_THAT(go_on(Summing(4), {1, 2}, 6), ElementsAre(3, 6, 2, 8, 6, 2));
   // One position: each token follows from the one before alone.
   EXPECT_THAT(go_on(Summing(1), {4}, 3), ElementsAre(4, 4, 4));

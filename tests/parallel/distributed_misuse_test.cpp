@@ -1,4 +1,4 @@
-// DistributedDataParallel in a loop that is wrong: each rank is told what and what to do, and none waits for another.
+// DistributedDataParallel in a loop that is wrong: each rank gets the fault and its remedy, and none waits for another.
 #include <gmock/gmock.h>
 
 #include <optional>
@@ -52,7 +52,7 @@ TEST_F(DistributedMisuse, TheModuleIsCalledInPlaceOfWhatWrapsIt) {
               AllOf(HasSubstr("1.weight got a gradient in a pass that DistributedDataParallel knows nothing of"),
                     HasSubstr("ddp(tape, x), not net(tape, x)")));
   tape.reset();
-  // Nobody has waited, and the right call goes on.
+  // Nobody has waited, and the right call works.
   optimizer->zero_grad();
   pass(ddp);
   optimizer->step(0.1);

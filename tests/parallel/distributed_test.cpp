@@ -48,7 +48,7 @@ class Branches final : public nn::Module {
   nn::Linear &first_, &left_, &right_, &last_;
 };
 
-// Normalisations behind a convolution and behind a linear layer, deep enough for gradients to go through both.
+// Normalisations after a convolution and after a linear layer, deep enough for gradients to go through both.
 std::unique_ptr<nn::Module> normed_model(nn::Context& context) {
   auto model = std::make_unique<nn::Sequential>();
   model->then(std::make_unique<nn::Conv2d>(context, 2, 5, nn::Window{.kernel = {3, 3}}))
@@ -62,7 +62,7 @@ std::unique_ptr<nn::Module> normed_model(nn::Context& context) {
   return model;
 }
 
-// Of an endless made-up data set: samples [first, first + count).
+// Of an endless synthetic data set: samples [first, first + count).
 struct Batch {
   Batch(std::uint64_t first, std::uint64_t count, std::int64_t elements = kFeatures) {
     for (std::uint64_t i = first; i < first + count; ++i) {
@@ -185,7 +185,7 @@ TEST_P(Distributed, UnusedParametersOnSomeRanksOrAll) {
     choose(*mine.module, step, static_cast<std::uint64_t>(group().rank()));
     const nn::Var y = ddp(*mine.tape, mine.input(part));
     const nn::Loss loss = mine.loss_of(y, part, global_count);
-    optimizer->zero_grad();  // behind the loss is as good as in front of the pass
+    optimizer->zero_grad();  // after the loss is as good as before the pass
     mine.tape->backward(loss.value);
     const std::string when = fmt::format(" in step {}", step);
     expect_same_gradients(*mine.module, *alone.module, when);
@@ -302,7 +302,7 @@ TEST_P(Distributed, SyncBatchNormComputesWhatOneProcessDoes) {
     optimizer->zero_grad();
     mine.tape->backward(mine.loss_of(ddp(*mine.tape, mine.input(part, shape)), part, global_count).value);
     const std::string when = fmt::format(" with {} samples", global_count);
-    // A bias in front of a normalisation has a gradient of zero, which is what rounding leaves of it.
+    // A bias before a normalisation has a gradient of zero, which is what rounding leaves of it.
     expect_same_gradients(*mine.module, *alone.module, when, 5e-5f, 1e-2f);
     const auto got = mine.module->named_buffers(), wanted = alone.module->named_buffers();
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -378,7 +378,7 @@ TEST(DistributedBuffers, AreRankZeroesUnlessTheyStayEachRanksOwn) {
     if (group().size() > 1) {
       EXPECT_NE(before[0], before[1]);
     }
-    // An evaluating pass behind one that has summed sends them too, and the one behind that does not.
+    // An evaluating pass after one that has summed sends them too, and the next one does not.
     ddp.train(false);
     EXPECT_FALSE(mine.module->training());
     mine.tape->set_recording(false);

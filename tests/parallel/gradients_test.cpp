@@ -24,7 +24,7 @@ struct Samples {
   std::vector<std::int32_t> labels;
 };
 
-// Samples [first, first + count) of an endless made-up data set.
+// Samples [first, first + count) of an endless synthetic data set.
 Samples samples(std::uint64_t first, std::uint64_t count) {
   Samples made;
   for (std::uint64_t i = first; i < first + count; ++i) {

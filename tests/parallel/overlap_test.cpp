@@ -1,5 +1,5 @@
-// Communication behind backward: with a first layer that takes its time, the first bucket's collective is over before
-// the last gradient is ready. Prints the step's timeline.
+// Communication hidden by backward: with a first layer that takes its time, the first bucket's collective is over
+// before the last gradient is ready. Prints the step's timeline.
 #include <gtest/gtest.h>
 
 #include <cstdio>

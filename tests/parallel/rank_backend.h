@@ -1,4 +1,4 @@
-// The device that group()'s arenas are on: the CPU (cpu_backend.cpp), or a GPU behind NCCL, in software
+// The device that group()'s arenas are on: the CPU (cpu_backend.cpp), or a GPU with NCCL, in software
 // (soft_gpu_backend.cpp) or not (gpu_backend.cpp).
 #pragma once
 

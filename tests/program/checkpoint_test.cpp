@@ -1,4 +1,4 @@
-// Runs that stop and go on.
+// Runs that stop and resume.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -142,7 +142,7 @@ TEST(Checkpoints, TheNewestAreKeptAndTheRestIsRemoved) {
   const TemporaryDirectory directory;
   ASSERT_EQ(run(std::string(kCnn) + "--checkpoint-every 7 --keep 2", directory.path()).code, 0);
   EXPECT_EQ(names_in(directory.path() / "c"), (std::vector{step_name(35), step_name(40)}));
-  // Nothing is left to do, and that is done again.
+  // There is nothing more to do, and that is done again.
   const std::string hash = hash_of(directory.path() / "m.jsonl");
   const auto outcome = run(std::string(kCnn) + "--resume auto", directory.path());
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -236,7 +236,7 @@ TEST(Checkpoints, OfAnotherRunAreRefused) {
               HasSubstr("optimizer adamw there and sgd with momentum here"));
   EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 7" + rest),
               HasSubstr("is of step 10, and this run ends at step 7"));
-  // Not overwritten, and gone on from the middle only elsewhere.
+  // Not overwritten, and resumed from the middle only elsewhere.
   EXPECT_THAT(complaint(line), HasSubstr("add --resume auto"));
   EXPECT_THAT(complaint(line + "--resume c/" + step_name(5)), HasSubstr("has a checkpoint of step 10"));
   EXPECT_THAT(complaint("lockstep train mlp --hidden 8 --data random:6,50 --batch 8 --steps 10 --quiet --resume c/" +
@@ -276,7 +276,7 @@ TEST(Checkpoints, AFullDiskDoesNotStopTraining) {
   EXPECT_THAT(outcome.err, HasSubstr("training is complete, but its last checkpoint, of step 400, is not in c"));
   EXPECT_THAT(hash_of(directory.path() / "m.jsonl"), Not(HasSubstr("no end")));
   EXPECT_EQ(lines_that_say("File too large", outcome.err), 2) << outcome.err;  // once, and at the end
-  EXPECT_THAT(outcome.err, HasSubstr("training goes on, and the newest checkpoint is of step"));
+  EXPECT_THAT(outcome.err, HasSubstr("training continues, and the newest checkpoint is of step"));
   const auto names = names_in(directory.path() / "c");
   EXPECT_LT(names.back(), step_name(400));
   for (const auto& name : names) EXPECT_THAT(name, Not(HasSubstr("new")));
@@ -299,7 +299,7 @@ TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
               HasSubstr("error: training is complete, but its last checkpoint, of step 40, is not in /sys"));
   EXPECT_TRUE(fs::exists(directory.path() / "s.safetensors"));
   EXPECT_THAT(outcome.err, HasSubstr("cannot create /sys/lockstep-checkpoints"));
-  EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
+  EXPECT_THAT(outcome.err, HasSubstr("training continues"));
   EXPECT_THAT(outcome.err, HasSubstr("could not be written"));
   EXPECT_EQ(events_of(directory.path() / "m.jsonl", "step").size(), 40u);
 }
@@ -317,7 +317,7 @@ TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
   fs::permissions(folder, fs::perms::owner_all);
   ASSERT_EQ(outcome.code, 3) << outcome.err;
   EXPECT_EQ(lines_that_say("Permission denied", outcome.err), 2) << outcome.err;  // once, and at the end
-  EXPECT_THAT(outcome.err, HasSubstr("training goes on"));
+  EXPECT_THAT(outcome.err, HasSubstr("training continues"));
   EXPECT_EQ(names_in(folder), std::vector<std::string>{step_name(20)});
   EXPECT_EQ(run(std::string(kCnn) + "--checkpoint-every 20 --resume auto", directory.path()).code, 0);
 }
@@ -328,7 +328,7 @@ TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
     const std::string line = ranks(n) + endless(kCnn) + "--checkpoint-every 0";
     const auto outcome = run(line + once_there_are(20, "kill -TERM $pid"), directory.path());
     ASSERT_EQ(outcome.code, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("--resume auto goes on"));
+    EXPECT_THAT(outcome.err, HasSubstr("--resume auto resumes it"));
     const auto steps = events_of(directory.path() / "m.jsonl", "step");
     ASSERT_GE(steps.size(), 19u);
     EXPECT_EQ(names_in(directory.path() / "c"), std::vector{step_name(steps.back()["step"])});

@@ -196,7 +196,7 @@ TEST(ChooseDevice, TwoRanksOnOneGpu) {
   EXPECT_THAT(refusal(views, 2), HasSubstr("rank 1 and rank 2"));
   for (auto& view : views) view.share = true;
   EXPECT_THAT(indices(views), ElementsAre(1, 2, 2));
-  // Lists of their own that meet in one GPU, under different numbers.
+  // Lists of their own that share one GPU, under different numbers.
   views = ranks(2, "cuda", {});
   views[0].sight = sight_of(gpus, "3");
   views[1].sight = sight_of(gpus, "3,4");
@@ -300,7 +300,7 @@ TEST(ChooseDevice, AutoIsTheCpuForAll) {
 }
 
 TEST(ChooseDevice, AutoBesideCuda) {
-  // They take turns as if all had said cuda.
+  // They take GPUs one after the other as if all had said cuda.
   auto views = ranks(2, "cuda", sight_of(recorded_gpus("eight_gpus")));
   views[0].device = "auto";
   EXPECT_THAT(indices(views), ElementsAre(0, 1));

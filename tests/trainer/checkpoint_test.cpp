@@ -212,7 +212,7 @@ TEST_F(Folder, TheNewestWholeOneIsFound) {
   EXPECT_FALSE(newest_whole(path() + "/nowhere").found);
   write(5), write(6), write(7);
   fs::create_directory(path() + "/step-7");                    // not a name of ours
-  fs::create_directory(path() + "/.step-0000000009.new-123");  // not under its own name
+  fs::create_directory(path() + "/.step-0000000009.new-123");  // not under its final name
   EXPECT_EQ(steps(), (std::vector<std::int64_t>{7, 6, 5}));
   fs::resize_file(list_checkpoints(path())[0].path + "/weights.safetensors", 10);
   const Search search = newest_whole(path());

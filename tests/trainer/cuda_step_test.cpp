@@ -282,7 +282,7 @@ TEST_P(CudaStep, WeightsMoveBetweenDevices) {
   EXPECT_EQ(cpu.hash(), cuda.hash());
 }
 
-// A file of made-up tokens in which the next one follows from the last, as a rule.
+// A file of synthetic tokens in which the next one follows from the last, as a rule.
 class CudaTextStep : public ::testing::TestWithParam<std::string> {
  protected:
   CudaTextStep() {

@@ -2,7 +2,7 @@
 // oneDNN primitive. The loader's threads are counted like the training thread.
 //
 // What libraries allocate inside of their own calls nobody here can prevent: oneDNN in every execute, Open MPI in every
-// message. It is told apart by the address that the allocation returns to, and reported as a count.
+// message. It is recognised by the address that the allocation returns to, and reported as a count.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -116,7 +116,7 @@ TEST_P(TrainerSteadyState, NothingIsAllocatedWithinAnEpoch) {
 }
 
 // The last step of an epoch is a shape of its own, and a rank may have no sample in it: 1,437 digits in steps of 60
-// leave 57, in steps of 1,436 leave 1. Everything has been met after one epoch.
+// leave 57, in steps of 1,436 leave 1. Everything has been seen after one epoch.
 TEST_P(TrainerSteadyState, NothingIsAllocatedInLaterEpochs) {
   for (const std::uint64_t global_batch : {60u, 1436u}) {
     Training run(GetParam(), "digits", global_batch, /*adam=*/false);

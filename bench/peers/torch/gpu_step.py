@@ -2,7 +2,7 @@
 """Training steps of PyTorch on one GPU in bf16 (autocast) with fused AdamW, for scripts/gpu-check.
 
   gpu_step.py --model mlp --batch 64 --configuration compile+graph     # measures once and prints one JSON object
-  gpu_step.py --model mlp                                              # reads commands from stdin, one JSON a line
+  gpu_step.py --model mlp                                              # reads commands from stdin, one JSON object per line
 
 Commands: {"do": "build", "batch": B, "configuration": C}, then {"do": "step", …, "blocks": N, "block_s": S}. Each is
 answered with one line; what cannot be built is "refused", with the reason. A step is forward, backward and update on
@@ -113,7 +113,7 @@ class Worker:
         said = {"version": f"{self.torch.__version__}, {self.torch.cuda.get_device_name()}"}
         try:
             self.steps[batch, configuration] = Step(self.torch, self.model, batch, configuration)
-        except Exception as error:  # of the compiler or of a capture: the other configurations go on
+        except Exception as error:  # of the compiler or of a capture: the other configurations continue
             self.torch.cuda.synchronize()
             lines = str(error).strip().splitlines()
             said["refused"] = f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -1,6 +1,6 @@
 """Inference in PyTorch on one thread, which measures on command.
 
-Started by bench/infer in the peer's environment. Reads commands from stdin, one JSON object a line, and answers each
+Started by bench/infer in the peer's environment. Reads commands from stdin, one JSON object per line, and answers each
 with one on what was stdout. {"do": "build", "model": M, "configuration": C}, then {"do": "run", "count": N} for image
 models, which answers "result_ms", or {"do": "generate", "prompt": P, "tokens": N} for gpt and gpt2, which answers
 "first_token_ms" and "token_ms".

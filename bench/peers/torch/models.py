@@ -158,7 +158,7 @@ class Lstm(nn.Module):
 
 
 def image_batch(samples: int):
-    """What `random:1x28x28` stands for: made-up pixels and labels."""
+    """What `random:1x28x28` stands for: synthetic pixels and labels."""
     return torch.rand(samples, 1, 28, 28), torch.randint(10, (samples,))
 
 

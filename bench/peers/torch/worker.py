@@ -1,7 +1,7 @@
 """One rank of PyTorch DistributedDataParallel on Gloo, which measures on command.
 
 Started for each rank by bench/harness/torch_peer.py, in the peer's own environment. Reads commands from stdin, one
-JSON object a line, and answers each with one on what was stdout; whatever libraries print goes to stderr. Between
+JSON object per line, and answers each with one on what was stdout; whatever libraries print goes to stderr. Between
 commands it sleeps in a read, and it ends when stdin does. A rank reports its own times, step by step: which rank was
 the slowest is for the caller to find.
 """
@@ -76,7 +76,7 @@ class Worker:
         return {"startup_ms": 1e3 * process_age_s(), **memory_bytes()}
 
     def run_steps(self, steps: int, warmup_steps: int) -> dict:
-        """Steps with communication, and then as many without it (no_sync), each after a barrier. Not in turns as in
+        """Steps with communication, and then as many without it (no_sync), each after a barrier. Not alternating as in
         `lockstep bench step`: here that would make steps with communication slower."""
         loss = None
 
