@@ -47,9 +47,8 @@ class MetadataReader {
   explicit MetadataReader(const std::string& source) : source_(source) {}
 
   ModelMetadata read(const std::string& text) const {
-    constexpr int kDeepest = 3;
     try {
-      return metadata_from(parse_json(text, kDeepest));
+      return metadata_from(parse_json(text, /*deepest=*/3));
     } catch (const JsonError& error) {
       refuse(fmt::format("it {}", error.what()));
     } catch (const Json::exception&) {
