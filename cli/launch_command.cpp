@@ -82,19 +82,9 @@ int ranks_for_gpus(const devices::Gpus& gpus, std::span<const std::string> progr
   return static_cast<int>(std::ranges::count_if(visible, [](const auto& gpu) { return !gpu.prohibited; }));
 }
 
-OptionTable launch_options(launcher::LaunchOptions& options) {
-  OptionTable table("launch",
-                    "Starts PROGRAM as N ranks on this machine, or on several hosts, watches them, and ends with the "
-                    "exit code of the rank that failed first.");
-  table.takes_program();
-  table.group("Flags");
-  table.add({.name = "np",
-             .synonyms = {"n", "nproc-per-node"},
-             .placeholder = "N|auto",
-             .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
-                     "has --device cpu; on several hosts: as many as these have slots",
-             .default_text = "auto",
-             .value = rank_count(options.ranks)});
+namespace {
+
+void add_host_options(OptionTable& table, launcher::LaunchOptions& options) {
   table.add({.name = "hosts",
              .synonyms = {"host", "H"},
              .kind = OptionKind::kList,
@@ -127,6 +117,24 @@ OptionTable launch_options(launcher::LaunchOptions& options) {
                  "environment variables that go along to other hosts, besides LOCKSTEP_*, NCCL_*, OMP_*; with a VALUE, "
                  "they are set here too",
              .value = exports(options.exports)});
+}
+
+}  // namespace
+
+OptionTable launch_options(launcher::LaunchOptions& options) {
+  OptionTable table("launch",
+                    "Starts PROGRAM as N ranks on this machine, or on several hosts, watches them, and ends with the "
+                    "exit code of the rank that failed first.");
+  table.takes_program();
+  table.group("Flags");
+  table.add({.name = "np",
+             .synonyms = {"n", "nproc-per-node"},
+             .placeholder = "N|auto",
+             .help = "ranks; auto: one for each visible GPU, or for each core where there is none or the program "
+                     "has --device cpu; on several hosts: as many as these have slots",
+             .default_text = "auto",
+             .value = rank_count(options.ranks)});
+  add_host_options(table, options);
   table.add({.name = "bind-to",
              .placeholder = "core|socket|none",
              .help = "what each rank's threads stay on",

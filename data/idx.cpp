@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <limits>
 #include <new>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -96,12 +97,11 @@ void check_magic(const std::string& path, const std::array<std::uint8_t, 4>& mag
   }
 }
 
-}  // namespace
-
-IdxArray read_idx(const std::string& path, int dimensions) {
-  ContentReader reader(path);
+/// How many bytes the file must have, header included, by the sizes in its header, which go to `array`; nothing: more
+/// than 2^64.
+std::optional<std::uint64_t> read_header(const std::string& path, ContentReader& reader, int dimensions,
+                                         IdxArray& array) {
   std::array<std::uint8_t, 4> magic{};
-  IdxArray array;
   array.header_bytes = 4 + 4 * static_cast<std::size_t>(dimensions);
   if (const auto got = reader.read(magic.data(), magic.size()); got < magic.size()) {
     fail_cut(path, got, array.header_bytes);
@@ -127,25 +127,38 @@ IdxArray read_idx(const std::string& path, int dimensions) {
     overflow |= __builtin_mul_overflow(expected, dim, &expected);
   }
   overflow |= __builtin_add_overflow(expected, array.header_bytes, &expected);
+  return overflow ? std::nullopt : std::optional(expected);
+}
 
+void check_size(const std::string& path, const ContentReader& reader, const IdxArray& array,
+                const std::optional<std::uint64_t>& expected) {
   if (reader.compressed()) {
     const std::uint64_t most =
         reader.file_bytes() <= std::numeric_limits<std::uint64_t>::max() / kMostBytesPerCompressedByte
             ? reader.file_bytes() * kMostBytesPerCompressedByte
             : std::numeric_limits<std::uint64_t>::max();
-    if (overflow || expected > most) {
+    if (!expected || *expected > most) {
       throw IoError(fmt::format("{}: cut off or malformed: the sizes in bytes 4 to {} promise more than its {} "
                                 "compressed bytes can hold",
                                 path, array.header_bytes - 1, reader.file_bytes()),
                     kFetchAgain);
     }
-  } else if (overflow || expected > reader.file_bytes()) {
+  } else if (!expected || *expected > reader.file_bytes()) {
     throw IoError(fmt::format("{}: cut off or malformed: it ends at byte {}, the sizes in bytes 4 to {} promise {}",
                               path, reader.file_bytes(), array.header_bytes - 1,
-                              overflow ? "more than 2^64" : std::to_string(expected)),
+                              expected ? std::to_string(*expected) : "more than 2^64"),
                   kFetchAgain);
   }
+}
 
+}  // namespace
+
+IdxArray read_idx(const std::string& path, int dimensions) {
+  ContentReader reader(path);
+  IdxArray array;
+  const auto promised = read_header(path, reader, dimensions, array);
+  check_size(path, reader, array, promised);
+  const std::uint64_t expected = *promised;
   array.size_bytes = expected - array.header_bytes;
   // Not cleared: pages of a compressed file that lies about its size are never touched.
   array.bytes.reset(new (std::nothrow) std::uint8_t[array.size_bytes]);

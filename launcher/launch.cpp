@@ -75,11 +75,7 @@ void explain(const RootCause& root_cause, const RankLogs& logs, const std::strin
   if (root_cause.show_mpirun) say_what_mpirun_wrote(mpirun_log, console);
 }
 
-}  // namespace
-
-int launch(LaunchOptions options) {
-  check(options);
-  open_standard_fds();
+HostFacts facts_of_this_host() {
   HostFacts facts;
   const auto mpirun = find_program("mpirun");
   if (!mpirun) throw MpiError("launch: there is no mpirun in PATH", "install Open MPI (Debian: openmpi-bin)");
@@ -87,6 +83,45 @@ int launch(LaunchOptions options) {
   facts.cores = usable_cores();
   facts.is_root = ::geteuid() == 0;
   facts.self = std::filesystem::read_symlink("/proc/self/exe").string();
+  return facts;
+}
+
+Spawned start_mpirun(const MpirunCommand& command, const HostFacts& facts, const LoopbackPreload* preload, int output) {
+  SpawnRequest request;
+  request.argv = command.argv;
+  request.set_env = command.set_env;
+  request.unset_env = command.unset_env;
+  if (preload != nullptr)
+    for (auto& variable : preload->environment(env)) request.set_env.push_back(std::move(variable));
+  request.stdout_fd = request.stderr_fd = output;
+  const Spawned started = spawn(request);
+  if (started.pid < 0)
+    throw MpiError(fmt::format("launch: cannot run {}: {}", facts.mpirun, errno_text(started.error)),
+                   "check the installation of Open MPI");
+  return started;
+}
+
+/// The job's exit code, where its output could be written; else what became of that.
+int with_lost_output(int exit_code, Console& console) {
+  // The programs may have ended before it was noticed that nobody reads what they wrote.
+  if (exit_code == 0 && console.queues().front().error() == EPIPE) {
+    console.say(kNoReader);
+    exit_code = 128 + SIGPIPE;
+  }
+  for (const auto& queue : console.queues()) {
+    if (queue.error() == 0 || queue.error() == EPIPE) continue;
+    console.say(fmt::format("output was lost: {}", errno_text(queue.error())));
+    if (exit_code == 0) exit_code = static_cast<int>(ExitCode::kData);
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+int launch(LaunchOptions options) {
+  check(options);
+  open_standard_fds();
+  HostFacts facts = facts_of_this_host();
   // From here on a stop is a matter of whoever waits, and the order of destruction is that of the clean-up.
   std::vector<int> stops = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
   if (!options.hosts.empty()) stops.push_back(SIGTSTP);
@@ -122,18 +157,9 @@ int launch(LaunchOptions options) {
   if (command.oversubscribed && gathered.warnings.empty())
     console.say(fmt::format("warning: {} ranks share {} core{}, so they yield while they wait: slow, but right",
                             command.ranks, facts.cores, facts.cores == 1 ? "" : "s"));
-  SpawnRequest request;
-  request.argv = command.argv;
-  request.set_env = command.set_env;
-  request.unset_env = command.unset_env;
   const LoopbackPreload preload;
-  if (gathered.links.empty())
-    for (auto& variable : preload.environment(env)) request.set_env.push_back(std::move(variable));
-  request.stdout_fd = request.stderr_fd = mpirun_output.get();
-  const Spawned started = spawn(request);
-  if (started.pid < 0)
-    throw MpiError(fmt::format("launch: cannot run {}: {}", facts.mpirun, errno_text(started.error)),
-                   "check the installation of Open MPI");
+  const Spawned started =
+      start_mpirun(command, facts, gathered.links.empty() ? &preload : nullptr, mpirun_output.get());
 
   RemoteHosts hosts(std::move(gathered.links), duration_of(options.host_seconds));
   Supervisor supervisor(std::move(listener), started.pid, ranks, options.grace_seconds, console, logs, signals, hosts,
@@ -145,17 +171,7 @@ int launch(LaunchOptions options) {
   report.program = options.program[0];
   const RootCause root_cause = find_root_cause(report);
   if (!root_cause.line.empty()) explain(root_cause, logs, mpirun_log, console);
-  int exit_code = root_cause.exit_code;
-  // The programs may have ended before it was noticed that nobody reads what they wrote.
-  if (exit_code == 0 && console.queues().front().error() == EPIPE) {
-    console.say(kNoReader);
-    exit_code = 128 + SIGPIPE;
-  }
-  for (const auto& queue : console.queues()) {
-    if (queue.error() == 0 || queue.error() == EPIPE) continue;
-    console.say(fmt::format("output was lost: {}", errno_text(queue.error())));
-    if (exit_code == 0) exit_code = static_cast<int>(ExitCode::kData);
-  }
+  const int exit_code = with_lost_output(root_cause.exit_code, console);
   supervisor.flush_console();
   return exit_code;
 }

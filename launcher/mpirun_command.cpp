@@ -94,23 +94,8 @@ std::vector<std::string> host_flags(const HostFacts& facts) {
   return flags;
 }
 
-}  // namespace
-
-MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup) {
-  MpirunCommand command;
-  command.ranks = options.ranks > 0 ? options.ranks : facts.cores;
-  const bool several = !facts.several.shares.empty();
-  command.oversubscribed = several ? facts.several.oversubscribed : command.ranks > facts.cores;
-
-  command.argv = {facts.mpirun, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(command.ranks)};
-  if (several)
-    for (auto& flag : host_flags(facts)) command.argv.push_back(std::move(flag));
-  command.argv.insert(command.argv.end(), {facts.self, "_rank", "--"});
-  for (const auto& argument : options.program) command.argv.push_back(protect_argument(argument));
-  // A bare `lockstep` is this very binary, whether or not some lockstep is in the PATH.
-  auto program = command.argv.end() - static_cast<std::ptrdiff_t>(options.program.size());
-  if (program != command.argv.end() && *program == "lockstep") *program = facts.self;
-
+void set_environment(const LaunchOptions& options, const HostFacts& facts, bool several, const EnvLookup& lookup,
+                     MpirunCommand& command) {
   const auto set = [&](const std::string& name, const std::string& value) {
     command.set_env.emplace_back(name, value);
   };
@@ -154,6 +139,26 @@ MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& fact
   set(kJobSecretVariable, facts.secret);
   set(kBindVariable, name_of(options.bind_to));
   if (facts.tty_columns > 0) set(kTtyVariable, std::to_string(facts.tty_columns));
+}
+
+}  // namespace
+
+MpirunCommand mpirun_command(const LaunchOptions& options, const HostFacts& facts, const EnvLookup& lookup) {
+  MpirunCommand command;
+  command.ranks = options.ranks > 0 ? options.ranks : facts.cores;
+  const bool several = !facts.several.shares.empty();
+  command.oversubscribed = several ? facts.several.oversubscribed : command.ranks > facts.cores;
+
+  command.argv = {facts.mpirun, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(command.ranks)};
+  if (several)
+    for (auto& flag : host_flags(facts)) command.argv.push_back(std::move(flag));
+  command.argv.insert(command.argv.end(), {facts.self, "_rank", "--"});
+  for (const auto& argument : options.program) command.argv.push_back(protect_argument(argument));
+  // A bare `lockstep` is this very binary, whether or not some lockstep is in the PATH.
+  auto program = command.argv.end() - static_cast<std::ptrdiff_t>(options.program.size());
+  if (program != command.argv.end() && *program == "lockstep") *program = facts.self;
+
+  set_environment(options, facts, several, lookup, command);
   if (several) span_hosts(facts, lookup, command);
   return command;
 }

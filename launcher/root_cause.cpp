@@ -201,6 +201,21 @@ bool ended_on_request(ExitStatus exit_status) {
          std::ranges::any_of(kStops, [&](int number) { return code == 128 + number; });
 }
 
+namespace {
+
+/// Of a job in which no rank failed by itself and that mpirun, or a daemon of it, may have ended; nothing if not.
+std::optional<RootCause> ended_by_mpirun(const JobReport& job) {
+  if (job.daemon)
+    return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
+                                          job.daemon->host, signal_name(job.daemon->signal_number)));
+  if (!job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
+    return mpirun_failed(
+        job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
+  return std::nullopt;
+}
+
+}  // namespace
+
 RootCause find_root_cause(const JobReport& job) {
   if (job.interrupted_by != 0) return interrupted(job);
 
@@ -209,12 +224,8 @@ RootCause find_root_cause(const JobReport& job) {
   const auto lost_host = std::ranges::min_element(job.lost_hosts, {}, &LostHost::last_heard);
   if (lost_host != job.lost_hosts.end() && !(explained && first->ended_at < lost_host->last_heard))
     return host_lost(*lost_host, job);
-  if (!explained && job.daemon)
-    return mpirun_failed(job, fmt::format("Open MPI's daemon on host {}, which holds its ranks, was ended by {}",
-                                          job.daemon->host, signal_name(job.daemon->signal_number)));
-  if (!explained && !job.mpirun_killed_by_us && job.mpirun.how == ExitStatus::How::kSignalled)
-    return mpirun_failed(
-        job, fmt::format("mpirun, which holds the ranks together, was ended by {}", signal_name(job.mpirun.value)));
+  if (!explained)
+    if (const auto cause = ended_by_mpirun(job)) return *cause;
   if (first == nullptr || first->stop_requested) {
     const auto unseen = names_of_unseen(job.ranks);
     if (unseen.size() == job.ranks.size() && !job.mpirun_killed_by_us)

@@ -230,6 +230,83 @@ void choose_networks(const std::vector<Greeting>& greetings, const Greeting& own
   if (several.address.empty()) several.address = "127.0.0.1";
 }
 
+namespace {
+
+/// Their slots: those that were given, else one per GPU or core.
+std::vector<HostSpec> with_slots(Candidates& candidates, const Greeting& own, int own_cores,
+                                 const LaunchOptions& options) {
+  std::vector<HostSpec> specs;
+  for (auto& each : candidates) {
+    if (each.is_own) {
+      each.greeting = own;
+      each.greeting.cores = own_cores;
+      const bool ask = each.spec.slots == 0 && options.use_gpus && options.count_own_gpus;
+      each.greeting.gpus = ask ? options.count_own_gpus() : 0;
+    }
+    const int devices = options.use_gpus && each.greeting.gpus > 0 ? each.greeting.gpus : each.greeting.cores;
+    if (each.spec.slots == 0) each.spec.slots = devices;
+    specs.push_back(each.spec);
+  }
+  return specs;
+}
+
+/// Places the ranks; hosts that get none are no candidates any more.
+void place(Candidates& candidates, const std::vector<HostSpec>& specs, int ranks, GatheredHosts& gathered) {
+  const auto placed = place_ranks(specs, ranks);
+  for (std::size_t i = candidates.size(); i-- > 0;)
+    if (placed[i] == 0) candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(i));
+  for (const int on_host : placed) {
+    if (on_host == 0) continue;
+    const Candidate& each = candidates[gathered.hosts.size()];
+    gathered.ranks += on_host;
+    gathered.ranks_on.push_back(on_host);
+    gathered.hosts.push_back(each.spec);
+    if (each.is_own) gathered.own_ranks = on_host;
+    if (on_host <= each.greeting.cores) continue;
+    gathered.several.oversubscribed = true;
+    gathered.warnings.push_back(
+        fmt::format("warning: host {}: {} ranks share {} core{}, so they yield while they wait: slow, but right",
+                    each.spec.name, on_host, each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
+  }
+}
+
+void send_orders(Candidates& candidates, const LaunchOptions& options, const GatheredHosts& gathered) {
+  std::error_code no_directory;
+  const auto directory = std::filesystem::current_path(no_directory).string();
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (!candidates[i].link) continue;
+    candidates[i].link->send(Order{.ranks = gathered.ranks_on[i],
+                                   // It gives up first, so that it has cleaned up when the launcher reports it lost.
+                                   .silence_seconds = 0.8 * options.host_seconds,
+                                   .finds_port = i == 0,
+                                   .name = candidates[i].spec.name,
+                                   .token = gathered.token,
+                                   .secret = gathered.secret.text(),
+                                   .program = options.program[0],
+                                   .directory = directory});
+  }
+}
+
+/// What ranks on several hosts are started with; takes the links over.
+void join_hosts(Candidates& candidates, const Greeting& own, const LaunchOptions& options, GatheredHosts& gathered) {
+  std::vector<Greeting> greetings;
+  for (const Candidate& each : candidates) greetings.push_back(each.greeting);
+  choose_networks(greetings, own, env("LOCKSTEP_SOCKET_IFNAME").value_or(""), gathered.several);
+  gathered.several.port = candidates.front().link ? candidates.front().link->ready.port : find_free_port();
+  if (const auto port = parse_int(env("MASTER_PORT").value_or(""))) gathered.several.port = static_cast<int>(*port);
+  gathered.several.job_id = random_id();
+  gathered.several.exported = exported_names(options);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    Candidate& each = candidates[i];
+    gathered.several.shares.push_back({each.link ? each.spec.mpirun_name() : system_name(), gathered.ranks_on[i]});
+    if (each.link && !each.link->ready.warning.empty())
+      gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.link->ready.warning));
+    if (each.link) gathered.links.push_back(std::move(each.link));
+  }
+}
+
+}  // namespace
+
 GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self, int own_cores, SignalQueue& signals) {
   Candidates candidates = find_own(options.hosts);
   std::optional<RemoteAgent> agent;
@@ -252,75 +329,22 @@ GatheredHosts gather_hosts(const LaunchOptions& options, const std::string& self
     if (gathered.exit_code != 0) return gathered;
   }
 
-  std::vector<HostSpec> specs;
-  for (auto& each : candidates) {
-    if (each.is_own) {
-      gathered.own_name = each.spec.name;
-      each.greeting = own;
-      each.greeting.cores = own_cores;
-      const bool ask = each.spec.slots == 0 && options.use_gpus && options.count_own_gpus;
-      each.greeting.gpus = ask ? options.count_own_gpus() : 0;
-    }
-    const int devices = options.use_gpus && each.greeting.gpus > 0 ? each.greeting.gpus : each.greeting.cores;
-    if (each.spec.slots == 0) each.spec.slots = devices;
-    specs.push_back(each.spec);
-  }
-  const auto placed = place_ranks(specs, options.ranks);
-  for (std::size_t i = candidates.size(); i-- > 0;)
-    if (placed[i] == 0) candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(i));
-  std::vector<Greeting> greetings;
-  for (const int ranks : placed) {
-    if (ranks == 0) continue;
-    const Candidate& each = candidates[greetings.size()];
-    gathered.ranks += ranks;
-    gathered.ranks_on.push_back(ranks);
-    gathered.hosts.push_back(each.spec);
-    greetings.push_back(each.greeting);
-    if (each.is_own) gathered.own_ranks = ranks;
-    if (ranks <= each.greeting.cores) continue;
-    gathered.several.oversubscribed = true;
-    gathered.warnings.push_back(
-        fmt::format("warning: host {}: {} ranks share {} core{}, so they yield while they wait: slow, but right",
-                    each.spec.name, ranks, each.greeting.cores, each.greeting.cores == 1 ? "" : "s"));
-  }
+  for (const auto& each : candidates)
+    if (each.is_own) gathered.own_name = each.spec.name;
+  place(candidates, with_slots(candidates, own, own_cores, options), options.ranks, gathered);
   gathered.token = random_id();
-  std::error_code no_directory;
-  const auto directory = std::filesystem::current_path(no_directory).string();
   const bool elsewhere = std::ranges::any_of(candidates, [](const auto& each) { return each.link != nullptr; });
   if (!elsewhere) return gathered;
 
   gathered.secret = JobSecret::random();
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (!candidates[i].link) continue;
-    candidates[i].link->send(Order{.ranks = gathered.ranks_on[i],
-                                   // It gives up first, so that it has cleaned up when the launcher reports it lost.
-                                   .silence_seconds = 0.8 * options.host_seconds,
-                                   .finds_port = i == 0,
-                                   .name = candidates[i].spec.name,
-                                   .token = gathered.token,
-                                   .secret = gathered.secret.text(),
-                                   .program = options.program[0],
-                                   .directory = directory});
-  }
+  send_orders(candidates, options, gathered);
   if (const int signal = wait_for_ready(candidates, signals); signal != 0) {
     gathered.exit_code = stopped_by(signal);
     return gathered;
   }
   gathered.exit_code = report_problems(candidates);
   if (gathered.exit_code != 0) return gathered;
-
-  choose_networks(greetings, own, env("LOCKSTEP_SOCKET_IFNAME").value_or(""), gathered.several);
-  gathered.several.port = candidates.front().link ? candidates.front().link->ready.port : find_free_port();
-  if (const auto port = parse_int(env("MASTER_PORT").value_or(""))) gathered.several.port = static_cast<int>(*port);
-  gathered.several.job_id = random_id();
-  gathered.several.exported = exported_names(options);
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const Candidate& each = candidates[i];
-    gathered.several.shares.push_back({each.link ? each.spec.mpirun_name() : system_name(), gathered.ranks_on[i]});
-    if (each.link && !each.link->ready.warning.empty())
-      gathered.warnings.push_back(fmt::format("warning: host {}: {}", each.spec.name, each.link->ready.warning));
-    if (each.link) gathered.links.push_back(std::move(candidates[i].link));
-  }
+  join_hosts(candidates, own, options, gathered);
   return gathered;
 }
 
