@@ -232,6 +232,7 @@ void Reducer::settle_rest() {
 
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
   settle_rest();
+  timeline_.waits_from = Clock::now();
   const std::size_t buckets = plan_.buckets.size();
   if (options_.find_unused) {
     for (std::size_t b = 0; b < buckets; ++b) wait_for_bucket(b, stream);

@@ -18,6 +18,7 @@ struct BucketTimes {
 struct StepTimeline {
   Clock::time_point begin;       // of the step
   Clock::time_point last_ready;  // the last gradient of all was there
+  Clock::time_point waits_from;  // backward was over
   std::vector<BucketTimes> buckets;
 };
 

@@ -135,12 +135,12 @@ void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPla
 void TrainingStep::begin_update() {
   if (wants_norm()) backend_.pointwise().fill(nn::Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
   first_bucket_ = true;
-  if (options_.trace != nullptr) waiting_since_ = Clock::now();
 }
 
 void TrainingStep::update_bucket(std::span<const std::size_t> slots) {
   if (options_.trace != nullptr)
-    options_.trace->span(Trace::kComputation, "wait for bucket", waiting_since_, Clock::now());
+    options_.trace->span(Trace::kComputation, "wait for bucket",
+                         first_bucket_ ? ddp_.reducer().timeline().waits_from : waiting_since_, Clock::now());
   const bool clip = options_.clip_norm > 0;
   if (std::exchange(first_bucket_, false) && !clip) optimizer_->compute_update_scale(ddp_.summed_scalars(), {}, 0);
   {
