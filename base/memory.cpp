@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include "base/error.h"
@@ -21,14 +20,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // or above: version 1 has a large number for "none"
-
-// "a b c" → {"a", "b", "c"}
-std::vector<std::string> words_of(const std::string& line) {
-  std::istringstream in(line);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
 
 std::optional<std::uint64_t> number_of(const std::string& text) {
   std::uint64_t value = 0;

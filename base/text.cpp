@@ -12,6 +12,10 @@
 
 namespace lockstep {
 
+namespace {
+constexpr const char* kBlanks = " \t\r\n";
+}
+
 std::optional<std::int64_t> parse_int(std::string_view text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -36,10 +40,20 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (std::size_t at = 0; (at = text.find_first_not_of(kBlanks, at)) != text.npos;) {
+    const std::size_t end = std::min(text.find_first_of(kBlanks, at), text.size());
+    words.emplace_back(text.substr(at, end - at));
+    at = end;
+  }
+  return words;
+}
+
 std::string_view trim(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t\r\n");
+  const auto first = text.find_first_not_of(kBlanks);
   if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
 }
 
 std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes) {
@@ -171,6 +185,15 @@ std::string human_bytes(double bytes) {
 std::string printable(std::string_view text) { return joined(glyphs_of(text)); }
 
 int columns_of(std::string_view text) { return total_columns(glyphs_of(text)); }
+
+std::vector<std::string> wrapped(std::string_view text, int columns) {
+  std::vector<std::string> lines = {""};
+  for (const auto& word : split(text, ' ')) {
+    if (!lines.back().empty() && columns_of(lines.back()) + 1 + columns_of(word) > columns) lines.emplace_back();
+    lines.back() += (lines.back().empty() ? "" : " ") + word;
+  }
+  return lines;
+}
 
 std::string cut_columns(std::string_view text, int columns, Keep keep) {
   auto glyphs = glyphs_of(text);

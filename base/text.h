@@ -16,6 +16,8 @@ std::optional<double> parse_double(std::string_view text);
 
 /// "a,b,,c" by ',' → {"a", "b", "", "c"}; an empty text gives one empty piece.
 std::vector<std::string> split(std::string_view text, char separator);
+/// " a  b\tc" → {"a", "b", "c"}.
+std::vector<std::string> words_of(std::string_view text);
 std::string_view trim(std::string_view text);
 /// The first `most_bytes` bytes of `text`, fewer where that would cut a UTF-8 character in two.
 std::string_view utf8_prefix(std::string_view text, std::size_t most_bytes);
@@ -36,6 +38,9 @@ std::string printable(std::string_view text);
 
 /// How many columns printable(text) takes: two for East Asian characters, none for combining ones.
 int columns_of(std::string_view text);
+
+/// `text` in lines of at most so many columns, broken at blanks. Words that are longer than a line stay whole.
+std::vector<std::string> wrapped(std::string_view text, int columns);
 
 enum class Keep { kStart, kEnd };
 

@@ -11,7 +11,7 @@
 namespace lockstep::devices {
 namespace {
 
-constexpr const char* kUntold = "N/A";
+constexpr const char* kUnknown = "N/A";
 
 const Cells kWhole = {76};
 const Cells kNumbered = {4, 69};
@@ -20,51 +20,41 @@ const Cells kProcessCells = {4, 10, 4, 10, 36};
 
 template <class T>
 std::string shown(const std::optional<T>& value) {
-  return value ? fmt::to_string(*value) : kUntold;
+  return value ? fmt::to_string(*value) : kUnknown;
 }
 
 std::string with_unit(std::string_view format, const std::optional<int>& value) {
-  return value ? fmt::format(fmt::runtime(format), *value) : kUntold;
+  return value ? fmt::format(fmt::runtime(format), *value) : kUnknown;
 }
 
 std::string mebibytes(std::int64_t bytes) { return fmt::format("{} MiB", (bytes + (1 << 19)) >> 20); }
 
-std::string on_off(const std::optional<bool>& value) { return !value ? kUntold : *value ? "on" : "off"; }
+std::string on_off(const std::optional<bool>& value) { return !value ? kUnknown : *value ? "on" : "off"; }
 
 std::string watts(const std::optional<double>& value) {
-  return value ? fmt::format("{}", std::lround(*value)) : kUntold;
+  return value ? fmt::format("{}", std::lround(*value)) : kUnknown;
 }
 
 std::string mode_text(const std::optional<ComputeMode>& mode) {
-  if (!mode) return kUntold;
+  if (!mode) return kUnknown;
   switch (*mode) {
     case ComputeMode::kDefault: return "default";
     case ComputeMode::kExclusiveThread: return "one thread";
     case ComputeMode::kProhibited: return "prohibited";
     case ComputeMode::kExclusiveProcess: return "exclusive";
   }
-  return kUntold;
+  return kUnknown;
 }
 
 /// The three lines of a memory cell, under the heading that says which is which.
 std::vector<std::string> memory_lines(const std::optional<Memory>& memory, int columns) {
-  if (!memory) return std::vector<std::string>(3, right_in(kUntold, columns));
+  if (!memory) return std::vector<std::string>(3, right_in(kUnknown, columns));
   return {right_in(mebibytes(memory->used_bytes), columns), right_in(mebibytes(memory->free_bytes), columns),
           right_in(mebibytes(memory->total_bytes), columns)};
 }
 
 std::string counted(std::size_t count, const char* noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
-/// Breaks text at blanks; words that are longer than a line are left to be cut.
-std::vector<std::string> wrapped(const std::string& text, int columns) {
-  std::vector<std::string> lines = {""};
-  for (const auto& word : split(text, ' ')) {
-    if (!lines.back().empty() && columns_of(lines.back()) + 1 + columns_of(word) > columns) lines.emplace_back();
-    lines.back() += (lines.back().empty() ? "" : " ") + word;
-  }
-  return lines;
 }
 
 std::string problem_text(const Problem& problem) {
@@ -89,8 +79,8 @@ void add_headings(Frame& frame) {
 
 void add_mig_device(Frame& frame, const Gpu& gpu, const MigDevice& mig) {
   const auto memory = memory_lines(mig.memory, kGpuCells[2]);
-  frame.line(kGpuCells, {right_in(fmt::format("{}:{}", gpu.index, mig.index), kGpuCells[0]), mig.name.value_or(kUntold),
-                         memory[0], "MIG device"});
+  frame.line(kGpuCells, {right_in(fmt::format("{}:{}", gpu.index, mig.index), kGpuCells[0]),
+                         mig.name.value_or(kUnknown), memory[0], "MIG device"});
   frame.line(kGpuCells, {"", fmt::format("GPU instance {}", shown(mig.gpu_instance)), memory[1], ""});
   frame.line(kGpuCells, {"", fmt::format("compute instance {}", shown(mig.compute_instance)), memory[2], ""});
 }
@@ -106,10 +96,10 @@ void add_gpu(Frame& frame, const Gpu& gpu) {
   }
   const bool mig = gpu.mig.value_or(false);
   const auto memory = memory_lines(gpu.memory, kGpuCells[2]);
-  frame.line(kGpuCells, {right_in(std::to_string(gpu.index), kGpuCells[0]), gpu.name.value_or(kUntold), memory[0],
+  frame.line(kGpuCells, {right_in(std::to_string(gpu.index), kGpuCells[0]), gpu.name.value_or(kUnknown), memory[0],
                          spread(with_unit("{} %", gpu.utilisation_percent), mode_text(gpu.compute_mode), last)});
   frame.line(kGpuCells,
-             {"", spread(gpu.bus_id.value_or(kUntold) + (mig ? "  MIG on" : ""), shown(gpu.numa_node), middle),
+             {"", spread(gpu.bus_id.value_or(kUnknown) + (mig ? "  MIG on" : ""), shown(gpu.numa_node), middle),
               memory[1], spread(on_off(gpu.ecc), shown(gpu.ecc_errors), last)});
   const std::string readings = left_in(with_unit("{} °C", gpu.temperature_c), 7) +
                                left_in(with_unit("P{}", gpu.performance_state), 7) + with_unit("{} %", gpu.fan_percent);
@@ -125,8 +115,8 @@ void add_process(Frame& frame, const Gpu& gpu, const GpuProcess& process) {
   const std::string where = process.mig ? fmt::format("{}:{}", gpu.index, *process.mig) : std::to_string(gpu.index);
   const auto& c = kProcessCells;
   frame.line(c, {right_in(where, c[0]), right_in(std::to_string(process.pid), c[1]), process.type,
-                 right_in(process.memory_bytes ? mebibytes(*process.memory_bytes) : kUntold, c[3]),
-                 process.name ? cut_columns(*process.name, c[4], Keep::kEnd) : kUntold});
+                 right_in(process.memory_bytes ? mebibytes(*process.memory_bytes) : kUnknown, c[3]),
+                 process.name ? cut_columns(*process.name, c[4], Keep::kEnd) : kUnknown});
 }
 
 void add_processes(Frame& frame, const Gpus& gpus) {
@@ -187,14 +177,14 @@ std::string features_text(const CpuFeatures& has) {
 
 void add_cpu(Frame& frame, const Cpu& cpu) {
   const auto counted_or = [](const std::optional<int>& count, const char* noun) {
-    return count ? counted(static_cast<std::size_t>(*count), noun) : fmt::format("{}s {}", noun, kUntold);
+    return count ? counted(static_cast<std::size_t>(*count), noun) : fmt::format("{}s {}", noun, kUnknown);
   };
   std::string processors = counted_or(cpu.processors, "processor");
   if (cpu.processors && cpu.usable_processors && *cpu.usable_processors < *cpu.processors)
     processors += fmt::format(" ({} usable)", *cpu.usable_processors);
   const std::string memory =
-      cpu.memory_bytes ? mebibytes(*cpu.memory_bytes) + " of memory" : fmt::format("memory {}", kUntold);
-  frame.line(kNumbered, {" CPU", cpu.model.value_or(kUntold)});
+      cpu.memory_bytes ? mebibytes(*cpu.memory_bytes) + " of memory" : fmt::format("memory {}", kUnknown);
+  frame.line(kNumbered, {" CPU", cpu.model.value_or(kUnknown)});
   frame.line(kNumbered, {"", fmt::format("{}, {}, {}", counted_or(cpu.sockets, "socket"), counted_or(cpu.cores, "core"),
                                          processors)});
   frame.line(kNumbered, {"", fmt::format("{}, {}", counted_or(cpu.numa_nodes, "NUMA node"), memory)});

@@ -10,39 +10,22 @@
 namespace lockstep::options {
 namespace {
 
-constexpr std::size_t kWidth = 100;
-constexpr std::size_t kHelpColumn = 34;
-
-/// Columns that UTF-8 text takes, for text without wide or combining characters.
-std::size_t columns(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
+constexpr int kWidth = 100;
+constexpr int kHelpColumn = 34;
 
 /// `text` broken at spaces; lines after the first start with `indent` spaces.
-std::string wrapped(std::string_view text, std::size_t indent, std::size_t at) {
-  std::string out;
-  for (const auto& word : split(text, ' ')) {
-    if (at > indent && at + 1 + columns(word) > kWidth) {
-      out += "\n" + std::string(indent, ' ');
-      at = indent;
-    } else if (at > indent) {
-      out += ' ';
-      ++at;
-    }
-    out += word;
-    at += columns(word);
-  }
-  return out + "\n";
+std::string paragraph(std::string_view text, int indent) {
+  const std::string next = "\n" + std::string(static_cast<std::size_t>(indent), ' ');
+  return join(wrapped(text, kWidth - indent), next) + "\n";
 }
 
 std::string row(std::string left, std::string_view help) {
   left.insert(0, "  ");
-  if (columns(left) + 2 > kHelpColumn)
+  if (const int used = columns_of(left); used + 2 > kHelpColumn)
     left += "\n" + std::string(kHelpColumn, ' ');
   else
-    left.append(kHelpColumn - columns(left), ' ');
-  return left + wrapped(help, kHelpColumn, kHelpColumn);
+    left.append(static_cast<std::size_t>(kHelpColumn - used), ' ');
+  return left + paragraph(help, kHelpColumn);
 }
 
 std::string dashed(const std::string& name) { return fmt::format("{}{}", name.size() == 1 ? "-" : "--", name); }
@@ -138,7 +121,7 @@ std::string OptionTable::help() const {
   for (const auto& positional : positionals_) usage += " " + positional.placeholder;
   usage += " [flags]";
   if (takes_program_) usage += " -- PROGRAM ARGS…";
-  std::string text = usage + "\n\n" + wrapped(about_, 0, 0);
+  std::string text = usage + "\n\n" + paragraph(about_, 0);
   if (!positionals_.empty()) text += "\n";
   for (const auto& positional : positionals_) text += row(positional.placeholder, positional.help);
   std::size_t next_group = 0;
@@ -148,10 +131,10 @@ std::string OptionTable::help() const {
     text += row(spellings(options_[i]), description(options_[i]));
   }
   text += "\n";
-  text += wrapped(
+  text += paragraph(
       "Every flag can also stand in a TOML file (--config FILE, as \"flag-name = value\") and in the environment "
       "(LOCKSTEP_FLAG_NAME); the command line wins over the environment, and the environment over the file.",
-      0, 0);
+      0);
   return text;
 }
 

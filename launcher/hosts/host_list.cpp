@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <fstream>
 #include <functional>
-#include <sstream>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -114,7 +113,7 @@ class Listing {
 };
 
 /// `slots=4`, `max_slots = 8`: Open MPI lets blanks stand around the '='.
-std::vector<std::string> words_of(std::string_view line) {
+std::vector<std::string> words_in(std::string_view line) {
   std::string text;
   for (const char c : line) {
     if (c == '=' && !text.empty()) {
@@ -126,10 +125,7 @@ std::vector<std::string> words_of(std::string_view line) {
       text += c;
     }
   }
-  std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
+  return words_of(text);
 }
 
 HostSpec parse_line(const std::vector<std::string>& words, const Place& place) {
@@ -183,7 +179,7 @@ std::vector<HostSpec> parse_hostfile(std::string_view text, const std::string& p
   std::size_t number = 0;
   for (const auto& whole : split(text, '\n')) {
     ++number;
-    const auto words = words_of(std::string_view(whole).substr(0, std::min(whole.find('#'), whole.find("//"))));
+    const auto words = words_in(std::string_view(whole).substr(0, std::min(whole.find('#'), whole.find("//"))));
     const Place place{fmt::format("{}:{}", path, number), kExpected};
     if (!words.empty()) listing.add(parse_line(words, place), place);
   }

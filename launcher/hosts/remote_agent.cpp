@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <sstream>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -16,13 +15,6 @@ namespace {
 
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
-
-std::vector<std::string> words_in(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
 
 /// What ssh says, what it means, and the remedy; {} stands for "user@host" as ssh is asked for it.
 struct Cause {
@@ -72,13 +64,13 @@ std::string how_it_ended(const RemoteFailure& failure) {
 RemoteAgent find_remote_agent(const EnvLookup& lookup) {
   const std::string wanted = lookup("OMPI_MCA_plm_rsh_agent").value_or("ssh");
   for (const auto& choice : split(wanted, ':')) {
-    RemoteAgent agent{words_in(choice), false};
+    RemoteAgent agent{words_of(choice), false};
     if (agent.argv.empty()) continue;
     const std::string& program = agent.argv.front();
     const auto path = contains(program, "/") ? std::optional(program) : find_program(program);
     if (!path || ::access(path->c_str(), X_OK) != 0) continue;
     agent.is_ssh = std::filesystem::path(program).filename() == "ssh";
-    for (const auto& word : words_in(lookup("OMPI_MCA_plm_rsh_args").value_or(""))) agent.argv.push_back(word);
+    for (const auto& word : words_of(lookup("OMPI_MCA_plm_rsh_args").value_or(""))) agent.argv.push_back(word);
     return agent;
   }
   throw MpiError(fmt::format("launch: there is no {} to reach other hosts with", wanted),

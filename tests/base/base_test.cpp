@@ -78,6 +78,11 @@ TEST(Text, SplitKeepsEmptyPiecesAndJoinUndoesIt) {
   EXPECT_EQ(trim(" \t"), "");
 }
 
+TEST(Text, WordsLieBetweenBlanks) {
+  EXPECT_EQ(words_of(" a  bc\td\r\n"), (std::vector<std::string>{"a", "bc", "d"}));
+  EXPECT_TRUE(words_of(" \n").empty());
+}
+
 TEST(Text, Utf8IsCutBetweenCharacters) {
   EXPECT_EQ(utf8_prefix("aéb", 9), "aéb");
   EXPECT_EQ(utf8_prefix("aéb", 3), "aé");

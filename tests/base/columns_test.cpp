@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -23,6 +24,13 @@ TEST(Columns, WhatIsNotSafeToPrintIsReplaced) {
   EXPECT_EQ(printable(std::string("a\0b", 3)), "a?b");
   EXPECT_EQ(printable("a\xe8\xa8"), "a??");  // a character that was cut
   EXPECT_EQ(printable("\xc0\x80|\xed\xa0\x80|\xf8"), "??|???|?");
+}
+
+TEST(Columns, TextIsWrappedAtBlanks) {
+  EXPECT_EQ(wrapped("one two three", 7), (std::vector<std::string>{"one two", "three"}));
+  EXPECT_EQ(wrapped("訓練 ab", 6), (std::vector<std::string>{"訓練", "ab"}));
+  EXPECT_EQ(wrapped("a longest b", 4), (std::vector<std::string>{"a", "longest", "b"}));
+  EXPECT_EQ(wrapped("", 4), std::vector<std::string>{""});
 }
 
 TEST(Columns, CutsAtTheEnd) {
