@@ -175,7 +175,9 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
     const std::string text = option.value.text ? option.value.text() : std::string();
     if (!option.identity.empty() && (option.not_in_identity.empty() || text != option.not_in_identity))
       manifest.identity.emplace_back(option.identity, text.empty() ? "nothing" : text);
-    if (option.may_change) manifest.settings.emplace_back(option.name, text);
+    // One that this run has no use for is no difference.
+    const bool has_effect = !option.applies.unless || !option.applies.unless();
+    if (option.may_change && has_effect) manifest.settings.emplace_back(option.name, text);
   }
   return manifest;
 }

@@ -193,8 +193,8 @@ TEST(Checkpoints, BytesThatAreCutOrChangedAreFound) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("step 40 of 40, in epoch 2 after 960 samples of it"));
   // Names, not numbers, with blanks after the longest of them.
-  for (const char* setting : {"\n  schedule              constant\n", "\n  no-broadcast-buffers  false\n",
-                              "\n  tail                  exact\n"})
+  for (const char* setting :
+       {"\n  schedule         constant\n", "\n  label-smoothing  0\n", "\n  tail             exact\n"})
     EXPECT_THAT(outcome.out, HasSubstr(setting));
   // None that is whole, and one that is asked for by name.
   for (const auto& name : names_in(directory.path() / "c"))
