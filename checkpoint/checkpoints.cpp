@@ -41,7 +41,8 @@ void Checkpoints::refuse_others(const std::optional<Resumed>& resumed) const {
   }
   namespace fs = std::filesystem;
   std::error_code ignored;
-  const bool same = resumed && fs::equivalent(fs::path(resumed->path + "/..").lexically_normal(), options_.directory, ignored);
+  const bool same =
+      resumed && fs::equivalent(fs::path(resumed->path + "/..").lexically_normal(), options_.directory, ignored);
   std::erase_if(there, [&](const StoredCheckpoint& stored) {
     return same && (stored.step <= older_ || std::ranges::find(resumed->corrupt, stored.path,
                                                                &CorruptCheckpoint::path) != resumed->corrupt.end());

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/writer.h"
 #include "nn/layers/module.h"
 #include "nn/optim/optimizer.h"
-#include "checkpoint/writer.h"
 
 namespace lockstep::checkpoint {
 

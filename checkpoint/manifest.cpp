@@ -102,17 +102,17 @@ class ManifestReader {
 
 std::string encode(const CheckpointManifest& manifest) {
   OrderedJson json = {{"format", kFormat},
-               {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
-               {"step", manifest.step},
-               {"total_steps", manifest.total_steps},
-               {"epoch", manifest.position.epoch},
-               {"cursor", manifest.position.cursor},
-               {"optimizer_steps", manifest.optimizer_steps},
-               {"world_size", manifest.world_size},
-               {"run", json_of(manifest.identity)},
-               {"settings", json_of(manifest.settings)},
-               {"bucket_order", manifest.bucket_order},
-               {"files", OrderedJson::object()}};
+                      {"written_by", fmt::format("lockstep {} {}", version(), git_revision())},
+                      {"step", manifest.step},
+                      {"total_steps", manifest.total_steps},
+                      {"epoch", manifest.position.epoch},
+                      {"cursor", manifest.position.cursor},
+                      {"optimizer_steps", manifest.optimizer_steps},
+                      {"world_size", manifest.world_size},
+                      {"run", json_of(manifest.identity)},
+                      {"settings", json_of(manifest.settings)},
+                      {"bucket_order", manifest.bucket_order},
+                      {"files", OrderedJson::object()}};
   for (const auto& [name, file] : manifest.files) json["files"][name] = {{"bytes", file.bytes}, {kDigest, file.sha256}};
   json = parse_ordered_json(text_of(json), kDeepest);  // what is hashed is what will be read, replaced bytes included
   json[kDigest] = digest_of(json);

@@ -19,9 +19,10 @@ struct SizesOf {
   bool all_are_loaded = true;  // the file must have all parameters
 };
 
-/// The module of `spec`, which comes from file `source`: what may be a lie takes no more memory than `tensors`, the file's,
-/// account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming the file
-/// where it would be larger, or where metadata names no model; without metadata, UsageError for what is no model.
+/// The module of `spec`, which comes from file `source`: what may be a lie takes no more memory than `tensors`, the
+/// file's, account for, and 1 GiB more where the file may lack parameters or be another model's. Throws IoError naming
+/// the file where it would be larger, or where metadata names no model; without metadata, UsageError for what is no
+/// model.
 std::unique_ptr<nn::Module> make_model_of_file(nn::Context& context, const nn::ModelSpec& spec,
                                                const std::vector<nn::HostTensor>& tensors, const std::string& source,
                                                const SizesOf& sizes);

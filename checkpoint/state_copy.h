@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/io/state.h"
 #include "checkpoint/manifest.h"
+#include "nn/io/state.h"
 
 namespace lockstep::checkpoint {
 

@@ -9,10 +9,10 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/world.h"
-#include "nn/models/models.h"
-#include "session/device_request.h"
 #include "inference/options.h"
 #include "inference/workers.h"
+#include "nn/models/models.h"
+#include "session/device_request.h"
 #include "session/memory.h"
 #include "session/session.h"
 
@@ -127,7 +127,8 @@ void validate(const InferConfig& config) {
   check_usage(config.input.empty() != !config.prompt.has_value(), "infer needs one input",
               "give --input FILE, DIR or random:SHAPE, or for text --prompt TEXT, and not both");
   if (config.weights.empty() && !config.input.starts_with(kRandomInput))
-    throw UsageError("infer without weights", "give --weights FILE; only synthetic inputs (--input random:…) go without");
+    throw UsageError("infer without weights",
+                     "give --weights FILE; only synthetic inputs (--input random:…) go without");
   const session::DeviceRequest device = session::parse_device(config.device);
   session::check_cpu_numbers(config.device, device);
   if (device.indices.size() > 1)

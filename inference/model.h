@@ -7,12 +7,12 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/model_metadata.h"
+#include "inference/config.h"
 #include "nn/layers/module.h"
 #include "nn/models/language_model.h"
 #include "nn/models/models.h"
 #include "session/memory.h"
-#include "inference/config.h"
-#include "checkpoint/model_metadata.h"
 
 namespace lockstep::inference {
 
@@ -33,8 +33,8 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
                       const std::optional<std::vector<std::int64_t>>& sample_shape,
                       const std::function<void(const nn::ModelSpec&)>& check);
 
-/// What a model of `spec` takes that runs forward alone, on `batch` samples at a time on each of `streams` streams: built
-/// and run once on a backend of shapes in place of `backend` (nn::make_meta_backend).
+/// What a model of `spec` takes that runs forward alone, on `batch` samples at a time on each of `streams` streams:
+/// built and run once on a backend of shapes in place of `backend` (nn::make_meta_backend).
 session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& backend, std::int64_t batch,
                                      DType activations, int streams);
 

@@ -63,9 +63,10 @@ Applies to_images(const InferConfig& config) {
 void add_model(OptionTable& table, InferConfig& config) {
   checkpoint::add_model_name(table, config.model);
   table.group("Model");
-  checkpoint::add_weight_file(table, {config.weights, config.non_strict, config.keep_prefix},
-                  "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
-                  "them");
+  checkpoint::add_weight_file(
+      table, {config.weights, config.non_strict, config.keep_prefix},
+      "its weights, which say the model's sizes, classes and characters where lockstep train has saved "
+      "them");
   checkpoint::add_model_structure(table, config.model, "the weights'");
 }
 

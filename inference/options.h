@@ -1,8 +1,8 @@
 // The settings of lockstep infer, as trainer/options.h has those of a run.
 #pragma once
 
-#include "options/table.h"
 #include "inference/config.h"
+#include "options/table.h"
 
 namespace lockstep::inference {
 

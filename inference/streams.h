@@ -6,9 +6,9 @@
 #include <memory>
 #include <string_view>
 
-#include "nn/ops/backend.h"
 #include "inference/ordered_queue.h"
 #include "inference/report.h"
+#include "nn/ops/backend.h"
 
 namespace lockstep::inference {
 

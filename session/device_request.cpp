@@ -22,8 +22,9 @@ std::vector<int> parse_indices(const std::string& text, std::string_view list) {
       throw text.starts_with(kCpuPrefix)
           ? UsageError(fmt::format("--device {}: '{}' is no number of a CPU device", text, piece),
                        "write cpu, or cpu:0,1 for two devices on the CPU")
-          : UsageError(fmt::format("--device {}: '{}' is no number of a GPU", text, piece),
-                       "write cuda, cuda:0,3 (GPU 0 for the first rank of each host, GPU 3 for the second) or cuda:free");
+          : UsageError(
+                fmt::format("--device {}: '{}' is no number of a GPU", text, piece),
+                "write cuda, cuda:0,3 (GPU 0 for the first rank of each host, GPU 3 for the second) or cuda:free");
     indices.push_back(static_cast<int>(*index));
   }
   return indices;

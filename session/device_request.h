@@ -28,8 +28,8 @@ DeviceRequest parse_device(const std::string& text);
 /// `device` is what `request` was read from.
 void check_cpu_numbers(const std::string& device, const DeviceRequest& request);
 
-/// The devices that `text` names for one process that computes on several, `first` being the one that was chosen for it:
-/// those of a list, all GPUs, or one CPU device.
+/// The devices that `text` names for one process that computes on several, `first` being the one that was chosen for
+/// it: those of a list, all GPUs, or one CPU device.
 std::vector<int> devices_of(const std::string& text, Device first);
 
 }  // namespace lockstep::session

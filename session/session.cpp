@@ -111,8 +111,7 @@ void open_device(const SessionOptions& options, const DeviceChoice& choice, Sess
   if (!gpu) return;
   const comm::NcclOptions nccl{
       .device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()};
-  session.gradient_group =
-      group.size() > 1 ? comm::make_nccl_group(group, nccl) : comm::make_device_self_group(nccl);
+  session.gradient_group = group.size() > 1 ? comm::make_nccl_group(group, nccl) : comm::make_device_self_group(nccl);
 }
 
 }  // namespace
@@ -185,19 +184,19 @@ void check_kind(const SessionOptions& options, DeviceKind kind, const std::strin
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
   if (kind == DeviceKind::kCpu) {
     require(options.backend != Backend::kNccl,
-                fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
-                "leave --backend out, or use --device cuda");
+            fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
+            "leave --backend out, or use --device cuda");
     require(options.precision == Precision::kF32,
-                fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
-                "use --precision f32, or --device cuda");
+            fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
+            "use --precision f32, or --device cuda");
     require(!options.tf32, fmt::format("--tf32 is for GPUs, and this run is on the CPU{}", because),
-                "leave --tf32 out, or use --device cuda");
+            "leave --tf32 out, or use --device cuda");
     return;
   }
   require(options.backend == Backend::kAuto || options.backend == Backend::kNccl,
-              fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
-                          options.backend == Backend::kMpi ? "mpi" : "shm"),
-              "leave --backend out, or use --device cpu");
+          fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
+                      options.backend == Backend::kMpi ? "mpi" : "shm"),
+          "leave --backend out, or use --device cpu");
 }
 
 void check_encryption(const SessionOptions& options, DeviceKind kind, bool several_hosts) {

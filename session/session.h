@@ -37,7 +37,8 @@ struct SessionOptions {
 /// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where the
 /// options say so.
 void check_kind(const SessionOptions& options, DeviceKind kind, const std::string& why = {});
-/// What only the ranks together know: throws UsageError where encryption cannot hold for GPUs that `several_hosts` have.
+/// What only the ranks together know: throws UsageError where encryption cannot hold for GPUs that `several_hosts`
+/// have.
 void check_encryption(const SessionOptions& options, DeviceKind kind, bool several_hosts);
 /// Throws UsageError for another level than debug, info, warn and error.
 void check_log_level(const std::string& level);

@@ -3,16 +3,15 @@ machine that a checkout is copied to may have no git."""
 import hashlib
 import pathlib
 
-_ROOMS = ("base", "bench", "cli", "cmake", "comm", "data", "ddp", "devices", "launcher", "nn", "sampler", "tests",
-          "trainer")
 _KINDS = (".h", ".cpp", ".cu", ".cuh", ".in", ".cmake", ".c", ".S", ".txt")
 
 
 def digest(root: pathlib.Path) -> str:
     sums = hashlib.sha256()
     files = [root / "CMakeLists.txt"]
-    for room in _ROOMS:
-        files += [path for path in (root / room).rglob("*") if path.suffix in _KINDS]
+    modules = [file.parent for file in root.glob("*/CMakeLists.txt")]
+    for module in [*modules, root / "cmake"]:
+        files += [path for path in module.rglob("*") if path.suffix in _KINDS]
     for path in sorted(files):
         if path.is_file():
             sums.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

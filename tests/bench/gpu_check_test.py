@@ -320,12 +320,17 @@ class Sources(unittest.TestCase):
             root = pathlib.Path(directory)
             (root / "nn").mkdir()
             (root / "CMakeLists.txt").write_text("x")
+            (root / "nn" / "CMakeLists.txt").write_text("x")
             (root / "nn" / "a.cu").write_text("1")
             first = sources.digest(root)
             (root / "nn" / "notes.md").write_text("not a source")
             self.assertEqual(sources.digest(root), first)
             (root / "nn" / "a.cu").write_text("2")
-            self.assertNotEqual(sources.digest(root), first)
+            second = sources.digest(root)
+            self.assertNotEqual(second, first)
+            (root / "new_module").mkdir()
+            (root / "new_module" / "CMakeLists.txt").write_text("x")
+            self.assertNotEqual(sources.digest(root), second)
 
 
 class Archive(unittest.TestCase):
