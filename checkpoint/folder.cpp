@@ -70,12 +70,12 @@ std::string half_name(const std::string& directory, const std::string& name, con
 // Under its final name it is whole to the last moment.
 void remove_checkpoint(const std::string& directory, const std::string& path) {
   const std::string name = fs::path(path).filename().string();
-  const std::string saved_preactivation = half_name(directory, name, "old");
-  if (std::rename(path.c_str(), saved_preactivation.c_str()) != 0) fail("remove", path, errno);
-  remove(saved_preactivation);
+  const std::string replaced = half_name(directory, name, "old");
+  if (std::rename(path.c_str(), replaced.c_str()) != 0) fail("remove", path, errno);
+  remove(replaced);
 }
 
-void put_in_place(const std::string& from, const std::string& to, const std::string& saved_preactivation) {
+void put_in_place(const std::string& from, const std::string& to, const std::string& replaced) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return;
   if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR) fail("rename", from, errno);
   // One of the same step is there. At best the two change places at once; not all file systems can.
@@ -83,12 +83,12 @@ void put_in_place(const std::string& from, const std::string& to, const std::str
     remove(from);
     return;
   }
-  if (std::rename(to.c_str(), saved_preactivation.c_str()) != 0) fail("rename", to, errno);
+  if (std::rename(to.c_str(), replaced.c_str()) != 0) fail("rename", to, errno);
   if (std::rename(from.c_str(), to.c_str()) != 0) fail("rename", from, errno);
-  remove(saved_preactivation);
+  remove(replaced);
 }
 
-CheckpointManifest read_model_metadata(const std::string& path) {
+CheckpointManifest read_manifest(const std::string& path) {
   std::error_code failed;
   if (!fs::is_regular_file(path, failed)) refuse(path, "it is missing");
   std::ifstream in(path, std::ios::binary);
@@ -156,7 +156,7 @@ std::vector<StoredCheckpoint> list_checkpoints(const std::string& directory) {
 }
 
 CheckpointManifest verify_checkpoint(const std::string& path) {
-  CheckpointManifest manifest = read_model_metadata(fmt::format("{}/{}", path, kManifestFile));
+  CheckpointManifest manifest = read_manifest(fmt::format("{}/{}", path, kManifestFile));
   for (const char* name : {kWeightsFile, kOptimizerFile}) {
     const auto file = manifest.files.find(name);
     if (file == manifest.files.end()) refuse(path, fmt::format("its manifest does not list {}", name));

@@ -2,10 +2,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "checkpoint/model_of_file.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "nn/ops/meta_backend.h"
-#include "checkpoint/model_of_file.h"
 
 namespace lockstep::inference {
 namespace {
@@ -47,8 +47,9 @@ InferModel open_model(const InferConfig& config, nn::Backend& backend,
   if (config.weights.empty()) {
     model.module = nn::make_model(context, spec);
   } else {
-    model.module = checkpoint::make_model_of_file(context, spec, tensors, config.weights,
-                                      {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
+    model.module =
+        checkpoint::make_model_of_file(context, spec, tensors, config.weights,
+                                       {.metadata = model.metadata.has_value(), .all_are_loaded = all_are_loaded});
     const nn::LoadReport report = load(config, *model.module, tensors);
     if (!report.missing.empty())
       log_info("{} lacks {}: they have new values", config.weights, nn::few_of(report.missing));
@@ -75,10 +76,9 @@ session::MemoryNeeds estimate_memory(const nn::ModelSpec& spec, nn::Backend& bac
   dims.insert(dims.end(), spec.sample_shape.begin(), spec.sample_shape.end());
   const nn::Shape shape{std::span<const std::int64_t>(dims)};
   const bool tokens = nn::model_family(spec.name).takes_tokens && spec.sample_shape.size() == 1;
-  // Inputs that are used as they lie in the host's memory cost nothing; a backend of shapes reads none.
-  void* const anywhere = reinterpret_cast<void*>(std::uintptr_t{4096});
+  // Inputs that are used as they lie in the host's memory cost nothing.
   const nn::Tensor x = tokens || activations == DType::kF32
-                           ? meta->from_host(anywhere, shape, tokens ? DType::kI32 : DType::kF32)
+                           ? meta->from_host(nn::meta_address(), shape, tokens ? DType::kI32 : DType::kF32)
                            : meta->empty(shape, activations);
   nn::Tape tape(*meta);
   tape.set_recording(false);

@@ -239,10 +239,6 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
   return manifest;
 }
 
-DType activations_of(const TrainConfig& config) {
-  return config.precision == Precision::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
 sampler::DistributedSampler make_sampler(const TrainConfig& config, std::uint64_t length, int rank, int world_size) {
   const auto global_batch = static_cast<std::uint64_t>(global_batch_of(config, world_size));
   // Before anything counts in f32.
@@ -270,7 +266,7 @@ nn::LossFunction evaluation_loss(const TrainConfig& config) {
 TrainingStep::Options step_options(const TrainConfig& config) {
   return {.loss = training_loss(config),
           .clip_norm = config.clip_norm,
-          .activations = activations_of(config),
+          .activations = dtype_of(config.precision),
           .dropout = dropout_of(config.model) > 0,
           .seed = config.seed,
           .accumulate = config.accumulate,

@@ -49,9 +49,6 @@ std::unique_ptr<nn::Module> build_shapes(const TrainConfig& config, nn::Backend&
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters);
 
-/// What activations are computed in.
-DType activations_of(const TrainConfig& config);
-
 /// What is minimised in training, and measured in evaluations.
 nn::LossFunction training_loss(const TrainConfig& config);
 nn::LossFunction evaluation_loss(const TrainConfig& config);

@@ -49,7 +49,7 @@ void run(TrainConfig config, session::Session& session) {
     if (group.rank() == 0) metrics = Metrics(config.metrics);
   });
   comm::compare_manifests(group, manifest_of(config, *model, *splits.test));
-  Evaluator evaluator(group, *session.backend, splits.test, batch, config.workers, activations_of(config),
+  Evaluator evaluator(group, *session.backend, splits.test, batch, config.workers, dtype_of(config.precision),
                       evaluation_loss(config));
   if (splits.test->classes() > 5) evaluator.count_top5();
   const EvalReport report = evaluator.run(*model, 0);

@@ -14,11 +14,8 @@ namespace {
 // The bytes of tensors that the allocator has been asked for in its life.
 std::uint64_t asked(nn::Backend& backend) { return backend.allocator().stats().bytes_asked; }
 
-// An address for what lies in others' memory: nothing is read or written there.
-void* nowhere() { return reinterpret_cast<void*>(std::uintptr_t{4096}); }
-
 nn::Tensor on_host(nn::Backend& backend, const nn::Shape& shape, DType dtype) {
-  return backend.from_host(nowhere(), shape, dtype);
+  return backend.from_host(nn::meta_address(), shape, dtype);
 }
 
 Inputs inputs_of_shapes(nn::Backend& backend, const SampleFormat& format, std::int64_t samples) {
@@ -35,10 +32,11 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   const std::uint64_t before = asked(backend);
   nn::Tape tape(backend);
   tape.set_recording(train);
-  tape.set_activations(activations_of(config));
+  tape.set_activations(dtype_of(config.precision));
   if (dropout_of(config.model) > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
-  const Inputs inputs = with_activations(backend, inputs_of_shapes(backend, format, samples), activations_of(config));
+  const Inputs inputs =
+      with_activations(backend, inputs_of_shapes(backend, format, samples), dtype_of(config.precision));
   const nn::Loss loss = forward(tape, module, inputs, training_loss(config), 1.0f);
   if (train) tape.backward(loss.value);
   return backend.allocator().stats().peak_bytes_asked - before;
@@ -58,7 +56,7 @@ session::MemoryNeeds estimate_memory(const TrainConfig& config, nn::Backend& bac
     std::erase_if(trained, [](const auto& named) { return !named.parameter->requires_grad(); });
     for (const auto& [name, parameter] : trained) {
       on_device.gradients += parameter->value().bytes();
-      parameter->bind_gradient(nn::Tensor::view_of(nowhere(), parameter->value().shape()));
+      parameter->bind_gradient(nn::Tensor::view_of(nn::meta_address(), parameter->value().shape()));
     }
     optimizer = make_optimizer(config, trained);
     on_device.moments = asked(*meta) - on_device.parameters;

@@ -127,7 +127,7 @@ class Run {
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, activations_of(config_),
+    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),
                         evaluation_loss(config_));
     EvalReport evaluation;
     if (resumed_) {

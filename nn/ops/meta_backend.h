@@ -1,6 +1,7 @@
 // A backend of shapes alone: what PyTorch calls the meta device.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "nn/ops/backend.h"
@@ -12,5 +13,8 @@ namespace lockstep::nn {
 /// built (Generator::none()) and a step be walked to know what memory it takes, before any is taken. What kernels take
 /// for themselves (packed weights, scratch) is not counted. Contents must not be read. `like` must outlive it.
 std::unique_ptr<Backend> make_meta_backend(Backend& like);
+
+/// An address for tensors in memory of others (Backend::from_host, a bound gradient): nothing is read or written there.
+inline void* meta_address() { return reinterpret_cast<void*>(std::uintptr_t{4096}); }
 
 }  // namespace lockstep::nn
