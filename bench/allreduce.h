@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "bench/format.h"
+#include "bench/timings.h"
 #include "comm/make_group.h"
 #include "comm/op.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/format.h"
+#include "bench/timings.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {

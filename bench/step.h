@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bench/format.h"
 #include "bench/timeline.h"
+#include "bench/timings.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {

@@ -3,8 +3,6 @@
 
 #include "cli/commands.h"
 #include "inference/infer.h"
-#include "inference/options.h"
-#include "trainer/evaluation.h"
 #include "trainer/options.h"
 #include "trainer/train.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "inference/options.h"
+#include "inference/infer.h"
 #include "launcher/launch.h"
 #include "trainer/options.h"
 

@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/build_config.h"
-#include "comm/mpi/mpi_group.h"
+#include "comm/backends.h"
 #include "devices/read_gpus.h"
 #include "nn/ops/backend.h"
 
@@ -36,9 +36,9 @@ std::string hwloc_text() {
 std::string backends() {
   std::vector<std::string> names = {"cpu"};
   if (probe_cuda().built) names.emplace_back("cuda");
-  names.insert(names.end(), {"self", "shm"});
-  if (comm::mpi_available()) names.emplace_back("mpi");
-  if (probe_cuda().built) names.emplace_back("nccl");
+  names.emplace_back("self");
+  for (const auto* family : comm::backend_families())
+    if (family->is_built()) names.push_back(family->name);
   return join(names, ", ");
 }
 
@@ -66,13 +66,6 @@ std::string reported_version(const SharedLibrary& library, const char* function)
   return version_of(static_cast<std::size_t>(get()));
 }
 
-std::string nccl_version(const SharedLibrary& library) {
-  int (*get)(int*) = nullptr;
-  library.bind(get, "ncclGetVersion");
-  int number = 0;
-  return get(&number) == 0 ? version_of(static_cast<std::size_t>(number)) : "does not report its version";
-}
-
 std::string driver_text(const CudaProbe& probe) {
   if (probe.driver_version == 0) return probe.problem;
   const auto installed = devices::read_gpus(devices::Detail::kChoice).driver_version;
@@ -91,7 +84,7 @@ std::string cuda_lines(const CudaProbe& probe) {
   text += line("cuDNN", library_text("cuDNN", "libcudnn.so.9", [](const SharedLibrary& library) {
                  return reported_version<std::size_t>(library, "cudnnGetVersion");
                }));
-  return text + line("NCCL", library_text("NCCL", "libnccl.so.2", nccl_version));
+  return text;
 }
 
 }  // namespace
@@ -110,7 +103,9 @@ std::string version_text() {
   for (const auto& lack : split(kMissing, '|')) {
     if (!lack.empty()) text += line("without", lack);
   }
-  text += line("MPI", comm::mpi_library_version());
+  for (const auto* family : comm::backend_families())
+    if (family->library_version != nullptr && (family->is_built() || family->memory == DeviceKind::kCpu))
+      text += line(family->title.c_str(), family->library_version());
   if (probe_cuda().built) text += cuda_lines(probe_cuda());
   text += line("oneDNN", fmt::format("{} (computes with {})", nn::onednn_version(), nn::cpu_kernel_isa()));
   text += line("hwloc", hwloc_text());

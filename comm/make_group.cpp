@@ -2,28 +2,27 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "comm/arena.h"
-#include "comm/hosts/host_engine.h"
+#include "comm/backends.h"
+#include "comm/device_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
-#include "comm/shm/shm_engine.h"
 #include "comm/store.h"
 #include "comm/wait.h"
 
 namespace lockstep::comm {
 namespace {
 
-using Backend = GroupOptions::Backend;
-using Progress = GroupOptions::Progress;
+using Families = std::vector<const BackendFamily*>;
 
-bool joins_over_tcp(const World& world) { return !world.mpi_joins || world.joins_over_tcp; }
-
-/// Why ranks that have joined over TCP, on `hosts` hosts, cannot have such a group; empty where they can.
-std::string lack_of_mpi(const GroupOptions& options, std::size_t hosts) {
-  if (options.backend == Backend::kMpi) return "--backend mpi is asked for";
-  if (hosts == 1 && options.progress == Progress::kThread)
-    return "in shared memory nothing moves on a thread of its own";
-  return {};
+/// Those that may join the processes, in the order in which they are to be tried.
+Families candidates(const BackendFamily* named) {
+  if (named != nullptr && named->memory == DeviceKind::kCpu) return {named};
+  Families families;
+  for (const auto* family : backend_families())
+    if (family->memory == DeviceKind::kCpu && family->is_built()) families.push_back(family);
+  return families;
 }
 
 /// The ranks have agreed that they cannot be a group: none shall take the end of another for what went wrong.
@@ -33,18 +32,6 @@ void part(Store& store, Clock::duration timeout) {
   } catch (const Error&) {
     // They have not: the store is broken, and what broke it is under way.
   }
-}
-
-/// For ranks that have joined: memory on one host, sockets between several.
-std::unique_ptr<ProcessGroup> make_own_group(std::unique_ptr<Store>& store, Peers& peers, const World& world,
-                                             const GroupOptions& options, Clock::duration timeout) {
-  if (peers.hosts().size() == 1 || options.backend == Backend::kShm)
-    return make_shm_group(std::move(store), std::move(peers), timeout);
-  const bool threaded =
-      options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
-  Rendezvous rendezvous = world.rendezvous;
-  if (!joins_over_tcp(world)) rendezvous.host.clear();
-  return make_hosts_group(std::move(store), std::move(peers), rendezvous, timeout, threaded);
 }
 
 /// Ranks that MPI joins have proven nothing to each other yet.
@@ -63,47 +50,81 @@ void agree_on_encryption(Store& store, const World& world, Deadline deadline) {
         kJobSecretVariable);
 }
 
-/// MPI joins the ranks, and carries the data where nothing better can.
-std::unique_ptr<ProcessGroup> make_group_over_mpi(const World& world, const GroupOptions& options,
-                                                  Clock::duration timeout) {
-  auto store = make_mpi_store(world, Deadline::after(timeout));
-  Peers peers(*store, Deadline::after(timeout));
-  if (peers.hosts().size() > 1) agree_on_encryption(*store, world, Deadline::after(timeout));
-  if (options.backend == Backend::kShm) return make_own_group(store, peers, world, options, timeout);
-  const auto decline = [&](const Error& error) {
-    if (world.rank == 0) log_warn("{}: data goes through MPI, which is slower", error.what());
-  };
-  try {
-    return make_own_group(store, peers, world, options, timeout);
-  } catch (const DeviceError& error) {
-    if (options.encrypt)
-      throw DeviceError(fmt::format("{}; MPI, the other way, does not encrypt (--encrypt)", error.what()),
-                        error.remedy());
-    decline(error);
-  } catch (const PeerError& error) {
-    if (options.encrypt || error.code() != static_cast<int>(ExitCode::kDevice)) throw;
-    decline(error);
-  }
-  return make_mpi_group(std::move(store), timeout);
+/// All of them have joined, and know the same, so one can speak for all.
+[[noreturn]] void refuse(const std::vector<Lack>& lacks, const JoinedRanks& ranks) {
+  std::vector<std::string> whats;
+  for (const auto& lack : lacks) whats.push_back(lack.what);
+  if (ranks.options.backend != kAutoBackend)
+    whats.push_back(fmt::format("--backend {} is asked for", ranks.options.backend));
+  const std::string what = join(whats, ", and ");
+  ranks.store->leave(Deadline::after(ranks.timeout));
+  if (ranks.world.rank > 0) throw PeerError(static_cast<int>(ExitCode::kUsage), what);
+  throw UsageError(what, lacks.back().remedy);
 }
 
-std::unique_ptr<ProcessGroup> make_group_over_tcp(const World& world, const GroupOptions& options,
-                                                  Clock::duration timeout) {
-  auto store = make_tcp_store(world, Deadline::after(timeout));
-  Peers peers(*store, Deadline::after(timeout));
-  if (const std::string lack = lack_of_mpi(options, peers.hosts().size()); !lack.empty()) {
-    // All of them have joined, so one can speak for all.
-    store->leave(Deadline::after(timeout));
-    const std::string what = fmt::format("RANK and WORLD_SIZE join processes without MPI, and {}", lack);
-    if (world.rank > 0) throw PeerError(static_cast<int>(ExitCode::kUsage), what);
-    throw UsageError(what, "start them with mpirun, srun --mpi=pmix or lockstep launch");
+Families usable(const Families& families, const JoinedRanks& ranks) {
+  Families usable;
+  std::vector<Lack> lacks;
+  for (const auto* family : families) {
+    if (auto lack = family->lack(ranks.world, ranks.options, &ranks.peers))
+      lacks.push_back(std::move(*lack));
+    else
+      usable.push_back(family);
   }
+  if (usable.empty()) refuse(lacks, ranks);
+  return usable;
+}
+
+/// `error` is why the ranks could not have the backend before `next`.
+void go_on_with(const BackendFamily& next, const Error& error, const JoinedRanks& ranks) {
+  if (ranks.options.encrypt && !next.encrypts)
+    throw DeviceError(fmt::format("{}; {}, the other way, does not encrypt (--encrypt)", error.what(), next.title),
+                      error.remedy());
+  if (ranks.world.rank == 0) log_warn("{}: data goes through {}, which is slower", error.what(), next.title);
+}
+
+std::unique_ptr<ProcessGroup> make_first_of(const Families& families, const JoinedRanks& ranks) {
+  for (auto family = families.begin();; ++family) {
+    const auto next = family + 1;
+    try {
+      return (*family)->make(ranks);
+    } catch (const DeviceError& error) {
+      if (next == families.end()) throw;
+      go_on_with(**next, error, ranks);
+    } catch (const PeerError& error) {
+      if (next == families.end() || ranks.options.encrypt || error.code() != static_cast<int>(ExitCode::kDevice)) throw;
+      go_on_with(**next, error, ranks);
+    }
+  }
+}
+
+std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options, const Families& families,
+                                         Clock::duration timeout) {
+  auto store = world.over_tcp() ? make_tcp_store(world, Deadline::after(timeout))
+                                : make_mpi_store(world, Deadline::after(timeout));
+  Peers peers(*store, Deadline::after(timeout));
+  if (!world.over_tcp() && peers.hosts().size() > 1) agree_on_encryption(*store, world, Deadline::after(timeout));
+  const JoinedRanks ranks{.world = world, .options = options, .store = store, .peers = peers, .timeout = timeout};
+  const Families to_try = usable(families, ranks);
   try {
-    return make_own_group(store, peers, world, options, timeout);
+    return make_first_of(to_try, ranks);
   } catch (const Error&) {
-    if (store != nullptr) part(*store, timeout);
+    if (store != nullptr && world.over_tcp()) part(*store, timeout);
     throw;
   }
+}
+
+void check_encryption(const World& world, const GroupOptions& options, const BackendFamily* named) {
+  if (!options.encrypt) return;
+  if (named != nullptr && named->memory == DeviceKind::kCpu && !named->encrypts)
+    throw UsageError(fmt::format("--encrypt with --backend {}: {} does not encrypt what it sends to other hosts",
+                                 named->name, named->title),
+                     "leave one of them out");
+  if (world.size > 1 && world.over_tcp() && world.rendezvous.secret.empty())
+    throw UsageError("--encrypt: this job has no secret that keys could be made of",
+                     fmt::format("set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep "
+                                 "launch",
+                                 kJobSecretVariable));
 }
 
 }  // namespace
@@ -115,24 +136,24 @@ std::unique_ptr<ProcessGroup> make_group(const World& given, const GroupOptions&
                      "--timeout-seconds 300");
   World world = given;
   world.rendezvous.encrypts = options.encrypt;
-  if (options.encrypt && options.backend == Backend::kMpi)
-    throw UsageError("--encrypt with --backend mpi: MPI does not encrypt what it sends to other hosts",
-                     "leave one of them out");
-  if (options.encrypt && world.size > 1 && joins_over_tcp(world) && world.rendezvous.secret.empty())
-    throw UsageError("--encrypt: this job has no secret that keys could be made of",
-                     fmt::format("set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep "
-                                 "launch",
-                                 kJobSecretVariable));
+  const BackendFamily* named = backend_family(options.backend);
+  check_encryption(world, options, named);
   const auto timeout = duration_of(options.timeout_seconds);
   set_stall_warning(duration_of(options.stall_warning_seconds));
   if (world.size == 1) return std::make_unique<SelfGroup>(timeout);
-  // Asked for by name, MPI is started even where the ranks could join without it.
-  if (options.backend == Backend::kMpi && world.mpi_joins) return make_mpi_group(world, options);
-  if (joins_over_tcp(world)) return make_group_over_tcp(world, options, timeout);
-  const bool on_one_host = world.local_size == world.size;
-  if (on_one_host && options.progress == Progress::kThread && options.backend != Backend::kShm)
-    return make_mpi_group(world, options);
-  return make_group_over_mpi(world, options, timeout);
+  const Families families = candidates(named);
+  for (const auto* family : families) {
+    if (family->lack(world, options, nullptr)) continue;
+    if (family->start != nullptr) return family->start(world, options);
+    break;
+  }
+  return join_ranks(world, options, families, timeout);
+}
+
+std::unique_ptr<DeviceGroup> make_device_group(ProcessGroup& control, const DeviceGroupOptions& options,
+                                               const std::string& backend) {
+  const BackendFamily& family = device_backend(backend);
+  return control.size() > 1 ? family.make_on_device(control, options) : make_device_self_group(options);
 }
 
 std::unique_ptr<Arena> SelfGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }

@@ -10,6 +10,7 @@
 
 namespace lockstep::comm {
 
+inline constexpr const char* kAutoBackend = "auto";
 inline constexpr double kMostTimeoutSeconds = 1e6;
 
 struct GroupOptions {
@@ -18,17 +19,13 @@ struct GroupOptions {
   /// How long a wait lasts before a line says who is waited for (comm/wait.h). From 0, which is never, up.
   double stall_warning_seconds = 10;
 
-  /// What moves the data.
-  enum class Backend {
-    kAuto,  // memory inside a host, sockets between hosts; MPI only where one of them is not to be had
-    kMpi,   // MPI's messages, everywhere
-    kShm,   // memory that all ranks have mapped; a store (MPI or TCP) introduces them to each other
-    kNccl,  // for what is on GPUs (comm/nccl/nccl_group.h); the group that make_group() gives is that of kAuto
-  };
-  Backend backend = Backend::kAuto;
+  /// What moves the data: the name of a backend (comm/backends.h). Without a choice it is memory inside a host, sockets
+  /// between hosts, and MPI only where one of them is not to be had. One for what is on GPUs (make_device_group())
+  /// chooses nothing here.
+  std::string backend = kAutoBackend;
 
   /// Who moves operations on while the caller computes. Ranks in shared memory alone are always inline; asking for
-  /// kThread rules that out of kAuto. On busy cores a second thread only takes time from the first.
+  /// kThread rules that out where no backend is named. On busy cores a second thread only takes time from the first.
   enum class Progress {
     kAuto,    // kThread where a core is spare, else kInline
     kThread,  // a thread of the group
@@ -39,9 +36,9 @@ struct GroupOptions {
   bool spare_core = false;
 
   /// Encrypts all that ranks of different hosts say to each other, the store of rank 0 included (Note [Encryption]).
-  /// All ranks ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). MPI and NCCL do not
-  /// encrypt: with Backend::kMpi it is refused, and there is no way out to MPI where hosts cannot connect. What a group
-  /// does on one host leaves it in no case.
+  /// All ranks ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). A backend
+  /// that does not encrypt (BackendFamily::encrypts) is refused, and is no way out where hosts cannot connect. What a
+  /// group does on one host leaves it in no case.
   bool encrypt = false;
 };
 
@@ -50,11 +47,11 @@ struct GroupOptions {
 /// world.rendezvous, and start MPI only if it is asked for. They find out themselves which of them share a host
 /// (Peers).
 ///
-/// Throws UsageError when MPI and the environment disagree on rank or size, for GroupOptions::encrypt where it cannot
-/// be or ranks differ in it, for a LOCKSTEP_SOCKET_IFNAME that names no interface, and on rank 0 when ranks that MPI
-/// does not join ask for what needs it (PeerError on the others); DeviceError when MPI is to join them and this build
-/// has none, when they cannot share memory or connect and MPI is no way out (PeerError on those that could); what
-/// make_tcp_store() throws. Call set_log_identity() before.
+/// Throws UsageError for an unknown backend, when MPI and the environment disagree on rank or size, for
+/// GroupOptions::encrypt where it cannot be or ranks differ in it, for a LOCKSTEP_SOCKET_IFNAME that names no
+/// interface, and on rank 0 when ranks that MPI does not join ask for what needs it (PeerError on the others);
+/// DeviceError when MPI is to join them and this build has none, when they cannot share memory or connect and MPI is no
+/// way out (PeerError on those that could); what make_tcp_store() throws. Call set_log_identity() before.
 ///
 /// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group

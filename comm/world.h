@@ -30,6 +30,9 @@ struct World {
   bool mpi_joins = false;       // what has started this process also gives MPI its rank
   bool joins_over_tcp = false;  // at `rendezvous`; MPI is started only if it is asked for
   Rendezvous rendezvous = {};
+
+  /// Whether a TCP store introduces the ranks to each other, and not MPI.
+  bool over_tcp() const { return !mpi_joins || joins_over_tcp; }
 };
 
 const char* name_of(Starter starter);

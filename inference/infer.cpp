@@ -9,7 +9,6 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "comm/world.h"
-#include "inference/options.h"
 #include "inference/workers.h"
 #include "nn/models/models.h"
 #include "session/device_request.h"

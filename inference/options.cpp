@@ -1,4 +1,4 @@
-#include "inference/options.h"
+#include "inference/infer.h"
 
 #include "checkpoint/model_options.h"
 #include "data/image_views.h"

@@ -1,5 +1,7 @@
 #include "session/options.h"
 
+#include "base/text.h"
+#include "comm/backends.h"
 #include "options/values.h"
 
 namespace lockstep::session {
@@ -21,18 +23,32 @@ std::string device_text(const std::string& device) { return "this run has --devi
 
 namespace {
 
+/// `what` is carried by one of the backends of which `offered` is true.
+Option backend_option(std::string& backend, const char* what, bool (*offered)(const comm::BackendFamily&)) {
+  std::vector<std::string> names = {comm::kAutoBackend}, helps = {"the fastest that the ranks can use"};
+  for (const auto* family : comm::backend_families()) {
+    if (!offered(*family)) continue;
+    names.push_back(family->name);
+    helps.push_back(fmt::format("{}: {}", family->name, family->about));
+  }
+  std::vector<std::pair<std::string, std::string>> choices;
+  for (const auto& name : names) choices.emplace_back(name, name);
+  return {.name = "backend",
+          .placeholder = join(names, "|"),
+          .help = fmt::format("what carries the {}: {}", what, join(helps, "; ")),
+          .default_text = backend,
+          .value = choice(backend, std::move(choices))};
+}
+
 Applies to_gpus(const std::string& device) {
   return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_text(device)); }};
 }
 
 }  // namespace
 
-void add_backend_option(OptionTable& table, Backend& backend) {
-  table.add({.name = "backend",
-             .placeholder = "auto|shm|mpi",
-             .help = "what carries the collectives: memory inside a host and sockets between hosts; memory alone; MPI",
-             .default_text = "auto",
-             .value = choice(backend, {{"auto", Backend::kAuto}, {"shm", Backend::kShm}, {"mpi", Backend::kMpi}})});
+void add_backend_option(OptionTable& table, std::string& backend) {
+  table.add(backend_option(backend, "collectives",
+                           [](const comm::BackendFamily& family) { return family.memory == DeviceKind::kCpu; }));
 }
 
 void add_timeout_option(OptionTable& table, double& seconds) {
@@ -102,15 +118,7 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
              .value = boolean(config.share_devices),
              .applies = {.to = "GPUs, and CPU devices that are listed",
                          .unless = [&config] { return when(config.device == "cpu", device_text(config.device)); }}});
-  table.add(
-      {.name = "backend",
-       .placeholder = "auto|nccl|mpi|shm",
-       .help = "what carries the gradients: NCCL on GPUs; on the CPU memory inside a host and sockets between hosts; "
-               "memory alone; MPI",
-       .default_text = "auto",
-       .value = choice(
-           config.backend,
-           {{"auto", Backend::kAuto}, {"nccl", Backend::kNccl}, {"mpi", Backend::kMpi}, {"shm", Backend::kShm}})});
+  table.add(backend_option(config.backend, "gradients", [](const comm::BackendFamily&) { return true; }));
   table.add(precision_option(config.precision, "what GPUs compute in; parameters, gradients and sums stay f32"));
   table.add(tf32_option(config.tf32, config.device));
   table.add({.name = "threads",
@@ -126,8 +134,9 @@ void add_device_options(OptionTable& table, SessionOptions& config) {
   Option encrypt = encrypt_option(config.encrypt);
   encrypt.applies = {.to = "what lockstep itself sends between hosts",
                      .unless = [&config]() -> std::optional<std::string> {
-                       if (config.backend == Backend::kMpi) return "MPI (--backend mpi) does not encrypt";
-                       return when(config.backend == Backend::kNccl, "NCCL (--backend nccl) does not encrypt");
+                       const auto* const family = comm::backend_family(config.backend);
+                       if (family == nullptr || family->encrypts) return std::nullopt;
+                       return fmt::format("{} (--backend {}) does not encrypt", family->title, family->name);
                      },
                      .remedy = "leave one of them out"};
   table.add(std::move(encrypt));

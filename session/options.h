@@ -13,7 +13,7 @@ void add_device_options(options::OptionTable& table, SessionOptions& session);
 
 // One by one, for commands that take some.
 /// For collectives of host memory.
-void add_backend_option(options::OptionTable& table, comm::GroupOptions::Backend& backend);
+void add_backend_option(options::OptionTable& table, std::string& backend);
 void add_timeout_option(options::OptionTable& table, double& seconds);
 void add_stall_option(options::OptionTable& table, double& seconds);
 options::Option encrypt_option(bool& encrypt);

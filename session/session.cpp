@@ -9,7 +9,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "comm/nccl/nccl_group.h"
+#include "comm/backends.h"
+#include "comm/device_group.h"
 #include "devices/read_gpus.h"
 #include "session/device_choice.h"
 #include "session/device_request.h"
@@ -61,7 +62,8 @@ RankView view_of(const SessionOptions& options, const Session& session) {
 
 /// What is about to be refused on all ranks, once they are connected and in one line, is no reason for a line of each.
 bool may_encrypt(const SessionOptions& options) {
-  return options.encrypt && options.backend != Backend::kMpi && options.backend != Backend::kNccl;
+  const auto* const family = comm::backend_family(options.backend);
+  return options.encrypt && (family == nullptr || family->encrypts);
 }
 
 void mention_encryption(bool wanted, const Session& session) {
@@ -109,9 +111,9 @@ void open_device(const SessionOptions& options, const DeviceChoice& choice, Sess
     check_place(choice);
   });
   if (!gpu) return;
-  const comm::NcclOptions nccl{
-      .device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()};
-  session.gradient_group = group.size() > 1 ? comm::make_nccl_group(group, nccl) : comm::make_device_self_group(nccl);
+  session.gradient_group = comm::make_device_group(
+      group, {.device = choice.device.index, .producer = session.backend->stream(), .timeout = group.timeout()},
+      options.backend);
 }
 
 }  // namespace
@@ -181,10 +183,11 @@ void check_log_level(const std::string& level) {
 }
 
 void check_kind(const SessionOptions& options, DeviceKind kind, const std::string& why) {
+  const auto* const family = comm::backend_family(options.backend);
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
   if (kind == DeviceKind::kCpu) {
-    require(options.backend != Backend::kNccl,
-            fmt::format("--backend nccl adds up what is on GPUs, and this run is on the CPU{}", because),
+    require(family == nullptr || family->memory == DeviceKind::kCpu,
+            fmt::format("--backend {} adds up what is on GPUs, and this run is on the CPU{}", options.backend, because),
             "leave --backend out, or use --device cuda");
     require(options.precision == Precision::kF32,
             fmt::format("bf16 is computed on GPUs only, in this version, and this run is on the CPU{}", because),
@@ -193,16 +196,17 @@ void check_kind(const SessionOptions& options, DeviceKind kind, const std::strin
             "leave --tf32 out, or use --device cuda");
     return;
   }
-  require(options.backend == Backend::kAuto || options.backend == Backend::kNccl,
-          fmt::format("--backend {} on GPUs: gradients on a GPU travel over NCCL",
-                      options.backend == Backend::kMpi ? "mpi" : "shm"),
+  require(family == nullptr || family->memory == kind,
+          fmt::format("--backend {} on GPUs: gradients on a GPU travel over {}", options.backend,
+                      comm::device_backend().title),
           "leave --backend out, or use --device cpu");
 }
 
 void check_encryption(const SessionOptions& options, DeviceKind kind, bool several_hosts) {
-  if (options.encrypt && kind == DeviceKind::kCuda && several_hosts)
+  if (!options.encrypt || kind == DeviceKind::kCpu || !several_hosts) return;
+  if (const auto& family = comm::device_backend(options.backend); !family.encrypts)
     throw UsageError(
-        "--encrypt: gradients on GPUs travel between hosts over NCCL, which does not encrypt",
+        fmt::format("--encrypt: gradients on GPUs travel between hosts over {}, which does not encrypt", family.title),
         "leave it out and connect the hosts by a network that encrypts (WireGuard, IPsec), or use --device cpu");
 }
 

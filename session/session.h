@@ -16,14 +16,12 @@
 
 namespace lockstep::session {
 
-using Backend = comm::GroupOptions::Backend;
-
 /// What a rank computes on, how it talks to the others and how much it says.
 struct SessionOptions {
-  std::string device = "auto";  // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_request.h)
-  bool share_devices = false;   // several ranks may compute on one GPU
-  bool all_devices = false;     // this process computes on all devices that are named: it is alone
-  Backend backend = Backend::kAuto;
+  std::string device = "auto";               // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_request.h)
+  bool share_devices = false;                // several ranks may compute on one GPU
+  bool all_devices = false;                  // this process computes on all devices that are named: it is alone
+  std::string backend = comm::kAutoBackend;  // what moves the gradients (comm/backends.h)
   Precision precision = Precision::kF32;
   bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
   int threads = 0;                    // compute threads per device; 0: its share of the cores

@@ -16,7 +16,6 @@
 #include "nn/optim/optimizers.h"
 #include "trainer/data_parallel.h"
 #include "trainer/options.h"
-#include "trainer/output_files.h"
 
 namespace lockstep::trainer {
 

@@ -63,6 +63,11 @@ const nn::TrainingDefaults* model_defaults(const TrainConfig& config) {
 
 }  // namespace
 
+nn::LearningRate schedule_of(const TrainConfig& config, std::int64_t total_steps, int world_size) {
+  return {nn::schedule_family(config.schedule), schedule_settings_of(config), learning_rate_of(config, world_size),
+          config.warmup, total_steps};
+}
+
 double learning_rate_of(const TrainConfig& config, int world_size) {
   if (config.lr) return *config.lr;
   if (const auto* model = model_defaults(config); model != nullptr && model->lr_per_256)

@@ -10,6 +10,7 @@
 
 #include "base/settings.h"
 #include "nn/models/models.h"
+#include "nn/optim/optimizers.h"
 #include "sampler/sampler.h"
 #include "session/session.h"
 
@@ -94,6 +95,8 @@ const char* name_of(sampler::Tail tail);
 /// optimizer's own. All throw UsageError for an unknown model or optimizer.
 std::string optimizer_of(const TrainConfig& config);
 double learning_rate_of(const TrainConfig& config, int world_size);
+/// Of a run of `total_steps`.
+nn::LearningRate schedule_of(const TrainConfig& config, std::int64_t total_steps, int world_size = 1);
 double weight_decay_of(const TrainConfig& config);
 /// The loss's name.
 std::string loss_of(const TrainConfig& config);
@@ -109,6 +112,13 @@ std::int64_t global_batch_of(const TrainConfig& config, int world_size);
 /// that would have no effect (trainer/options.h). Data is checked where it is opened, and what the device does
 /// when `auto` has become one.
 void validate(const TrainConfig& config);
+
+/// Looks at --save, --metrics, --trace and --checkpoint-dir. Throws UsageError where two of them are one file, where
+/// one is the file of --config, --data or --resume, lies in a checkpoint or is what standard output or error goes to,
+/// and for
+/// "-". --weights may be what --save replaces: it is read before, and the new file takes its place as a whole; nothing
+/// else may. For the rank that writes: others may see another disk.
+void check_output_files(const TrainConfig& config);
 
 /// Throws UsageError for what a device of this kind does not do in training, beside session::check_kind().
 void check_graphs(const TrainConfig& config, DeviceKind kind, const std::string& why = {});

@@ -1,4 +1,4 @@
-#include "trainer/evaluation.h"
+#include "trainer/train.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "trainer/output_files.h"
+#include "trainer/config.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -11,7 +11,6 @@
 #include "parallel/distributed_data_parallel.h"
 #include "trainer/forward.h"
 #include "trainer/in_flight.h"
-#include "trainer/layer_trace.h"
 #include "trainer/step_graphs.h"
 #include "trainer/trace.h"
 

@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
 #include "comm/process_group.h"
 #include "ddp/timeline.h"
+#include "nn/layers/module.h"
 
 namespace lockstep::trainer {
 
@@ -95,6 +98,24 @@ class TraceSpan {
   Trace* trace_;
   std::int32_t row_;
   std::string_view name_;
+  Clock::time_point begin_;
+};
+
+/// Records every operator of a tape, forward and backward, as "conv1 conv2d" and "conv1 conv2d backward"; those without
+/// parameters go by the operator alone. The trace must outlive it.
+class LayerTrace final : public nn::TapeObserver {
+ public:
+  LayerTrace(Trace& trace, const nn::Module& module);
+
+  void op_begins() override { begin_ = Clock::now(); }
+  void op_ended(const nn::OpLabel& label, bool backward) override;
+
+ private:
+  using Key = std::pair<const void*, bool>;  // a parameter or, of an operator without, its name; backward
+
+  Trace& trace_;
+  std::map<const nn::Parameter*, std::string> layers_;
+  std::map<Key, std::string_view> names_;
   Clock::time_point begin_;
 };
 

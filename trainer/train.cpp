@@ -25,7 +25,6 @@
 #include "trainer/memory_estimate.h"
 #include "trainer/progress.h"
 #include "trainer/resume.h"
-#include "trainer/schedule.h"
 #include "trainer/step.h"
 #include "trainer/trace.h"
 
@@ -106,7 +105,7 @@ class Run {
     options.trace = trace();
     step_.emplace(backend_, *ddp_, std::move(optimizer), format_of(*splits_.train), options);
     if (wants_graphs(config_)) step_->set_graphs(&graphs_.emplace(backend_, *ddp_, options.activations));
-    rate_.emplace(config_, total_steps_, group_.size());
+    rate_.emplace(schedule_of(config_, total_steps_, group_.size()));
   }
 
   int execute() {
@@ -363,7 +362,7 @@ class Run {
   sampler::SamplerState position_;       // after the last step that has begun
   std::int64_t checked_ = 0;             // the step after which replicas were compared last
   bool stop_wanted_ = false;
-  std::optional<LearningRate> rate_;
+  std::optional<nn::LearningRate> rate_;
 
   Clock::time_point last_end_{};  // of a step
   Clock::time_point next_status_{};

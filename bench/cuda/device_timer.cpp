@@ -1,6 +1,6 @@
 #include "base/cuda/runtime.h"
 #include "bench/timeline.h"
-#include "comm/nccl/nccl_group.h"
+#include "comm/device_group.h"
 
 namespace lockstep::bench {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/backends.h"
 #include "comm/engine.h"
 #include "comm/shm/shm_engine.h"
 
@@ -155,6 +156,30 @@ std::unique_ptr<ProcessGroup> make_hosts_group(std::unique_ptr<Store> store, Hos
   const auto shared = std::make_shared<std::unique_ptr<Engine>>(std::move(engine));
   return make_thread_group(
       rank, size, [shared] { return std::move(*shared); }, std::move(store), timeout);
+}
+
+const BackendFamily& hosts_backend() {
+  static const BackendFamily family{
+      .name = "hosts",
+      .title = "sockets",
+      .about = "sockets between hosts, memory inside them",
+      .encrypts = true,
+      .lack = [](const World& world, const GroupOptions&, const Peers* peers) -> std::optional<Lack> {
+        const bool on_one = peers != nullptr ? peers->elsewhere() < 0 : world.local_size == world.size;
+        if (!on_one) return std::nullopt;
+        return Lack{"all ranks are on one host", "leave --backend out"};
+      },
+      .make = [](JoinedRanks ranks) -> std::unique_ptr<ProcessGroup> {
+        using Progress = GroupOptions::Progress;
+        const GroupOptions& options = ranks.options;
+        const bool threaded =
+            options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
+        Rendezvous rendezvous = ranks.world.rendezvous;
+        if (!ranks.world.over_tcp()) rendezvous.host.clear();
+        return make_hosts_group(std::move(ranks.store), std::move(ranks.peers), rendezvous, ranks.timeout, threaded);
+      },
+  };
+  return family;
 }
 
 }  // namespace lockstep::comm

@@ -24,7 +24,7 @@ std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock
 /// Both in one; `options` say whether a thread of the group is to call MPI.
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options);
 
-/// Whether this build can join several processes.
+/// Whether this build can join several processes by MPI.
 bool mpi_available();
 
 /// "Open MPI v4.1.4, …" in one line; "none" in a build without MPI. Does not start MPI.

@@ -1,7 +1,7 @@
 #include "base/cuda/runtime.h"
 #include "base/error.h"
+#include "comm/device_group.h"
 #include "comm/nccl/device_arena.h"
-#include "comm/nccl/nccl_group.h"
 
 namespace lockstep::comm {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 /// As SelfGroup, but that the work in question is the stream's: an operation is done when what came before it is.
 class DeviceSelfGroup final : public DeviceGroup {
  public:
-  explicit DeviceSelfGroup(const NcclOptions& options)
+  explicit DeviceSelfGroup(const DeviceGroupOptions& options)
       : DeviceGroup(0, 1, options.timeout, options.device), producer_(options.producer), bytes_(options.producer) {}
 
   std::string name() const override { return "self"; }
@@ -70,7 +70,7 @@ class DeviceSelfGroup final : public DeviceGroup {
 
 }  // namespace
 
-std::unique_ptr<DeviceGroup> make_device_self_group(const NcclOptions& options) {
+std::unique_ptr<DeviceGroup> make_device_self_group(const DeviceGroupOptions& options) {
   check_device(options.device);
   check_cuda(cudaSetDevice(options.device), "choosing a GPU");
   return std::make_unique<DeviceSelfGroup>(options);

@@ -6,6 +6,7 @@
 #include "base/cuda/library.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/nccl/nccl_group.h"
 #include "comm/op.h"
 
 namespace lockstep::comm {
@@ -134,6 +135,14 @@ void check_nccl_version(const NcclApi& api) {
 }
 
 std::string nccl_version_text(const NcclApi& api) { return version_text(version_of(api)); }
+
+std::string nccl_library_version() {
+  try {
+    return nccl_version_text(load_nccl());
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
 
 std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t result) {
   const char* const last = api.get_last_error(comm);

@@ -34,7 +34,7 @@ constexpr std::uint64_t kCompareEvery = 100;
 
 class NcclGroup final : public DeviceGroup {
  public:
-  NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api);
+  NcclGroup(ProcessGroup& control, const DeviceGroupOptions& options, const NcclApi& api);
   ~NcclGroup() override;
 
   /// Collective: what is left of the making, where the ranks wait for each other.
@@ -105,7 +105,7 @@ class NcclGroup final : public DeviceGroup {
   EventRing captured_events_;  // events of a capture mean nothing outside of it
 };
 
-NcclGroup::NcclGroup(ProcessGroup& control, const NcclOptions& options, const NcclApi& api)
+NcclGroup::NcclGroup(ProcessGroup& control, const DeviceGroupOptions& options, const NcclApi& api)
     : DeviceGroup(control.rank(), control.size(), options.timeout, options.device),
       control_(control),
       producer_(options.producer),
@@ -413,8 +413,8 @@ void NcclGroup::replayed(std::uint64_t count) {
 
 }  // namespace
 
-std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const NcclOptions& options) {
-  const NcclApi* api = options.api;
+std::unique_ptr<DeviceGroup> make_nccl_group(ProcessGroup& control, const DeviceGroupOptions& options,
+                                             const NcclApi* api) {
   std::unique_ptr<NcclGroup> group;
   run_collectively(control, [&] {
     check_device(options.device);

@@ -9,7 +9,7 @@
 
 #include "base/cuda/runtime.h"
 #include "base/deadline.h"
-#include "comm/nccl/nccl_group.h"
+#include "comm/device_group.h"
 #include "comm/op.h"
 
 namespace lockstep::comm {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/backends.h"
 #include "comm/engine.h"
 #include "comm/reduce.h"
 
@@ -238,6 +239,27 @@ std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Pee
   peers.watch(rank);
   auto engine = std::make_unique<ShmEngine>(rank, size, std::move(peers), std::move(board));
   return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);
+}
+
+const BackendFamily& shm_backend() {
+  static const BackendFamily family{
+      .name = "shm",
+      .title = "shared memory",
+      .about = "memory inside a host",
+      .encrypts = true,  // nothing leaves the host
+      .lack = [](const World&, const GroupOptions& options, const Peers* peers) -> std::optional<Lack> {
+        if (options.backend == shm_backend().name) return std::nullopt;  // make_shm_group() names who is elsewhere
+        if (options.progress == GroupOptions::Progress::kThread)
+          return Lack{"in shared memory nothing moves on a thread of its own", "let the caller move its operations on"};
+        if (peers != nullptr && peers->elsewhere() >= 0) return Lack{"the ranks are on several hosts", {}};
+        return std::nullopt;
+      },
+      .make =
+          [](JoinedRanks ranks) {
+            return make_shm_group(std::move(ranks.store), std::move(ranks.peers), ranks.timeout);
+          },
+  };
+  return family;
 }
 
 }  // namespace lockstep::comm

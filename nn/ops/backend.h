@@ -9,11 +9,9 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
-#include "nn/ops/async_download.h"
 #include "nn/ops/attention.h"
 #include "nn/ops/conv.h"
 #include "nn/ops/embedding.h"
-#include "nn/ops/graph_capture.h"
 #include "nn/ops/layer_norm.h"
 #include "nn/ops/linear.h"
 #include "nn/ops/loss.h"
@@ -24,6 +22,29 @@
 #include "nn/ops/pool.h"
 
 namespace lockstep::nn {
+
+/// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
+/// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
+/// touches, must outlive it.
+class CapturedGraph {
+ public:
+  virtual ~CapturedGraph() = default;
+  /// Gives the work to the device, after what has been given before.
+  virtual void run() = 0;
+};
+
+/// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
+/// later, when ready(), bytes(). One at a time; used again and again.
+class AsyncDownload {
+ public:
+  virtual ~AsyncDownload() = default;
+  /// Takes `from` as it is when all work given before is done.
+  virtual void begin(const Tensor& from) = 0;
+  /// Whether it has arrived. Throws what the device has failed with.
+  virtual bool ready() = 0;
+  /// What begin() took; only when ready(), until the next begin().
+  virtual std::span<const std::byte> bytes() const = 0;
+};
 
 /// One device of this process. Operators, layers and optimizers reach memory and kernels through it alone, so that
 /// another device is another Backend and nothing else. Kernels run in the order of their calls on one stream; one

@@ -3,9 +3,11 @@
 // Nobody else knows one by its name.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/settings.h"
@@ -56,5 +58,22 @@ const std::vector<const ScheduleFamily*>& schedule_families();
 /// Throws UsageError for another name, with the nearest right one.
 const ScheduleFamily& schedule_family(const std::string& name);
 std::vector<std::string> schedule_names();
+
+/// The learning rates of `total_steps` steps. A pure function; steps count from 0. During the first `warmup` steps
+/// lr · (step + 1) / warmup; then what the schedule says of the share of the remaining steps that is done. `settings`
+/// are complete.
+class LearningRate {
+ public:
+  LearningRate(const ScheduleFamily& schedule, Settings settings, double lr, std::int64_t warmup,
+               std::int64_t total_steps)
+      : schedule_(schedule), settings_(std::move(settings)), lr_(lr), warmup_(warmup), total_steps_(total_steps) {}
+  double at(std::int64_t step) const;
+
+ private:
+  const ScheduleFamily& schedule_;
+  Settings settings_;
+  double lr_;
+  std::int64_t warmup_, total_steps_;
+};
 
 }  // namespace lockstep::nn

@@ -72,4 +72,11 @@ const ScheduleFamily& schedule_family(const std::string& name) {
   throw_unknown("schedule", name, schedule_names());
 }
 
+double LearningRate::at(std::int64_t step) const {
+  if (step < warmup_) return lr_ * static_cast<double>(step + 1) / static_cast<double>(warmup_);
+  const double done =
+      total_steps_ > warmup_ ? static_cast<double>(step - warmup_) / static_cast<double>(total_steps_ - warmup_) : 0.0;
+  return schedule_.at(done, lr_, settings_);
+}
+
 }  // namespace lockstep::nn

@@ -5,7 +5,7 @@
 #include "base/cuda/probe.h"
 #include "base/error.h"
 #include "base/version.h"
-#include "inference/options.h"
+#include "inference/infer.h"
 #include "trainer/options.h"
 
 namespace lockstep::cli {
@@ -210,7 +210,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.seed, 42u);
   EXPECT_EQ(config.device, "cuda:0,3");
   EXPECT_TRUE(config.share_devices);
-  EXPECT_EQ(config.backend, comm::GroupOptions::Backend::kNccl);
+  EXPECT_EQ(config.backend, "nccl");
   EXPECT_EQ(config.precision, Precision::kBF16);
   EXPECT_TRUE(config.tf32);
   EXPECT_EQ(config.graphs, false);

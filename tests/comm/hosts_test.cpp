@@ -262,7 +262,7 @@ TEST(Hosts, AnInterfaceThatIsNotThereIsARanksOwnError) {
 TEST(Hosts, SharedMemoryIsNotToBeHad) {
   on_processes({"ab"}, [](const World& world) {
     GroupOptions options;
-    options.backend = GroupOptions::Backend::kShm;
+    options.backend = "shm";
     if (world.rank == 1)
       return throws<DeviceError>([&] { make_group(world, options); }, {"(host a) and rank 1 (host b) share no memory"});
     return throws<PeerError>([&] { make_group(world, options); }, {"share no memory"});

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "comm/backends.h"
 #include "data/open.h"
 #include "nn/losses/losses.h"
 #include "nn/models/models.h"
@@ -58,10 +59,14 @@ TEST(Layering, NobodyKnowsAFamilyByItsName) {
   add(nn::schedule_names());
   add(nn::loss_names());
   for (const auto* family : data::dataset_families()) names.insert(family->name);
-  const std::set<std::string> words = {"linear", "constant", "step", "digits", "images", "text", "tokens", "random"};
+  for (const auto* family : comm::backend_families()) names.insert(family->name);
+  const std::set<std::string> words = {"linear", "constant", "step",   "digits", "images",
+                                       "text",   "tokens",   "random", "hosts"};
   std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/losses/", "nn/autograd/", "nn/ops/"};
   for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
   own.push_back("data/cifar");  // of several families
+  for (const auto* family : comm::backend_families()) own.push_back("comm/" + family->name + "/");
+  own.push_back("bench/peers/");
   EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());
 }
 

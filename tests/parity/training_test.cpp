@@ -9,7 +9,7 @@
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
-#include "trainer/schedule.h"
+#include "trainer/config.h"
 
 namespace lockstep::parity {
 namespace {
@@ -164,7 +164,7 @@ TEST(Schedules, AreTorchsOverTwentySteps) {
     config.warmup = c.warmup;
     config.lr = c.lr;
     config.schedule_settings = c.settings;
-    const trainer::LearningRate rate(config, c.steps);
+    const nn::LearningRate rate = trainer::schedule_of(config, c.steps);
     const auto expected = elements<double>(golden.extra(c.name));
     ASSERT_EQ(expected.size(), static_cast<std::size_t>(kTrainingSteps));
     for (std::int64_t step = 0; step < c.steps; ++step)

@@ -9,8 +9,12 @@ namespace {
 
 using nlohmann::json;
 
-std::string launched(int ranks, const std::string& arguments) {
-  return "lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- lockstep bench " + arguments;
+std::string bench(int ranks, const std::string& arguments) { return on_ranks(ranks) + "lockstep bench " + arguments; }
+
+/// MPI alone needs a launcher.
+std::string start(int ranks, const std::string& choice) {
+  if (!choice.ends_with("mpi")) return on_ranks(ranks);
+  return "lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- ";
 }
 
 TEST(BenchAllReduce, IsRightForEveryTypeAndOperation) {
@@ -18,9 +22,8 @@ TEST(BenchAllReduce, IsRightForEveryTypeAndOperation) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* choice : {"f32 --op sum", "f64 --op min", "bf16 --op sum", "i32 --op max", "i64 --backend mpi"}) {
       const auto outcome =
-          run(launched(ranks, std::string("allreduce --min 6 --max 300K --factor 9 --iterations 2 --json "
-                                          "--dtype ") +
-                                  choice),
+          run(start(ranks, choice) +
+                  "lockstep bench allreduce --min 6 --max 300K --factor 9 --iterations 2 --json --dtype " + choice,
               directory.path());
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       const auto lines = lines_of(outcome.out);
@@ -41,10 +44,10 @@ TEST(BenchAllReduce, IsRightForEveryTypeAndOperation) {
 
 TEST(BenchAllReduce, PrintsATableOnceAndCsv) {
   const TemporaryDirectory directory;
-  auto outcome = run(launched(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
+  auto outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2"), directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(lines_of(outcome.out).size(), 4u + 3u) << outcome.out;
-  outcome = run(launched(2, "allreduce --min 4K --max 16K --iterations 2 --csv --check no"), directory.path());
+  outcome = run(bench(2, "allreduce --min 4K --max 16K --iterations 2 --csv --check no"), directory.path());
   const auto lines = lines_of(outcome.out);
   ASSERT_EQ(lines.size(), 4u) << outcome.out;
   EXPECT_EQ(std::ranges::count(lines[0], ','), std::ranges::count(lines[1], ','));
@@ -55,7 +58,7 @@ TEST(BenchStep, TellsTheStepApart) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* model : {"linear", "mlp --hidden 32", "cnn --data digits"}) {
       const auto outcome =
-          run(launched(ranks, std::string("step ") + model + " --batch 8 --steps 5 --warmup-steps 2 --json"),
+          run(bench(ranks, std::string("step ") + model + " --batch 8 --steps 5 --warmup-steps 2 --json"),
               directory.path());
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       ASSERT_EQ(lines_of(outcome.out).size(), 1u) << outcome.out;
@@ -143,8 +146,7 @@ TEST(Bench, RefusesWhatItCannotDoInOneLine) {
         Case{"allreduce --dtype u8", 2, "u8"}, Case{"step", 2, "MODEL"}, Case{"step cn", 2, "did you mean"},
         Case{"step cnn --steps 0", 2, "--steps"}, Case{"step cnn --min 8", 2, "lockstep bench allreduce"},
         Case{"step mlp --lr 1e30 --steps 30", 7, "NaN or infinite"}}) {
-    const auto outcome =
-        run("lockstep launch -n 2 --no-prefix -- lockstep bench " + std::string(c.arguments), directory.path());
+    const auto outcome = run(bench(2, c.arguments), directory.path());
     EXPECT_EQ(outcome.code, c.code) << c.arguments << "\n" << outcome.err;
     std::size_t errors = 0;
     for (const auto& line : lines_of(outcome.err))

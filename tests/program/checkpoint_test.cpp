@@ -47,8 +47,6 @@ std::ptrdiff_t lines_that_say(const std::string& what, const std::string& text) 
   return std::ranges::count_if(lines_of(text), [&](const auto& line) { return line.find(what) != std::string::npos; });
 }
 
-std::string ranks(int n) { return n == 1 ? "" : "lockstep launch -n " + std::to_string(n) + " -- "; }
-
 constexpr const char* kCnn =
     "lockstep train cnn --data digits --global-batch 60 --steps 40 --optimizer sgd --lr 0.05 --quiet --threads 1 "
     "--metrics m.jsonl --checkpoint-dir c ";
@@ -68,7 +66,7 @@ TEST_P(Resumed, EndsLikeARunThatNeverStopped) {
     std::ofstream text(directory.path() / "text.txt");
     for (int i = 0; i < 200; ++i) text << "every " << i * i % 97 << " ";
   }
-  const std::string line = ranks(GetParam().ranks) + GetParam().command +
+  const std::string line = on_ranks(GetParam().ranks) + GetParam().command +
                            " --quiet --check-replicas 1 --metrics m.jsonl --checkpoint-dir c --keep 0";
   ASSERT_EQ(run(line + " --checkpoint-every 3", directory.path()).code, 0);
   const std::string whole = hash_of(directory.path() / "m.jsonl");
@@ -108,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Checkpoints, BuffersComeBackToo) {
   const TemporaryDirectory directory;
   const std::string data = "resnet18-cifar --data random:3x8x8,24 ";
-  const std::string line = ranks(2) + "lockstep train " + data + "--batch 4 --steps 5 --nesterov --quiet --keep 0 ";
+  const std::string line = on_ranks(2) + "lockstep train " + data + "--batch 4 --steps 5 --nesterov --quiet --keep 0 ";
   ASSERT_EQ(run(line + "--save whole.safetensors --checkpoint-dir c --checkpoint-every 4", directory.path()).code, 0);
   remove_after(directory.path() / "c", 4);
   ASSERT_EQ(run(line + "--save again.safetensors --checkpoint-dir c --resume auto", directory.path()).code, 0);
@@ -122,12 +120,12 @@ TEST(Checkpoints, BuffersComeBackToo) {
 TEST(Checkpoints, AnotherNumberOfRanksGoesOnWithTheSamplesThatAreLeft) {
   const TemporaryDirectory directory;
   const std::string line = std::string(kCnn) + "--checkpoint-every 5 --keep 0 ";
-  ASSERT_EQ(run(ranks(2) + line, directory.path()).code, 0);
+  ASSERT_EQ(run(on_ranks(2) + line, directory.path()).code, 0);
   std::vector<double> whole;
   for (const auto& event : events_of(directory.path() / "m.jsonl", "step")) whole.push_back(event["loss"]);
   for (const int n : {3, 1}) {
     remove_after(directory.path() / "c", 15);  // in the middle of an epoch of 24
-    const auto outcome = run(ranks(n) + line + "--resume auto", directory.path());
+    const auto outcome = run(on_ranks(n) + line + "--resume auto", directory.path());
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("ranks 2 there and " + std::to_string(n) + " here"));
     const auto events = events_of(directory.path() / "m.jsonl", "step");
@@ -293,7 +291,7 @@ TEST(Checkpoints, ADirectoryThatCannotBeWrittenDoesNotStopTraining) {
   line.erase(line.find("--checkpoint-dir"));
   // Whoever is root may write where others may not, but not there.
   const auto outcome =
-      run(ranks(2) + line + elsewhere + "/sys/lockstep-checkpoints --save s.safetensors", directory.path());
+      run(on_ranks(2) + line + elsewhere + "/sys/lockstep-checkpoints --save s.safetensors", directory.path());
   ASSERT_EQ(outcome.code, 3) << outcome.err;
   EXPECT_THAT(outcome.err,
               HasSubstr("error: training is complete, but its last checkpoint, of step 40, is not in /sys"));
@@ -325,7 +323,7 @@ TEST(Checkpoints, ADirectoryThatHasBecomeReadOnlyKeepsWhatItHas) {
 TEST(Checkpoints, AStopSavesOneAndExitsWith75) {
   for (const int n : {1, 2}) {
     const TemporaryDirectory directory;
-    const std::string line = ranks(n) + endless(kCnn) + "--checkpoint-every 0";
+    const std::string line = (n == 1 ? "" : "lockstep launch -n 2 -- ") + endless(kCnn) + "--checkpoint-every 0";
     const auto outcome = run(line + once_there_are(20, "kill -TERM $pid"), directory.path());
     ASSERT_EQ(outcome.code, 75) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--resume auto resumes it"));

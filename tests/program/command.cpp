@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 namespace lockstep::testing {
+
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds,
             const std::filesystem::path& program) {
   const auto bin = program.parent_path();
@@ -21,6 +22,11 @@ Outcome run(const std::string& line, const std::filesystem::path& directory, int
   outcome.out = read_file(directory / ".out");
   outcome.err = read_file(directory / ".err");
   return outcome;
+}
+
+std::string on_ranks(int ranks) {
+  if (ranks == 1) return {};
+  return "LOCKSTEP_TEST_GROUP=tcp " LOCKSTEP_SOURCE_DIR "/tests/support/run_ranks " + std::to_string(ranks) + " ";
 }
 
 std::string big_endian(std::uint32_t value) {

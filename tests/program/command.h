@@ -20,6 +20,10 @@ struct Outcome {
 Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60,
             const std::filesystem::path& program = LOCKSTEP_PROGRAM);
 
+/// What starts the rest of a line as `ranks` ranks; nothing for one. Without mpirun and the launcher, which take longer
+/// than most runs: for tests of neither.
+std::string on_ranks(int ranks);
+
 /// As IDX files have numbers.
 std::string big_endian(std::uint32_t value);
 

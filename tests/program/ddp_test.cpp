@@ -18,10 +18,9 @@ class Ddp : public ::testing::Test {
  protected:
   /// `lockstep train ARGUMENTS` on `ranks` ranks.
   Metrics train(int ranks, const std::string& arguments) {
-    const auto outcome = run(fmt::format("lockstep launch -n {} -- lockstep train {} --quiet --check-replicas 1 "
-                                         "--metrics m.jsonl",
-                                         ranks, arguments),
-                             directory_.path());
+    const auto outcome =
+        run(fmt::format("{}lockstep train {} --quiet --check-replicas 1 --metrics m.jsonl", on_ranks(ranks), arguments),
+            directory_.path());
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return metrics("m.jsonl");
   }

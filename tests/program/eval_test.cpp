@@ -82,8 +82,7 @@ class Eval : public ::testing::Test {
     std::int64_t samples = 0;
   };
   RootCause eval(int ranks, const std::string& line) const {
-    const auto outcome = call("lockstep launch --no-prefix -n " + std::to_string(ranks) + " -- lockstep eval " + line +
-                              " --device cpu --metrics m.jsonl");
+    const auto outcome = call(on_ranks(ranks) + "lockstep eval " + line + " --device cpu --metrics m.jsonl");
     const auto all = metrics();
     EXPECT_EQ(all.size(), 1u) << "only rank 0 writes, and one line";
     const auto& one = all.at(0);

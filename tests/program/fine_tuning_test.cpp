@@ -54,9 +54,9 @@ class FineTuning : public ::testing::Test {
   void check(const Example& example) const {
     expect_done("lockstep train " + example.train + " --device cpu --quiet --save base.safetensors");
     const Weights base = saved("base.safetensors");
-    for (const auto& [start, devices] : {std::pair{"lockstep train ", "--device cpu"},
-                                         std::pair{"lockstep launch -n 2 -- lockstep train ", "--device cpu"},
-                                         std::pair{"lockstep train ", "--parallel dp --device cpu:0,1"}}) {
+    for (const auto& [start, devices] : {std::pair<std::string, const char*>{"lockstep train ", "--device cpu"},
+                                         {on_ranks(2) + "lockstep train ", "--device cpu"},
+                                         {"lockstep train ", "--parallel dp --device cpu:0,1"}}) {
       SCOPED_TRACE(start + example.train + " " + devices);
       expect_done(start + example.train + " --weights base.safetensors --reset-head --classes 13 --freeze \"" +
                   example.freeze + "\" --quiet --check-replicas 1 --save tuned.safetensors " + devices);

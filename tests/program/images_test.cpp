@@ -31,8 +31,8 @@ class Images : public ::testing::Test {
     }
   }
   Outcome train(const std::string& options, int ranks = 1) const {
-    const std::string launch = ranks == 1 ? "" : "lockstep launch -n " + std::to_string(ranks) + " -- ";
-    return run(launch + "lockstep train resnet18 --data images:pictures --image-size 32 --global-batch 6 --quiet " +
+    return run(on_ranks(ranks) +
+                   "lockstep train resnet18 --data images:pictures --image-size 32 --global-batch 6 --quiet " +
                    "--metrics m.jsonl " + options,
                directory_.path(), 120);
   }

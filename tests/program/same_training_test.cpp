@@ -21,8 +21,8 @@ TEST(SameTraining, LossesAgreeOnOneToFiveRanks) {
   for (int n = 1; n <= 5; ++n) {
     const std::string file = "m" + std::to_string(n) + ".jsonl";
     // Every step ends with a bitwise comparison of all ranks' parameters.
-    const auto outcome = run("lockstep launch -n " + std::to_string(n) +
-                                 " -- lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
+    const auto outcome = run(on_ranks(n) +
+                                 "lockstep train cnn --data digits --global-batch 64 --epochs 3 --quiet "
                                  "--check-replicas 1 --metrics " +
                                  file,
                              directory.path());
@@ -89,13 +89,14 @@ TEST(SameTraining, TwoRanksLearnDigits) {
 TEST(SameTraining, ARunRepeatsBitForBit) {
   const TemporaryDirectory directory;
   std::string first;
-  for (const char* options : {"", " --bucket-mb 0.0003 --first-bucket-mb 0.0003", " --backend shm", " --backend mpi"}) {
+  for (const auto& [start, options] : {std::pair<std::string, const char*>{on_ranks(3), ""},
+                                       {on_ranks(3), "--bucket-mb 0.0003 --first-bucket-mb 0.0003"},
+                                       {on_ranks(3), "--backend shm"},
+                                       {"lockstep launch -n 3 -- ", "--backend mpi"}}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
-      const auto outcome =
-          run(std::string("lockstep launch -n 3 -- lockstep train cnn --data digits --steps 30 --quiet "
-                          "--check-replicas 1 --metrics m.jsonl") +
-                  options,
-              directory.path());
+      const auto outcome = run(
+          start + "lockstep train cnn --data digits --steps 30 --quiet --check-replicas 1 --metrics m.jsonl " + options,
+          directory.path());
       ASSERT_EQ(outcome.code, 0) << outcome.err;
       const std::string hash = read_metrics(directory.path() / "m.jsonl").final["params_sha256"];
       if (first.empty()) first = hash;
@@ -106,10 +107,9 @@ TEST(SameTraining, ARunRepeatsBitForBit) {
 
 TEST(SameTraining, MoreRanksThanSamples) {
   const TemporaryDirectory directory;
-  const auto outcome =
-      run("lockstep launch -n 5 -- lockstep train linear --data random:7,3 --epochs 4 --quiet "
-          "--check-replicas 1 --metrics m.jsonl",
-          directory.path());
+  const auto outcome = run(
+      on_ranks(5) + "lockstep train linear --data random:7,3 --epochs 4 --quiet --check-replicas 1 --metrics m.jsonl",
+      directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto metrics = read_metrics(directory.path() / "m.jsonl");
   EXPECT_EQ(metrics.losses.size(), 4u);
@@ -127,8 +127,7 @@ TEST(SameTraining, PlainMpirunWorksAsWell) {
 TEST(SameTraining, SavedWeightsLoadWhereTheyWereSavedFrom) {
   const TemporaryDirectory directory;
   auto outcome =
-      run("lockstep launch -n 2 -- lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl "
-          "--save w.safetensors",
+      run(on_ranks(2) + "lockstep train cnn --data digits --epochs 2 --quiet --metrics a.jsonl --save w.safetensors",
           directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   // A learning rate of 0 leaves the loaded parameters as they are.

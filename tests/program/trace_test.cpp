@@ -64,8 +64,9 @@ std::vector<std::string> names_of(const std::vector<Span>& spans) {
 TEST(Trace, ShowsEveryStepOfEveryRankOnOneClock) {
   const TemporaryDirectory directory;
   const auto outcome =
-      run("lockstep launch -n 3 -- lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 "
-          "--first-bucket-mb 0.05 --trace t.json",
+      run(on_ranks(3) +
+              "lockstep train cnn --data digits --epochs 1 --quiet --bucket-mb 0.1 --first-bucket-mb 0.05 "
+              "--trace t.json",
           directory.path());
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   File file = read_trace(directory.path() / "t.json");
@@ -132,8 +133,7 @@ TEST(Trace, OfARunThatBrokeHoldsRankZero) {
 TEST(Trace, BadPathsAreRefusedBeforeTraining) {
   const TemporaryDirectory directory;
   for (const char* path : {"/nowhere/t.json", ".", "t/", "/dev/null"}) {
-    const auto outcome =
-        run(std::string("lockstep launch -n 2 -- lockstep train mlp --data digits --trace ") + path, directory.path());
+    const auto outcome = run(on_ranks(2) + "lockstep train mlp --data digits --trace " + path, directory.path());
     EXPECT_TRUE(outcome.code == 2 || outcome.code == 3) << path << ": " << outcome.code;
     EXPECT_EQ(outcome.out.find("epoch"), std::string::npos) << outcome.out;
     EXPECT_NE(outcome.err.find("→"), std::string::npos) << outcome.err;
@@ -143,8 +143,7 @@ TEST(Trace, BadPathsAreRefusedBeforeTraining) {
 TEST(Trace, MustBeAskedForOnAllRanks) {
   const TemporaryDirectory directory;
   const auto outcome =
-      run("lockstep launch -n 2 -- bash -c \"lockstep train mlp --data digits "
-          "\\$([ \\$OMPI_COMM_WORLD_RANK = 1 ] && echo --trace t.json)\"",
+      run(on_ranks(2) + "bash -c \"lockstep train mlp --data digits \\$([ \\$RANK = 1 ] && echo --trace t.json)\"",
           directory.path());
   EXPECT_EQ(outcome.code, 5) << outcome.err;
   EXPECT_NE(outcome.err.find("trace=yes"), std::string::npos) << outcome.err;

@@ -238,14 +238,16 @@ TEST_F(WithoutMpi, ASecondProcessOfARankIsRejected) {
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(processes_.wait(i, 300ms), -1) << "the job continues";
 }
 
-TEST_F(WithoutMpi, WhatNeedsMpiIsSaidOnce) {
+TEST_F(WithoutMpi, ABackendThatTheseRanksCannotUseIsSaidOnce) {
   struct Case {
     Arguments more;
     Variables variables;
     std::string says;
+    std::string remedy;
   };
   const std::vector<Case> cases = {
-      {{"--backend", "mpi"}, {}, "--backend mpi is asked for"},
+      {{"--backend", "mpi"}, {}, "--backend mpi is asked for", "start them with mpirun"},
+      {{"--backend", "hosts"}, {}, "all ranks are on one host", "leave --backend out"},
   };
   std::size_t started = 0;
   for (const auto& one : cases) {
@@ -258,7 +260,7 @@ TEST_F(WithoutMpi, WhatNeedsMpiIsSaidOnce) {
       all += processes_.output(started);
     }
     EXPECT_EQ(errors_in(all).size(), 1u) << all;
-    EXPECT_THAT(all, AllOf(HasSubstr("[rank 0 host "), HasSubstr(one.says), HasSubstr("→ start them with mpirun")));
+    EXPECT_THAT(all, AllOf(HasSubstr("[rank 0 host "), HasSubstr(one.says), HasSubstr("→ " + one.remedy)));
   }
 }
 

@@ -15,7 +15,7 @@ TEST(Session, OnTheCpu) {
   SessionOptions options;
   options.device = "cpu";
   options.threads = 1;
-  if (inline_mpi) options.backend = Backend::kMpi;
+  if (inline_mpi) options.backend = "mpi";
   Session session = open_session(options, {});
   EXPECT_EQ(session.device, Device{});
   EXPECT_EQ(session.backend->device(), Device{});

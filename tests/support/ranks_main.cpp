@@ -114,8 +114,8 @@ comm::GroupOptions group_options() {
   const std::string value = test_group();
   const bool hosts = value.starts_with("hosts");
   Options options;
-  options.backend = value == "shm" || value == "tcp" ? Options::Backend::kShm : Options::Backend::kMpi;
-  if (hosts) options.backend = Options::Backend::kAuto;
+  options.backend = value == "shm" || value == "tcp" ? "shm" : "mpi";
+  if (hosts) options.backend = "auto";
   options.encrypt = value.ends_with("-encrypt");
   options.progress = value.ends_with("thread") ? Options::Progress::kThread : Options::Progress::kInline;
   if (value != "shm" && value != "tcp" && value != "thread" && value != "inline" && !hosts)

@@ -74,11 +74,11 @@ TEST(TrainConfig, ContradictionsAreRefused) {
       [](auto& c) { c.device = "cpu:0,0"; },
       [](auto& c) { c.device = "cuda:free", c.parallel = Parallel::kDp; },
       [](auto& c) { c.device = "cuda:0,1", c.parallel = Parallel::kDp, c.share_devices = true; },
-      [](auto& c) { c.device = "cpu", c.backend = session::Backend::kNccl; },
+      [](auto& c) { c.device = "cpu", c.backend = "nccl"; },
       [](auto& c) { c.device = "cpu", c.precision = Precision::kBF16; },
       [](auto& c) { c.device = "cpu", c.tf32 = true; },
-      [](auto& c) { c.device = "cuda", c.backend = session::Backend::kMpi; },
-      [](auto& c) { c.device = "cuda:0", c.backend = session::Backend::kShm; },
+      [](auto& c) { c.device = "cuda", c.backend = "mpi"; },
+      [](auto& c) { c.device = "cuda:0", c.backend = "shm"; },
   };
   for (std::size_t i = 0; i < faults.size(); ++i) {
     auto config = good();
@@ -101,14 +101,14 @@ TEST(TrainConfig, Devices) {
   auto config = good();
   config.device = "cuda:0,0";
   config.share_devices = true;
-  config.backend = session::Backend::kNccl;
+  config.backend = "nccl";
   config.precision = Precision::kBF16;
   config.tf32 = true;
   EXPECT_NO_THROW(validate(config));
   // Of `auto` it turns out later what it is.
   config.device = "auto";
   EXPECT_NO_THROW(validate(config));
-  config.backend = session::Backend::kShm;
+  config.backend = "shm";
   EXPECT_NO_THROW(validate(config));
 }
 
@@ -266,11 +266,11 @@ TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
   EXPECT_NO_THROW(session::check_encryption(config, DeviceKind::kCuda, false));
   EXPECT_NO_THROW(session::check_encryption(config, DeviceKind::kCpu, true));
   EXPECT_THROW(session::check_encryption(config, DeviceKind::kCuda, true), UsageError);
-  for (const auto backend : {session::Backend::kMpi, session::Backend::kNccl}) {
+  for (const auto backend : {"mpi", "nccl"}) {
     config.backend = backend;
     EXPECT_TRUE(inapplicable(config, "encrypt"));
   }
-  config.backend = session::Backend::kShm;
+  config.backend = "shm";
   EXPECT_FALSE(inapplicable(config, "encrypt"));
 }
 
@@ -288,14 +288,14 @@ std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::st
 TEST(TrainConfig, WhatADeviceDoesNotDo) {
   for (const auto kind : {DeviceKind::kCpu, DeviceKind::kCuda}) EXPECT_EQ(refusal_of(good(), kind), "");
   auto config = good();
-  config.backend = session::Backend::kNccl;
+  config.backend = "nccl";
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu, "no driver"),
             "--backend nccl adds up what is on GPUs, and this run is on the CPU (no driver)");
-  config.backend = session::Backend::kMpi;
+  config.backend = "mpi";
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend mpi on GPUs: gradients on a GPU travel over NCCL");
-  config.backend = session::Backend::kShm;
+  config.backend = "shm";
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "--backend shm on GPUs: gradients on a GPU travel over NCCL");
   config = good();
   config.precision = Precision::kBF16;

@@ -41,10 +41,9 @@ class Training {
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
                                           .settings = {{"hidden", {32, 24}}}})),
-        gpus_(setting.cuda
-                  ? comm::make_nccl_group(
-                        group(), {.producer = backend_->stream(), .timeout = kPatience, .api = &comm::fake_nccl::api()})
-                  : nullptr),
+        gpus_(setting.cuda ? comm::make_nccl_group(group(), {.producer = backend_->stream(), .timeout = kPatience},
+                                                   &comm::fake_nccl::api())
+                           : nullptr),
         loader_(splits_.train,
                 sampler::DistributedSampler(
                     {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch}, group().rank(),

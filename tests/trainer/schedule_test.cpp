@@ -1,6 +1,6 @@
-#include "trainer/schedule.h"
-
 #include <gtest/gtest.h>
+
+#include "trainer/config.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -15,13 +15,13 @@ TrainConfig config_with(const char* schedule, std::int64_t warmup, double lr, do
 }
 
 TEST(LearningRate, ConstantStays) {
-  const LearningRate rate(config_with("constant", 0, 0.1, 0.0), 10);
+  const nn::LearningRate rate = schedule_of(config_with("constant", 0, 0.1, 0.0), 10);
   EXPECT_EQ(rate.at(0), 0.1);
   EXPECT_EQ(rate.at(9), 0.1);
 }
 
 TEST(LearningRate, WarmupRisesLinearlyAndIsNeverZero) {
-  const LearningRate rate(config_with("constant", 4, 0.8, 0.0), 10);
+  const nn::LearningRate rate = schedule_of(config_with("constant", 4, 0.8, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(0), 0.2);
   EXPECT_DOUBLE_EQ(rate.at(1), 0.4);
   EXPECT_DOUBLE_EQ(rate.at(3), 0.8);
@@ -29,7 +29,7 @@ TEST(LearningRate, WarmupRisesLinearlyAndIsNeverZero) {
 }
 
 TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
-  const LearningRate rate(config_with("cosine", 0, 1.0, 0.2), 100);
+  const nn::LearningRate rate = schedule_of(config_with("cosine", 0, 1.0, 0.2), 100);
   EXPECT_DOUBLE_EQ(rate.at(0), 1.0);
   EXPECT_NEAR(rate.at(50), 0.6, 1e-12);
   EXPECT_NEAR(rate.at(99), 0.2, 1e-3);
@@ -38,14 +38,14 @@ TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
 }
 
 TEST(LearningRate, CosineStartsAfterWarmup) {
-  const LearningRate rate(config_with("cosine", 10, 1.0, 0.0), 110);
+  const nn::LearningRate rate = schedule_of(config_with("cosine", 10, 1.0, 0.0), 110);
   EXPECT_DOUBLE_EQ(rate.at(9), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(10), 1.0);
   EXPECT_NEAR(rate.at(60), 0.5, 1e-12);
 }
 
 TEST(LearningRate, StepFallsTenfoldAfterEachThird) {
-  const LearningRate rate(config_with("step", 0, 1.0, 0.05), 9);
+  const nn::LearningRate rate = schedule_of(config_with("step", 0, 1.0, 0.05), 9);
   EXPECT_DOUBLE_EQ(rate.at(0), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(2), 1.0);
   EXPECT_DOUBLE_EQ(rate.at(3), 0.1);
@@ -54,24 +54,24 @@ TEST(LearningRate, StepFallsTenfoldAfterEachThird) {
 
 TEST(LearningRate, LinearGoesFromLrToAShareOfIt) {
   TrainConfig config = config_with("linear", 10, 2.0, 0.0);
-  const LearningRate to_zero(config, 110);
+  const nn::LearningRate to_zero = schedule_of(config, 110);
   EXPECT_DOUBLE_EQ(to_zero.at(0), 0.2);
   EXPECT_DOUBLE_EQ(to_zero.at(10), 2.0);
   EXPECT_DOUBLE_EQ(to_zero.at(35), 1.5);
   EXPECT_NEAR(to_zero.at(109), 0.02, 1e-12);
   EXPECT_EQ(to_zero.at(110), 0.0);
   config.schedule_settings = {{"end-factor", 0.25}};
-  const LearningRate to_a_quarter(config, 110);
+  const nn::LearningRate to_a_quarter = schedule_of(config, 110);
   EXPECT_DOUBLE_EQ(to_a_quarter.at(10), 2.0);
   EXPECT_DOUBLE_EQ(to_a_quarter.at(60), 1.25);
   EXPECT_DOUBLE_EQ(to_a_quarter.at(110), 0.5);
   EXPECT_DOUBLE_EQ(to_a_quarter.at(1000), 0.5);
   config.schedule_settings = {{"end-factor", 1.5}};
-  EXPECT_THROW(LearningRate(config, 110), UsageError);
+  EXPECT_THROW(schedule_of(config, 110), UsageError);
 }
 
 TEST(LearningRate, AWarmupAsLongAsTheRun) {
-  const LearningRate rate(config_with("cosine", 20, 1.0, 0.0), 10);
+  const nn::LearningRate rate = schedule_of(config_with("cosine", 20, 1.0, 0.0), 10);
   EXPECT_DOUBLE_EQ(rate.at(9), 0.5);
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/async_download.h"
+#include "nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {
 

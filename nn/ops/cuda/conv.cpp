@@ -5,9 +5,9 @@
 
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/epilogue_probes.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"
-#include "nn/ops/cuda/relu_probe.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/device.h"
 #include "base/function_ref.h"
-#include "nn/ops/graph_capture.h"
+#include "nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {
 

@@ -10,12 +10,11 @@
 
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
-#include "nn/ops/cuda/gelu_probe.h"
+#include "nn/ops/cuda/epilogue_probes.h"
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/ops/cuda/relu_mask.h"
-#include "nn/ops/cuda/relu_probe.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -39,8 +39,8 @@ class NcclFaults : public ::testing::Test {
     producer_ = CudaStream();
   }
   void make(Clock::duration timeout, int device = 0) {
-    group_ = make_nccl_group(
-        *control_, {.device = device, .producer = producer_.view(), .timeout = timeout, .api = &fake_nccl::api()});
+    group_ = make_nccl_group(*control_, {.device = device, .producer = producer_.view(), .timeout = timeout},
+                             &fake_nccl::api());
     arena_ = group_->allocate(1 << 20);
     group_->barrier().wait_host();
   }

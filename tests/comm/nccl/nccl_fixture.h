@@ -50,7 +50,7 @@ class NcclGroupTest : public ::testing::Test {
   }
 
   void make(Clock::duration timeout = std::chrono::seconds(60)) {
-    group_ = make_nccl_group(control_, {.producer = producer_.view(), .timeout = timeout, .api = &fake_nccl::api()});
+    group_ = make_nccl_group(control_, {.producer = producer_.view(), .timeout = timeout}, &fake_nccl::api());
     arena_ = group_->allocate(4096);
   }
 

@@ -79,7 +79,7 @@ TEST_F(NcclGroupTest, CannotBeMadeWithAnOldNccl) {
 
 TEST_F(NcclGroupTest, CannotBeMadeOnAGpuThatIsNotThere) {
   try {
-    make_nccl_group(control_, {.device = 2, .producer = producer_.view(), .api = &fake_nccl::api()});
+    make_nccl_group(control_, {.device = 2, .producer = producer_.view()}, &fake_nccl::api());
     FAIL() << "made";
   } catch (const DeviceError& error) {
     EXPECT_STREQ(error.what(), "there is no GPU 2: this process may see 2");

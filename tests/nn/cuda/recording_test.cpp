@@ -1,4 +1,3 @@
-#include "nn/ops/graph_capture.h"
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>

@@ -1,0 +1,40 @@
+#include "comm/backends.h"
+
+#include <algorithm>
+
+#include "base/settings.h"
+
+namespace lockstep::comm {
+
+const BackendFamily& shm_backend();
+const BackendFamily& hosts_backend();
+const BackendFamily& mpi_backend();
+const BackendFamily& nccl_backend();
+
+const std::vector<const BackendFamily*>& backend_families() {
+  static const std::vector<const BackendFamily*> families = {
+      &shm_backend(),
+      &hosts_backend(),
+      &mpi_backend(),
+      &nccl_backend(),
+  };
+  return families;
+}
+
+const BackendFamily* backend_family(const std::string& name) {
+  if (name == kAutoBackend) return nullptr;
+  std::vector<std::string> names = {kAutoBackend};
+  for (const auto* family : backend_families()) {
+    if (family->name == name) return family;
+    names.push_back(family->name);
+  }
+  throw_unknown("backend", name, names);
+}
+
+const BackendFamily& device_backend(const std::string& name) {
+  if (const auto* family = backend_family(name); family != nullptr && family->memory != DeviceKind::kCpu)
+    return *family;
+  return **std::ranges::find_if(backend_families(), [](const auto* one) { return one->memory != DeviceKind::kCpu; });
+}
+
+}  // namespace lockstep::comm
