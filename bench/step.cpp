@@ -151,6 +151,7 @@ class StepBenchmark {
       result.graphs_refused = config.graphs == false ? "--graphs no"
                               : !refusal().empty()   ? refusal()
                                                      : "this device records nothing";
+    result.engines = session_.backend->engines();
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     result.backend = session_.gradients().name();
     result.threads = session_.threads;
@@ -199,6 +200,8 @@ class StepBenchmark {
 
   /// Of a step that runs kernel by kernel: the first ones of their kind do.
   Timeline take_timeline() {
+    for (auto& graphs : graphs_)
+      if (graphs) graphs->expect_other_work();
     time_ms(kTimeline, 1);
     if (!on_gpu_) return timeline_of(ddp_->reducer().timeline(), Clock::now());
     const auto timer = make_device_timer(*session_.backend, session_.gradients());

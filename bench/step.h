@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ struct StepResult {
   std::optional<double> peak_tflops, mfu;       // the share of it that a rank's step reaches
   bool graphs = false;                          // whether the steps were recorded and run again as a whole
   std::string graphs_refused;                   // why not
+  std::map<std::string, std::string> engines;   // Backend::engines()
   double replays_per_step = 0;                  // recordings that were given to the device, by measured step
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   double startup_ms = 0;                        // from the start of the process to the end of its first step

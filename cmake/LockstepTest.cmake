@@ -11,8 +11,8 @@
 # hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which kinds of group it runs on
 # (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds single ones, of a number of ranks and a
 # group. ALONE names tests that leave their group broken: each is an entry of its own, and no other test of the entry is
-# run. An entry counts as as many tests as it has ranks, beside which ctest runs fewer others, but for those labelled fault,
-# which mostly wait. SERIAL ones, which look at clocks or at what the whole machine does, run beside no other.
+# run. Beside an entry ctest runs fewer others: it counts as as many as it has ranks, or as two of one process, but for those
+# labelled fault, which mostly wait: as one, or as two under MPI. SERIAL ones, which look at clocks or at what the whole machine does, run beside no other.
 #
 # SOFT_CUDA runs the modules' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,
@@ -55,6 +55,9 @@ function(lockstep_test name)
   endif()
   add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  if(NOT "fault" IN_LIST T_LABELS)
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
   if(T_GPU)
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   endif()
@@ -181,11 +184,11 @@ function(lockstep_cuda_test_entries)
     set(labels unit)
   endif()
   add_test(NAME ${name}_test COMMAND ${soft} --gtest_filter=${filter})
-  set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}")
+  set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2)
   if(T_LAZY)
     # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
     add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
-    set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}"
+    set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2
                                                       ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
   endif()
   add_test(NAME ${name}_gpu_test COMMAND ${gpu} --gtest_filter=${filter})
@@ -225,6 +228,9 @@ function(lockstep_ranks_entries)
       set(processors ${n})
       if("fault" IN_LIST T_LABELS)
         set(processors 1)
+        if(n GREATER 1 AND kind MATCHES "^(inline|thread)$|-mpi$")
+          set(processors 2)  # MPI's ranks wait for each other by asking again and again
+        endif()
       endif()
       foreach(test IN LISTS T_ALONE)
         set(entry ${name}.np${n})

@@ -19,6 +19,33 @@ constexpr std::size_t kMostEntries = 8;
 StepGraphs::StepGraphs(nn::Backend& backend, parallel::DistributedDataParallel& ddp, DType activations)
     : backend_(backend), ddp_(ddp), parameters_(ddp.module().named_parameters()), activations_(activations) {
   entries_.reserve(kMostEntries);
+  backend_.allocator().add(*this);
+}
+
+StepGraphs::~StepGraphs() { backend_.allocator().remove(*this); }
+
+bool StepGraphs::give_up() noexcept {
+  if (!may_give_up_) return false;
+  given_up_ = true;
+  for (Entry& entry : entries_) {
+    entry.graph.reset();
+    if (&entry != rehearsing_) entry.inputs = {};
+  }
+  return true;
+}
+
+bool StepGraphs::all_have_them() {
+  if (!std::exchange(may_give_up_, false) || !rehearsed_) return true;
+  const auto all = ddp_.group().all_gather_numbers(given_up_ ? 0 : 1);
+  if (std::ranges::find(all, 0) == all.end()) return true;
+  entries_.clear();
+  may_give_up_ = true;  // there is nothing to give up any more, and others of this device may
+  refusal_ = given_up_ ? "the memory that they keep was needed" : "another rank needed the memory that they keep";
+  if (given_up_)
+    log_warn("steps are no longer run from graphs: {} → use a smaller batch, or --graphs no from the start", refusal_);
+  else
+    log_info("steps are no longer run from graphs: {}", refusal_);
+  return false;
 }
 
 StepGraphs::Entry& StepGraphs::entry_of(std::uint64_t global_count) {
@@ -30,12 +57,22 @@ StepGraphs::Entry& StepGraphs::entry_of(std::uint64_t global_count) {
   return entry;
 }
 
+void StepGraphs::expect_step(std::uint64_t global_count) {
+  const auto found = std::ranges::find(entries_, global_count, &Entry::global_count);
+  if (found == entries_.end() || found->graph == nullptr) expect_other_work();
+}
+
 bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs& inputs,
                      FunctionRef<void(const Inputs&)> compute) {
-  if (!backend_.records() || !refusal_.empty() || !ddp_.settled()) return false;
+  if (!backend_.records() || !refusal_.empty() || !ddp_.settled() || !all_have_them()) return false;
   Entry& entry = entry_of(global_count);
-  if (++entry.seen <= kWarmUp) return false;
-  const bool rehearsal = !std::exchange(entry.rehearsed, true);
+  const bool rehearsal = entry.seen == kWarmUp;
+  if (entry.seen <= kWarmUp) {
+    ++entry.seen;
+    may_give_up_ = true;
+    if (!rehearsal) return false;
+    rehearsed_ = true;
+  }
   if (inputs.x.defined()) {
     const bool tokens = inputs.x.dtype() == DType::kI32;
     if (rehearsal)
@@ -48,8 +85,10 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
     backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
   }
   if (rehearsal) {
+    rehearsing_ = &entry;
     const nn::RecordedMemory memory(backend_.allocator());
     compute(entry.inputs);
+    rehearsing_ = nullptr;
     return true;
   }
   refresh_copies();
@@ -94,7 +133,11 @@ void StepGraphs::capture(Entry& entry, FunctionRef<void(const Inputs&)> compute)
   entry.graph.reset();
   refusal_ = mine ? "another rank could not capture them" : why_not;
   ddp_.abandon_step();
-  log_info("steps are not captured as graphs, each kernel is started by itself: {}", refusal_);
+  if (mine)
+    log_info("steps are not captured as graphs: {}", refusal_);
+  else
+    log_warn("steps are not captured as graphs, each kernel is started by itself: {} → --graphs no asks for that",
+             refusal_);
 }
 
 }  // namespace lockstep::trainer

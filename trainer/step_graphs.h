@@ -26,16 +26,29 @@ namespace lockstep::trainer {
 /// ranks together, which all of them know, and they agree on whether the capture has worked. A rank without samples
 /// captures that it contributes nothing.
 ///
+/// The memory of graphs is kept for them, so steps and evaluations that run beside them may find too little. The
+/// allocator then asks for it (nn::MemoryHolder): this rank destroys its graphs, and before a step could be run from
+/// one again, all ranks agree that none is any more. That can be between two steps that run from graphs, which every
+/// rank knows: so a rank gives its graphs up only after a step that ran as it is, or expect_other_work().
+///
 /// Backend and `ddp` must outlive it; it must end before the group does. One thread uses it.
-class StepGraphs {
+class StepGraphs final : private nn::MemoryHolder {
  public:
   StepGraphs(nn::Backend& backend, parallel::DistributedDataParallel& ddp, DType activations);
+  ~StepGraphs();
+  StepGraphs(const StepGraphs&) = delete;
+  StepGraphs& operator=(const StepGraphs&) = delete;
 
   /// Collective. Runs step `step`, of `global_count` samples on all ranks together, on `inputs` (undefined where this
   /// rank has none), from a graph, which it captures with `compute` if it is time to, or in preparation of one: true.
   /// False: the caller runs the step itself. `compute` is the whole step, from the first forward to the update.
   bool run(std::int64_t step, std::uint64_t global_count, const Inputs& inputs,
            FunctionRef<void(const Inputs&)> compute);
+
+  /// On all ranks: until the next run() the device does other work, which may need more memory.
+  void expect_other_work() { may_give_up_ = true; }
+  /// The same, where the next step, of `global_count` samples, is not run from a graph: before its inputs are uploaded.
+  void expect_step(std::uint64_t global_count);
 
   /// Why a step that repeats was not captured; empty where none was refused.
   const std::string& refusal() const { return refusal_; }
@@ -46,12 +59,13 @@ class StepGraphs {
   struct Entry {
     std::uint64_t global_count = 0;
     Inputs inputs;  // where the graph reads; undefined: there is nothing to read
-    bool rehearsed = false;
-    int seen = 0;  // steps of this size that have run as they are
+    int seen = 0;   // steps of this size that have run as they are, the rehearsal too
     std::unique_ptr<nn::CapturedGraph> graph;
     std::uint64_t operations = 0;         // collectives of it
     std::vector<const BFloat16*> copies;  // of the parameters, which it writes; nullptr: none
   };
+  bool give_up() noexcept override;
+  bool all_have_them();
   Entry& entry_of(std::uint64_t global_count);
   void capture(Entry& entry, FunctionRef<void(const Inputs&)> compute);
   void refresh_copies();
@@ -61,7 +75,11 @@ class StepGraphs {
   parallel::DistributedDataParallel& ddp_;
   std::vector<nn::NamedParameter> parameters_;  // those that are not trained, too
   DType activations_;
-  std::vector<Entry> entries_;  // few
+  std::vector<Entry> entries_;         // few
+  bool rehearsed_ = false;             // a step, so that there is memory of graphs
+  const Entry* rehearsing_ = nullptr;  // whose inputs are being read
+  bool may_give_up_ = false;           // all ranks agree before the next step from a graph
+  bool given_up_ = false;              // by this rank; not agreed yet
   std::string refusal_;
   std::int64_t replayed_ = 0;
 };

@@ -248,6 +248,9 @@ class Run {
     if (outcome.totals.stops > 0) stop_wanted_ = true;
     tell_launcher(seconds, now);
     if (!std::isfinite(report.loss)) diverged("loss", report.loss, report.step, report.epoch);
+    // Clipped by such a norm, no gradient means anything: the parameters are those of before (compute_update_scale()).
+    if (config_.clip_norm > 0 && !std::isfinite(report.grad_norm))
+      diverged("gradients' norm", report.grad_norm, report.step, report.epoch);
     train_seconds_ += seconds;
     wait_seconds_ += 1e-3 * report.comm_wait_ms;
     samples_ += static_cast<std::int64_t>(outcome.plan.global_count);
@@ -262,6 +265,7 @@ class Run {
   bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
                 EvalReport& report) {
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
+    if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
     report = evaluator.run(forwarded(), step);
     if (report.stopped) return false;
@@ -273,9 +277,9 @@ class Run {
   }
 
   // All ranks see the same sum: one of them says so.
-  [[noreturn]] void diverged(const char* which, double loss, std::int64_t step, std::int64_t epoch) const {
+  [[noreturn]] void diverged(const char* which, double value, std::int64_t step, std::int64_t epoch) const {
     const std::string what =
-        fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(loss) ? "NaN" : "infinite", step, epoch);
+        fmt::format("the {} is {} at step {} (epoch {})", which, std::isnan(value) ? "NaN" : "infinite", step, epoch);
     if (group_.rank() != 0) throw PeerError(static_cast<int>(ExitCode::kDiverged), what);
     throw DivergedError(what, "lower --lr, add --warmup or --clip-norm, or look at the data");
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -56,6 +57,9 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   virtual Device device() const = 0;
+  /// Which kernels compute what, as far as there has been a choice: {"attention, bf16": "cuDNN …"}. Of a fallback it
+  /// has warned.
+  virtual std::map<std::string, std::string> engines() const { return {}; }
   /// For people: "cpu, 2 threads, oneDNN 2.6.3, avx512_core".
   virtual std::string describe() const = 0;
   virtual CachingAllocator& allocator() = 0;

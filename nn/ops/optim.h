@@ -40,8 +40,9 @@ class OptimKernels {
   /// squares (1) f64 += Σ g² over all gradients, accumulated in f64 in an order that depends on their sizes alone.
   virtual void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) = 0;
   /// Whether and how far this step goes: kApply = 1 where `loss`, whose first element is the summed loss (f32), is
-  /// finite, else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as torch.nn.utils.clip_grad_norm_ has
-  /// it, or 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is 0.
+  /// finite, and so is the norm if it clips, else 0. kGradientScale = min(1, clip_norm / (sqrt(squares) + 1e-6)) as
+  /// torch.nn.utils.clip_grad_norm_ has it, or 1 where clip_norm is 0. `squares` (1) f64, undefined where clip_norm is
+  /// 0.
   virtual void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
                                     const Tensor& control) = 0;
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@ namespace lockstep::nn {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
+constexpr std::size_t kOrdinary = 0, kRecorded = 1;      // pools
 constexpr std::size_t kMaxBytes = std::size_t{1} << 60;  // sums of sizes below do not overflow
 
 // Class 4k + q holds blocks of (4 + q) · 2^k cache lines, q in 0…3.
@@ -58,11 +60,20 @@ class Heap {
   void recycle(Block* block) noexcept;
   void use(CachingAllocator::Pool pool) {
     const std::lock_guard lock(mutex_);
-    pool_ = pool == CachingAllocator::Pool::kRecorded ? 1 : 0;
+    pool_ = pool == CachingAllocator::Pool::kRecorded ? kRecorded : kOrdinary;
   }
   void limit(std::optional<std::size_t> bytes) {
     const std::lock_guard lock(mutex_);
     allowed_ = bytes;
+  }
+  void add(MemoryHolder& holder) {
+    const std::lock_guard lock(mutex_);
+    holders_.push_back(&holder);
+    holders_thread_ = std::this_thread::get_id();
+  }
+  void remove(MemoryHolder& holder) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase(holders_, &holder);
   }
   CachingAllocator::Stats stats() const {
     const std::lock_guard lock(mutex_);
@@ -71,14 +82,18 @@ class Heap {
   Device device() const { return source_->device(); }
 
  private:
-  Block* make_block(int size_class);
-  std::byte* allocate(std::size_t bytes);
-  bool give_back_idle();
+  using Lock = std::unique_lock<std::mutex>;
+  Block* make_block(int size_class, Lock& lock);
+  std::byte* allocate(std::size_t bytes, Lock& lock);
+  bool give_back_idle(std::size_t pool);
+  bool give_back_held(Lock& lock);
 
   std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
+  std::vector<MemoryHolder*> holders_;
+  std::thread::id holders_thread_;
   std::array<std::vector<Block*>, 2> free_lists_;  // by pool and size class
-  std::size_t pool_ = 0;                           // where acquire() takes from
+  std::size_t pool_ = kOrdinary;                   // where acquire() takes from
   std::optional<std::size_t> allowed_;             // bytes that may yet be asked for
   std::vector<std::unique_ptr<Block>> blocks_;     // all that exist
   std::size_t used_ = 0;                           // of them
@@ -87,7 +102,7 @@ class Heap {
 };
 
 Block* Heap::acquire(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (allowed_) {
     if (bytes > *allowed_) throw MemoryLimitReached();
     *allowed_ -= bytes;
@@ -101,7 +116,7 @@ Block* Heap::acquire(std::size_t bytes) {
   if (block != nullptr)
     list = block->next_free;
   else
-    block = make_block(size_class);
+    block = make_block(size_class, lock);
   ++used_;
   block->references.store(1, std::memory_order_relaxed);
   stats_.bytes_in_use += block->bytes;
@@ -112,30 +127,46 @@ Block* Heap::acquire(std::size_t bytes) {
   return block;
 }
 
-Block* Heap::make_block(int size_class) {
+Block* Heap::make_block(int size_class, Lock& lock) {
   auto made = std::make_unique<Block>();
   made->bytes = class_bytes(size_class);
   made->size_class = size_class;
   made->pool = static_cast<int>(pool_);
   made->owner = this;
-  made->data = allocate(made->bytes);
+  made->data = allocate(made->bytes, lock);
   ++stats_.system_allocations;
   stats_.bytes_held += made->bytes;
   return blocks_.emplace_back(std::move(made)).get();
 }
 
-std::byte* Heap::allocate(std::size_t bytes) {
+std::byte* Heap::allocate(std::size_t bytes, Lock& lock) {
   try {
     return source_->allocate(bytes);
   } catch (const OutOfMemoryError&) {
-    if (!give_back_idle()) throw;
+    if (!give_back_idle(kOrdinary) && !give_back_held(lock)) throw;
+  }
+  try {
+    return source_->allocate(bytes);
+  } catch (const OutOfMemoryError&) {
+    if (!give_back_held(lock)) throw;
   }
   return source_->allocate(bytes);
 }
 
-bool Heap::give_back_idle() {
-  constexpr std::size_t kOrdinary = 0;
-  for (Block*& list : free_lists_[kOrdinary])
+// Holders give blocks back, for which the lock is taken.
+bool Heap::give_back_held(Lock& lock) {
+  if (holders_.empty() || holders_thread_ != std::this_thread::get_id()) return false;
+  const auto holders = holders_;
+  lock.unlock();
+  const bool all = std::ranges::all_of(holders, [](MemoryHolder* holder) { return holder->give_up(); });
+  lock.lock();
+  if (!all) return false;
+  const bool some = give_back_idle(kOrdinary);
+  return give_back_idle(kRecorded) || some;
+}
+
+bool Heap::give_back_idle(std::size_t pool) {
+  for (Block*& list : free_lists_[pool])
     for (; list != nullptr; list = list->next_free) {
       source_->free(list->data, list->bytes);
       stats_.bytes_held -= list->bytes;
@@ -165,6 +196,8 @@ CachingAllocator::CachingAllocator(std::unique_ptr<MemorySource> source) : heap_
 CachingAllocator::~CachingAllocator() { heap_->close(); }
 Block* CachingAllocator::acquire(std::size_t bytes) { return heap_->acquire(bytes); }
 void CachingAllocator::use(Pool pool) { heap_->use(pool); }
+void CachingAllocator::add(MemoryHolder& holder) { heap_->add(holder); }
+void CachingAllocator::remove(MemoryHolder& holder) noexcept { heap_->remove(holder); }
 Device CachingAllocator::device() const { return heap_->device(); }
 void CachingAllocator::limit(std::optional<std::size_t> bytes) { heap_->limit(bytes); }
 CachingAllocator::Stats CachingAllocator::stats() const { return heap_->stats(); }

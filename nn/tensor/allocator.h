@@ -37,10 +37,20 @@ void recycle(Block* block) noexcept;
 /// Whose memory it is.
 Device device_of(const Block& block);
 
+/// Keeps memory that it can do without: what a recording reads and writes.
+class MemoryHolder {
+ public:
+  /// Gives it up, so that the blocks are idle, and never comes back to it; false where it cannot now.
+  virtual bool give_up() noexcept = 0;
+
+ protected:
+  ~MemoryHolder() = default;
+};
+
 /// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
 /// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
 /// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
-/// back to the source, which is then asked once more.
+/// back to the source, which is then asked once more; after that, holders are asked to give up theirs.
 /// Thread-safe. Tensors may outlive it: what they hold goes back to the source with the last of them.
 class CachingAllocator {
  public:
@@ -54,10 +64,13 @@ class CachingAllocator {
   Block* acquire(std::size_t bytes);
   /// Note [Recorded memory]
   /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
-  /// gone by then. So blocks acquired while it is made come from a pool of their own, go back there, and never to the
-  /// source. Recordings share one: they run one after the other, and leave nothing for each other in it.
+  /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
+  /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
+  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them.
   enum class Pool { kOrdinary, kRecorded };
   void use(Pool pool);
+  void add(MemoryHolder& holder);
+  void remove(MemoryHolder& holder) noexcept;
 
   /// Whose memory it gives.
   Device device() const;

@@ -88,6 +88,7 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   result.peak_tflops = 8;
   result.mfu = 0.25;
   result.graphs_refused = "a kernel waits";
+  result.engines = {{"attention, bf16", "cuDNN \"eng1\""}};
   result.timeline = Timeline{.clock = "device",
                              .buckets = {{.bytes = 64, .ready_ms = 1, .start_ms = 1, .end_ms = 3},
                                          {.bytes = 64, .ready_ms = 2, .start_ms = 3, .end_ms = 4}},
@@ -97,13 +98,14 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   EXPECT_EQ(json["device"], result.device);
   EXPECT_EQ(json["graphs"], false);
   EXPECT_EQ(json["graphs_refused"], "a kernel waits");
+  EXPECT_EQ(json["engines"]["attention, bf16"], "cuDNN \"eng1\"");
   EXPECT_EQ(json["tflops"], 2.0);
   EXPECT_EQ(json["mfu"], 0.25);
   EXPECT_EQ(json["timeline"]["communication_ms"], 3.0);
   EXPECT_EQ(json["timeline"]["hidden_ms"], 1.0) << "what lay before the last gradient";
   const std::string table = text_of(result, Format::kTable);
-  for (const char* words :
-       {"steps are not recorded: a kernel waits", "25.0 % of 8", "of which backward hid 1.000 ms (33 %)"})
+  for (const char* words : {"steps are not recorded: a kernel waits", "25.0 % of 8", "attention, bf16 by cuDNN",
+                            "of which backward hid 1.000 ms (33 %)"})
     EXPECT_NE(table.find(words), std::string::npos) << table;
 }
 

@@ -255,6 +255,25 @@ TEST(Optimizer, ClipsAsPyTorchDoes) {
   EXPECT_NEAR(a.value().f32()[1], -3.0f, 1e-6f);
 }
 
+TEST(Optimizer, ClippingByANormThatIsNotFiniteMovesNothing) {
+  const auto backend = make_cpu_backend(1);
+  for (const float gradient : {std::nanf(""), INFINITY, 3.0f}) {
+    Parameter p(*backend, {2});
+    backend->pointwise().fill(p.value(), 1.0f);
+    p.bind_gradient(tensor_of(*backend, {2}, {0.5f, gradient}));
+    for (const auto& optimizer : {make_sgd({{"p", &p}}, {}), make_adamw({{"p", &p}}, {})}) {
+      const auto before = doubles(p.value());
+      const Tensor squares = backend->empty({}, DType::kF64);
+      *squares.data<double>() = 0.0;
+      optimizer->begin_step(0.1);
+      optimizer->add_squares(std::array<std::size_t, 1>{0}, squares);
+      optimizer->compute_update_scale(backend->zeros({1}), squares, 1.0);
+      optimizer->update(std::array<std::size_t, 1>{0});
+      EXPECT_EQ(doubles(p.value()) == before, !std::isfinite(gradient)) << gradient;
+    }
+  }
+}
+
 TEST(Optimizer, WritesTheRoundedCopyAlong) {
   const auto backend = make_cpu_backend(1);
   for (const bool adam : {false, true}) {

@@ -45,8 +45,7 @@ struct Preference {
 // What a kernel was chosen for: it fits nothing else.
 struct Choice {
   std::uint64_t problem = 0;
-  std::uint32_t align_a = 0, align_b = 0, align_d = 0;
-  std::uint32_t align_bias = 0, align_saved_preactivation = 0;  // as they lay then
+  std::uint32_t align_a = 0, align_b = 0, align_d = 0;  // the last is also that of what the epilogue reads and writes
   std::uint64_t workspace = 0;
 };
 static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
@@ -233,12 +232,7 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cub
   if (preference.align_c != preference.align_d) return CUBLAS_STATUS_INVALID_VALUE;
   if ((problem.desc.epilogue & settings.refused_epilogues) != 0 || settings.workspace_bytes > preference.workspace)
     return settings.calls_refused_invalid ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
-  const Choice choice = {problem.hash(),
-                         preference.align_a,
-                         preference.align_b,
-                         preference.align_d,
-                         nn::cuda::alignment_of(problem.desc.bias),
-                         nn::cuda::alignment_of(problem.desc.saved_preactivation),
+  const Choice choice = {problem.hash(), preference.align_a, preference.align_b, preference.align_d,
                          settings.workspace_bytes};
   results[0] = {};
   std::memcpy(&results[0].algo, &choice, sizeof(choice));
@@ -264,8 +258,8 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
     return reinterpret_cast<std::uintptr_t>(data) % alignment == 0;
   };
   if (choice.problem != problem.hash() || !fits(a, choice.align_a) || !fits(b, choice.align_b) ||
-      !fits(d, choice.align_d) || !fits(problem.desc.bias, choice.align_bias) ||
-      !fits(problem.desc.saved_preactivation, choice.align_saved_preactivation) || workspace_bytes < choice.workspace)
+      !fits(d, choice.align_d) || !fits(problem.desc.bias, choice.align_d) ||
+      !fits(problem.desc.saved_preactivation, choice.align_d) || workspace_bytes < choice.workspace)
     return CUBLAS_STATUS_INVALID_VALUE;
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;

@@ -12,6 +12,7 @@
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/ranks.h"
+#include "trainer/evaluate.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {
@@ -29,7 +30,14 @@ struct Setting {
   bool record = true;
   double clip_norm = 0;
   std::uint64_t global_batch = 180;
+  std::vector<std::int64_t> hidden = {32, 24};
 };
+
+std::size_t memory_used() {
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  return total - free;
+}
 
 class Training {
  public:
@@ -40,7 +48,7 @@ class Training {
         module_(nn::make_model(context_, {.name = "mlp",
                                           .sample_shape = splits_.train->sample_dims(),
                                           .classes = splits_.train->classes(),
-                                          .settings = {{"hidden", {32, 24}}}})),
+                                          .settings = {{"hidden", setting.hidden}}})),
         gpus_(setting.cuda ? comm::make_nccl_group(group(), {.producer = backend_->stream(), .timeout = kPatience},
                                                    &comm::fake_nccl::api())
                            : nullptr),
@@ -85,6 +93,20 @@ class Training {
   std::int64_t steps() const { return steps_; }
 
   void leave_out_a_step() { ++steps_; }
+
+  /// The loss of the test set, which this rank computes alone.
+  double evaluate() {
+    graphs_->expect_other_work();
+    comm::SelfGroup alone(kPatience);
+    return Evaluator(alone, *backend_, splits_.test, 50, 0, DType::kF32).run(*module_, steps_).loss;
+  }
+
+  /// From now on so many bytes are all that there are, beside those in use and what the graphs keep.
+  void leave_only(std::size_t bytes) {
+    soft_cuda::set_memory_bytes(memory_used());
+    EXPECT_THROW(backend_->empty({1 << 28}), OutOfMemoryError);  // blocks that lie idle go first
+    soft_cuda::set_memory_bytes(memory_used() + bytes);
+  }
 
   std::string hash() const { return nn::parameters_sha256(*module_); }
   const StepGraphs& recorded() const { return *graphs_; }
@@ -181,6 +203,42 @@ TEST_P(NcclStep, AStepLeftOutIsFoundAmongRecordedOnes) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("out of step: rank 1 came to allreduce #"), HasSubstr(", step ")));
   }
   EXPECT_LE(training.steps(), 20 + 100 + 1) << "within a hundred steps";
+}
+
+constexpr std::size_t kRoom = 96 << 10;  // inputs, and less than a step or an evaluation takes
+
+// The memory of graphs is kept for them. Where it is all that there is, the last step of an epoch and an evaluation
+// need it: on one rank here, and no rank runs another step from a graph.
+TEST_P(NcclStep, GraphsGiveUpTheirMemoryOnAllRanks) {
+  for (const bool evaluates : {false, true}) {
+    SCOPED_TRACE(evaluates);
+    const int before = 7;  // 1,437 digits: the eighth step is the last of an epoch
+    Setting setting = {.record = false, .hidden = {256, 256}};
+    std::vector<TrainingStep::Outcome> wanted;
+    std::string hash;
+    double loss = 0;
+    {
+      Training eager(setting);
+      eager.run(before);
+      if (evaluates) loss = eager.evaluate();
+      wanted = eager.run(5);
+      hash = eager.hash();
+    }
+    setting.record = true;
+    Training recorded(setting);
+    recorded.run(before);
+    const bool short_of_it = group().rank() + 1 == group().size();
+    if (short_of_it) recorded.leave_only(kRoom);
+    EXPECT_EQ(recorded.recorded().refusal(), "");
+    EXPECT_GT(recorded.recorded().replayed(), 0);
+    EXPECT_EQ(evaluates ? recorded.evaluate() : 0.0, loss);
+    const auto got = recorded.run(5);
+    EXPECT_THAT(recorded.recorded().refusal(), HasSubstr(short_of_it ? "was needed" : "another rank needed"));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    EXPECT_EQ(recorded.hash(), hash);
+    soft_cuda::set_memory_bytes(soft_cuda::Machine{}.memory_bytes);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, NcclStep, ::testing::Values(soft_cuda::Streams::kEager, soft_cuda::Streams::kThreads),

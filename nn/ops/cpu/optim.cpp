@@ -68,10 +68,11 @@ class CpuOptim final : public OptimKernels {
   void compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm,
                             const Tensor& control) override {
     float* const c = control.f32();
-    c[StepControl::kApply] = std::isfinite(loss.f32()[0]) ? 1.0f : 0.0f;
+    const double norm = clip_norm > 0 ? std::sqrt(*squares.data<double>()) : 0.0;
+    const bool apply = std::isfinite(loss.f32()[0]) && std::isfinite(norm);
+    c[StepControl::kApply] = apply ? 1.0f : 0.0f;
     c[StepControl::kGradientScale] =
-        clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (std::sqrt(*squares.data<double>()) + 1e-6)))
-                      : 1.0f;
+        apply && clip_norm > 0 ? static_cast<float>(std::min(1.0, clip_norm / (norm + 1e-6))) : 1.0f;
   }
 };
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
+#include "base/log.h"
 #include "nn/ops/cuda/async_download.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
@@ -30,6 +31,16 @@ std::string describe_gpu(const CudaOptions& options) {
 }
 
 }  // namespace
+
+void Engines::use(const std::string& operation, const std::string& engine) {
+  if (!reasons_.contains(operation)) engines_[operation] = engine;
+}
+
+void Engines::fall_back(const std::string& operation, const std::string& engine, const std::string& why) {
+  if (!reasons_.emplace(operation, why).second) return;
+  engines_[operation] = engine;
+  log_warn("{}: computed by {}, which is slower: {}", operation, engine, why);
+}
 
 CudaBackend::CudaBackend(const CudaOptions& options)
     : allocator_(make_memory(memory_, options.device, stream_.get())),

@@ -2,11 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "base/device.h"
 #include "nn/tensor/allocator.h"
 
 namespace lockstep::nn::cuda {
+
+/// Backend::engines(). Plans are made once for each shape; where shapes of one operation differ, a fallback is what
+/// stays.
+class Engines {
+ public:
+  void use(const std::string& operation, const std::string& engine);
+  /// `engine` computes it in place of a faster one, because of `why`: warns, once for each operation.
+  void fall_back(const std::string& operation, const std::string& engine, const std::string& why);
+  const std::map<std::string, std::string>& all() const { return engines_; }
+
+ private:
+  std::map<std::string, std::string> engines_;  // by operation
+  std::map<std::string, std::string> reasons_;  // of fallbacks
+};
 
 /// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.
 struct Context {
@@ -17,6 +33,7 @@ struct Context {
   CachingAllocator& allocator;
   bool tf32 = false;                     // f32 products on matrix units, with 10 bits of mantissa
   std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
+  Engines engines = {};
 };
 
 }  // namespace lockstep::nn::cuda

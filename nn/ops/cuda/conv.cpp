@@ -117,20 +117,39 @@ class CudaConv final : public ConvKernels {
     if (relu && bias) {  // see Note [Probing ReLU]; a ReLU alone could not be tried
       ConvProblem fused = problem;
       fused.relu = true;
-      auto made = try_to_plan(fused);
-      if (made && keeps_non_finite(*made, y, arrays)) return {std::move(*made)};
+      std::string why;
+      auto made = try_to_plan(fused, why);
+      if (made && keeps_non_finite(*made, y, arrays)) {
+        context_.engines.use(operation_of(problem, "bias and ReLU"), "cuDNN " + made->describe());
+        return {std::move(*made)};
+      }
+      context_.engines.fall_back(operation_of(problem, "bias and ReLU"), "cuDNN and a kernel of ReLU after it",
+                                 made ? "cuDNN's ReLU loses NaN or infinity" : why);
     }
-    if (bias)
-      if (auto made = try_to_plan(problem)) return {std::move(*made), false, relu};
+    if (bias) {
+      std::string why;
+      if (auto made = try_to_plan(problem, why)) {
+        if (!relu) context_.engines.use(operation_of(problem, "bias"), "cuDNN " + made->describe());
+        return {std::move(*made), false, relu};
+      }
+      context_.engines.fall_back(operation_of(problem, "bias"), "cuDNN and a kernel of the bias after it", why);
+    }
     problem.bias = false;
-    return {plan(problem), bias, relu};
+    ConvPlan made = plan(problem);
+    if (!bias && !relu) context_.engines.use(operation_of(problem, {}), "cuDNN " + made.describe());
+    return {std::move(made), bias, relu};
   }
 
-  // What is fused may be more than cuDNN has a kernel for.
-  std::optional<ConvPlan> try_to_plan(const ConvProblem& problem) {
+  static std::string operation_of(const ConvProblem& problem, const std::string& fused) {
+    return fmt::format("convolution{}, {}", fused.empty() ? "" : " with " + fused, name_of(problem.dtype));
+  }
+
+  // What is fused may be more than cuDNN has a kernel for; then `why`.
+  std::optional<ConvPlan> try_to_plan(const ConvProblem& problem, std::string& why) {
     try {
       return plan(problem);
-    } catch (const CudaError&) {
+    } catch (const CudaError& error) {
+      why = error.what();
       return std::nullopt;
     }
   }

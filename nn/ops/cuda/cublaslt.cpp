@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/cuda/runtime.h"
 
 namespace lockstep::nn::cuda {
@@ -88,8 +90,11 @@ std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Prod
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(arrays.a));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(arrays.b));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(arrays.d));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(arrays.d));
+  // There is no such preference for what the epilogue reads and writes beside the output: the least of them holds.
+  const std::uint32_t outputs =
+      std::min({alignment_of(arrays.d), alignment_of(arrays.bias), alignment_of(arrays.saved_preactivation)});
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, outputs);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, outputs);
 
   cublasLtMatmulHeuristicResult_t found = {};
   int count = 0;

@@ -106,9 +106,12 @@ bool RnnPlan::describe_to(cudnnHandle_t handle) {
   const std::array<int, 3> dims = {1, samples, width}, strides = {narrow(p.samples * p.width), width, 1};
   if (status == CUDNN_STATUS_SUCCESS)
     status = cudnn.tensor_set(state_.get(), native(p.dtype), 3, dims.data(), strides.data());
+  // Of inference it is asked, too: not every version takes a null pointer then.
+  std::size_t reserve_bytes = 0;
   if (status == CUDNN_STATUS_SUCCESS)
     status = cudnn.temp_space(handle, rnn_.get(), p.training ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE,
-                              x_.get(), &workspace_bytes_, p.training ? &reserve_bytes_ : nullptr);
+                              x_.get(), &workspace_bytes_, &reserve_bytes);
+  if (p.training) reserve_bytes_ = reserve_bytes;
   if (status == CUDNN_STATUS_SUCCESS) status = cudnn.weight_space(handle, rnn_.get(), &weight_bytes_);
   if (status == CUDNN_STATUS_NOT_SUPPORTED && p.dtype != DType::kF32) return false;
   check_cudnn_rnn(status, what);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::int64_t kMostWidth = 256;
 constexpr std::uint32_t kAlignment = 16;
+constexpr const char* kOwnKernels = "lockstep's own kernels";
 
 BFloat16* behind(const Tensor& tensor, std::int64_t elements) { return tensor.data<BFloat16>() + elements; }
 
@@ -22,9 +23,18 @@ struct FusedAttention::Held {
 
   // nullptr where there is none. Arrays that lie badly have none.
   AttentionPlan* find(Context& context, const AttentionProblem& problem, std::initializer_list<const Tensor*> arrays) {
-    if (problem.width % 8 != 0 || problem.width > kMostWidth) return nullptr;
+    const char* const operation =
+        problem.what == AttentionProblem::What::kForward ? "attention, bf16" : "attention backward, bf16";
+    const auto fall_back = [&](const std::string& why) -> AttentionPlan* {
+      context.engines.fall_back(operation, kOwnKernels, why);
+      return nullptr;
+    };
+    if (problem.width % 8 != 0 || problem.width > kMostWidth)
+      return fall_back(
+          fmt::format("heads of {} features, where cuDNN takes a multiple of 8 up to {}", problem.width, kMostWidth));
     for (const Tensor* const array : arrays)
-      if (alignment_of(array->raw()) < kAlignment) return nullptr;
+      if (alignment_of(array->raw()) < kAlignment)
+        return fall_back(fmt::format("an array that does not lie at a multiple of {} bytes", kAlignment));
     const PlanKey key = problem.key();
     auto at = plans.find(key);
     if (at == plans.end()) {
@@ -36,8 +46,9 @@ struct FusedAttention::Held {
         }
         at->second = cudnn->plan(problem);
         ++context.primitives_created;
-      } catch (const CudaError&) {
-        return nullptr;  // kernels of ours take over
+        context.engines.use(operation, "cuDNN " + at->second->describe());
+      } catch (const CudaError& error) {
+        return fall_back(error.what());
       }
     }
     return at->second ? &*at->second : nullptr;
@@ -55,7 +66,10 @@ FusedAttention::FusedAttention(Context& context) : context_(context), held_(std:
 FusedAttention::~FusedAttention() = default;
 
 bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
-  if (qkv.dtype() != DType::kBF16) return false;
+  if (qkv.dtype() != DType::kBF16) {
+    context_.engines.use("attention, f32", kOwnKernels);
+    return false;
+  }
   const std::int64_t row = qkv.size(2) / 3;
   AttentionPlan* const plan = held_->find(context_,
                                           {.what = AttentionProblem::What::kForward,
@@ -86,7 +100,11 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
                        {&qkv, &y, &log_sums, &dy, &dqkv});
   };
   const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
-  if (at_once < samples && !pieces_lie_well) return false;
+  if (at_once < samples && !pieces_lie_well) {
+    context_.engines.fall_back("attention backward, bf16", kOwnKernels,
+                               "parts of the batch do not lie at a multiple of 16 bytes");
+    return false;
+  }
   // All of it or nothing: also what is left for the last piece.
   if (plan_of(at_once) == nullptr || (samples % at_once != 0 && plan_of(samples % at_once) == nullptr)) return false;
   for (std::int64_t begin = 0; begin < samples; begin += at_once) {

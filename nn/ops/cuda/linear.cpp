@@ -227,7 +227,17 @@ class CudaLinear final : public LinearKernels {
 
   bool agrees(Epilogue epilogue, DType dtype) {
     auto& known = (epilogue == Epilogue::kGelu ? gelu_agrees_ : masks_agree_)[dtype == DType::kBF16 ? 1 : 0];
-    if (!known) known = epilogue == Epilogue::kGelu ? try_gelu(dtype) : try_masks(dtype);
+    if (!known) {
+      const bool gelu = epilogue == Epilogue::kGelu;
+      known = gelu ? try_gelu(dtype) : try_masks(dtype);
+      const std::string operation =
+          fmt::format("product with {}, {}", gelu ? "GELU" : "ReLU, whose mask is kept", name_of(dtype));
+      if (*known)
+        context_.engines.use(operation, "cuBLASLt");
+      else
+        context_.engines.fall_back(operation, "cuBLASLt and kernels of lockstep after it",
+                                   gelu ? "cuBLASLt has no GELU that is exact enough" : "cuBLASLt has other masks");
+    }
     return *known;
   }
 

@@ -165,7 +165,11 @@ class CudaLstm final : public LstmKernels {
     const auto at = plans_.find(key);
     if (at != plans_.end()) return at->second;
     auto made = RnnPlan::make(handle(), problem, context_.allocator);
-    if (!made) {
+    const std::string operation = fmt::format("LSTM, {}", name_of(problem.dtype));
+    if (made) {
+      context_.engines.use(operation, "cuDNN");
+    } else {
+      context_.engines.fall_back(operation, "cuDNN in f32", "this version of cuDNN has none in bf16");
       problem.dtype = DType::kF32;
       made = RnnPlan::make(handle(), problem, context_.allocator);
     }

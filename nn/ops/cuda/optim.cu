@@ -113,10 +113,12 @@ __global__ void __launch_bounds__(kSumBlock) sum_squares(std::int64_t n, const d
 }
 
 __global__ void update_scale(const float* loss, const double* squares, double clip_norm, float* control) {
-  control[StepControl::kApply] = isfinite(*loss) ? 1.0f : 0.0f;
+  const double norm = clip_norm > 0.0 ? sqrt(*squares) : 0.0;
+  const bool apply = isfinite(*loss) && isfinite(norm);
+  control[StepControl::kApply] = apply ? 1.0f : 0.0f;
   double scale = 1.0;
-  if (clip_norm > 0.0) {
-    const double wanted = clip_norm / (sqrt(*squares) + 1e-6);
+  if (apply && clip_norm > 0.0) {
+    const double wanted = clip_norm / (norm + 1e-6);
     if (wanted < 1.0) scale = wanted;
   }
   control[StepControl::kGradientScale] = static_cast<float>(scale);
