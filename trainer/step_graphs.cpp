@@ -120,6 +120,15 @@ void StepGraphs::note_update(const Entry& entry) {
 }
 
 void StepGraphs::capture(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
+  try {
+    capture_together(entry, compute);
+  } catch (const NcclError& error) {  // the group is broken: there is no going on without graphs
+    throw NcclError(fmt::format("{}, while a step was captured as a CUDA graph", error.what()),
+                    "--graphs no starts each kernel by itself; or " + error.remedy());
+  }
+}
+
+void StepGraphs::capture_together(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
   const nn::RecordedMemory memory(backend_.allocator());
   std::string why_not;
   ddp_.group().begin_capture();

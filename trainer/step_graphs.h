@@ -68,6 +68,7 @@ class StepGraphs final : private nn::MemoryHolder {
   bool all_have_them();
   Entry& entry_of(std::uint64_t global_count);
   void capture(Entry& entry, FunctionRef<void(const Inputs&)> compute);
+  void capture_together(Entry& entry, FunctionRef<void(const Inputs&)> compute);
   void refresh_copies();
   void note_update(const Entry& entry);
 

@@ -44,6 +44,17 @@ def packed() -> dict:
     return json.loads(stamp.read_text()) if stamp.exists() else {}
 
 
+def why_it_does_not_start(program: pathlib.Path) -> str:
+    """Empty where it does: a program that was built on a newer system asks for libraries that this one may not have."""
+    try:
+        run = subprocess.run([program, "version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                             timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = run.stderr.strip().splitlines() or [f"it ended with {run.returncode}"]
+    return "" if run.returncode == 0 else said[0]
+
+
 def choose(build, no_build: bool) -> tuple:
     """The directory that holds the program, and in words how it came to be."""
     unpack()
@@ -52,8 +63,15 @@ def choose(build, no_build: bool) -> tuple:
         current = sources.digest(ROOT)
         if package.get("sources") == current or no_build:
             differs = "" if package.get("sources") == current else ", whose sources are not those of this checkout"
-            return PLACE / "build", f"packed by scripts/pack-for-gpu at {package.get('revision')}{differs}"
-        say("what is packed was built from other sources: building")
+            why = why_it_does_not_start(PLACE / "build" / "lockstep")
+            if not why:
+                return PLACE / "build", f"packed by scripts/pack-for-gpu at {package.get('revision')}{differs}"
+            if no_build:
+                raise Failure(f"the packed program does not start here: {why} → leave --no-build out")
+            say(f"the packed program does not start here ({why}): building with this machine's libraries")
+            package = {**package, "libraries_fit": False}
+        else:
+            say("what is packed was built from other sources: building")
     directory = build or (ROOT / "build-gpu" if package else ROOT / "build")
     if not no_build:
         make(directory, package)
@@ -63,18 +81,20 @@ def choose(build, no_build: bool) -> tuple:
 
 
 def cmake_flags(package: dict) -> list:
-    """With what is packed in place of installed packages."""
+    """With what is packed in place of installed packages, unless it is for a newer system than this one."""
     flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     if capability := machine.compute_capability():
         flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real")
     if not package:
         return flags
+    nvidia = [f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include", f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
+              f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend"]
+    if not package.get("libraries_fit", True):
+        return [*flags, *nvidia]
     prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / package["multiarch"]
     places = f"{libraries},-rpath,{libraries}/openmpi/lib"
-    return [*flags, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={package['multiarch']}",
-            f"-DMPI_C_COMPILER={PLACE}/bin/mpicc", f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include",
-            f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
-            f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend",
+    return [*flags, *nvidia, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={package['multiarch']}",
+            f"-DMPI_C_COMPILER={PLACE}/bin/mpicc",
             f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags,-rpath,{places}"]
 
 

@@ -333,6 +333,39 @@ class Sources(unittest.TestCase):
             self.assertNotEqual(sources.digest(root), second)
 
 
+class Choice(unittest.TestCase):
+    """Of the packed program and a build."""
+
+    def test_a_program_that_does_not_start_is_built_anew(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            place = root / ".gpu"
+            program = place / "build" / "lockstep"
+            program.parent.mkdir(parents=True)
+            (root / "CMakeLists.txt").write_text("x")
+            (place / "packed.json").write_text(json.dumps(
+                {"programs": True, "sources": sources.digest(root), "revision": "1", "multiarch": "x86_64-linux-gnu"}))
+            made = []
+
+            def make(where, package):
+                made.append(package)
+                where.mkdir()
+                (where / "lockstep").write_text("#!/bin/sh\n")
+                (where / "lockstep").chmod(0o755)
+
+            with unittest.mock.patch.multiple(build, PLACE=place, ARCHIVE=place / "none", ROOT=root, make=make):
+                program.write_text("#!/bin/sh\necho \"version `GLIBC_2.99' not found\" >&2\nexit 1\n".replace("`", ""))
+                program.chmod(0o755)
+                with self.assertRaisesRegex(Failure, "does not start here: .*GLIBC_2.99"):
+                    build.choose(None, no_build=True)
+                self.assertEqual(build.choose(None, no_build=False)[0], root / "build-gpu")
+                self.assertFalse(any("CMAKE_PREFIX_PATH" in flag for flag in build.cmake_flags(made[0])))
+                self.assertTrue(any("CUDNN_FRONTEND" in flag for flag in build.cmake_flags(made[0])))
+                program.write_text("#!/bin/sh\nexit 0\n")
+                self.assertEqual(build.choose(None, no_build=False)[0], place / "build")
+                self.assertEqual(len(made), 1)
+
+
 class Archive(unittest.TestCase):
     def test_is_unpacked_once_and_whole(self):
         with tempfile.TemporaryDirectory() as directory:

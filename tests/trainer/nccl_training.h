@@ -1,0 +1,127 @@
+// A training run of a rank whose GPU and NCCL are software.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl_group.h"
+#include "data/open.h"
+#include "nn/io/state.h"
+#include "nn/models/models.h"
+#include "tests/comm/nccl/fake_nccl.h"
+#include "tests/soft_cuda/soft_cuda.h"
+#include "tests/support/ranks.h"
+#include "trainer/evaluate.h"
+#include "trainer/step.h"
+
+namespace lockstep::trainer {
+
+inline constexpr auto kPatience = std::chrono::seconds(60);
+
+struct NcclSetting {
+  bool cuda = true;
+  bool record = true;
+  double clip_norm = 0;
+  std::uint64_t global_batch = 180;
+  std::vector<std::int64_t> hidden = {32, 24};
+};
+
+inline std::size_t memory_used() {
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  return total - free;
+}
+
+class NcclTraining {
+ public:
+  explicit NcclTraining(const NcclSetting& setting)
+      : backend_(setting.cuda ? nn::make_cuda_backend({}) : nn::make_cpu_backend(1)),
+        generator_(static_cast<std::uint64_t>(testing::group().rank()) + 1),  // rank 0's parameters become everyone's
+        splits_(data::open_data("digits")),
+        module_(nn::make_model(context_, {.name = "mlp",
+                                          .sample_shape = splits_.train->sample_dims(),
+                                          .classes = splits_.train->classes(),
+                                          .settings = {{"hidden", setting.hidden}}})),
+        gpus_(setting.cuda
+                  ? comm::make_nccl_group(testing::group(), {.producer = backend_->stream(), .timeout = kPatience},
+                                          &comm::fake_nccl::api())
+                  : nullptr),
+        loader_(splits_.train,
+                sampler::DistributedSampler(
+                    {.length = splits_.train->size(), .seed = 3, .global_batch = setting.global_batch},
+                    testing::group().rank(), testing::group().size()),
+                {.workers = 1, .memory = backend_->staging_memory()}) {
+    comm::ProcessGroup& gradients = gpus_ != nullptr ? *gpus_ : testing::group();
+    using Options = parallel::DistributedDataParallel::Options;
+    ddp_.emplace(*module_, gradients,
+                 Options{.bucket_cap_mb = 1.0 / 128, .first_bucket_mb = 1.0 / 1024, .defer_unused_check = true});
+    graphs_.emplace(*backend_, *ddp_, DType::kF32);
+    step_.emplace(*backend_, *ddp_, nn::make_adamw(ddp_->parameters(), {}), format_of(*splits_.train),
+                  TrainingStep::Options{.clip_norm = setting.clip_norm, .want_norm = true});
+    if (setting.record) step_->set_graphs(&*graphs_);
+  }
+  // As a run ends: nothing that is recorded is left when the group is.
+  ~NcclTraining() {
+    step_.reset();
+    graphs_.reset();
+    ddp_.reset();
+    if (gpus_ != nullptr && !broken_) gpus_->shutdown();
+  }
+
+  std::vector<TrainingStep::Outcome> run(int steps) {
+    std::vector<TrainingStep::Outcome> outcomes;
+    try {
+      for (int i = 0; i < steps; ++i) {
+        backend_->finish_inputs();
+        step_->run(++steps_, loader_.next(), 1e-3);
+        while (step_->outcome_due()) outcomes.push_back(step_->take_outcome());
+      }
+      while (step_->outcomes_waiting() > 0) outcomes.push_back(step_->take_outcome());
+      ddp_->check();
+    } catch (const Error&) {
+      broken_ = true;
+      throw;
+    }
+    return outcomes;
+  }
+  std::int64_t steps() const { return steps_; }
+
+  void leave_out_a_step() { ++steps_; }
+
+  /// The loss of the test set, which this rank computes alone.
+  double evaluate() {
+    graphs_->expect_other_work();
+    comm::SelfGroup alone(kPatience);
+    return Evaluator(alone, *backend_, splits_.test, 50, 0, DType::kF32).run(*module_, steps_).loss;
+  }
+
+  /// From now on so many bytes are all that there are, beside those in use and what the graphs keep.
+  void leave_only(std::size_t bytes) {
+    soft_cuda::set_memory_bytes(memory_used());
+    EXPECT_THROW(backend_->empty({1 << 28}), OutOfMemoryError);  // blocks that lie idle go first
+    soft_cuda::set_memory_bytes(memory_used() + bytes);
+  }
+
+  std::string hash() const { return nn::parameters_sha256(*module_); }
+  const StepGraphs& recorded() const { return *graphs_; }
+
+ private:
+  std::unique_ptr<nn::Backend> backend_;
+  nn::Generator generator_;
+  nn::Context context_{*backend_, generator_};
+  data::DataSplits splits_;
+  std::unique_ptr<nn::Module> module_;
+  std::unique_ptr<comm::DeviceGroup> gpus_;
+  data::Loader loader_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<StepGraphs> graphs_;
+  std::optional<TrainingStep> step_;
+  std::int64_t steps_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace lockstep::trainer
