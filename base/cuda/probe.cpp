@@ -40,7 +40,9 @@ CudaProbe ask() {
   } else if (status == cudaErrorInsufficientDriver || probe.driver_version / 1000 < probe.runtime_version / 1000) {
     probe.problem = fmt::format("the NVIDIA driver runs CUDA up to {}, this program needs {}",
                                 cuda_version_text(probe.driver_version), cuda_version_text(probe.runtime_version));
-    probe.remedy = "install a newer driver, or use --device cpu";
+    // NVIDIA's CUDA release notes, "CUDA Toolkit and Minimum Required Driver Versions".
+    probe.remedy =
+        fmt::format("install driver {} or newer, or use --device cpu", probe.runtime_version / 1000 == 12 ? 525 : 580);
   } else if (status == cudaErrorNoDevice || status == cudaSuccess) {
     probe.problem = "no GPU is visible to this process";
     probe.remedy = "look at CUDA_VISIBLE_DEVICES and at what the container or job was given, or use --device cpu";

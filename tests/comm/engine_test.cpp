@@ -3,27 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "comm/arena.h"
 #include "comm/mpi/session.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
-
-namespace {
-std::atomic<std::size_t> g_allocations{0};
-}  // namespace
-
-// Every allocation of this program that goes through C++ is counted; MPI's own do not.
-void* operator new(std::size_t bytes) {
-  ++g_allocations;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#include "tests/support/thread_allocations.h"
 
 namespace lockstep::comm {
 namespace {
@@ -174,9 +158,9 @@ TEST_F(EngineTest, TheSteadyStateAllocatesNothing) {
   };
   // Every slot gets its scratch once.
   for (int i = 0; i < 5; ++i) step();
-  const std::size_t before = g_allocations;
+  const std::size_t before = testing::thread_allocations();
   for (int i = 0; i < 20; ++i) step();
-  EXPECT_EQ(g_allocations - before, 0u);
+  EXPECT_EQ(testing::thread_allocations() - before, 0u);  // what goes through C++; MPI's own do not
 }
 
 }  // namespace

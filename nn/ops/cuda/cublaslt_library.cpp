@@ -1,3 +1,6 @@
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
 #include <array>
 
 #include "base/cuda/library.h"
@@ -6,10 +9,16 @@
 namespace lockstep::nn::cuda {
 namespace {
 
+constexpr int kMajor = CUDART_VERSION / 1000;
+static_assert(kMajor == 12 || kMajor == 13, "a CUDA whose cuBLASLt has another name");
+constexpr const char* kName = kMajor == 12 ? "libcublasLt.so.12" : "libcublasLt.so.13";
+
 struct OpenedCublasLt {
   OpenedCublasLt()
-      : library("cuBLASLt", std::array<const char*, 1>{"libcublasLt.so.13"},
-                "install the CUDA 13 libraries (libcublas-13-0), or name their directory in LD_LIBRARY_PATH") {
+      : library(
+            "cuBLASLt", std::array<const char*, 1>{kName},
+            fmt::format("install the CUDA {} libraries (libcublas-{}-{}), or name their directory in LD_LIBRARY_PATH",
+                        kMajor, kMajor, CUDART_VERSION / 10 % 100)) {
     library.bind(functions.status_text, "cublasLtGetStatusString");
     library.bind(functions.create, "cublasLtCreate");
     library.bind(functions.destroy, "cublasLtDestroy");

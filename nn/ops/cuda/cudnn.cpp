@@ -27,9 +27,10 @@ using What = ConvProblem::What;
 
 // Never closed: cudnn-frontend keeps the addresses of functions that it has called.
 void open_cudnn() {
-  static const SharedLibrary& library =
-      *new SharedLibrary("cuDNN", std::array<const char*, 1>{"libcudnn.so.9"},
-                         "install cuDNN 9 for CUDA 13 (cudnn9-cuda-13), or name its directory in LD_LIBRARY_PATH");
+  static const SharedLibrary& library = *new SharedLibrary(
+      "cuDNN", std::array<const char*, 1>{"libcudnn.so.9"},
+      fmt::format("install cuDNN 9 for CUDA {0} (cudnn9-cuda-{0}), or name its directory in LD_LIBRARY_PATH",
+                  CUDART_VERSION / 1000));
   fe::cudnn_dlhandle = library.native();
 }
 

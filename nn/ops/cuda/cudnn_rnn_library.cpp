@@ -1,3 +1,6 @@
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
 #include <array>
 
 #include "base/cuda/library.h"
@@ -10,7 +13,8 @@ namespace {
 struct OpenedCudnnRnn {
   OpenedCudnnRnn()
       : library("cuDNN", std::array<const char*, 1>{"libcudnn.so.9"},
-                "install cuDNN 9 for CUDA 13 (cudnn9-cuda-13), or name its directory in LD_LIBRARY_PATH") {
+                fmt::format("install cuDNN 9 for CUDA {0} (cudnn9-cuda-{0}), or name its directory in LD_LIBRARY_PATH",
+                            CUDART_VERSION / 1000)) {
     library.bind(functions.version, "cudnnGetVersion");
     library.bind(functions.status_text, "cudnnGetErrorString");
     library.bind(functions.last_error, "cudnnGetLastErrorString");
