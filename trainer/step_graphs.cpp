@@ -122,7 +122,7 @@ void StepGraphs::note_update(const Entry& entry) {
 void StepGraphs::capture(Entry& entry, FunctionRef<void(const Inputs&)> compute) {
   try {
     capture_together(entry, compute);
-  } catch (const NcclError& error) {  // the group is broken: there is no going on without graphs
+  } catch (const NcclError& error) {  // the group is broken: the run cannot continue without graphs
     throw NcclError(fmt::format("{}, while a step was captured as a CUDA graph", error.what()),
                     "--graphs no starts each kernel by itself; or " + error.remedy());
   }

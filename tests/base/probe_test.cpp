@@ -54,8 +54,8 @@ TEST(ProbeTest, NoDriver) {
 
 TEST(ProbeTest, DriverThatIsTooOld) {
   EXPECT_EXIT(tell({.driver_version = 12040}), kOk,
-              "0 devices, .*: <the NVIDIA driver runs CUDA up to 12.4, this program needs 13.[0-9]+> <install a newer "
-              "driver, or use --device cpu>");
+              "0 devices, .*: <the NVIDIA driver runs CUDA up to 12.4, this program needs 13.[0-9]+> <install driver "
+              "580 or newer, or use --device cpu>");
 }
 
 TEST(ProbeTest, NoDeviceVisible) {

@@ -1,4 +1,4 @@
-// NCCL fails on one rank while a step is captured.
+// NCCL fails on a rank during the capture of a step.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ namespace {
 using testing::group;
 using ::testing::HasSubstr;
 
-// It says how to do without. The others are told by its end, as they are when its process ends.
+// Its error names what to do without. The others end when its process does.
 TEST(NcclCaptureFault, AnErrorEndsAllRanks) {
   const bool last = group().rank() + 1 == group().size();
   NcclTraining training({});
