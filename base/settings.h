@@ -127,6 +127,31 @@ Settings resolve(std::span<const SettingSpec> specs, const Settings& given, cons
 /// Throws UsageError for a `what` ("optimizer") that nobody knows, with the nearest of `names`, or all of them.
 [[noreturn]] void throw_unknown(const std::string& what, const std::string& name, std::span<const std::string> names);
 
+// Registries: lists of families that have names.
+
+template <class Family>
+std::vector<std::string> names_of(const std::vector<const Family*>& families) {
+  std::vector<std::string> names;
+  for (const auto* family : families) names.push_back(family->name);
+  return names;
+}
+
+/// nullptr: there is none of that name.
+template <class Family>
+const Family* find_family(const std::vector<const Family*>& families, std::string_view name) {
+  for (const auto* family : families)
+    if (family->name == name) return family;
+  return nullptr;
+}
+
+/// Throws as throw_unknown() does.
+template <class Family>
+const Family& family_named(const std::string& what, const std::vector<const Family*>& families,
+                           const std::string& name) {
+  if (const auto* family = find_family(families, name)) return *family;
+  throw_unknown(what, name, names_of(families));
+}
+
 /// The one with that name; nullptr: there is none.
 const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_view name);
 

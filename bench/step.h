@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "bench/timeline.h"
 #include "bench/timings.h"
+#include "nn/ops/backend.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {
@@ -37,13 +38,13 @@ struct StepResult {
   double compute_ms = 0;       // median of the same step with collectives replaced by nothing
   double exposed_comm_ms = 0;  // median difference between a step and such a step beside it; noise may make it negative
   double flops_per_step = 0;   // a rank's: flops.h
-  std::optional<double> peak_tflops, mfu;       // the share of it that a rank's step reaches
-  bool graphs = false;                          // whether the steps were recorded and run again as a whole
-  std::string graphs_refused;                   // why not
-  std::map<std::string, std::string> engines;   // Backend::engines()
-  double replays_per_step = 0;                  // recordings that were given to the device, by measured step
-  std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
-  double startup_ms = 0;                        // from the start of the process to the end of its first step
+  std::optional<double> peak_tflops, mfu;           // the share of it that a rank's step reaches
+  bool graphs = false;                              // whether the steps were recorded and run again as a whole
+  std::string graphs_refused;                       // why not
+  std::map<std::string, nn::EngineChoice> engines;  // Backend::engines()
+  double replays_per_step = 0;                      // recordings that were given to the device, by measured step
+  std::vector<std::int64_t> peak_memory_bytes;      // resident, by rank
+  double startup_ms = 0;                            // from the start of the process to the end of its first step
   std::string backend;
   int threads = 1;
   std::int64_t steps = 0;

@@ -51,9 +51,12 @@ JsonObject json_of(const StepResult& r) {
   if (r.mfu) json.add("mfu", rounded(*r.mfu));
   if (!r.graphs_refused.empty()) json.add("graphs_refused", r.graphs_refused);
   if (!r.engines.empty()) {
-    JsonObject engines;
-    for (const auto& [operation, engine] : r.engines) engines.add(operation, engine);
-    json.add("engines", engines);
+    JsonObject engines, fallbacks;
+    for (const auto& [operation, choice] : r.engines) {
+      engines.add(operation, choice.engine);
+      if (!choice.because.empty()) fallbacks.add(operation, choice.because);
+    }
+    json.add("engines", engines).add("fallbacks", fallbacks);
   }
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
   return json;
@@ -89,7 +92,7 @@ std::string table_of(const StepResult& r) {
                       r.mfu ? fmt::format("   {:.1f} % of {:g}", 100 * *r.mfu, *r.peak_tflops) : std::string());
   text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);
   text += fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
-  for (const auto& [operation, engine] : r.engines) text += fmt::format("  {} by {}\n", operation, engine);
+  for (const auto& [operation, choice] : r.engines) text += fmt::format("  {} by {}\n", operation, choice.engine);
   return r.timeline ? text + describe(*r.timeline) : text;
 }
 

@@ -8,11 +8,12 @@
 # linked with those of the others. The suites are read from the sources, and of one program each belongs to one entry.
 #
 # With RANKS it is one entry for each world size, started by tests/support/run_ranks (under mpirun, or for tcp and
-# hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which kinds of group it runs on
-# (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds single ones, of a number of ranks and a
-# group. ALONE names tests that leave their group broken: each is an entry of its own, and no other test of the entry is
-# run. Beside an entry ctest runs fewer others: it counts as as many as it has ranks, or as two of one process, but for those
-# labelled fault, which mostly wait: as one, or as two under MPI. SERIAL ones, which look at clocks or at what the whole machine does, run beside no other.
+# hosts… by RANK and WORLD_SIZE alone), and main() joins the ranks first, unless they make OWN_GROUPS. GROUPS says which
+# kinds of group it runs on (one entry each; inline alone by default): tests/support/ranks.h; ALSO adds single ones, of a
+# number of ranks and a group. ALONE names tests that leave their group broken: each is an entry of its own, and no other
+# test of the entry is run. Beside an entry ctest runs fewer others: it counts as as many as it has ranks, or as two of
+# one process, but for those labelled fault, which mostly wait: as one, or as two under MPI. SERIAL ones, which look at
+# clocks or at what the whole machine does, run beside no other.
 #
 # SOFT_CUDA runs the modules' CUDA code on a GPU in software (tests/soft_cuda). GPU runs it on a real one, labelled gpu;
 # where there is none, the test reports itself skipped and why (with RANKS, if it says that it NeedsGpu). CUDA is both,

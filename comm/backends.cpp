@@ -23,11 +23,9 @@ const std::vector<const BackendFamily*>& backend_families() {
 
 const BackendFamily* backend_family(const std::string& name) {
   if (name == kAutoBackend) return nullptr;
-  std::vector<std::string> names = {kAutoBackend};
-  for (const auto* family : backend_families()) {
-    if (family->name == name) return family;
-    names.push_back(family->name);
-  }
+  if (const auto* family = find_family(backend_families(), name)) return family;
+  auto names = names_of(backend_families());
+  names.insert(names.begin(), kAutoBackend);
   throw_unknown("backend", name, names);
 }
 

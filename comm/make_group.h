@@ -34,6 +34,7 @@ struct GroupOptions {
   Progress progress = Progress::kAuto;
   /// Whether this process has a core that its computation leaves idle (Binding::spare_core).
   bool spare_core = false;
+  bool wants_thread() const { return progress == Progress::kThread || (progress == Progress::kAuto && spare_core); }
 
   /// Encrypts all that ranks of different hosts say to each other, the store of rank 0 included (Note [Encryption]).
   /// All ranks ask for it, or none. Ranks that join over TCP have a secret (World::rendezvous). A backend

@@ -61,10 +61,7 @@ void check_settings(const DatasetFamily& family, const Settings& given) {
 }  // namespace
 
 const DatasetFamily* find_dataset_family(const std::string& spec) {
-  const std::string name = spec.substr(0, spec.find(':'));
-  for (const auto* family : dataset_families())
-    if (family->name == name) return family;
-  return nullptr;
+  return find_family(dataset_families(), spec.substr(0, spec.find(':')));
 }
 
 std::string dataset_argument(const std::string& spec) {

@@ -115,9 +115,8 @@ void validate(const TrainConfig& config);
 
 /// Looks at --save, --metrics, --trace and --checkpoint-dir. Throws UsageError where two of them are one file, where
 /// one is the file of --config, --data or --resume, lies in a checkpoint or is what standard output or error goes to,
-/// and for
-/// "-". --weights may be what --save replaces: it is read before, and the new file takes its place as a whole; nothing
-/// else may. For the rank that writes: others may see another disk.
+/// and for "-". --weights may be what --save replaces: it is read before, and the new file takes its place as a whole;
+/// nothing else may. For the rank that writes: others may see another disk.
 void check_output_files(const TrainConfig& config);
 
 /// Throws UsageError for what a device of this kind does not do in training, beside session::check_kind().

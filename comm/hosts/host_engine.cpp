@@ -170,13 +170,10 @@ const BackendFamily& hosts_backend() {
         return Lack{"all ranks are on one host", "leave --backend out"};
       },
       .make = [](JoinedRanks ranks) -> std::unique_ptr<ProcessGroup> {
-        using Progress = GroupOptions::Progress;
-        const GroupOptions& options = ranks.options;
-        const bool threaded =
-            options.progress == Progress::kThread || (options.progress == Progress::kAuto && options.spare_core);
         Rendezvous rendezvous = ranks.world.rendezvous;
         if (!ranks.world.over_tcp()) rendezvous.host.clear();
-        return make_hosts_group(std::move(ranks.store), std::move(ranks.peers), rendezvous, ranks.timeout, threaded);
+        return make_hosts_group(std::move(ranks.store), std::move(ranks.peers), rendezvous, ranks.timeout,
+                                ranks.options.wants_thread());
       },
   };
   return family;

@@ -26,9 +26,8 @@ std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock
 
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options) {
   const auto timeout = duration_of(options.timeout_seconds);
-  using Progress = GroupOptions::Progress;
-  const bool threaded = options.progress == Progress::kThread ||
-                        (options.progress == Progress::kAuto && options.spare_core && Session::allows_threads());
+  const bool threaded =
+      options.wants_thread() && (options.progress == GroupOptions::Progress::kThread || Session::allows_threads());
   const auto make = [world, timeout]() -> std::unique_ptr<Engine> {
     auto session = std::make_unique<Session>(world, Deadline::after(timeout));
     return std::make_unique<MpiEngine>(std::move(session), Tuning{}, patience_for(timeout));

@@ -15,17 +15,9 @@ const std::vector<const LossFamily*>& loss_families() {
 
 const LossFamily& usual_loss() { return cross_entropy_family(); }
 
-std::vector<std::string> loss_names() {
-  std::vector<std::string> names;
-  for (const auto* family : loss_families()) names.push_back(family->name);
-  return names;
-}
+std::vector<std::string> loss_names() { return names_of(loss_families()); }
 
-const LossFamily& loss_family(const std::string& name) {
-  for (const auto* family : loss_families())
-    if (family->name == name) return *family;
-  throw_unknown("loss", name, loss_names());
-}
+const LossFamily& loss_family(const std::string& name) { return family_named("loss", loss_families(), name); }
 
 LossFunction make_loss(const LossFamily& family, const Settings& settings) {
   return family.make(resolve(family.settings, settings, "loss " + family.name));

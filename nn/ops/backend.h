@@ -34,6 +34,12 @@ class CapturedGraph {
   virtual void run() = 0;
 };
 
+/// What computes an operation.
+struct EngineChoice {
+  std::string engine;        // "cuDNN …"
+  std::string because = {};  // of a fallback: why it is not a faster one
+};
+
 /// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
 /// later, when ready(), bytes(). One at a time; used again and again.
 class AsyncDownload {
@@ -57,9 +63,8 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   virtual Device device() const = 0;
-  /// Which kernels compute what, as far as there has been a choice: {"attention, bf16": "cuDNN …"}. Of a fallback it
-  /// has warned.
-  virtual std::map<std::string, std::string> engines() const { return {}; }
+  /// By operation ("attention, bf16"), as far as there has been a choice. Of a fallback it has warned.
+  virtual std::map<std::string, EngineChoice> engines() const { return {}; }
   /// For people: "cpu, 2 threads, oneDNN 2.6.3, avx512_core".
   virtual std::string describe() const = 0;
   virtual CachingAllocator& allocator() = 0;

@@ -17,16 +17,10 @@ const std::vector<const OptimizerFamily*>& optimizer_families() {
   return families;
 }
 
-std::vector<std::string> optimizer_names() {
-  std::vector<std::string> names;
-  for (const auto* family : optimizer_families()) names.push_back(family->name);
-  return names;
-}
+std::vector<std::string> optimizer_names() { return names_of(optimizer_families()); }
 
 const OptimizerFamily& optimizer_family(const std::string& name) {
-  for (const auto* family : optimizer_families())
-    if (family->name == name) return *family;
-  throw_unknown("optimizer", name, optimizer_names());
+  return family_named("optimizer", optimizer_families(), name);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,

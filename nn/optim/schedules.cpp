@@ -60,16 +60,10 @@ const std::vector<const ScheduleFamily*>& schedule_families() {
   return families;
 }
 
-std::vector<std::string> schedule_names() {
-  std::vector<std::string> names;
-  for (const auto* family : schedule_families()) names.push_back(family->name);
-  return names;
-}
+std::vector<std::string> schedule_names() { return names_of(schedule_families()); }
 
 const ScheduleFamily& schedule_family(const std::string& name) {
-  for (const auto* family : schedule_families())
-    if (family->name == name) return *family;
-  throw_unknown("schedule", name, schedule_names());
+  return family_named("schedule", schedule_families(), name);
 }
 
 double LearningRate::at(std::int64_t step) const {

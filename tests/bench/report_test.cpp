@@ -88,7 +88,7 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   result.peak_tflops = 8;
   result.mfu = 0.25;
   result.graphs_refused = "a kernel waits";
-  result.engines = {{"attention, bf16", "cuDNN \"eng1\""}};
+  result.engines = {{"attention, bf16", {"cuDNN \"eng1\""}}, {"LSTM, bf16", {"cuDNN in f32", "an old cuDNN"}}};
   result.timeline = Timeline{.clock = "device",
                              .buckets = {{.bytes = 64, .ready_ms = 1, .start_ms = 1, .end_ms = 3},
                                          {.bytes = 64, .ready_ms = 2, .start_ms = 3, .end_ms = 4}},
@@ -99,6 +99,7 @@ TEST(Report, OfAStepOnAGpuSaysHowItRan) {
   EXPECT_EQ(json["graphs"], false);
   EXPECT_EQ(json["graphs_refused"], "a kernel waits");
   EXPECT_EQ(json["engines"]["attention, bf16"], "cuDNN \"eng1\"");
+  EXPECT_EQ(json["fallbacks"], (nlohmann::json{{"LSTM, bf16", "an old cuDNN"}}));
   EXPECT_EQ(json["tflops"], 2.0);
   EXPECT_EQ(json["mfu"], 0.25);
   EXPECT_EQ(json["timeline"]["communication_ms"], 3.0);

@@ -33,12 +33,14 @@ std::string describe_gpu(const CudaOptions& options) {
 }  // namespace
 
 void Engines::use(const std::string& operation, const std::string& engine) {
-  if (!reasons_.contains(operation)) engines_[operation] = engine;
+  EngineChoice& chosen = chosen_[operation];
+  if (chosen.because.empty()) chosen.engine = engine;
 }
 
-void Engines::fall_back(const std::string& operation, const std::string& engine, const std::string& why) {
-  if (!reasons_.emplace(operation, why).second) return;
-  engines_[operation] = engine;
+void Engines::fall_back(std::string_view operation, std::string_view engine, std::string_view why) {
+  const auto known = chosen_.find(operation);
+  if (known != chosen_.end() && !known->second.because.empty()) return;
+  chosen_.insert_or_assign(std::string(operation), EngineChoice{std::string(engine), std::string(why)});
   log_warn("{}: computed by {}, which is slower: {}", operation, engine, why);
 }
 

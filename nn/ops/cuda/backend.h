@@ -38,7 +38,7 @@ class CudaBackend final : public Backend {
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
   std::unique_ptr<Backend> make_stream(int threads) override;
-  std::map<std::string, std::string> engines() const override { return context_.engines.all(); }
+  std::map<std::string, EngineChoice> engines() const override { return context_.engines.all(); }
   std::uint64_t primitives_created() const override { return context_.primitives_created; }
 
   StreamView stream() override { return context_.stream; }

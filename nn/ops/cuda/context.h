@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "base/device.h"
+#include "nn/ops/backend.h"
 #include "nn/tensor/allocator.h"
 
 namespace lockstep::nn::cuda {
@@ -15,13 +18,13 @@ namespace lockstep::nn::cuda {
 class Engines {
  public:
   void use(const std::string& operation, const std::string& engine);
-  /// `engine` computes it in place of a faster one, because of `why`: warns, once for each operation.
-  void fall_back(const std::string& operation, const std::string& engine, const std::string& why);
-  const std::map<std::string, std::string>& all() const { return engines_; }
+  /// `engine` computes it in place of a faster one, because of `why`: warns, once for each operation. Cheap enough for
+  /// each call of an operation.
+  void fall_back(std::string_view operation, std::string_view engine, std::string_view why);
+  std::map<std::string, EngineChoice> all() const { return {chosen_.begin(), chosen_.end()}; }
 
  private:
-  std::map<std::string, std::string> engines_;  // by operation
-  std::map<std::string, std::string> reasons_;  // of fallbacks
+  std::map<std::string, EngineChoice, std::less<>> chosen_;  // by operation
 };
 
 /// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.

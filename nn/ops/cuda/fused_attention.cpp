@@ -25,16 +25,15 @@ struct FusedAttention::Held {
   AttentionPlan* find(Context& context, const AttentionProblem& problem, std::initializer_list<const Tensor*> arrays) {
     const char* const operation =
         problem.what == AttentionProblem::What::kForward ? "attention, bf16" : "attention backward, bf16";
-    const auto fall_back = [&](const std::string& why) -> AttentionPlan* {
+    const auto fall_back = [&](std::string_view why) -> AttentionPlan* {
       context.engines.fall_back(operation, kOwnKernels, why);
       return nullptr;
     };
+    static_assert(kMostWidth == 256 && kAlignment == 16);
     if (problem.width % 8 != 0 || problem.width > kMostWidth)
-      return fall_back(
-          fmt::format("heads of {} features, where cuDNN takes a multiple of 8 up to {}", problem.width, kMostWidth));
+      return fall_back("cuDNN takes heads of a multiple of 8 features, up to 256");
     for (const Tensor* const array : arrays)
-      if (alignment_of(array->raw()) < kAlignment)
-        return fall_back(fmt::format("an array that does not lie at a multiple of {} bytes", kAlignment));
+      if (alignment_of(array->raw()) < kAlignment) return fall_back("an array does not lie at a multiple of 16 bytes");
     const PlanKey key = problem.key();
     auto at = plans.find(key);
     if (at == plans.end()) {
@@ -66,10 +65,7 @@ FusedAttention::FusedAttention(Context& context) : context_(context), held_(std:
 FusedAttention::~FusedAttention() = default;
 
 bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
-  if (qkv.dtype() != DType::kBF16) {
-    context_.engines.use("attention, f32", kOwnKernels);
-    return false;
-  }
+  if (qkv.dtype() != DType::kBF16) return false;  // of f32 there is no choice
   const std::int64_t row = qkv.size(2) / 3;
   AttentionPlan* const plan = held_->find(context_,
                                           {.what = AttentionProblem::What::kForward,
