@@ -75,8 +75,9 @@ std::string driver_text(const CudaProbe& probe) {
 }
 
 std::string cuda_lines(const CudaProbe& probe) {
-  std::string text = line("CUDA", fmt::format("{} (toolkit {}); {}", cuda_version_text(probe.runtime_version),
-                                              kCudaToolkit, driver_text(probe)));
+  std::string text = line(
+      "CUDA", fmt::format("{} (toolkit {}), for GPUs of compute capability {}; {}",
+                          cuda_version_text(probe.runtime_version), kCudaToolkit, cuda_targets(), driver_text(probe)));
   const std::string lt = fmt::format("libcublasLt.so.{}", probe.runtime_version / 1000);
   text += line("cuBLASLt", library_text("cuBLASLt", lt.c_str(), [](const SharedLibrary& library) {
                  return reported_version<std::size_t>(library, "cublasLtGetVersion");

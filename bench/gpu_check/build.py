@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tarfile
 
-from gpu_check import machine, sources
+from gpu_check import sources
 from harness.cli import say
 from harness.contestants import ROOT
 from harness.processes import Failure
@@ -83,10 +83,6 @@ def choose(build, no_build: bool) -> tuple:
 def cmake_flags(package: dict) -> list:
     """With what is packed in place of installed packages, unless it is for a newer system than this one."""
     flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
-    if capability := machine.compute_capability():
-        flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={capability}-real")
-    if not package:
-        return flags
     nvidia = [f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include", f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
               f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend"]
     if not package.get("libraries_fit", True):
@@ -98,6 +94,19 @@ def cmake_flags(package: dict) -> list:
             f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags,-rpath,{places}"]
 
 
+def soft(directory: pathlib.Path, no_build: bool) -> pathlib.Path:
+    """A build that has the program on GPUs in software, and the tests that need a GPU."""
+    if not (directory / "build.ninja").exists():
+        raise Failure(f"{directory} is no build → scripts/test makes one")
+    if not no_build:
+        say(f"building in {directory.name}")
+        with open(directory / "gpu-check.log", "w") as log:
+            _run(["cmake", "--build", str(directory), "--target", "lockstep_soft", "gpu_tests"], log)
+    if not os.access(directory / "tests/soft/lockstep", os.X_OK):
+        raise Failure(f"the program on GPUs in software is not built: no {directory}/tests/soft/lockstep → build with CUDA")
+    return directory
+
+
 def _run(argv: list, log) -> None:
     if subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode != 0:
         log.flush()
@@ -106,14 +115,29 @@ def _run(argv: list, log) -> None:
         raise Failure(f"`{argv[0]} {argv[1]} …` failed: {(blamed or lines or ['?'])[0]} → {log.name}")
 
 
+# As scripts/test does it: with what this machine has, and what can be fetched.
+_SCRIPT = """set -euo pipefail
+source "$1/scripts/lib/deps.sh"
+source "$1/scripts/lib/build.sh"
+source "$1/scripts/lib/cuda.sh"
+build=$2
+install_packages "${lockstep_packages[@]}"
+provide_cuda
+build_targets lockstep gpu_tests
+"""
+
+
 def make(directory: pathlib.Path, package: dict) -> None:
     """The program, and the tests that need a GPU."""
-    for tool in ("cmake", "ninja"):
-        if not shutil.which(tool):
-            raise Failure(f"{tool} is not installed → scripts/pack-for-gpu on another machine brings a built program")
     directory.mkdir(exist_ok=True)
     with open(directory / "gpu-check.log", "w") as log:
         say(f"building in {directory.name} (its log: {log.name})")
+        if not package:
+            _run(["bash", "-c", _SCRIPT, "bash", str(ROOT), str(directory)], log)
+            return
+        for tool in ("cmake", "ninja"):
+            if not shutil.which(tool):
+                raise Failure(f"{tool} is not installed → scripts/pack-for-gpu on another machine brings a built program")
         if not (directory / "build.ninja").exists():
             _run(["cmake", "-S", str(ROOT), "-B", str(directory), *cmake_flags(package)], log)
         _run(["cmake", "--build", str(directory), "--target", "lockstep", "gpu_tests"], log)

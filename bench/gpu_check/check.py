@@ -52,15 +52,19 @@ class Late(Failure):
 
 
 class Check:
-    def __init__(self, build: pathlib.Path, gpus: list, quick: bool, library_path: str, end: float):
-        self.build, self.gpus, self.quick = build, gpus, quick
-        self.lockstep = build / "lockstep"
+    """`dry`: on GPUs in software, to see that all of it starts. They are slow: see steps()."""
+
+    def __init__(self, build: pathlib.Path, gpus: list, quick: bool, library_path: str, end: float, dry: bool = False):
+        self.build, self.gpus, self.quick, self.dry = build, gpus, quick, dry
+        self.lockstep = build / ("tests/soft/lockstep" if dry else "lockstep")
         self.end = end  # by time.monotonic()
         self.section = Section("none", "none")
         self.section_end = end
         self._running = set()
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-"))
         extra = {"LD_LIBRARY_PATH": library_path} if library_path else {}
+        if dry:
+            extra["LOCKSTEP_TEST_GPUS"] = str(len(gpus))
         packed = ROOT / ".gpu" / "bin"
         if (packed / "mpirun").exists():
             extra["PATH"] = f"{packed}:{os.environ.get('PATH', '')}"
@@ -68,6 +72,13 @@ class Check:
 
     def left(self) -> float:
         return min(self.section_end, self.end) - time.monotonic()
+
+    def steps(self, wanted: int, least: int = 2) -> int:
+        return least if self.dry else wanted
+
+    def patience(self, ranks: int) -> tuple:
+        """Seconds that ranks wait for each other, and that they may take in all. Those that share a GPU alternate."""
+        return (240, 480) if self.dry else (60, 90) if self.ranks_share(ranks) else (25, 40)
 
     def note(self, argv: list, env: dict = {}) -> None:
         """The command stands in the section, once."""
@@ -93,6 +104,7 @@ class Check:
     def finish(self, started, limit_s: float) -> Done:
         """Waits for it, and ends it and all of its process group when its time is up."""
         process, files, begin = started
+        limit_s *= 8 if self.dry else 1
         timed_out = False
         try:
             process.wait(max(0.1, min(limit_s, self.left())))

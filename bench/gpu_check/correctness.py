@@ -16,10 +16,12 @@ FIRST_STEP, LATER_STEPS = 1e-5, 2e-3
 FIRST_NORM = 1e-4  # of all gradients, in the first step, relative
 BF16_STEPS, BF16_NORM = 2e-2, 2e-2
 
+SKIPPED = 77  # a test program's exit code where it finds no GPU
+
 
 def about_machine(check: Check, data: dict) -> None:
     data["facts"] = machine.facts()
-    data["nvidia_smi"] = machine.nvidia_smi()
+    data["nvidia_smi"] = {"fields": ["name"], "gpus": [[gpu] for gpu in check.gpus]} if check.dry else machine.nvidia_smi()
     data["libraries"] = machine.library_directories()
     data["library_path"] = check.env.get("LD_LIBRARY_PATH", "")
     data["version"] = check.run([check.lockstep, "version"]).out
@@ -52,7 +54,7 @@ def _one_test(check: Check, test: dict) -> dict:
     env = dict(word.split("=", 1) for word in test["environment"])
     done = check.run([*test["command"], f"--gtest_output=json:{report}"], test["timeout_s"], env, codes=None)
     result = {"name": test["name"], "seconds": round(done.seconds, 1), "code": done.code, "tests": [], "why": ""}
-    if done.code == 77:
+    if done.code == SKIPPED:
         result["why"] = next((line for line in done.out.splitlines() if line.startswith("skipped: ")), "skipped")
     elif done.code != 0:
         failed = re.findall(r"^\[  FAILED  \] (\S+)", done.out, re.MULTILINE)
@@ -73,20 +75,14 @@ def test_programs(check: Check, data: dict) -> None:
     tests = tests_of(check)
     if not tests:
         raise Failure("this build has no tests for GPUs: it is one without CUDA")
-    alone = [test for test in tests if "run_ranks" in test["command"][0]]
     data["programs"] = []
-
-    def run(test):
+    for test in tests:  # one at a time: they take a GPU's memory, and what one breaks is not another's fault
         try:
-            return _one_test(check, test)
+            program = _one_test(check, test)
         except Failure as failure:
-            return {"name": test["name"], "seconds": 0, "code": -1, "tests": [], "why": str(failure)}
-
-    check.in_parallel(run, [test for test in tests if test not in alone], data["programs"])
-    for test in alone:
-        data["programs"].append(run(test))
-    for program in data["programs"]:
-        if program["code"] != 0:
+            program = {"name": test["name"], "seconds": 0, "code": -1, "tests": [], "why": str(failure)}
+        data["programs"].append(program)
+        if program["code"] != 0 and not (check.dry and program["code"] == SKIPPED):
             check.problem(f"{program['name']}: {program['why']}")
 
 
@@ -97,10 +93,11 @@ def _training(check: Check, ranks: int, device: str, precision: str, steps: int,
     """Losses and gradient norms step by step, and the parameters' checksum."""
     metrics = check.scratch / f"{name}.jsonl"
     shared = device == "cuda" and check.ranks_share(ranks)
+    timeout_s, limit_s = check.patience(ranks)
     argv = [check.lockstep, "train", "cnn", "--data", "digits", "--steps", steps, "--global-batch", 64, "--optimizer",
             "sgd", "--lr", 0.05, "--eval-every", 0, "--check-replicas", 5, "--device", device, "--precision", precision,
-            "--metrics", metrics, "--timeout-seconds", 25, "--quiet", *(["--share-devices"] if shared else []), *more]
-    check.finish_ranks(check.start_ranks(ranks, argv, shared), 40)
+            "--metrics", metrics, "--timeout-seconds", timeout_s, "--quiet", *(["--share-devices"] if shared else []), *more]
+    check.finish_ranks(check.start_ranks(ranks, argv, shared), limit_s)
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     taken = [event for event in events if event["event"] == "step"]
     if len(taken) != steps:
@@ -130,7 +127,7 @@ def within(differences: dict, precision: str) -> bool:
 
 
 def ranks_agree(check: Check, data: dict) -> None:
-    steps = 20 if check.quick else 30
+    steps = check.steps(20 if check.quick else 30, 5)
     data |= {"steps": steps, "runs": [], "shared": {n: check.ranks_share(n) for n in (2, 4)},
              "tolerances": {"f32": [FIRST_STEP, LATER_STEPS, FIRST_NORM], "bf16": [BF16_STEPS, BF16_STEPS, BF16_NORM]}}
     plan = [("f32", 1, "cpu"), ("f32", 2, "cuda"), ("f32", 4, "cuda"), ("bf16", 2, "cuda"), ("bf16", 4, "cuda")]
@@ -158,7 +155,7 @@ def _under_launcher(check: Check, data: dict) -> None:
     """As users start ranks: by `lockstep launch`, whose mpirun may come from the archive."""
     shared = check.ranks_share(2)
     argv = [check.lockstep, "launch", "-n", 2, "--no-prefix", "--"]
-    train = [check.lockstep, "train", "mlp", "--data", "digits", "--steps", 12, "--device", "cuda", "--check-replicas", 4,
+    train = [check.lockstep, "train", "mlp", "--data", "digits", "--steps", check.steps(12, 4), "--device", "cuda", "--check-replicas", 4,
              "--quiet"]
     if shared:
         argv += ["bash", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "-"]
@@ -186,7 +183,7 @@ def contexts(check: Check, data: dict) -> None:
     pids = [process.pid for process, _, _ in started]
     listed, seen = {}, {}
     try:
-        end = time.monotonic() + min(40, check.left())
+        end = time.monotonic() + min(160 if check.dry else 40, check.left())
         while time.monotonic() < end and len(seen) < ranks:
             time.sleep(0.5)
             ended = [process for process, _, _ in started if process.poll() is not None]
@@ -202,7 +199,7 @@ def contexts(check: Check, data: dict) -> None:
                 for process in gpu.get("processes") or []:
                     if process["pid"] in pids:
                         seen.setdefault(process["pid"], []).append((gpu["index"], process["memory_bytes"]))
-            if not seen and time.monotonic() > end - 20:
+            if not seen and (check.dry or time.monotonic() > end - 20):
                 break  # this machine does not report it
     finally:
         for process, _, _ in started:
@@ -229,15 +226,18 @@ def contexts(check: Check, data: dict) -> None:
 
 # ---- compute-sanitizer ----
 
-# Those that are short enough to be watched; each runs with both tools.
-_WATCHED = re.compile(r"nn_cuda_(pointwise|loss|norm|optim|pool|bias)_gpu_test")
+# Tests of all kernels that we wrote, as nn_cuda_NAME_gpu_test; those with the most shared memory first.
+WATCHED = ("attention", "layer_norm", "embedding", "relu_mask", "norm", "loss", "bias", "optim", "pool", "pointwise")
 
 
 def sanitizer(check: Check, data: dict) -> None:
+    tests = {test["name"]: test for test in tests_of(check)}
+    programs = [tests[f"nn_cuda_{name}_gpu_test"] for name in WATCHED]
     tool = shutil.which("compute-sanitizer", path=f"{check.env['PATH']}:/usr/local/cuda/bin")
     if not tool:
         raise Skip("compute-sanitizer is not installed")
-    programs = [test for test in tests_of(check) if _WATCHED.search(test["name"])]
+    if check.dry:
+        raise Skip("it watches GPUs alone")
     limit_s = 40 if check.quick else 75
     data["runs"] = []
 
@@ -257,7 +257,7 @@ def sanitizer(check: Check, data: dict) -> None:
         return result | {"code": done.code, "errors": errors, "unable": unable, "seconds": round(done.seconds, 1),
                          "why": "" if done.code == 0 else done.last_words()}
 
-    jobs = [(name, test) for name in ("memcheck", "racecheck") for test in programs]
+    jobs = [(name, test) for name in ("racecheck", "memcheck") for test in programs]
     check.in_parallel(run, jobs, data["runs"])
     if all(one.get("unable") for one in data["runs"]):
         raise Skip("compute-sanitizer does not work on this machine")
@@ -270,7 +270,7 @@ def sanitizer(check: Check, data: dict) -> None:
 
 
 def graphs_equal_eager(check: Check, data: dict) -> None:
-    steps = 60
+    steps = check.steps(60, 5)
     data |= {"steps": steps, "runs": []}
     for precision in ("f32", "bf16"):
         runs = {}
@@ -282,11 +282,11 @@ def graphs_equal_eager(check: Check, data: dict) -> None:
         if not same:
             check.problem(f"graph and eager differ in {precision}")
     data["times"] = []
-    for model, batch in (("mlp", 64), ("cnn", 64)):
+    for model, batch in (("mlp", check.steps(64)), ("cnn", check.steps(64))):
         row = {"model": model, "batch": batch}
         for graphs in ("yes", "no"):
             result = check.run_json([check.lockstep, "bench", "step", model, "--batch", batch, "--device", "cuda",
-                                     "--precision", "bf16", "--steps", 1000, "--graphs", graphs, "--json"])
+                                     "--precision", "bf16", "--steps", check.steps(1000), "--graphs", graphs, "--json"])
             row[graphs] = {key: result.get(key) for key in ("step_ms", "step_ms_p10", "step_ms_p90", "graphs",
                                                             "replays_per_step", "graphs_refused")}
         data["times"].append(row)

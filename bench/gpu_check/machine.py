@@ -8,7 +8,10 @@ import shutil
 import subprocess
 import sys
 
-LIBRARIES = ("libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2")
+from harness.contestants import ROOT
+
+CUBLASLT = ("libcublasLt.so.13", "libcublasLt.so.12")  # one of them
+LIBRARIES = (*CUBLASLT, "libcudnn.so.9", "libnccl.so.2")
 
 
 def _said(argv: list, timeout_s: float = 20) -> str:
@@ -46,12 +49,6 @@ def gpu_names() -> list:
     return names
 
 
-def compute_capability() -> str:
-    """Of the first GPU: "90"; "" where nobody reports it."""
-    found = re.match(r"(\d+)\.(\d+)", _said(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]))
-    return found[1] + found[2] if found else ""
-
-
 def packages_with_libraries() -> list:
     """Directories of Python packages that carry NVIDIA's libraries, as PyTorch's do."""
     places = _said(["python3", "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"])
@@ -63,7 +60,7 @@ def library_directories() -> dict:
     cached = {line.split()[0] for line in _said(["ldconfig", "-p"]).splitlines() if "=>" in line}
     known = [p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p]
     places = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu",
-              "/usr/local/nvidia/lib64"]
+              "/usr/local/nvidia/lib64", *sorted(glob.glob(f"{ROOT}/.cache/cuda/nvidia/*/lib"))]
     found, packages = {}, None
     for name in LIBRARIES:
         if name in cached or any(os.path.exists(f"{place}/{name}") for place in known):
@@ -73,6 +70,9 @@ def library_directories() -> dict:
             packages = packages_with_libraries() if packages is None else packages
             where = next((place for place in packages if os.path.exists(f"{place}/{name}")), None)
         found[name] = where
+    for one, other in (CUBLASLT, reversed(CUBLASLT)):
+        if found.get(one, "") is None and found.get(other, "") is not None:
+            del found[one]
     return found
 
 

@@ -13,13 +13,17 @@ from harness.stats import Spread, quantile, ratio
 
 # Tokens of a sample, and how many there are, as bench/peers/torch/models.py has them.
 _TEXTS = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
+# On GPUs in software: the same operations on small tensors.
+_SMALL = {"mlp": ["--hidden", "64,64"], "resnet18-cifar": ["--data", "random:3x8x8,16"],
+          "resnet50": ["--data", "random:3x32x32,16", "--classes", 10], "lstm": ["--width", 16, "--layers", 1],
+          "gpt": ["--width", 16, "--layers", 1, "--heads", 2], "gpt2": ["--width", 16, "--layers", 1, "--heads", 2]}
 
 
 def _data(check: Check, model: str) -> list:
     """Flags for synthetic tokens; `lockstep bench` makes the data of the other models itself."""
     if model not in _TEXTS:
         return []
-    context, vocabulary = _TEXTS[model]
+    context, vocabulary = (8, 61) if check.dry else _TEXTS[model]
     path = check.scratch / f"tokens-{vocabulary}.bin"
     if not path.exists():
         generator = random.Random(1)
@@ -33,18 +37,19 @@ def _data(check: Check, model: str) -> list:
 def _step(check: Check, model: str, batch: int, more: list, ranks: int = 1) -> dict:
     """What `lockstep bench step` says."""
     shared = check.ranks_share(ranks)
-    argv = [check.lockstep, "bench", "step", model, "--batch", batch, "--device", "cuda", "--json",
-            *_data(check, model), *more]
+    argv = [check.lockstep, "bench", "step", model, "--batch", check.steps(batch), "--device", "cuda", "--json",
+            *_data(check, model), *([*_SMALL.get(model, []), "--warmup-steps", 1] if check.dry else []), *more]
     if ranks == 1:
         return check.run_json(argv)
-    argv += ["--timeout-seconds", 25, *(["--share-devices"] if shared else [])]
-    return json.loads(check.finish_ranks(check.start_ranks(ranks, argv, shared), 60)[0].out)
+    timeout_s, limit_s = check.patience(ranks)
+    argv += ["--timeout-seconds", timeout_s, *(["--share-devices"] if shared else [])]
+    return json.loads(check.finish_ranks(check.start_ranks(ranks, argv, shared), limit_s)[0].out)
 
 
 def timeline(check: Check, data: dict) -> None:
     ranks = max(2, len(check.gpus))
     data |= {"ranks": ranks, "shared": check.ranks_share(ranks), "models": {}}
-    steps = 20 if data["shared"] else 200
+    steps = check.steps(20 if data["shared"] else 200)
     for model, more in (("mlp", ["--first-bucket-mb", "0.1", "--bucket-mb", "1"]), ("cnn", [])):
         result = _step(check, model, 1024, ["--precision", "bf16", "--steps", steps, "--timeline", *more], ranks)
         data["models"][model] = result["timeline"] | {"step_ms": result["step_ms"], "batch": result["batch"]}
@@ -60,7 +65,7 @@ def communication(check: Check, data: dict) -> None:
     for ranks in counts:
         for model in MODELS:
             for batch in BATCHES:
-                result = _step(check, model, batch, ["--precision", "bf16", "--steps", 1000], ranks)
+                result = _step(check, model, batch, ["--precision", "bf16", "--steps", check.steps(1000)], ranks)
                 share = result["exposed_comm_ms"] / result["step_ms"]
                 data["runs"].append({key: result[key] for key in ("model", "world_size", "batch", "step_ms", "compute_ms",
                                                                   "exposed_comm_ms", "replays_per_step")}
@@ -78,30 +83,35 @@ _ENGINES = {"gpt2": {"attention, bf16": "cuDNN", "attention backward, bf16": "cu
 
 
 def throughput(check: Check, data: dict) -> None:
-    """Every model alone, in every precision."""
-    data["runs"] = []
-    for model, batch in GROUPS:
-        _, steps, in_f32 = WORKLOADS[model]
-        plain = [("f32", [])] if in_f32 else []
-        for precision, flags in (*plain, ("tf32", ["--tf32"]), ("bf16", ["--precision", "bf16"])):
-            try:
-                result = _step(check, model, batch, [*flags, "--steps", steps])
-            except Failure as failure:
-                check.problem(f"{model}, batch {batch}, {precision}: {failure}")
-                continue
-            data["runs"].append({key: result.get(key) for key in _FIGURES})
-            if precision == "bf16":
-                for operation, wanted in _ENGINES.get(model, {}).items():
-                    engine = result.get("engines", {}).get(operation, "nothing")
-                    if not engine.startswith(wanted) or operation in result["fallbacks"]:
-                        check.problem(f"{model}: {operation} is computed by {engine}, not by {wanted}")
-            if result["precision"] != precision:
-                check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
+    """Every model alone, in every precision: bf16 and the largest models first, should time run out."""
+    data |= {"runs": [], "copied": []}
+    precisions = {"bf16": ["--precision", "bf16"], "tf32": ["--tf32"], "f32": []}
+    for precision, flags in list(precisions.items())[:1 if check.quick else None]:
+        for model, batch in reversed(GROUPS):
+            _, steps, in_f32 = WORKLOADS[model]
+            if precision != "f32" or in_f32:
+                _one_throughput(check, data, model, batch, precision, [*flags, "--steps", check.steps(steps)])
     # As training does it: the batch comes from the host in every step.
-    data["copied"] = []
     for model in MODELS:
-        result = _step(check, model, 4096, ["--precision", "bf16", "--steps", 600, "--copy-batch", "yes"])
+        result = _step(check, model, 4096, ["--precision", "bf16", "--steps", check.steps(600), "--copy-batch", "yes"])
         data["copied"].append({key: result.get(key) for key in _FIGURES})
+
+
+def _one_throughput(check: Check, data: dict, model: str, batch: int, precision: str, flags: list) -> None:
+    try:
+        result = _step(check, model, batch, flags)
+    except Failure as failure:
+        check.problem(f"{model}, batch {batch}, {precision}: {failure}")
+        return
+    data["runs"].append({key: result.get(key) for key in _FIGURES})
+    if result["precision"] != precision:
+        check.problem(f"{model}: {result['precision']} was computed, {precision} was asked for")
+    if precision != "bf16" or check.dry:  # a GPU in software has no cuDNN
+        return
+    for operation, wanted in _ENGINES.get(model, {}).items():
+        engine = result.get("engines", {}).get(operation, "nothing")
+        if not engine.startswith(wanted) or operation in result["fallbacks"]:
+            check.problem(f"{model}: {operation} is computed by {engine}, not by {wanted}")
 
 
 def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> None:
@@ -112,7 +122,7 @@ def against_pytorch(check: Check, data: dict, peers: Peers, why_not: str) -> Non
              "configurations": list(peers.configurations), "groups": []}
     check.note(["python3", "bench/peers/torch/gpu_step.py", "--model", "MODEL", "--batch", "BATCH", "--configuration",
                 "CONFIGURATION"])
-    groups = GROUPS
+    groups = list(reversed(GROUPS))  # the largest models first
     results = {group: {} for group in groups}  # by contestant, by round: ms
     refused = {group: {} for group in groups}
     flops, rounds, end = {}, 0, time.monotonic() + max(20.0, check.left() - 20)

@@ -1,9 +1,5 @@
 #include "comm/nccl/nccl_api.h"
 
-#include <array>
-#include <memory>
-
-#include "base/cuda/library.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/nccl/nccl_group.h"
@@ -13,43 +9,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int kOldest = NCCL_VERSION(2, 19, 1);
-
-/// A library, and what was found in it.
-struct Loaded {
-  SharedLibrary library;
-  NcclApi api;
-};
-
-std::unique_ptr<Loaded> load() {
-  constexpr std::array kNames = {"libnccl.so.2"};
-  auto loaded = std::unique_ptr<Loaded>(
-      new Loaded{SharedLibrary("NCCL", kNames, "install it (libnccl2 is Debian's and Ubuntu's name for it)"), {}});
-  const SharedLibrary& library = loaded->library;
-  NcclApi& api = loaded->api;
-  library.bind(api.get_version, "ncclGetVersion");
-  library.bind(api.get_error_string, "ncclGetErrorString");
-  // First of all: an error about a function that an older one lacks would not help anybody.
-  check_nccl_version(api);
-  library.bind(api.get_last_error, "ncclGetLastError");
-  library.bind(api.get_unique_id, "ncclGetUniqueId");
-  library.bind(api.comm_init_rank_config, "ncclCommInitRankConfig");
-  library.bind(api.comm_get_async_error, "ncclCommGetAsyncError");
-  library.bind(api.comm_finalize, "ncclCommFinalize");
-  library.bind(api.comm_destroy, "ncclCommDestroy");
-  library.bind(api.comm_abort, "ncclCommAbort");
-  library.bind(api.mem_alloc, "ncclMemAlloc");
-  library.bind(api.mem_free, "ncclMemFree");
-  library.bind(api.comm_register, "ncclCommRegister");
-  library.bind(api.comm_deregister, "ncclCommDeregister");
-  library.bind(api.all_reduce, "ncclAllReduce");
-  library.bind(api.reduce_scatter, "ncclReduceScatter");
-  library.bind(api.all_gather, "ncclAllGather");
-  library.bind(api.broadcast, "ncclBroadcast");
-  library.bind(api.reduce, "ncclReduce");
-  library.bind(api.group_start, "ncclGroupStart");
-  library.bind(api.group_end, "ncclGroupEnd");
-  return loaded;
-}
 
 int version_of(const NcclApi& api) {
   int version = 0;
@@ -120,12 +79,6 @@ ncclResult_t for_each_slice(const NcclApi& api, const Op& op, int size, Each&& e
 }
 
 }  // namespace
-
-const NcclApi& load_nccl() {
-  // Never closed: threads of NCCL may live for as long as the process does.
-  static const Loaded* const loaded = load().release();
-  return loaded->api;
-}
 
 void check_nccl_version(const NcclApi& api) {
   const int version = version_of(api);

@@ -9,11 +9,18 @@ if [[ -z ${CCACHE_DIR:-} ]] && ! { [[ -n ${HOME:-} ]] && mkdir -p "$HOME/.cache/
   export CCACHE_DIR=$root/.cache/ccache
 fi
 
-# build_targets TARGET…: a Release build in build/, configured if it is not yet. On continuous integration, where no GPU
-# runs it, device code is compiled for one kind of GPU only: each takes as long as the first.
-build_targets() {
-  local options=(-DCMAKE_BUILD_TYPE=Release)
+# configure [OPTION…]: a Release build in build/, or build/ anew as it was configured before. On continuous integration,
+# where no GPU runs it, device code is compiled for one kind of GPU only: each takes as long as the first.
+configure() {
+  local options=("$@" -DCMAKE_BUILD_TYPE=Release)
   [[ ${CI:-false} == false ]] || options+=(-DCMAKE_CUDA_ARCHITECTURES=90)
-  [[ -f $build/build.ninja ]] || cmake -S "$root" -B "$build" -G Ninja "${options[@]}"
+  [[ ! -f $build/build.ninja ]] || options=("$@")
+  mkdir -p "$build"
+  cmake -S "$root" -B "$build" -G Ninja "${options[@]}" | tee "$build/configure.log"
+}
+
+# build_targets TARGET…: configures before if need be.
+build_targets() {
+  [[ -f $build/build.ninja ]] || configure
   cmake --build "$build" --target "$@"
 }

@@ -6,17 +6,21 @@ fetch_wheel() {
   pip3 download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$2" "$1" >&2
 }
 
-# headers_of WHEEL DIRECTORY: what lies below a directory `include` in it. A wheel is a zip file; python3 reads it where
-# there is no unzip.
-headers_of() {
-  python3 - "$1" "$2" <<'END'
-import pathlib, sys, zipfile
-wheel, target = zipfile.ZipFile(sys.argv[1]), pathlib.Path(sys.argv[2])
-for name in wheel.namelist():
-    _, include, below = f"/{name}".partition("/include/")
-    if include and below and not below.endswith("/"):
+# unpack_wheel WHEEL PREFIX DIRECTORY: its files below PREFIX, wherever that is in it (include/), or all (""). A wheel is a zip
+# file; python3 reads it where there is no unzip.
+unpack_wheel() {
+  command -v python3 >/dev/null || install_packages python3
+  python3 - "$@" <<'END'
+import pathlib, shutil, sys, zipfile
+wheel, prefix, target = zipfile.ZipFile(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+for entry in wheel.infolist():
+    _, found, below = f"/{entry.filename}".partition(f"/{prefix}")
+    if found and below and not entry.is_dir():
         file = target / below
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(wheel.read(name))
+        with wheel.open(entry) as source, open(file, "wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+        if "/bin/" in entry.filename:
+            file.chmod(0o755)
 END
 }

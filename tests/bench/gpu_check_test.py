@@ -137,6 +137,16 @@ class Conclusions(unittest.TestCase):
         self.assertTrue(correctness.within(self.differing(losses=[2.02, 1.01, 0.51]), "bf16"))
         self.assertFalse(correctness.within(self.differing(losses=[2.1, 1.0, 0.5]), "bf16"))
 
+    def test_kernels_with_shared_memory_are_watched(self):
+        kernels = SOURCE / "nn/ops/cuda"
+        shared = {path.name for path in kernels.iterdir() if "__shared__" in path.read_text()}
+        users = {path.stem for path in kernels.glob("*.cu")
+                 if path.name in shared or any(f'/{name}"' in path.read_text() for name in shared)}
+        tests = {"attention_forward": "attention", "attention_backward": "attention", "token_order": "embedding"}
+        self.assertGreater(len(users), 5)
+        for kernel in users:
+            self.assertIn(tests.get(kernel, kernel), correctness.WATCHED)
+
     def test_the_fastest_peer_is_compared_within_rounds(self):
         results = {"lockstep": {1: 1.0, 2: 2.0}, "eager": {1: 3.0, 2: 4.0}, "compile": {1: 1.1}}
         group = speed._group(("mlp", 64), results, {"max-autotune": "too slow"}, 2e9, 100.0)
@@ -298,8 +308,8 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
         self.assertEqual((section.status, section.problems), ("passed", []))
         self.assertEqual((section.data["version"], section.data["rounds"]), ("2.11.0", 5))
         self.assertEqual([(g["model"], g["batch"]) for g in section.data["groups"]],
-                         [("mlp", 64), ("mlp", 4096), ("cnn", 64), ("cnn", 4096), ("resnet18-cifar", 512),
-                          ("resnet50", 64), ("lstm", 64), ("gpt", 64), ("gpt2", 16)])
+                         [("gpt2", 16), ("gpt", 64), ("lstm", 64), ("resnet50", 64), ("resnet18-cifar", 512),
+                          ("cnn", 4096), ("cnn", 64), ("mlp", 4096), ("mlp", 64)])
         for group in section.data["groups"]:
             self.assertEqual(group["best"], "eager+graph")
             rows = {row["name"]: row for row in group["rows"]}

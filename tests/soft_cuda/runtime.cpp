@@ -169,6 +169,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  return machine().runs_kernels ? cudaSuccess : noted(cudaErrorNoKernelImageForDevice);
+}
+
 cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
   *lowest = 0;
   *highest = -5;

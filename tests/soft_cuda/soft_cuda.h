@@ -42,6 +42,7 @@ struct Machine {
   int driver_version = 13000;                        // 0: no driver is loaded
   bool sees_devices = true;                          // false: a driver, but no GPU is visible
   int compute_major = 9;                             // of the compute capability
+  bool runs_kernels = true;                          // false: they were compiled for other GPUs
   Streams streams = streams_by_default();
 };
 

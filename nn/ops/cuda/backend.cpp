@@ -4,6 +4,7 @@
 
 #include "base/cuda/probe.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "nn/ops/cuda/async_download.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
@@ -120,6 +121,28 @@ std::unique_ptr<CapturedGraph> CudaBackend::record(FunctionRef<void()> work, std
 
 }  // namespace cuda
 
+namespace {
+
+/// Throws DeviceError for a GPU that the kernels, or this build of them, cannot run on.
+void refuse_foreign_gpu(int device) {
+  int major = 0, minor = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's age");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for a GPU's age");
+  const std::string gpu = fmt::format("{} has compute capability {}.{}", current_gpu_text(), major, minor);
+  if (major < 8)
+    throw DeviceError(fmt::format("{}{}, too old for this program", gpu,
+                                  major == 6   ? ", Pascal"
+                                  : major == 7 ? ", Volta or Turing"
+                                               : ""),
+                      "use a GPU of compute capability 8.0 (A100) or later, or --device cpu");
+  if (!cuda::kernels_run_here())
+    throw DeviceError(
+        fmt::format("{}, and this program was built for {}", gpu, cuda_targets()),
+        fmt::format("build it with -DCMAKE_CUDA_ARCHITECTURES={}{}-real, or use --device cpu", major, minor));
+}
+
+}  // namespace
+
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   const CudaProbe& probe = probe_cuda();
   if (probe.devices == 0) throw DeviceError(probe.problem, probe.remedy);
@@ -128,12 +151,7 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
                                   probe.devices == 1 ? "" : "s"),
                       "choose among those that `lockstep devices` shows; CUDA_VISIBLE_DEVICES may hide some");
   check_cuda(cudaSetDevice(options.device), "choosing a GPU");
-  int major = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, options.device),
-             "asking for a GPU's age");
-  if (major < 8)
-    throw DeviceError(current_gpu_text() + " is too old for this program",
-                      "use a GPU of compute capability 8.0 (A100) or later, or --device cpu");
+  refuse_foreign_gpu(options.device);
   return std::make_unique<cuda::CudaBackend>(options);
 }
 

@@ -24,4 +24,16 @@ void write_bytes(std::span<const std::byte> from, void* to, StreamView stream) {
          static_cast<unsigned char*>(to));
 }
 
+bool kernels_run_here() {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&write_kernel));
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+      status == cudaErrorUnsupportedPtxVersion) {
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+  check_cuda(status, "asking for a kernel");
+  return true;
+}
+
 }  // namespace lockstep::nn::cuda

@@ -453,3 +453,9 @@ void reset() {
 }
 
 }  // namespace lockstep::comm::fake_nccl
+
+namespace lockstep::comm {
+
+const NcclApi& load_nccl() { return fake_nccl::api(); }
+
+}  // namespace lockstep::comm

@@ -220,8 +220,13 @@ TEST_F(SoftBackend, MachinesThatCannot) {
   EXPECT_EXIT(make_on({.driver_version = 0}), exits_4, "no NVIDIA driver is loaded → install");
   EXPECT_EXIT(make_on({.driver_version = 12080}), exits_4, "runs CUDA up to 12.8, this program needs 13");
   EXPECT_EXIT(make_on({.sees_devices = false}), exits_4, "no GPU is visible to this process");
-  EXPECT_EXIT(make_on({.compute_major = 7}), exits_4,
-              "GPU 0 \\(Soft GPU, 0000:1b:00.0\\) is too old for this program → use a GPU of compute capability 8.0");
+  EXPECT_EXIT(
+      make_on({.compute_major = 7}), exits_4,
+      "GPU 0 \\(Soft GPU, 0000:1b:00.0\\) has compute capability 7.0, Volta or Turing, too old for this program → use "
+      "a GPU of compute capability 8.0");
+  EXPECT_EXIT(make_on({.runs_kernels = false}), exits_4,
+              "has compute capability 9.0, and this program was built for [0-9., a-z]+ → build it with "
+              "-DCMAKE_CUDA_ARCHITECTURES=90-real");
   EXPECT_EXIT(make_on({}), ::testing::ExitedWithCode(0), "");
 }
 
