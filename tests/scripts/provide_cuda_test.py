@@ -1,5 +1,5 @@
 """When scripts/demo and scripts/test fetch the CUDA Toolkit, and what they say where they do not: scripts/lib/cuda.sh on
-machines made up by a false nvidia-smi and ldconfig.
+machines that exist only in the words of a false nvidia-smi and ldconfig.
 
   provide_cuda_test.py [--source DIR] [unittest's arguments]
 """
