@@ -89,7 +89,10 @@ def cmake_flags(package: dict) -> list:
         return [*flags, *nvidia]
     prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / package["multiarch"]
     places = f"{libraries},-rpath,{libraries}/openmpi/lib"
-    return [*flags, *nvidia, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={package['multiarch']}",
+    # Headers that differ from one architecture to another lie apart, where only a system's compiler looks by itself.
+    apart = [f"-DCMAKE_{language}_STANDARD_INCLUDE_DIRECTORIES={prefix}/include/{package['multiarch']}"
+             for language in ("C", "CXX", "CUDA")]
+    return [*flags, *nvidia, *apart, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_LIBRARY_ARCHITECTURE={package['multiarch']}",
             f"-DMPI_C_COMPILER={PLACE}/bin/mpicc",
             f"-DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags,-rpath,{places}"]
 
@@ -111,7 +114,7 @@ def _run(argv: list, log) -> None:
     if subprocess.run(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode != 0:
         log.flush()
         lines = pathlib.Path(log.name).read_text(errors="replace").splitlines()
-        blamed = [line for line in lines if "error" in line.lower() or "FAILED" in line]
+        blamed = [line for line in lines if "error:" in line.lower()] or [line for line in lines if "FAILED" in line]
         raise Failure(f"`{argv[0]} {argv[1]} …` failed: {(blamed or lines or ['?'])[0]} → {log.name}")
 
 
