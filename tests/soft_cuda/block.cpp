@@ -10,26 +10,33 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fibers.h"
+#include "races.h"
 #include "soft_cuda.h"
 #include "streams.h"
 
 // CUDA's names, which kernels read. One grid runs at a time: grids_mutex below.
 // NOLINTBEGIN(readability-identifier-naming)
-uint3 threadIdx{};
-uint3 blockIdx{};
-dim3 blockDim{};
-dim3 gridDim{};
+#define PLACE __attribute__((section("lockstep_places"))) constinit
+PLACE uint3 threadIdx{};
+PLACE uint3 blockIdx{};
+PLACE dim3 blockDim{};
+PLACE dim3 gridDim{};
 // NOLINTEND(readability-identifier-naming)
+
+extern "C" char __start_lockstep_places;  // NOLINT: the linker's
+extern "C" char __stop_lockstep_places;   // NOLINT
 
 namespace lockstep::soft_cuda {
 
-int current_lane = 0;
+PLACE int current_lane = 0;
+unsigned current_thread = 0;
 
 namespace {
 
@@ -51,13 +58,26 @@ struct Warp {
   unsigned ready = 0;    // lanes that wait no longer
   bool mixed = false;    // not all that have arrived came with the same call and mask
   std::array<std::uint64_t, kWarp> brought{};
-  std::array<std::uint64_t, kWarp> result{};
+};
+// Of each warp, for its lanes to read: what is not the kernel's memory either.
+PLACE std::uint64_t warp_results[kMostThreads / kWarp][kWarp] = {};
+#undef PLACE
+
+// The threads of a block warp by warp, the warps in any order, and the lanes of each up or down.
+struct Order {
+  unsigned threads = 0;
+  bool backwards = false;
+  std::array<std::uint16_t, kMostThreads> thread;
+  std::array<std::uint16_t, kMostThreads> warp_end;      // after the last thread of the i-th one's warp
+  std::array<std::uint16_t, kMostThreads / kWarp> warp;  // their first threads
 };
 
 // The one block that runs.
 struct Running {
   const Kernel* kernel = nullptr;
-  bool backwards = false;
+  bool is_watched = false;
+  std::array<Order, 4> orders;  // few: making one takes as long as a small block
+  const Order* order = nullptr;
   unsigned threads = 0;
   unsigned started = 0;  // of the order: see thread_at()
   unsigned limit = 0;    // where starting stops once somebody waits: the end of a warp
@@ -71,15 +91,11 @@ struct Running {
   std::exception_ptr fault;
   std::uint64_t early_returns = 0;
 
-  unsigned thread_at(unsigned i) const { return backwards ? threads - 1 - i : i; }
-  // After the last thread of the warp of the i-th, in the order.
-  unsigned warp_end(unsigned i) const {
-    const unsigned first = thread_at(i) / kWarp * kWarp;
-    return backwards ? threads - first : std::min(first + kWarp, threads);
-  }
+  unsigned thread_at(unsigned i) const { return order->thread[i]; }
+  unsigned warp_end(unsigned i) const { return order->warp_end[i]; }
   bool nobody_waits() const { return idle.size() + 1 == fibers.size(); }  // one runs
   unsigned next_of(unsigned lanes) const {                                // in the order; one at least
-    return static_cast<unsigned>(backwards ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
+    return static_cast<unsigned>(order->backwards ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
   }
 };
 Running running;
@@ -94,17 +110,46 @@ std::string text(const std::source_location& where) {
   return fmt::format("{}:{}", slash == std::string::npos ? file : file.substr(slash + 1), where.line());
 }
 
+uint3 block_at(std::uint64_t index) {
+  const std::uint64_t row = index / gridDim.x;
+  return {static_cast<unsigned>(index % gridDim.x), static_cast<unsigned>(row % gridDim.y),
+          static_cast<unsigned>(row / gridDim.y)};
+}
+
 uint3 place_of(unsigned t) { return running.place[t]; }
 
 void set_current(unsigned t) {
-  running.current = t;
+  running.current = current_thread = t;
   current_lane = static_cast<int>(t % kWarp);
   threadIdx = running.place[t];
 }
 
-[[noreturn]] void fail(const std::string& what) {
-  throw KernelFault(fmt::format("kernel \"{}\", block {} of {} threads: {}", running.kernel->what, text(blockIdx),
-                                running.threads, what));
+KernelFault fault_of(const std::string& what) {
+  return KernelFault(fmt::format("kernel \"{}\", block {} of {} threads: {} (LOCKSTEP_SOFT_SEED={})",
+                                 running.kernel->what, text(blockIdx), running.threads, what, machine().seed));
+}
+
+[[noreturn]] void fail(const std::string& what) { throw fault_of(what); }
+
+void make_order(Order& order) {
+  const unsigned warps = (running.threads + kWarp - 1) / kWarp;
+  std::uint64_t random = random_for_grids();
+  order.threads = running.threads;
+  order.backwards = (random >> 63) != 0;
+  for (unsigned w = 0; w < warps; ++w) {
+    const auto at = static_cast<unsigned>(random % (w + 1));
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    order.warp[w] = order.warp[at];
+    order.warp[at] = static_cast<std::uint16_t>(w * kWarp);
+  }
+  unsigned i = 0;
+  for (unsigned w = 0; w < warps; ++w) {
+    const unsigned first = order.warp[w], lanes = std::min(kWarp, running.threads - first), begin = i;
+    for (unsigned lane = 0; lane < lanes; ++lane, ++i) {
+      order.thread[i] = static_cast<std::uint16_t>(first + (order.backwards ? lanes - 1 - lane : lane));
+      order.warp_end[i] = static_cast<std::uint16_t>(begin + lanes);
+    }
+  }
 }
 
 void fiber_main();
@@ -234,6 +279,7 @@ bool release_barrier() {
   }
   for (unsigned t = 0; t < running.threads; ++t)
     if (running.thread[t].state == State::kAtBarrier) running.warp[t / kWarp].ready |= 1u << (t % kWarp);
+  if (running.is_watched) watch_barrier();
   return true;
 }
 
@@ -250,8 +296,10 @@ void run_block() {
     run_warp(running.thread_at(running.started - 1) / kWarp * kWarp);
   }
   if (running.idle.size() == running.fibers.size()) return;  // nobody waits
-  while (release_barrier())
-    for (unsigned first = 0; first < running.threads; first += kWarp) run_warp(first);
+  while (release_barrier()) {
+    running.order = &running.orders[random_for_grids() % running.orders.size()];
+    for (unsigned first = 0, w = 0; first < running.threads; first += kWarp, ++w) run_warp(running.order->warp[w]);
+  }
 }
 
 }  // namespace
@@ -266,31 +314,61 @@ void check_grid(const char* what, dim3 grid, dim3 block) {
         fmt::format("kernel \"{}\": no GPU starts a grid of ({}, {}, {}) blocks", what, grid.x, grid.y, grid.z));
 }
 
+void forget_orders() {
+  const std::lock_guard lock(grids_mutex);
+  for (Order& order : running.orders) order.threads = 0;
+}
+
 void run_grid(const Kernel& kernel, dim3 grid, dim3 block) {
   const std::lock_guard lock(grids_mutex);
   running.kernel = &kernel;
   running.threads = block.x * block.y * block.z;
   running.early_returns = 0;
+  running.is_watched = begin_watch(kernel, grid, block);
+  for (Order& order : running.orders)
+    if (order.threads != running.threads) make_order(order);
+  make_order(running.orders[random_for_grids() % running.orders.size()]);
   complained_of_early_returns = false;
   blockDim = block;
   gridDim = grid;
   for (unsigned t = 0; t < running.threads; ++t)
     running.place[t] = {t % block.x, t / block.x % block.y, t / block.x / block.y};
   try {
-    for (unsigned z = 0; z < grid.z; ++z)
-      for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x; ++x) {
-          blockIdx = {x, y, z};
-          running.backwards = ((x ^ y ^ z) & 1u) != 0;
-          run_block();
-        }
+    const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z, first = random_for_grids() % blocks;
+    std::uint64_t step = 1 + random_for_grids() % blocks;
+    while (std::gcd(step, blocks) != 1) ++step;
+    step %= blocks;
+    for (std::uint64_t i = 0, at = first; i < blocks; ++i, at = at + step < blocks ? at + step : at + step - blocks) {
+      blockIdx = block_at(at);
+      running.order = &running.orders[random_for_grids() % running.orders.size()];
+      if (running.is_watched && !watch_block(at)) {
+        end_watch();
+        running.is_watched = false;
+      }
+      if (!running.is_watched) poison_shared(kernel.function);
+      run_block();
+    }
+    if (running.is_watched) end_watch();
   } catch (...) {
+    if (running.is_watched) end_watch();
     running.idle.clear();  // stacks of threads that wait are taken back as they are
     for (const auto& fiber : running.fibers) running.idle.push_back(fiber.get());
     throw;
   }
   count_grid(running.early_returns);
 }
+
+void abandon_thread(const std::string& what) {
+  running.fault = std::make_exception_ptr(fault_of(what));
+  running.fiber->leave();
+  std::abort();  // nobody comes back
+}
+
+std::string thread_text(unsigned thread) { return text(place_of(thread)); }
+std::string block_text(std::uint64_t index) { return text(block_at(index)); }
+
+std::uintptr_t places_begin() { return reinterpret_cast<std::uintptr_t>(&__start_lockstep_places); }
+std::size_t places_bytes() { return reinterpret_cast<std::uintptr_t>(&__stop_lockstep_places) - places_begin(); }
 
 void fail_thread(const char* what, std::source_location where) {
   fail(fmt::format("thread {}: {} ({})", text(threadIdx), what, text(where)));
@@ -304,7 +382,8 @@ void sync_block(const char* what, std::source_location where) {
   wait_here();
 }
 
-const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where) {
+const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t brought, std::source_location where,
+                               bool orders_memory) {
   const unsigned first = running.current / kWarp * kWarp;
   const unsigned self_lane = running.current - first;
   Thread& self = running.thread[running.current];
@@ -323,7 +402,7 @@ const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t br
   warp.arrived |= 1u << self_lane;
   if ((warp.arrived & mask) != mask) {
     wait_here();
-    return warp.result.data();
+    return warp_results[first / kWarp];
   }
   for (unsigned i = 0; i < kWarp; ++i) {
     if ((mask >> i & 1u) == 0) continue;
@@ -333,13 +412,14 @@ const std::uint64_t* sync_warp(const char* what, unsigned mask, std::uint64_t br
                               other.what, text(other.where), other.mask)
                       .c_str(),
                   where);
-    warp.result[i] = warp.brought[i];
+    warp_results[first / kWarp][i] = warp.brought[i];
   }
+  if (running.is_watched && orders_memory) watch_warp_barrier(first, mask);
   warp.arrived &= ~mask;
   if (warp.arrived == 0) warp.mixed = false;
   warp.ready |= mask & ~(1u << self_lane);
   self.state = State::kRunning;
-  return warp.result.data();
+  return warp_results[first / kWarp];
 }
 
 }  // namespace lockstep::soft_cuda

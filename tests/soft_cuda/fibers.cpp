@@ -13,6 +13,7 @@ constexpr std::size_t kStack = std::size_t{256} << 10;
 }  // namespace
 
 Fiber::Context Fiber::outside;
+Stretch Fiber::all_stacks;
 
 #if defined(__x86_64__) && !defined(LOCKSTEP_SOFT_CUDA_UCONTEXT)
 
@@ -66,15 +67,19 @@ void Fiber::prepare(void (*entry)()) {
 #endif
 
 Fiber::Fiber(std::size_t number) {
-  void* const memory =
-      ::mmap(nullptr, kPage + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  memory_ = static_cast<std::byte*>(memory);
-  ::mprotect(memory_, kPage, PROT_NONE);
+  if (all_stacks.bytes == 0) {
+    constexpr std::size_t kAll = kMost * (kPage + kStack);
+    void* const memory = ::mmap(nullptr, kAll, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    all_stacks = {reinterpret_cast<std::uintptr_t>(memory), kAll};
+  }
+  if (number >= kMost) throw std::bad_alloc();
+  memory_ = reinterpret_cast<std::byte*>(all_stacks.begin) + number * (kPage + kStack);
+  if (::mprotect(memory_ + kPage, kStack, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   top_ = memory_ + kPage + kStack - number % 16 * 256;
 }
 
-Fiber::~Fiber() { ::munmap(memory_, kPage + kStack); }
+Fiber::~Fiber() { ::mprotect(memory_ + kPage, kStack, PROT_NONE); }
 
 void Fiber::enter() { switch_to(outside, inside_); }
 void Fiber::go_to(Fiber& next) { switch_to(inside_, next.inside_); }

@@ -4,13 +4,24 @@
 #include <ucontext.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lockstep::soft_cuda {
+
+/// A stretch of addresses.
+struct Stretch {
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+};
 
 /// A stack of its own, with a page below it that faults. Neither copied nor moved.
 class Fiber {
  public:
-  /// `number` spreads stacks over the lines of a cache.
+  static constexpr std::size_t kMost = 1056;
+  /// Where all of them lie.
+  static const Stretch& stacks() { return all_stacks; }
+
+  /// `number`, below kMost and unlike that of others, says where it lies.
   explicit Fiber(std::size_t number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
@@ -33,6 +44,7 @@ class Fiber {
 #endif
   static void switch_to(Context& from, Context& to);
   static Context outside;
+  static Stretch all_stacks;
 
   std::byte* memory_ = nullptr;
   std::byte* top_ = nullptr;

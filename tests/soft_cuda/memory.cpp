@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 512;
 constexpr std::size_t kMargin = 512;
-constexpr int kUnwritten = 0xff;
 constexpr int kMarginByte = 0xa5;
 
 enum class Kind { kDevice, kPinned, kRegistered };
@@ -29,6 +28,7 @@ struct Range {
   std::size_t bytes = 0;
   cudaMemPool_t pool = nullptr;
   std::byte* whole = nullptr;  // with its margins
+  std::size_t whole_bytes = 0;
 };
 
 struct Pool {
@@ -79,8 +79,8 @@ std::byte* make_range(Kind kind, std::size_t bytes, cudaMemPool_t pool) {
   auto* const whole = static_cast<std::byte*>(std::aligned_alloc(alignment, all));
   if (whole == nullptr) return nullptr;
   std::memset(whole, kMarginByte, all);
-  std::memset(whole + front, kUnwritten, bytes);
-  ranges.emplace(whole + front, Range{kind, current_device(), bytes, pool, whole});
+  std::memset(whole + front, kUnwrittenByte, bytes);
+  ranges.emplace(whole + front, Range{kind, current_device(), bytes, pool, whole, all});
   return whole + front;
 }
 
@@ -208,6 +208,20 @@ cudaError_t free_now(void* data) {
 }
 
 }  // namespace
+
+std::optional<Extent> extent_of(const void* at) {
+  const Guard guard(machine_mutex());
+  auto found = ranges.upper_bound(bytes_of(at));
+  // Before the first byte of the next one, or after the last one of the one before.
+  if (found != ranges.end() && found->second.whole != nullptr && bytes_of(at) >= found->second.whole)
+    return Extent{reinterpret_cast<std::uintptr_t>(found->first), found->second.bytes};
+  if (found == ranges.begin()) return std::nullopt;
+  --found;
+  const Range& range = found->second;
+  const std::byte* const end = range.whole != nullptr ? range.whole + range.whole_bytes : found->first + range.bytes;
+  if (bytes_of(at) >= end) return std::nullopt;
+  return Extent{reinterpret_cast<std::uintptr_t>(found->first), range.bytes};
+}
 
 void count_memory(Counts& counts) {
   const Guard guard(machine_mutex());
@@ -348,7 +362,7 @@ cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned) {
   const Guard guard(machine_mutex());
   if (data == nullptr || bytes == 0) return noted(cudaErrorInvalidValue);
   if (is_pinned(data)) return noted(cudaErrorHostMemoryAlreadyRegistered);
-  ranges.emplace(bytes_of(data), Range{Kind::kRegistered, current_device(), bytes, nullptr, nullptr});
+  ranges.emplace(bytes_of(data), Range{Kind::kRegistered, current_device(), bytes, nullptr, nullptr, 0});
   return cudaSuccess;
 }
 

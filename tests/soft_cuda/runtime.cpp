@@ -4,15 +4,32 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <set>
 #include <utility>
 
+#include "block.h"
 #include "streams.h"
 
 namespace lockstep::soft_cuda {
 namespace {
 
+bool has_drawn = false;
+
+// SplitMix64: any seed will do.
+struct Random {
+  std::uint64_t state = 0;
+  std::uint64_t next() {
+    has_drawn = true;
+    std::uint64_t z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+};
+
 Machine the_machine;
+Random for_grids{the_machine.seed}, for_graphs{~the_machine.seed};
 thread_local int device_of_thread = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 std::set<int> used_devices;
@@ -40,7 +57,26 @@ int devices_by_default() {
   return given != nullptr ? std::atoi(given) : 2;
 }
 
+std::uint64_t seed_by_default() {
+  static const std::uint64_t seed = [] {
+    const char* const given = std::getenv("LOCKSTEP_SOFT_SEED");
+    const std::uint64_t chosen = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+    ::on_exit(
+        [](int status, void*) {
+          if (status != 0 && has_drawn)
+            std::fprintf(stderr, "soft CUDA: LOCKSTEP_SOFT_SEED=%llu repeats its order of blocks, warps and nodes\n",
+                         static_cast<unsigned long long>(the_machine.seed));
+        },
+        nullptr);
+    return chosen;
+  }();
+  return seed;
+}
+
 const Machine& machine() { return the_machine; }
+
+std::uint64_t random_for_grids() { return for_grids.next(); }
+std::uint64_t random_for_graphs() { return for_graphs.next(); }
 
 void set_machine(const Machine& machine) {
   const Counts left = counts();
@@ -48,6 +84,9 @@ void set_machine(const Machine& machine) {
     throw std::logic_error("the soft machine is still in use");
   const std::lock_guard lock(machine_mutex());
   the_machine = machine;
+  forget_orders();
+  for_grids.state = machine.seed;
+  for_graphs.state = ~machine.seed;
   used_devices.clear();
   device_of_thread = 0;
 }

@@ -33,6 +33,9 @@ enum class Streams {
 /// ways.
 Streams streams_by_default();
 
+/// What LOCKSTEP_SOFT_SEED says; another one in each process. A process that fails prints it, and so does KernelFault.
+std::uint64_t seed_by_default();
+
 /// What LOCKSTEP_TEST_GPUS says; 2.
 int devices_by_default();
 
@@ -44,6 +47,10 @@ struct Machine {
   int compute_major = 9;                             // of the compute capability
   bool runs_kernels = true;                          // false: they were compiled for other GPUs
   Streams streams = streams_by_default();
+  std::uint64_t seed = seed_by_default();  // of the order of blocks, of warps and of a graph's nodes
+  /// Of so many launches of each kernel, grid and block, the accesses to memory are watched (races.h); of all since the
+  /// process began.
+  int watched_launches = 2;
 };
 
 /// Another machine from now on: all allocations, streams and events of the old one must be gone. probe_cuda() asks only
@@ -68,5 +75,8 @@ Counts counts();
 
 /// Gives a stream anything: `work` runs in its order, on the thread that makes it run.
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);
+/// Of something that waits for other processes. In a graph it stays before those that are captured later: ranks that
+/// ran theirs in different orders would wait for each other, as on GPUs that have no room for two at once.
+cudaError_t submit_collective(cudaStream_t stream, std::function<void()> work);
 
 }  // namespace lockstep::soft_cuda

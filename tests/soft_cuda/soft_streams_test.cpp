@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "base/cuda/runtime.h"
@@ -157,6 +159,76 @@ TEST_F(SoftMachine, GraphsRunWhatWasCapturedAgain) {
   EXPECT_EQ(runs, 2);
   EXPECT_EQ(side_runs, 2);
   cudaGraphExecDestroy(made);
+}
+
+// What a graph of two branches and a join ran, at each of its replays.
+std::vector<std::string> orders_of(bool joins) {
+  const CudaStream stream, side;
+  CudaEvent fork, join;
+  std::string order;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t made = nullptr;
+  cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal);
+  const auto add = [&](const CudaStream& to, char name) { submit(to.get(), [&order, name] { order += name; }); };
+  add(stream, 'a');
+  fork.record(stream.get());
+  add(stream, 'b');
+  fork.make_wait(side.get());
+  add(side, 'x');
+  add(side, 'y');
+  join.record(side.get());
+  if (!joins) add(stream, 'c');
+  join.make_wait(stream.get());
+  if (joins) add(stream, 'c');
+  EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
+  cudaGraphDestroy(graph);
+  std::vector<std::string> orders;
+  for (int i = 0; i < 100; ++i) {
+    order.clear();
+    cudaGraphLaunch(made, stream.get());
+    orders.push_back(order);
+  }
+  cudaGraphExecDestroy(made);
+  return orders;
+}
+
+TEST_F(SoftMachine, GraphsRunInEveryOrderThatTheirEdgesAllow) {
+  const auto joined = orders_of(true);
+  EXPECT_EQ(std::set(joined.begin(), joined.end()), (std::set<std::string>{"abxyc", "axbyc", "axybc"}));
+  // Without the wait that was meant, the last one may come before the branch is done.
+  const auto apart = orders_of(false);
+  EXPECT_EQ(std::set(apart.begin(), apart.end()),
+            (std::set<std::string>{"abcxy", "abxcy", "abxyc", "axbcy", "axbyc", "axybc"}));
+}
+
+TEST_F(SoftMachine, OrdersOfGraphsFollowFromTheSeed) {
+  set_machine({.seed = 5});
+  const auto first = orders_of(true);
+  set_machine({.seed = 5});
+  EXPECT_EQ(orders_of(true), first);
+}
+
+TEST_F(SoftMachine, CollectivesOfAGraphStayInTheirOrder) {
+  const CudaStream stream, side;
+  CudaEvent fork, join;
+  std::string order;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t made = nullptr;
+  cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal);
+  fork.record(stream.get());
+  fork.make_wait(side.get());
+  submit_collective(stream.get(), [&] { order += 'a'; });
+  submit_collective(side.get(), [&] { order += 'b'; });
+  submit_collective(stream.get(), [&] { order += 'c'; });
+  join.record(side.get());
+  join.make_wait(stream.get());
+  ASSERT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
+  cudaGraphInstantiate(&made, graph, 0);
+  cudaGraphDestroy(graph);
+  for (int i = 0; i < 20; ++i) cudaGraphLaunch(made, stream.get());
+  cudaGraphExecDestroy(made);
+  for (std::size_t i = 0; i < order.size(); i += 3) EXPECT_EQ(order.substr(i, 3), "abc");
 }
 
 TEST_F(SoftMachine, CallsThatCannotBeCapturedBreakTheCapture) {

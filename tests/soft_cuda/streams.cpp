@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -20,8 +21,16 @@ namespace {
 
 using Work = std::function<void()>;
 
+// Nodes of a graph, by their index.
+using Nodes = std::vector<std::size_t>;
+
 struct Graph {
-  std::vector<Work> work;
+  struct Node {
+    Work work;
+    Nodes after;
+  };
+  std::vector<Node> nodes;
+  Nodes collectives;  // the last one
   int streams_apart = 0;
   bool broken = false;  // by a call that cannot be captured
 };
@@ -38,6 +47,8 @@ struct Stream {
   std::shared_ptr<Graph> capture;
   bool began_capture = false;
   std::uint64_t captured = 0;  // pieces of work, ever
+  std::weak_ptr<Graph> last_capture;
+  Nodes last;  // of it: what is captured next comes after these
   std::thread worker;
   bool ends = false;     // the worker's
   bool is_made = false;  // not a default stream
@@ -50,6 +61,7 @@ struct Event {
   std::uint64_t position = 0;      // done when the stream has done as many
   std::shared_ptr<Graph> capture;  // recorded while this was captured
   std::uint64_t captured = 0;      // the stream's, then
+  Nodes last;
   std::shared_ptr<double> ms = std::make_shared<double>(0.0);
 };
 
@@ -130,10 +142,42 @@ cudaError_t broken(const std::shared_ptr<Graph>& capture) {
   return noted(cudaErrorStreamCaptureUnsupported);
 }
 
-cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work) {
+void add(Nodes& to, const Nodes& more) {
+  for (const std::size_t node : more)
+    if (std::ranges::find(to, node) == to.end()) to.push_back(node);
+}
+
+// Each node once, after all that it comes after, and otherwise in any order: as a GPU may run it.
+void run_graph(const Graph& graph) {
+  std::vector<std::size_t> missing(graph.nodes.size());
+  std::vector<Nodes> before(graph.nodes.size());
+  Nodes ready;
+  for (std::size_t node = 0; node < graph.nodes.size(); ++node) {
+    missing[node] = graph.nodes[node].after.size();
+    for (const std::size_t first : graph.nodes[node].after) before[first].push_back(node);
+    if (missing[node] == 0) ready.push_back(node);
+  }
+  while (!ready.empty()) {
+    {
+      const Lock lock(mutex);
+      std::swap(ready[random_for_graphs() % ready.size()], ready.back());
+    }
+    const std::size_t node = ready.back();
+    ready.pop_back();
+    graph.nodes[node].work();
+    for (const std::size_t next : before[node])
+      if (--missing[next] == 0) ready.push_back(next);
+  }
+}
+
+cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work, bool is_collective = false) {
   if (stream->capture != nullptr) {
     if (stream->capture->broken) return noted(cudaErrorStreamCaptureInvalidated);
-    stream->capture->work.push_back(std::move(work));
+    Graph& graph = *stream->capture;
+    if (is_collective) add(stream->last, graph.collectives);
+    const Nodes made = {graph.nodes.size()};
+    graph.nodes.push_back({std::move(work), std::exchange(stream->last, made)});
+    if (is_collective) graph.collectives = made;
     ++stream->captured;
     return cudaSuccess;
   }
@@ -178,6 +222,13 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
   const auto found = find(stream);
   if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
   return append(lock, found, std::move(work));
+}
+
+cudaError_t submit_collective(cudaStream_t stream, std::function<void()> work) {
+  Lock lock(mutex);
+  const auto found = find(stream);
+  if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
+  return append(lock, found, std::move(work), true);
 }
 
 cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work) {
@@ -298,11 +349,15 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (found->capture == nullptr) {  // this stream joins what is captured
       found->capture = mark->capture;
       ++found->capture->streams_apart;
+      // It may have left this capture before: what it did stays before what it does.
+      if (found->last_capture.lock() != found->capture) found->last.clear();
+      found->last_capture = found->capture;
     } else if (found->began_capture && mark->stream != found && mark->stream->capture == found->capture &&
                mark->captured == mark->stream->captured) {  // nothing of it is after the mark
       mark->stream->capture = nullptr;                      // and that one leaves it
       --found->capture->streams_apart;
     }
+    if (found->capture == mark->capture) add(found->last, mark->last);
     return cudaSuccess;
   }
   if (found->capture != nullptr) return noted(cudaErrorStreamCaptureIsolation);
@@ -348,6 +403,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return noted(cudaErrorInvalidResourceHandle);
   mark->capture = found->capture;
   mark->captured = found->captured;
+  mark->last = found->last;
   mark->stream = found;
   if (found->capture != nullptr) return cudaSuccess;
   mark->position = found->submitted + 1;
@@ -395,6 +451,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (stream == nullptr || found->capture != nullptr) return noted(cudaErrorStreamCaptureUnsupported);
   found->capture = std::make_shared<Graph>();
+  found->last_capture = found->capture;
+  found->last.clear();
   found->began_capture = true;
   if (mode != cudaStreamCaptureModeRelaxed) strict_capture = found->capture;
   return cudaSuccess;
@@ -451,9 +509,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
     if (at == graphs.end()) return noted(cudaErrorInvalidValue);
     found = at->second;
   }
-  return submit(stream, [found] {
-    for (const Work& work : found->work) work();
-  });
+  return submit(stream, [found] { run_graph(*found); });
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -470,6 +526,6 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::si
   const std::lock_guard lock(mutex);
   const auto at = graphs.find(graph);
   if (at == graphs.end() || nodes != nullptr) return noted(cudaErrorInvalidValue);
-  *count = at->second->work.size();
+  *count = at->second->nodes.size();
   return cudaSuccess;
 }

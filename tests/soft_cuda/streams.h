@@ -3,9 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 
 #include "soft_cuda.h"
 
@@ -28,6 +30,20 @@ int device_of(cudaStream_t stream);
 cudaError_t refuse_while_capturing();
 bool is_capturing(cudaStream_t stream);
 int current_device();
+
+constexpr int kUnwrittenByte = 0xff;  // of memory that nobody has written: NaN, and -1
+
+/// An allocation of device memory, or of host memory that kernels may use.
+struct Extent {
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+};
+/// That `at` lies in, or in the margins of.
+std::optional<Extent> extent_of(const void* at);
+
+/// From the machine's seed: of orders that are not defined.
+std::uint64_t random_for_grids();   // with the grid that runs
+std::uint64_t random_for_graphs();  // with machine_mutex()
 
 void count_grid(std::uint64_t early_returns);
 void count_copy();

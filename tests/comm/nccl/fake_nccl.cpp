@@ -127,7 +127,7 @@ void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
   auto work = std::exchange(comm.not_started, {});
   lock.unlock();  // an eager device runs it now
   for (auto& piece : work)
-    soft_cuda::submit(comm.stream, [&comm, stalls, piece = std::move(piece)] {
+    soft_cuda::submit_collective(comm.stream, [&comm, stalls, piece = std::move(piece)] {
       while (stalls && !comm.aborted) std::this_thread::sleep_for(50us);
       if (comm.aborted) return;
       if (the_script.on_run) the_script.on_run();

@@ -34,7 +34,7 @@ inline void __syncthreads(std::source_location where = std::source_location::cur
   lockstep::soft_cuda::sync_block("__syncthreads", where);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, std::source_location where = std::source_location::current()) {
-  lockstep::soft_cuda::sync_warp("__syncwarp", mask, 0, where);
+  lockstep::soft_cuda::sync_warp("__syncwarp", mask, 0, where, true);
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -103,36 +103,38 @@ inline int __all_sync(unsigned mask, int predicate, std::source_location where =
   return lockstep::soft_cuda::ballot("__all_sync", mask, predicate, where) == mask ? 1 : 0;
 }
 
-// Threads are switched at barriers only: nothing can come between.
+namespace lockstep::soft_cuda {
+
+// Threads are switched at barriers only: nothing can come between. Its accesses are not a kernel's plain ones.
+template <class T, class F>
+__attribute__((no_sanitize("thread"), noinline)) T atomically(T* at, F&& change) {
+  watch_atomic(at, sizeof(T));
+  const T before = *at;
+  *at = change(before);
+  return before;
+}
+
+}  // namespace lockstep::soft_cuda
+
 template <class T>
 requires std::is_arithmetic_v<T> T atomicAdd(T* at, std::type_identity_t<T> value) {
-  const T before = *at;
-  *at = before + value;
-  return before;
+  return lockstep::soft_cuda::atomically(at, [=](T before) { return static_cast<T>(before + value); });
 }
 template <std::integral T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
-  const T before = *at;
-  *at = before < value ? value : before;
-  return before;
+  return lockstep::soft_cuda::atomically(at, [=](T before) { return before < value ? value : before; });
 }
 template <std::integral T>
 T atomicMin(T* at, std::type_identity_t<T> value) {
-  const T before = *at;
-  *at = value < before ? value : before;
-  return before;
+  return lockstep::soft_cuda::atomically(at, [=](T before) { return value < before ? value : before; });
 }
 template <class T>
 requires std::is_arithmetic_v<T> T atomicExch(T* at, std::type_identity_t<T> value) {
-  const T before = *at;
-  *at = value;
-  return before;
+  return lockstep::soft_cuda::atomically(at, [=](T) { return value; });
 }
 template <std::integral T>
 T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  const T before = *at;
-  if (before == expected) *at = value;
-  return before;
+  return lockstep::soft_cuda::atomically(at, [=](T before) { return before == expected ? value : before; });
 }
 
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
@@ -206,7 +208,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
                                           const auto& b = *static_cast<const Bound*>(to);
                                           std::apply(b.kernel, b.values);
                                         },
-                                        &bound};
+                                        &bound, sizeof(bound), reinterpret_cast<const void*>(bound.kernel)};
             soft_cuda::run_grid(run, grid, block);
           }),
       what);
