@@ -23,6 +23,8 @@ struct Kernel {
 void run_grid(const Kernel& kernel, dim3 grid, dim3 block);
 /// The next orders follow from the seed alone.
 void forget_orders();
+/// Before a launch, on the thread that makes it: see Machine::lazy_loading.
+void load_kernel(const void* function);
 /// Throws KernelFault for what no GPU starts.
 void check_grid(const char* what, dim3 grid, dim3 block);
 

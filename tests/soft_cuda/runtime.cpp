@@ -33,6 +33,7 @@ Random for_grids{the_machine.seed}, for_graphs{~the_machine.seed};
 thread_local int device_of_thread = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 std::set<int> used_devices;
+std::set<std::pair<int, const void*>> loaded;  // kernels
 
 cudaError_t startup_status() {
   if (the_machine.driver_version < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
@@ -50,6 +51,11 @@ cudaError_t check_device(int device) {
 Streams streams_by_default() {
   const char* const given = std::getenv("LOCKSTEP_SOFT_STREAMS");
   return given != nullptr && std::strcmp(given, "lazy") == 0 ? Streams::kLazy : Streams::kEager;
+}
+
+bool lazy_loading_by_default() {
+  const char* const given = std::getenv("LOCKSTEP_SOFT_LOADING");
+  return given != nullptr && std::strcmp(given, "lazy") == 0;
 }
 
 int devices_by_default() {
@@ -88,6 +94,7 @@ void set_machine(const Machine& machine) {
   for_grids.state = machine.seed;
   for_graphs.state = ~machine.seed;
   used_devices.clear();
+  loaded.clear();
   device_of_thread = 0;
 }
 
@@ -114,6 +121,14 @@ Counts counts() {
 void use_device() {
   const std::lock_guard lock(machine_mutex());
   used_devices.insert(device_of_thread);
+}
+
+void load_kernel(const void* function) {
+  {
+    const std::lock_guard lock(machine_mutex());
+    if (!the_machine.lazy_loading || !loaded.emplace(device_of_thread, function).second) return;
+  }
+  count_loading(finish_device(device_of_thread));
 }
 
 int current_device() { return device_of_thread; }

@@ -36,6 +36,9 @@ Streams streams_by_default();
 /// What LOCKSTEP_SOFT_SEED says; another one in each process. A process that fails prints it, and so does KernelFault.
 std::uint64_t seed_by_default();
 
+/// Whether the environment says LOCKSTEP_SOFT_LOADING=lazy.
+bool lazy_loading_by_default();
+
 /// What LOCKSTEP_TEST_GPUS says; 2.
 int devices_by_default();
 
@@ -47,6 +50,9 @@ struct Machine {
   int compute_major = 9;                             // of the compute capability
   bool runs_kernels = true;                          // false: they were compiled for other GPUs
   Streams streams = streams_by_default();
+  /// The first launch of each kernel on a device waits for all that its streams were given, as loading its code may do
+  /// where CUDA_MODULE_LOADING is LAZY. A collective that is among it must come to its end without the host.
+  bool lazy_loading = lazy_loading_by_default();
   std::uint64_t seed = seed_by_default();  // of the order of blocks, of warps and of a graph's nodes
   /// Of so many launches of each kernel, grid and block, the accesses to memory are watched (races.h); of all since the
   /// process began.
@@ -69,6 +75,7 @@ struct Counts {
   std::uint64_t live_streams = 0, live_events = 0;
   std::uint64_t prioritised_graphs = 0;  // whose nodes keep the priorities of the streams that they came from
   std::uint64_t host_waits = 0;          // of the host for a stream, an event or a device
+  std::uint64_t loading_waits = 0;       // of a first launch, with work pending
   std::uint64_t early_returns = 0;       // threads that had returned when the others of their block were at a barrier
 };
 Counts counts();

@@ -227,6 +227,27 @@ TEST(SoftKernels, VectorsAtOddAddressesAreFatal) {
   EXPECT_DEATH(launch("vectors", vectors, dim3(1), dim3(2), {}, x.get() + 1, y.get()), "misaligned");
 }
 
+TEST(SoftKernels, TheFirstLaunchOfAKernelWaitsWhereCodeIsLoadedLate) {
+  for (const bool lazy_loading : {false, true}) {
+    set_machine({.streams = Streams::kLazy, .lazy_loading = lazy_loading});
+    {
+      const DeviceArray<float4> y(2);
+      const DeviceArray<float> x(8);
+      const CudaStream stream, other;
+      bool done = false;
+      submit(other.get(), [&] { done = true; });
+      launch("vectors", vectors, dim3(1), dim3(2), stream.view(), x.get(), y.get());
+      EXPECT_EQ(done, lazy_loading);
+      bool again = false;
+      submit(other.get(), [&] { again = true; });
+      launch("vectors", vectors, dim3(1), dim3(2), stream.view(), x.get(), y.get());
+      EXPECT_FALSE(again);
+      EXPECT_EQ(counts().loading_waits, lazy_loading ? 1u : 0u);
+    }
+    set_machine({});
+  }
+}
+
 __global__ void beyond_shared(int* out, int at) {
   __shared__ int part[32];
   part[threadIdx.x] = 1;

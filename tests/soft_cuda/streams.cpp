@@ -247,13 +247,18 @@ cudaError_t finish(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-void finish_device(int device) {
+bool finish_device(int device) {
   Lock lock(mutex);
   std::vector<std::shared_ptr<Stream>> all;
   for (const auto& [handle, stream] : streams)
     if (stream->device == device) all.push_back(stream);
   if (const auto at = default_streams.find(device); at != default_streams.end()) all.push_back(at->second);
-  for (const auto& stream : all) run_until(lock, stream, stream->submitted);
+  bool has_waited = false;
+  for (const auto& stream : all) {
+    has_waited = has_waited || stream->done < stream->submitted;
+    run_until(lock, stream, stream->submitted);
+  }
+  return has_waited;
 }
 
 cudaError_t refuse_while_capturing() {
@@ -283,6 +288,11 @@ void count_grid(std::uint64_t early_returns) {
 void count_copy() {
   const std::lock_guard lock(mutex);
   ++counted.copies;
+}
+
+void count_loading(bool has_waited) {
+  const std::lock_guard lock(mutex);
+  if (has_waited) ++counted.loading_waits;
 }
 
 void count_wait() {

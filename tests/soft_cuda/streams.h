@@ -20,8 +20,8 @@ std::recursive_mutex& machine_mutex();
 cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work);
 /// Notes that the current device has been used: it has a context from now on.
 void use_device();
-/// Runs what is left of a device's streams.
-void finish_device(int device);
+/// Runs what is left of a device's streams. Whether there was anything.
+bool finish_device(int device);
 /// Runs what is left of `stream`.
 cudaError_t finish(cudaStream_t stream);
 /// The device of a stream, -1 for none that lives.
@@ -48,6 +48,7 @@ std::uint64_t random_for_graphs();  // with machine_mutex()
 void count_grid(std::uint64_t early_returns);
 void count_copy();
 void count_wait();
+void count_loading(bool has_waited);
 /// Notes `status` for cudaGetLastError().
 cudaError_t noted(cudaError_t status);
 

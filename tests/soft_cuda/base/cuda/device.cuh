@@ -195,6 +195,7 @@ void launch(const char* what, void (*kernel)(Parameters...), dim3 grid, dim3 blo
   static_assert((std::size_t{0} + ... + (sizeof(Parameters) + alignof(Parameters))) <= 32764,
                 "too many bytes of parameters");
   soft_cuda::check_grid(what, grid, block);
+  soft_cuda::load_kernel(reinterpret_cast<const void*>(kernel));
   struct Bound {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> values;
