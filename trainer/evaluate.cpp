@@ -61,7 +61,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     const nn::Loss loss = loss_(tape_, outputs, inputs.labels, 1.0f);
     backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
     if (top5_)
-      backend_.loss().count_in_top(outputs.value(), inputs.labels, 5,
+      backend_.loss().count_in_top(outputs.rows(), inputs.labels, 5,
                                    nn::Tensor::view_of(numbers.data<float>() + 2, {}));
     batches.add(batch->count, numbers);
     tape_.reset();

@@ -11,6 +11,10 @@ namespace lockstep::nn {
 /// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr. GELU is kTanh.
 Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Epilogue::kNone);
 
+/// linear() for a model's last layer, whose result a loss reads: its rows lie apart where the device computes faster
+/// with that (Backend::pitch_of, Note [Pitch]), and so do those of its gradient.
+Var logits(Tape& tape, Var x, Parameter& w, Parameter* b);
+
 /// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
 Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
 
@@ -85,9 +89,9 @@ struct Loss {
   Var value;
   const Tensor& totals() const { return value.value(); }
 };
-/// logits (…, K); labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's CrossEntropyLoss
-/// is scale = 1 / count(labels).
-Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale, float smoothing = 0.0f);
+/// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's
+/// CrossEntropyLoss is scale = 1 / count(labels).
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing = 0.0f);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
 

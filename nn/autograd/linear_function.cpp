@@ -52,9 +52,9 @@ class LinearNode final : public Node {
   Epilogue epilogue_;
 };
 
-}  // namespace
+enum class Rows : std::uint8_t { kContiguous, kApart };
 
-Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
+Var compute(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue, Rows lie) {
   check_operand(tape, x, "Linear");
   check_parameter(tape, w, "Linear");
   const int last = x.shape().size() - 1;
@@ -75,7 +75,8 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
       return gelu(tape, linear(tape, x, w, b), GeluKind::kTanh);
   }
   const Tape::OpScope scope(tape, "linear", &w);
-  Tensor y = tape.backend().empty(shape, dtype), saved_preactivation;
+  const std::int64_t pitch = lie == Rows::kApart ? tape.backend().pitch_of(shape[last], dtype) : shape[last];
+  Tensor y = Tensor::empty(tape.backend().allocator(), shape, dtype, pitch), saved_preactivation;
   const Tensor results = as_rows(y), bias = b != nullptr ? b->as(dtype) : Tensor();
   if (kept.shape.count() > 0) {
     saved_preactivation = tape.backend().empty(kept.shape, kept.dtype);
@@ -90,6 +91,16 @@ Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
         epilogue == Epilogue::kGelu ? saved_preactivation.reshaped(shape) : std::move(saved_preactivation));
   tape.record<LinearNode>(out, x, w, b, epilogue);
   return out;
+}
+
+}  // namespace
+
+Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue) {
+  return compute(tape, x, w, b, epilogue, Rows::kContiguous);
+}
+
+Var logits(Tape& tape, Var x, Parameter& w, Parameter* b) {
+  return compute(tape, x, w, b, Epilogue::kNone, Rows::kApart);
 }
 
 }  // namespace lockstep::nn

@@ -17,8 +17,11 @@ class LossNode final : public Node {
   Tensor dx_;
 };
 
+// Its rows lie as those of x do.
 Tensor gradient_for(Tape& tape, Var x) {
-  return tape.recording() && x.needs_grad() ? tape.backend().empty(x.shape(), x.value().dtype()) : Tensor();
+  if (!tape.recording() || !x.needs_grad()) return {};
+  return x.rows().is_contiguous() ? tape.backend().empty(x.shape(), x.dtype())
+                                  : Tensor::empty(tape.backend().allocator(), x.shape(), x.dtype(), x.rows().pitch());
 }
 
 void check_scale(float scale) {
@@ -37,15 +40,15 @@ Loss finish(Tape& tape, Var x, Tensor totals, Tensor dx) {
 
 }  // namespace
 
-Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale, float smoothing) {
-  check_operand(tape, logits, "cross entropy");
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing) {
+  check_operand(tape, outputs, "cross entropy");
   check_tensor(tape, labels, DType::kI32, "cross entropy was given labels");
   check_scale(scale);
   if (!(smoothing >= 0 && smoothing < 1))
     throw UsageError(fmt::format("cross entropy with labels smoothed by {}", smoothing),
                      "give a number from 0 to below 1");
   const Tape::OpScope scope(tape, "cross_entropy");
-  const Shape& shape = logits.shape();
+  const Shape& shape = outputs.shape();
   const int axes = shape.size() - 1;
   if (axes < 1 || labels.shape() != Shape(shape.dims().first(static_cast<std::size_t>(axes))))
     throw UsageError(
@@ -53,11 +56,11 @@ Loss cross_entropy(Tape& tape, Var logits, const Tensor& labels, float scale, fl
         "logits have the labels' axes, and one of the classes after them");
   check_usage(shape[axes] > 0, "cross entropy over no classes", "give the model's last layer an output for each class");
   Tensor totals = tape.backend().empty({2});
-  Tensor dlogits = gradient_for(tape, logits);
+  Tensor dlogits = gradient_for(tape, outputs);
   const Shape rows = {labels.count(), shape[axes]};
-  tape.backend().loss().cross_entropy(logits.value().reshaped(rows), labels.reshaped({rows[0]}), scale, smoothing,
+  tape.backend().loss().cross_entropy(outputs.rows().reshaped(rows), labels.reshaped({rows[0]}), scale, smoothing,
                                       totals, dlogits.defined() ? dlogits.reshaped(rows) : dlogits);
-  return finish(tape, logits, std::move(totals), std::move(dlogits));
+  return finish(tape, outputs, std::move(totals), std::move(dlogits));
 }
 
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale) {

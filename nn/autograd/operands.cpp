@@ -10,7 +10,7 @@ void refuse_operand(const Tape& tape, Var x, const char* op) {
   if (x.walked())
     throw UsageError(fmt::format("{} of a value that backward has walked already", op),
                      "compute all that a pass needs before its backward, or record another pass");
-  throw UsageError(fmt::format("{} was given {} of {}", op, to_string(x.shape()), name_of(x.value().dtype())),
+  throw UsageError(fmt::format("{} was given {} of {}", op, to_string(x.shape()), name_of(x.dtype())),
                    "it computes with f32, or bf16 where the device does; tokens go to an Embedding");
 }
 

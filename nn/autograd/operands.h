@@ -14,7 +14,7 @@ namespace lockstep::nn {
 inline void check_operand(const Tape& tape, Var x, const char* op) {
   if (!tape.has(x) || (tape.recording() && x.walked() && x.needs_grad())) [[unlikely]]
     refuse_operand(tape, x, op);
-  const DType dtype = x.value().dtype();
+  const DType dtype = x.dtype();
   if (dtype != DType::kF32 && (dtype != DType::kBF16 || !tape.backend().computes_in_bf16())) [[unlikely]]
     refuse_operand(tape, x, op);
 }

@@ -15,6 +15,8 @@ struct NodeOwner {
 
 }  // namespace
 
+void Var::make_contiguous() const { state_->value = state_->backend->contiguous(state_->value); }
+
 void Var::refuse_expired() const {
   if (state_ == nullptr)
     throw UsageError("a Var that is no value of any tape",
@@ -47,6 +49,7 @@ void* Tape::take_memory(std::size_t bytes) {
 
 Var Tape::make_var(Tensor value, bool needs_grad) {
   auto* state = new (take_memory(sizeof(Var::State))) Var::State;
+  if (!value.is_contiguous()) state->backend = &backend_;
   state->value = std::move(value);
   state->needs_grad = needs_grad && recording_;
   vars_.push_back(state);
@@ -90,6 +93,12 @@ Tensor Tape::take_grad_through(Var v, Epilogue activation) {
   return dx;
 }
 
+const Tensor& Tape::grad(Var v) const {
+  Tensor& known = v.state().grad;
+  if (!known.is_contiguous()) known = backend_.contiguous(known);
+  return known;
+}
+
 void Tape::contribute(Var v, Tensor grad) {
   if (!v.needs_grad()) return;
   LOCKSTEP_ASSERT(grad.shape() == v.shape(), "gradient {} for a value {}", to_string(grad.shape()),
@@ -107,6 +116,10 @@ void Tape::add_to_grad(Tensor& sum, Tensor grad) {
   if (!sum.defined()) {
     sum = std::move(grad);
     return;
+  }
+  if (!sum.is_contiguous() || !grad.is_contiguous()) {
+    sum = backend_.contiguous(sum);
+    grad = backend_.contiguous(grad);
   }
   if (sum.is_sole_owner()) {
     backend_.pointwise().add_to(grad, 1.0f, sum);
@@ -179,11 +192,11 @@ void Tape::backward(Var root) {
 
 void Tape::backward(Var root, Tensor grad) {
   check_root(root);
-  if (!grad.defined() || grad.shape() != root.shape() || grad.dtype() != root.value().dtype())
-    throw UsageError(fmt::format("backward from {} {} with a gradient of {} {}", name_of(root.value().dtype()),
-                                 to_string(root.shape()), grad.defined() ? name_of(grad.dtype()) : "nothing,",
-                                 to_string(grad.shape())),
-                     "give it one of the value's shape and type");
+  if (!grad.defined() || grad.shape() != root.shape() || grad.dtype() != root.dtype())
+    throw UsageError(
+        fmt::format("backward from {} {} with a gradient of {} {}", name_of(root.dtype()), to_string(root.shape()),
+                    grad.defined() ? name_of(grad.dtype()) : "nothing,", to_string(grad.shape())),
+        "give it one of the value's shape and type");
   contribute(root, checked(std::move(grad)));
   walk_all(root);
 }

@@ -24,13 +24,22 @@ class Tape;
 class Var {
  public:
   Var() = default;
+  /// Contiguous: replaces a value whose rows lie apart by a copy.
   const Tensor& value() const {
+    const Tensor& known = rows();
+    if (!known.is_contiguous()) [[unlikely]]
+      make_contiguous();
+    return known;
+  }
+  /// For operators: the value as it was made; its rows may lie apart (Note [Pitch]).
+  const Tensor& rows() const {
     const State& known = state();
     if (known.walked && !known.value.defined()) [[unlikely]]
       refuse_released();
     return known.value;
   }
-  const Shape& shape() const { return value().shape(); }
+  const Shape& shape() const { return rows().shape(); }
+  DType dtype() const { return rows().dtype(); }
   bool needs_grad() const { return state().needs_grad; }
   /// Whether backward has walked the operator that computed it: nothing more can flow through it.
   bool walked() const { return state().walked; }
@@ -51,7 +60,8 @@ class Var {
     bool is_loss = false;
     Epilogue activation = Epilogue::kNone;
     Tensor saved_preactivation;
-    Tensor grad_through;  // what consumers have contributed that have differentiated the activation themselves
+    Backend* backend = nullptr;  // of a value with a pitch
+    Tensor grad_through;         // what consumers have contributed that have differentiated the activation themselves
   };
   Var(State* state, Lifetime::Ref pass) : state_(state), pass_(pass) {}
   State& state() const {
@@ -59,6 +69,7 @@ class Var {
       refuse_expired();
     return *state_;
   }
+  void make_contiguous() const;
   [[noreturn]] void refuse_expired() const;
   [[noreturn]] static void refuse_released();
 
@@ -185,8 +196,8 @@ class Tape {
     v.state_->activation = activation;
     v.state_->saved_preactivation = std::move(saved_preactivation);
   }
-  /// v's gradient; undefined if nothing has flowed into it.
-  const Tensor& grad(Var v) const { return v.state().grad; }
+  /// v's gradient, contiguous; undefined if nothing has flowed into it.
+  const Tensor& grad(Var v) const;
 
   /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
   /// nobody else holds it.

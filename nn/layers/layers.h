@@ -26,6 +26,8 @@ class Linear final : public Module {
   Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
   /// With the activation that follows fused in.
   Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// As a model's last layer (nn::logits).
+  Var logits(Tape& tape, Var x) { return nn::logits(tape, x, weight_, bias_); }
   std::string type_name() const override { return "Linear"; }
   std::string details() const override;
 

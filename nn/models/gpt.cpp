@@ -179,7 +179,7 @@ Var Gpt::forward(Tape& tape, Var tokens) {
   check_tokens(tokens.value());
   Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
   for (Block* block : blocks_) x = block->forward(tape, x);
-  return linear(tape, ln_f_.forward(tape, x), head(), nullptr);
+  return logits(tape, ln_f_.forward(tape, x), head(), nullptr);
 }
 
 const ModelFamily& gpt_family();

@@ -37,7 +37,7 @@ LstmLanguageModel::LstmLanguageModel(Context& context, const LstmSpec& spec, std
 Var LstmLanguageModel::forward(Tape& tape, Var tokens) {
   check_sequences(tokens.value());
   const Var x = rnn_.forward(tape, drop_.forward(tape, encoder_.forward(tape, tokens)));
-  return decoder_.forward(tape, drop_out_.forward(tape, x));
+  return decoder_.logits(tape, drop_out_.forward(tape, x));
 }
 
 class LstmLanguageModel::States final : public Memory {

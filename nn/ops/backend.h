@@ -86,6 +86,18 @@ class Backend {
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;
 
+  /// How many elements the rows of a matrix of so many columns had best be apart, where matrix products write and read
+  /// it (Note [Pitch]).
+  virtual std::int64_t pitch_of(std::int64_t columns, DType dtype) const {
+    static_cast<void>(dtype);
+    return columns;
+  }
+  /// `x`, or a copy of it without a pitch.
+  virtual Tensor contiguous(const Tensor& x) {
+    LOCKSTEP_ASSERT(x.is_contiguous(), "{} with a pitch", to_string(x.shape()));
+    return x;
+  }
+
   /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
   /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
   /// tensors: all work given before is done. What its kernels pack of weights they share with all other streams of

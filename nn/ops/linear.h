@@ -19,7 +19,9 @@ struct SavedPreactivation {
 };
 
 /// N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias). Activations, w and b
-/// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32.
+/// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32. y of
+/// forward() without epilogue and dy of backward_…() may have a pitch, of a device whose Backend::pitch_of() asks for
+/// one.
 class LinearKernels {
  public:
   virtual ~LinearKernels() = default;

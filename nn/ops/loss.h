@@ -1,4 +1,5 @@
-// Losses: summed over the local samples, scaled by the caller (1 / global count).
+// Losses: summed over the local samples, scaled by the caller (1 / global count). Logits and their gradient may have a
+// pitch, of a device whose Backend::pitch_of() asks for one.
 #pragma once
 
 #include "nn/tensor/tensor.h"

@@ -167,6 +167,8 @@ class MetaBackend final : public Backend {
   PointwiseKernels& pointwise() override { return pointwise_; }
   LossKernels& loss() override { return loss_; }
   OptimKernels& optim() override { return optim_; }
+  std::int64_t pitch_of(std::int64_t columns, DType dtype) const override { return like_.pitch_of(columns, dtype); }
+  Tensor contiguous(const Tensor& x) override { return x.is_contiguous() ? x : empty(x.shape(), x.dtype()); }
   std::unique_ptr<Backend> make_stream(int) override { return std::make_unique<MetaBackend>(like_); }
   std::uint64_t primitives_created() const override { return 0; }
   StreamView stream() override { return {}; }

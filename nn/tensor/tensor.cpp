@@ -12,6 +12,12 @@ void Tensor::refuse_nothing() {
                    "ask Tensor::defined() before; gradients are there after backward, and only where some has flowed");
 }
 
+void Tensor::refuse_pitch() const {
+  throw UsageError(
+      fmt::format("rows of {} are {} elements apart and are read as contiguous ones", to_string(shape_), pitch_),
+      "copy it with Backend::contiguous() before");
+}
+
 void Tensor::refuse_shape(const Shape& wanted) const {
   throw UsageError(fmt::format("{} does not hold the elements of {}", to_string(wanted), to_string(shape_)),
                    "give a shape of as many elements");

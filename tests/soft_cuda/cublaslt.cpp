@@ -141,6 +141,12 @@ struct Problem {
     return false;
   }
 
+  bool has_aligned_pitches() const {
+    for (const Layout& matrix : {a, b, d})
+      if (matrix.pitch * (matrix.type == CUDA_R_32F ? 4 : 2) % 16 != 0) return false;
+    return true;
+  }
+
   std::uint64_t hash() const {
     std::uint64_t all = 0x9e3779b97f4a7c15ull;
     const auto add = [&](std::uint64_t part) { all = (std::rotl(all, 13) ^ part) * 0xff51afd7ed558ccdull; };
@@ -148,6 +154,7 @@ struct Problem {
       add(static_cast<std::uint64_t>(matrix.type));
       add(matrix.rows);
       add(matrix.columns);
+      add(static_cast<std::uint64_t>(matrix.pitch));
     }
     add(static_cast<std::uint64_t>(desc.compute));
     add(desc.epilogue);
@@ -263,6 +270,7 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
     return CUBLAS_STATUS_INVALID_VALUE;
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;
+  if (!problem.has_aligned_pitches()) ++counted.unaligned_pitches;
   counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
   counted.last_compute = problem.desc.compute;
   const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {

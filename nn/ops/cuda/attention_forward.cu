@@ -187,7 +187,7 @@ void copy_rows(Context& context, DType dtype, std::int64_t samples, std::int64_t
       constexpr int kWidth = decltype(width)::value;
       const ColumnPlan plan = plan_columns(samples * tokens, count / kWidth, kCopyBlocks, kCopyRows);
       LOCKSTEP_ASSERT(plan.tiles <= kMostBlocks, "rows of {} packs", plan.packs);
-      launch("keeping keys and values", move_rows<kWidth, T>,
+      launch("copying rows", move_rows<kWidth, T>,
              dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks)), dim3(kBlock), context.stream,
              plan, tokens, read, from, written, to);
     });

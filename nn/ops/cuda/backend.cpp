@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/version.h"
 #include "nn/ops/cuda/async_download.h"
+#include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/write.h"
@@ -73,6 +74,17 @@ std::unique_ptr<Backend> CudaBackend::make_stream(int /*threads*/) {
   return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device, .tf32 = context_.tf32});
 }
 
+Tensor CudaBackend::contiguous(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  make_current(context_.device);
+  const std::int64_t columns = x.size(x.shape().size() - 1);
+  Tensor made = empty(x.shape(), x.dtype());
+  if (x.count() > 0)
+    copy_rows(context_, x.dtype(), 1, x.count() / columns, columns, {x.raw_rows(), 0, x.pitch()},
+              {made.raw(), 0, columns});
+  return made;
+}
+
 Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype) {
   make_current(context_.device);
   return feed_.take(data, shape, dtype);
@@ -92,7 +104,7 @@ void CudaBackend::upload(std::span<const std::byte> from, const Tensor& to) {
 
 void CudaBackend::download(const Tensor& from, std::span<std::byte> to) {
   make_current(context_.device);
-  copy_to_host(context_, from, to);
+  copy_to_host(context_, contiguous(from), to);
 }
 
 void CudaBackend::write(std::span<const std::byte> from, const Tensor& to) {

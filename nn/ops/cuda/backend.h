@@ -10,6 +10,7 @@
 #include "nn/ops/cuda/feed.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/memory.h"
+#include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
 
@@ -37,6 +38,10 @@ class CudaBackend final : public Backend {
   PointwiseKernels& pointwise() override { return *on_gpu(pointwise_); }
   LossKernels& loss() override { return *on_gpu(loss_); }
   OptimKernels& optim() override { return *on_gpu(optim_); }
+  std::int64_t pitch_of(std::int64_t columns, DType dtype) const override {
+    return pitch_of_rows(columns, static_cast<std::int64_t>(size_of(dtype)));
+  }
+  Tensor contiguous(const Tensor& x) override;
   std::unique_ptr<Backend> make_stream(int threads) override;
   std::map<std::string, EngineChoice> engines() const override { return context_.engines.all(); }
   std::uint64_t primitives_created() const override { return context_.primitives_created; }

@@ -24,7 +24,7 @@ CublasLtOwner<Pointer> make_owner(cublasStatus_t (*create)(Pointer*, Arguments..
 
 CublasLtOwner<cublasLtMatrixLayout_t> make_layout(DType dtype, const ColumnMajor& matrix) {
   return make_owner(cublaslt().layout_create, cublaslt().layout_destroy, "describing a matrix", type_of(dtype),
-                    static_cast<std::uint64_t>(matrix.rows), static_cast<std::uint64_t>(matrix.columns), matrix.rows);
+                    static_cast<std::uint64_t>(matrix.rows), static_cast<std::uint64_t>(matrix.columns), matrix.pitch);
 }
 
 template <class T>

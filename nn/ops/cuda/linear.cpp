@@ -32,10 +32,13 @@ class CudaLinear final : public LinearKernels {
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
-    const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), nullptr};
+    LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
+    const ProductArrays arrays = {w.raw(), x.raw(), y.raw_rows(), b.raw(), nullptr};
     Forward& held = find(
-        forwards_, key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
-        [&] { return make_forward(forward_product(x.size(0), x.size(1), w.size(0)), x.dtype(), epilogue, y, arrays); });
+        forwards_, key_of(x.size(0), x.size(1), w.size(0), y.pitch(), x.dtype(), option_of(epilogue), arrays), [&] {
+          return make_forward(forward_product(x.size(0), x.size(1), w.size(0), y.pitch()), x.dtype(), epilogue, y,
+                              arrays);
+        });
     run(held.plan, arrays);
     if (held.bias_apart) add_to_rows(context_, b, y);
     if (held.apart == Epilogue::kRelu) pointwise_.relu(y, y);
@@ -45,11 +48,12 @@ class CudaLinear final : public LinearKernels {
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
-    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, nullptr};
-    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
-    run(find(backward_inputs_, key_of(n, in, out, dy.dtype(), 0, arrays),
+    const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, nullptr};
+    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0), pitch = dy.pitch();
+    run(find(backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), 0, arrays),
              [&] {
-               return make(backward_input_product(n, in, out), {.input = dy.dtype(), .output = dx.dtype()}, arrays);
+               return make(backward_input_product(n, in, out, pitch), {.input = dy.dtype(), .output = dx.dtype()},
+                           arrays);
              }),
         arrays);
   }
@@ -60,11 +64,12 @@ class CudaLinear final : public LinearKernels {
       return;
     }
     check_types({&x, &dy});
-    const ProductArrays arrays = {x.raw(), dy.raw(), dw.f32(), nullptr, nullptr};
-    const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1);
-    run(find(backward_weights_, key_of(n, in, out, x.dtype(), accumulate, arrays),
+    const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), nullptr, nullptr};
+    const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
+    run(find(backward_weights_, key_of(n, in, out, pitch, x.dtype(), accumulate, arrays),
              [&] {
-               return make(backward_weight_product(n, in, out), {.input = x.dtype(), .accumulate = accumulate}, arrays);
+               return make(backward_weight_product(n, in, out, pitch), {.input = x.dtype(), .accumulate = accumulate},
+                           arrays);
              }),
         arrays);
   }
@@ -82,7 +87,7 @@ class CudaLinear final : public LinearKernels {
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
     auto& plan = find(saved_preactivation_forwards_,
-                      key_of(x.size(0), x.size(1), w.size(0), x.dtype(), option_of(epilogue), arrays),
+                      key_of(x.size(0), x.size(1), w.size(0), w.size(0), x.dtype(), option_of(epilogue), arrays),
                       [&] { return make_saved_preactivation_forward(x, w, epilogue, y, arrays); });
     if (plan) return run(*plan, arrays);
     if (epilogue == Epilogue::kGelu) {
@@ -97,13 +102,14 @@ class CudaLinear final : public LinearKernels {
                               const Tensor& dx) override {
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
-    const ProductArrays arrays = {w.raw(), dy.raw(), dx.raw(), nullptr, saved_preactivation.raw()};
-    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0);
-    auto& plan = find(through_backward_inputs_, key_of(n, in, out, dy.dtype(), option_of(epilogue), arrays), [&] {
-      return agrees(epilogue, dy.dtype())
-                 ? try_to_make(backward_input_product(n, in, out), through_options(epilogue, dy.dtype(), in), arrays)
-                 : std::nullopt;
-    });
+    const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, saved_preactivation.raw()};
+    const std::int64_t n = dy.size(0), in = w.size(1), out = w.size(0), pitch = dy.pitch();
+    auto& plan =
+        find(through_backward_inputs_, key_of(n, in, out, pitch, dy.dtype(), option_of(epilogue), arrays), [&] {
+          return agrees(epilogue, dy.dtype()) ? try_to_make(backward_input_product(n, in, out, pitch),
+                                                            through_options(epilogue, dy.dtype(), in), arrays)
+                                              : std::nullopt;
+        });
     if (plan) return run(*plan, arrays);
     backward_input(dy, w, dx);
     if (epilogue == Epilogue::kGelu)
@@ -136,11 +142,12 @@ class CudaLinear final : public LinearKernels {
   }
 
   // `option` is what plans of one kind differ in beside sizes, types and alignments.
-  static PlanKey key_of(std::int64_t n, std::int64_t in, std::int64_t out, DType dtype, std::int64_t option,
-                        const ProductArrays& arrays) {
+  static PlanKey key_of(std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t pitch, DType dtype,
+                        std::int64_t option, const ProductArrays& arrays) {
     return {n,
             in,
             out,
+            pitch,
             static_cast<std::int64_t>(dtype),
             option,
             arrays.bias != nullptr ? 1 : 0,
@@ -203,7 +210,7 @@ class CudaLinear final : public LinearKernels {
   std::optional<ProductPlan> make_saved_preactivation_forward(const Tensor& x, const Tensor& w, Epilogue epilogue,
                                                               const Tensor& y, const ProductArrays& arrays) {
     if (arrays.bias == nullptr || !agrees(epilogue, x.dtype())) return std::nullopt;
-    auto plan = try_to_make(forward_product(x.size(0), x.size(1), w.size(0)),
+    auto plan = try_to_make(forward_product(x.size(0), x.size(1), w.size(0), w.size(0)),
                             saved_preactivation_options(epilogue, x.dtype(), w.size(0)), arrays);
     if (epilogue == Epilogue::kGelu) return plan;
     return plan && keeps_non_finite(*plan, y, arrays) ? std::move(plan) : std::nullopt;
@@ -262,7 +269,7 @@ class CudaLinear final : public LinearKernels {
     const Tensor b = upload_as(context_, gelu_probes(), dtype), y = filled({kSamples, kOut}, dtype, 0.0f);
     const Tensor saved_preactivation = filled({kSamples, kOut}, dtype, 0.0f);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
-    auto forward = try_to_make(forward_product(kSamples, kIn, kOut),
+    auto forward = try_to_make(forward_product(kSamples, kIn, kOut, kOut),
                                saved_preactivation_options(Epilogue::kGelu, dtype, kOut), arrays);
     if (!forward) return false;
     run(*forward, arrays);
@@ -271,8 +278,8 @@ class CudaLinear final : public LinearKernels {
 
     const Tensor dy = filled({kSamples, kIn}, dtype, 0.25f), v = filled({kIn, kOut}, dtype, 0.25f);  // products of 1
     const ProductArrays back = {v.raw(), dy.raw(), y.raw(), nullptr, saved_preactivation.raw()};
-    auto backward =
-        try_to_make(backward_input_product(kSamples, kOut, kIn), through_options(Epilogue::kGelu, dtype, kOut), back);
+    auto backward = try_to_make(backward_input_product(kSamples, kOut, kIn, kIn),
+                                through_options(Epilogue::kGelu, dtype, kOut), back);
     if (!backward) return true;  // forward alone
     run(*backward, back);
     return gelu_gradients_agree(probes, values_of(y), dtype);
@@ -293,7 +300,7 @@ class CudaLinear final : public LinearKernels {
     const Tensor theirs = masks.slice(0, kSamples), ours = masks.slice(kSamples, 2 * kSamples);
     const ProductArrays arrays = {operands.slice(kOfX, kOfX + kOfW).raw(), operands.slice(0, kOfX).raw(), y.raw(),
                                   operands.slice(kOfX + kOfW, operands.count()).raw(), theirs.raw()};
-    auto plan = try_to_make(forward_product(kSamples, kIn, kOut),
+    auto plan = try_to_make(forward_product(kSamples, kIn, kOut, kOut),
                             saved_preactivation_options(Epilogue::kRelu, dtype, kOut), arrays);
     if (!plan) return false;
     run(*plan, arrays);

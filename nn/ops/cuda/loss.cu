@@ -74,19 +74,20 @@ __device__ void for_own(const Stretch& row, int thread, const T* from, F&& visit
   }
 }
 
-// kTeam threads a row. `parts` (blocks, 2) receives loss and correct predictions of each block's rows. Where a label is
-// no class, the row's loss and gradient are NaN. dlogits may be nullptr, and may be the logits.
+// kTeam threads a row; rows of the logits and of their gradient are `pitch` elements apart. `parts` (blocks, 2)
+// receives loss and correct predictions of each block's rows. Where a label is no class, the row's loss and gradient
+// are NaN. dlogits may be nullptr, and may be the logits.
 template <int kTeam, int kWidth, class T>
 __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
-    softmax_rows(std::int64_t rows, int classes, const T* logits, const std::int32_t* labels, float scale,
-                 float smoothing, double* parts, T* dlogits) {
+    softmax_rows(std::int64_t rows, int classes, std::int64_t pitch, const T* logits, const std::int32_t* labels,
+                 float scale, float smoothing, double* parts, T* dlogits) {
   constexpr int kThreads = kTeam < kBlock ? kBlock : kTeam;
   constexpr int kRows = kThreads / kTeam, kWarps = kTeam / kWarp;
   __shared__ float losses[kRows], correct[kRows];
   const int team = static_cast<int>(threadIdx.x) / kTeam, thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t i = std::int64_t{blockIdx.x} * kRows + team;
   const bool inside = i < rows;
-  const T* const from = logits + i * classes;
+  const T* const from = logits + i * pitch;
   const int label = inside ? labels[i] : 0;
   const bool known = label >= 0 && label < classes;
   const auto ahead = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(from) / sizeof(T) % kWidth);
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kTeam < kBlock ? kBlock : kTeam)
   }
 
   if (inside && dlogits != nullptr) {
-    T* const to = dlogits + i * classes;
+    T* const to = dlogits + i * pitch;
     const float even = scale * smoothing / static_cast<float>(classes), of_label = scale * kept + even;
     const float factor = known ? scale / softmax.sum : std::numeric_limits<float>::quiet_NaN();
     for_own<kTeam, kWidth>(row, thread, from, [&](auto pack, int at) {
@@ -191,13 +192,14 @@ __global__ void __launch_bounds__(kBlock)
 
 // One block: an evaluation has few rows at a time. A warp takes a row.
 template <class T>
-__global__ void __launch_bounds__(kBlock) count_rows_in_top(std::int64_t rows, std::int64_t classes, const T* logits,
-                                                            const std::int32_t* labels, std::int64_t k, float* total) {
+__global__ void __launch_bounds__(kBlock)
+    count_rows_in_top(std::int64_t rows, std::int64_t classes, std::int64_t pitch, const T* logits,
+                      const std::int32_t* labels, std::int64_t k, float* total) {
   constexpr int kWarps = kBlock / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   int inside = 0;
   for (std::int64_t row = warp; row < rows; row += kWarps) {
-    const T* const from = logits + row * classes;
+    const T* const from = logits + row * pitch;
     const std::int64_t label = labels[row];
     const bool known = label >= 0 && label < classes;
     const float own = known ? to_float(from[label]) : 0.0f;
@@ -234,7 +236,8 @@ class CudaLoss final : public LossKernels {
   void count_in_top(const Tensor& logits, const Tensor& labels, std::int64_t k, const Tensor& total) override {
     with_float_type(logits.dtype(), [&]<class T>(T) {
       launch("counting what is among the largest", count_rows_in_top<T>, dim3(1), dim3(kBlock), context_.stream,
-             logits.size(0), logits.size(1), logits.data<T>(), labels.data<std::int32_t>(), k, total.f32());
+             logits.size(0), logits.size(1), logits.pitch(), logits.rows<T>(), labels.data<std::int32_t>(), k,
+             total.f32());
     });
   }
 
@@ -268,15 +271,18 @@ class CudaLoss final : public LossKernels {
     const std::int64_t blocks = ceil_div(rows, kThreads / kTeam);
     LOCKSTEP_ASSERT(blocks <= kMostBlocks, "cross entropy of {} rows", rows);
     const Tensor parts = Tensor::empty(context_.allocator, {blocks, 2}, DType::kF64);
-    T* const to = dlogits.defined() ? dlogits.data<T>() : nullptr;
+    const std::int64_t pitch = logits.pitch();
+    LOCKSTEP_ASSERT(!dlogits.defined() || dlogits.pitch() == pitch, "a gradient's rows {} apart, of {}",
+                    dlogits.pitch(), pitch);
+    T* const to = dlogits.defined() ? dlogits.rows<T>() : nullptr;
     // Rows begin anywhere, but those of both at the same distance from a boundary.
     const bool in_phase =
         to == nullptr ||
-        (reinterpret_cast<std::uintptr_t>(logits.data<T>()) - reinterpret_cast<std::uintptr_t>(to)) % kVectorBytes == 0;
+        (reinterpret_cast<std::uintptr_t>(logits.rows<T>()) - reinterpret_cast<std::uintptr_t>(to)) % kVectorBytes == 0;
     with_width<kVector<T>>(in_phase, [&](auto width) {
       launch("cross entropy", softmax_rows<kTeam, decltype(width)::value, T>, dim3(static_cast<unsigned>(blocks)),
-             dim3(kThreads), context_.stream, rows, classes, logits.data<T>(), labels.data<std::int32_t>(), scale,
-             smoothing, parts.data<double>(), to);
+             dim3(kThreads), context_.stream, rows, classes, pitch, logits.rows<T>(), labels.data<std::int32_t>(),
+             scale, smoothing, parts.data<double>(), to);
     });
     launch("cross entropy", add_losses<true>, dim3(1), dim3(kSumBlock), context_.stream, blocks, parts.data<double>(),
            totals.f32());

@@ -18,9 +18,10 @@ namespace lockstep::nn::cuda {
 //
 // What a bias is added to, and a bias's gradient is summed for, is then a row of yᵀ.
 
-/// A column-major matrix with contiguous columns.
+/// A column-major matrix.
 struct ColumnMajor {
   std::int64_t rows = 0, columns = 0;
+  std::int64_t pitch = rows;  // elements from one column to the next: the leading dimension
   friend bool operator==(const ColumnMajor&, const ColumnMajor&) = default;
 };
 
@@ -30,17 +31,29 @@ struct Product {
   bool turn_a = false, turn_b = false;
 };
 
-/// a is w, b is x, d is y; `samples` is N, `in` is I, `out` is O.
-constexpr Product forward_product(std::int64_t samples, std::int64_t in, std::int64_t out) {
-  return {{in, out}, {in, samples}, {out, samples}, true, false};
+/// a is w, b is x, d is y; `samples` is N, `in` is I, `out` is O. `pitch`: of the rows of y, or dy.
+constexpr Product forward_product(std::int64_t samples, std::int64_t in, std::int64_t out, std::int64_t pitch) {
+  return {{in, out}, {in, samples}, {out, samples, pitch}, true, false};
 }
 /// a is w, b is dy, d is dx.
-constexpr Product backward_input_product(std::int64_t samples, std::int64_t in, std::int64_t out) {
-  return {{in, out}, {out, samples}, {in, samples}, false, false};
+constexpr Product backward_input_product(std::int64_t samples, std::int64_t in, std::int64_t out, std::int64_t pitch) {
+  return {{in, out}, {out, samples, pitch}, {in, samples}, false, false};
 }
 /// a is x, b is dy, d is dw.
-constexpr Product backward_weight_product(std::int64_t samples, std::int64_t in, std::int64_t out) {
-  return {{in, samples}, {out, samples}, {in, out}, false, true};
+constexpr Product backward_weight_product(std::int64_t samples, std::int64_t in, std::int64_t out, std::int64_t pitch) {
+  return {{in, samples}, {out, samples, pitch}, {in, out}, false, true};
+}
+
+/// The pitch (Note [Pitch]) of rows of so many elements: a multiple of 128 bytes where that adds little, else of 16,
+/// without which products have neither 16-byte loads nor TMA.
+constexpr std::int64_t pitch_of_rows(std::int64_t columns, std::int64_t element_bytes) {
+  constexpr std::int64_t kLine = 128, kLoad = 16, kLittle = 64;  // bytes, bytes, a share of
+  const auto to_multiple = [&](std::int64_t bytes) {
+    const std::int64_t elements = bytes / element_bytes;
+    return (columns + elements - 1) / elements * elements;
+  };
+  const std::int64_t lines = to_multiple(kLine);
+  return (lines - columns) * kLittle <= columns ? lines : to_multiple(kLoad);
 }
 
 /// Bits from one row's mask to the next one's, for rows of `out` elements: what cuBLASLt takes.

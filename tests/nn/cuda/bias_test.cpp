@@ -44,6 +44,24 @@ TEST_P(CudaBias, AddedToRows) {
   }
 }
 
+// Logits have a pitch (Note [Pitch]).
+TEST_P(CudaBias, OfRowsThatLieApart) {
+  for (const Shape& shape : kMatrices) {
+    if (shape.count() == 0) continue;
+    SCOPED_TRACE(to_string(shape));
+    const Tensor b_host = random({shape[1]}, 1), y_host = random(shape, 2), expected = cpu->empty(shape);
+    for (std::int64_t i = 0; i < shape.count(); ++i) expected.f32()[i] = y_host.f32()[i] + b_host.f32()[i % shape[1]];
+    const Tensor y = apart(y_host), close = activation(y_host);
+    const auto sums = results({{{shape[1]}}, {{shape[1]}}}, [&](const auto& out) {
+      cuda::sum_columns(context, y, false, out[0]);
+      cuda::sum_columns(context, close, false, out[1]);
+    });
+    expect_close(sums[1], sums[0], {.ulps = 64.0});  // how many columns a thread has decides on the order
+    cuda::add_to_rows(context, activation(b_host), y);
+    expect_close(rounded(expected), joined(y), {.ulps = 0.0});
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, CudaBias, kDeviceCases, name_of_case);
 
 }  // namespace

@@ -45,9 +45,9 @@ TEST_F(InstalledCublasLt, TakesEveryDescription) {
                                           .epilogue = epilogue,
                                           .tf32 = tf32,
                                           .saved_preactivation_pitch = (epilogue & 128) != 0 ? 128 : 0};
-          EXPECT_NO_THROW(ProductPlan(forward_product(3, 5, 7), options));
-          EXPECT_NO_THROW(ProductPlan(backward_input_product(3, 5, 7), options));
-          EXPECT_NO_THROW(ProductPlan(backward_weight_product(3, 5, 7), options));
+          EXPECT_NO_THROW(ProductPlan(forward_product(3, 5, 7, 7), options));
+          EXPECT_NO_THROW(ProductPlan(backward_input_product(3, 5, 7, 7), options));
+          EXPECT_NO_THROW(ProductPlan(backward_weight_product(3, 5, 7, 7), options));
         }
 }
 

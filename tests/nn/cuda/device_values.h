@@ -19,6 +19,7 @@
 #include "base/cuda/runtime.h"
 #include "nn/ops/backend.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/product.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn::testing {
@@ -108,10 +109,43 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   std::vector<std::byte> download(const Tensor& device) {
     std::vector<std::byte> bytes(device.bytes());
     if (bytes.empty()) return bytes;
-    check_cuda(cudaMemcpyAsync(bytes.data(), device.raw(), bytes.size(), cudaMemcpyDeviceToHost, stream.get()),
+    check_cuda(cudaMemcpyAsync(bytes.data(), device.raw_rows(), bytes.size(), cudaMemcpyDeviceToHost, stream.get()),
                "download");
     stream.synchronize();
     return bytes;
+  }
+
+  /// Rows of the activations' type as a backend lays out logits (Note [Pitch]), with poison between them.
+  Tensor apart(const Tensor& host) {
+    const std::int64_t columns = host.size(host.shape().size() - 1), rows = host.count() / columns;
+    const auto element = static_cast<std::int64_t>(size_of(type()));
+    const Tensor made = Tensor::empty(allocator, host.shape(), type(), cuda::pitch_of_rows(columns, element));
+    std::vector<std::byte> bytes(made.bytes(), kPoison);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const float value = host.f32()[r * columns + c];
+        const BFloat16 rounded = BFloat16::from_float(value);
+        std::memcpy(bytes.data() + (r * made.pitch() + c) * element,
+                    type() == DType::kBF16 ? static_cast<const void*>(&rounded) : &value, size_of(type()));
+      }
+    check_cuda(cudaMemcpyAsync(made.raw_rows(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream.get()),
+               "upload");
+    stream.synchronize();
+    return made;
+  }
+  Tensor apart_like(const Shape& shape) { return apart(cpu->zeros(shape)); }
+  /// On the host, as f32. What lies between the rows must be as it was.
+  Tensor joined(const Tensor& apart) {
+    const auto bytes = download(apart);
+    const std::int64_t columns = apart.size(apart.shape().size() - 1);
+    const auto element = static_cast<std::int64_t>(size_of(type()));
+    std::vector<std::byte> rows;
+    for (std::int64_t at = 0; at < std::ssize(bytes); at += apart.pitch() * element) {
+      const auto row = bytes.begin() + at, end = row + columns * element, next = row + apart.pitch() * element;
+      rows.insert(rows.end(), row, end);
+      EXPECT_TRUE(std::all_of(end, next, [](std::byte value) { return value == kPoison; })) << "written between rows";
+    }
+    return on_host(rows, activation_like(apart.shape()));
   }
 
   std::unique_ptr<Backend> cpu = make_cpu_backend(1);
@@ -120,6 +154,7 @@ class DeviceTest : public ::testing::TestWithParam<DeviceCase> {
   cuda::Context context{.device = 0, .stream = stream.view(), .allocator = allocator};
 
  private:
+  static constexpr std::byte kPoison{0xff};
   static constexpr std::int64_t kGuard = 64;  // elements; a multiple of 16 bytes of all types
 
   void run(const std::vector<Output>& outputs, const std::function<void(const std::vector<Tensor>&)>& call,

@@ -173,6 +173,35 @@ TEST_P(CudaLinear, GeluSavedPreactivation) {
   }
 }
 
+// Logits and their gradient have a pitch (Note [Pitch]).
+TEST_P(CudaLinear, RowsThatLieApart) {
+  for (const auto& [n, in, out] : {LinearSizes{3, 8, 7}, LinearSizes{1, 5, 65}, LinearSizes{33, 40, 257}}) {
+    SCOPED_TRACE(fmt::format("n {} in {} out {}", n, in, out));
+    const Tensor x_host = random({n, in}, 1), w_host = random({out, in}, 2), b_host = random({out}, 3);
+    const Tensor dy_host = random({n, out}, 4);
+    const Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host), dy = apart(dy_host);
+    ASSERT_EQ(dy.pitch() * static_cast<std::int64_t>(size_of(type())) % 16, 0);
+    for (const bool bias : {false, true}) {
+      const Tensor expected = cpu->empty({n, out}), y = apart_like({n, out});
+      cpu->linear().forward(x_host, w_host, bias ? b_host : Tensor(), Epilogue::kNone, expected);
+      linear->forward(x, w, bias ? b : Tensor(), Epilogue::kNone, y);
+      expect_close(expected, joined(y), tolerance_of_sum(in, type()));
+    }
+    const Tensor dx = cpu->empty({n, in}), dw = cpu->empty({out, in}), db = cpu->empty({out});
+    cpu->linear().backward_input(dy_host, w_host, dx);
+    cpu->linear().backward_weight(x_host, dy_host, false, dw);
+    cpu->linear().backward_bias(dy_host, false, db);
+    const auto got = results({activation_like({n, in}), {{out, in}}, {{out}}}, [&](const auto& made) {
+      linear->backward_input(dy, w, made[0]);
+      linear->backward_weight(x, dy, false, made[1]);
+      linear->backward_bias(dy, false, made[2]);
+    });
+    expect_close(dx, got[0], tolerance_of_sum(out, type()));
+    expect_close(dw, got[1], tolerance_of_sum(n, DType::kF32));
+    expect_close(db, got[2], tolerance_of_sum(n, DType::kF32));
+  }
+}
+
 // A plan for each shape, type and epilogue; then nothing is built, and no memory is asked for.
 TEST_P(CudaLinear, SteadyStateBuildsNothing) {
   const Tensor x = activation(random({16, 32}, 1)), w = activation(random({24, 32}, 2)),

@@ -65,6 +65,32 @@ TEST_P(CudaLoss, CrossEntropy) {
   }
 }
 
+// With a pitch (Note [Pitch]): the same numbers, and nothing between the rows is read or written.
+TEST_P(CudaLoss, RowsThatLieApart) {
+  for (const Shape& shape : {Shape{5, 1}, {7, 10}, {33, 65}, {300, 17}, {3, 1025}, {2, 5003}, {2, 16391}, {2, 50257}}) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t rows = shape[0], classes = shape[1];
+    const Tensor host = logits(shape, 1);
+    std::vector<std::int32_t> labels;
+    for (std::int64_t i = 0; i < rows; ++i) labels.push_back(static_cast<std::int32_t>(i * 7919 % classes));
+    const Tensor host_labels = labels_of(labels), to = plain(host_labels), x = apart(host), dx = apart_like(shape);
+    for (const float smoothing : {0.0f, 0.1f}) {
+      const Tensor totals = cpu->empty({2}), dlogits = cpu->empty(shape);
+      cpu->loss().cross_entropy(host, host_labels, 0.3f, smoothing, totals, dlogits);
+      const auto got =
+          results({{{2}}}, [&](const auto& out) { loss->cross_entropy(x, to, 0.3f, smoothing, out[0], dx); });
+      const double ulps = 8.0 + std::sqrt(static_cast<double>(classes));
+      expect_close(totals, got[0], {DType::kF32, ulps});
+      EXPECT_EQ(totals.f32()[1], got[0].f32()[1]);
+      expect_close(dlogits, joined(dx), {type(), ulps, 0.3});
+    }
+    const Tensor total = cpu->empty({1});
+    cpu->loss().count_in_top(host, host_labels, 5, total);
+    const auto top = results({{{1}}}, [&](const auto& out) { loss->count_in_top(x, to, 5, out[0]); });
+    EXPECT_EQ(total.f32()[0], top[0].f32()[0]);
+  }
+}
+
 TEST_P(CudaLoss, SmallValuesOfTheGradientAreExactToTheirSize) {
   const std::int64_t classes = 2000;
   const Tensor host = cpu->empty({1, classes});

@@ -17,26 +17,36 @@ Numbers some(std::int64_t count, std::int64_t seed) {
   return made;
 }
 
-// As the library does it: element (row, column) of a matrix is number row + column · rows.
+// As the library does it: element (row, column) of a matrix is number row + column · pitch.
 Numbers carry_out(const Product& product, const Numbers& a, const Numbers& b) {
   const auto element = [](const Numbers& numbers, const ColumnMajor& matrix, bool turn, std::int64_t row,
                           std::int64_t column) {
     if (turn) std::swap(row, column);
     EXPECT_LT(row, matrix.rows);
     EXPECT_LT(column, matrix.columns);
-    return numbers.at(static_cast<std::size_t>(row + column * matrix.rows));
+    return numbers.at(static_cast<std::size_t>(row + column * matrix.pitch));
   };
   const std::int64_t inner = product.turn_a ? product.a.rows : product.a.columns;
   EXPECT_EQ(inner, product.turn_b ? product.b.columns : product.b.rows);
   EXPECT_EQ(product.d.rows, product.turn_a ? product.a.columns : product.a.rows);
   EXPECT_EQ(product.d.columns, product.turn_b ? product.b.rows : product.b.columns);
-  Numbers d(static_cast<std::size_t>(product.d.rows * product.d.columns));
+  Numbers d(static_cast<std::size_t>(product.d.pitch * product.d.columns));
   for (std::int64_t row = 0; row < product.d.rows; ++row)
     for (std::int64_t column = 0; column < product.d.columns; ++column)
       for (std::int64_t k = 0; k < inner; ++k)
-        d[static_cast<std::size_t>(row + column * product.d.rows)] +=
+        d[static_cast<std::size_t>(row + column * product.d.pitch)] +=
             element(a, product.a, product.turn_a, row, k) * element(b, product.b, product.turn_b, k, column);
   return d;
+}
+
+Numbers with_pitch(const Numbers& rows, std::int64_t columns, std::int64_t pitch) {
+  Numbers made;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    made.push_back(rows[i]);
+    if ((static_cast<std::int64_t>(i) + 1) % columns == 0)
+      made.resize(made.size() + static_cast<std::size_t>(pitch - columns));
+  }
+  return made;
 }
 
 TEST(Product, IsTheOneOfRowMajorMatrices) {
@@ -53,10 +63,21 @@ TEST(Product, IsTheOneOfRowMajorMatrices) {
           dx[at_x] += dy[at_y] * w[at_w];
           dw[at_w] += dy[at_y] * x[at_x];
         }
-    EXPECT_EQ(carry_out(forward_product(n, in, out), w, x), y);
-    EXPECT_EQ(carry_out(backward_input_product(n, in, out), w, dy), dx);
-    EXPECT_EQ(carry_out(backward_weight_product(n, in, out), x, dy), dw);
+    for (const std::int64_t pitch : {out, out + 3}) {
+      EXPECT_EQ(carry_out(forward_product(n, in, out, pitch), w, x), with_pitch(y, out, pitch));
+      EXPECT_EQ(carry_out(backward_input_product(n, in, out, pitch), w, with_pitch(dy, out, pitch)), dx);
+      EXPECT_EQ(carry_out(backward_weight_product(n, in, out, pitch), x, with_pitch(dy, out, pitch)), dw);
+    }
   }
+}
+
+TEST(Product, PitchesAreMultiplesOf16BytesAndOf128WhereThatIsLittle) {
+  EXPECT_EQ(pitch_of_rows(50257, 2), 50304);
+  EXPECT_EQ(pitch_of_rows(50257, 4), 50272);
+  EXPECT_EQ(pitch_of_rows(65, 2), 72);
+  EXPECT_EQ(pitch_of_rows(65, 4), 68);
+  EXPECT_EQ(pitch_of_rows(1, 2), 8);
+  for (const std::int64_t whole : {64, 768, 2304}) EXPECT_EQ(pitch_of_rows(whole, 2), whole);
 }
 
 TEST(Product, AlignmentIsThatOfTheAddressUpTo256) {

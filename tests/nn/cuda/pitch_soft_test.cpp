@@ -1,0 +1,131 @@
+// Logits whose rows lie apart (Note [Pitch]) in whole models, with a vocabulary that fills no 16 bytes: against the
+// CPU's, and counted by a cuBLASLt in software.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "nn/models/models.h"
+#include "tests/nn/values.h"
+#include "tests/soft_cuda/cublaslt.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+constexpr std::int64_t kVocabulary = 65, kTokens = 6, kSamples = 3;
+
+struct Pass {
+  float loss = 0, correct = 0;
+  std::vector<float> outputs;                 // empty: nobody has looked at them
+  std::vector<std::vector<float>> gradients;  // of the parameters
+};
+
+class SoftPitch : public ::testing::TestWithParam<const char*> {
+ protected:
+  static ModelSpec spec() {
+    ModelSpec made = {.name = GetParam(), .sample_shape = {kTokens}, .classes = kVocabulary};
+    made.settings = made.name == "gpt" ? Settings{{"layers", 2}, {"heads", 2}, {"width", 16}, {"context", kTokens}}
+                                       : Settings{{"layers", 1}, {"width", 16}};
+    return made;
+  }
+
+  static Tensor numbers(Backend& backend, std::int32_t from) {
+    std::vector<std::int32_t> values(kSamples * kTokens);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = (static_cast<std::int32_t>(i) * 29 + from) % static_cast<std::int32_t>(kVocabulary);
+    Tensor made = backend.empty({kSamples, kTokens}, DType::kI32);
+    backend.upload(std::as_bytes(std::span(values)), made);
+    return made;
+  }
+
+  /// `looks`: somebody reads the outputs before the loss does.
+  static Pass run(Backend& backend, bool looks, DType activations = DType::kF32) {
+    Generator generator(1);
+    Context context{backend, generator};
+    const auto model = make_model(context, spec());
+    Tape tape(backend);
+    tape.set_activations(activations);
+    const Var outputs = model->forward(tape, tape.input(numbers(backend, 3)));
+    Pass pass;
+    if (looks) pass.outputs = values_of(backend, outputs.value());
+    const Loss loss = cross_entropy(tape, outputs, numbers(backend, 11), 1.0f / (kSamples * kTokens));
+    const auto totals = values_of(backend, loss.totals());
+    pass.loss = totals[0];
+    pass.correct = totals[1];
+    tape.backward(loss.value);
+    for (const auto& named : model->named_parameters())
+      pass.gradients.push_back(values_of(backend, named.parameter->gradient()));
+    return pass;
+  }
+
+  static void expect_near(const std::vector<float>& a, const std::vector<float>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 + 1e-4 * std::abs(a[i])) << i;
+  }
+
+  std::unique_ptr<Backend> cpu = make_cpu_backend(1), gpu = make_cuda_backend({});
+};
+
+TEST_P(SoftPitch, ModelsComputeWhatTheCpuDoes) {
+  const Pass expected = run(*cpu, true);
+  for (const bool looks : {false, true}) {
+    const Pass got = run(*gpu, looks);
+    EXPECT_NEAR(expected.loss, got.loss, 1e-3);
+    EXPECT_EQ(expected.correct, got.correct);
+    if (looks) expect_near(expected.outputs, got.outputs);
+    ASSERT_EQ(expected.gradients.size(), got.gradients.size());
+    for (std::size_t i = 0; i < got.gradients.size(); ++i) expect_near(expected.gradients[i], got.gradients[i]);
+  }
+}
+
+TEST_P(SoftPitch, EveryProductReadsAndWritesRowsAt16Bytes) {
+  for (const DType activations : {DType::kF32, DType::kBF16}) {
+    const auto before = soft_cuda::cublaslt_counts();
+    run(*gpu, false, activations);
+    const auto after = soft_cuda::cublaslt_counts();
+    EXPECT_GT(after.products, before.products + 2);
+    EXPECT_EQ(after.unaligned_pitches, before.unaligned_pitches) << name_of(activations);
+  }
+}
+
+TEST_P(SoftPitch, OutputsThatSomebodyReadsAreContiguous) {
+  Generator generator(1);
+  Context context{*gpu, generator};
+  const auto model = make_model(context, spec());
+  Tape tape(*gpu);
+  const Var outputs = model->forward(tape, tape.input(numbers(*gpu, 3)));
+  EXPECT_EQ(outputs.shape(), (Shape{kSamples, kTokens, kVocabulary}));
+  EXPECT_EQ(outputs.rows().pitch(), 68);
+  EXPECT_THROW(static_cast<void>(outputs.rows().f32()), UsageError);
+  // Two uses, one of which knows contiguous gradients alone.
+  const Var doubled = add(tape, outputs, outputs);
+  EXPECT_TRUE(doubled.rows().is_contiguous());
+  EXPECT_TRUE(outputs.rows().is_contiguous());
+}
+
+TEST_P(SoftPitch, GradientsOfSeveralUsesAreAdded) {
+  const auto gradients = [&](Backend& backend) {
+    Generator generator(1);
+    Context context{backend, generator};
+    const auto model = make_model(context, spec());
+    Tape tape(backend);
+    const Var outputs = model->forward(tape, tape.input(numbers(backend, 3)));
+    const Loss first = cross_entropy(tape, outputs, numbers(backend, 11), 0.1f);
+    const Loss second = cross_entropy(tape, relu(tape, outputs), numbers(backend, 7), 0.1f);
+    tape.backward(add(tape, first.value, second.value));
+    std::vector<std::vector<float>> all;
+    for (const auto& named : model->named_parameters()) all.push_back(values_of(backend, named.parameter->gradient()));
+    return all;
+  };
+  const auto expected = gradients(*cpu), got = gradients(*gpu);
+  for (std::size_t i = 0; i < got.size(); ++i) expect_near(expected[i], got[i]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SoftPitch, ::testing::Values("gpt", "lstm"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace lockstep::nn
