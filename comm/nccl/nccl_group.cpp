@@ -28,6 +28,9 @@ constexpr int kYields = 100;
 constexpr auto kNap = std::chrono::microseconds(50);
 // Between two looks at the other ranks' processes by one that waits, and at everything by one that only polls.
 constexpr auto kLookAtPeersEvery = std::chrono::milliseconds(5);
+// Between two questions of is_done() to CUDA and NCCL, each of which costs microseconds; it is called after each
+// operator of backward. The word (Note [Completion word]) is read each time.
+constexpr auto kAskEvery = std::chrono::milliseconds(1);
 constexpr auto kLookEvery = std::chrono::milliseconds(100);
 // Operations between two comparisons (Note [Histories]); a step has one at least.
 constexpr std::uint64_t kCompareEvery = 100;
@@ -99,6 +102,7 @@ class NcclGroup final : public DeviceGroup {
   std::uint64_t joined_ = 0;    // the producer's stream comes after these
   std::uint64_t compared_ = 0;  // histories up to here
   Clock::time_point next_look_{};
+  Clock::time_point next_ask_{};
   Clock::time_point next_peer_check_{};
 
   bool capturing_ = false;
@@ -276,7 +280,11 @@ bool NcclGroup::is_complete(std::uint64_t sequence) {
 bool NcclGroup::is_done(std::uint64_t sequence) {
   return guard([&] {
     if (is_complete(sequence)) return true;
-    if (!capturing_) check_peers();
+    if (capturing_) return false;
+    const auto now = Clock::now();
+    if (now < next_ask_) return false;
+    next_ask_ = now + kAskEvery;
+    check_peers();
     return is_complete(sequence);
   });
 }

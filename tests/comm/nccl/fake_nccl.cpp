@@ -314,6 +314,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
 
 ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* result) {
   std::unique_lock lock(mutex);
+  ++counted.looks_for_errors;
   Comm& comm = *of(handle);
   if (comm.state == ncclInProgress && !comm.hangs && (comm.when == nullptr || comm.when())) {
     if (comm.looks_left-- <= 0) {

@@ -47,6 +47,7 @@ struct Counts {
   int inits = 0, finalizes = 0, destroys = 0, aborts = 0;
   int allocations = 0, registrations = 0;  // that there are
   int calls_in_progress = 0;               // made while another was, which NCCL forbids
+  int looks_for_errors = 0;                // ncclCommGetAsyncError
 };
 Counts counts();
 

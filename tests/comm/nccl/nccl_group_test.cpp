@@ -164,6 +164,32 @@ TEST_F(NcclGroupTest, APollFindsIt) {
   });
 }
 
+// It is asked after each operator of backward: from one millisecond to the next it reads the word alone.
+TEST_F(NcclGroupTest, WhetherAnOperationIsDoneIsAskedOfNcclNowAndThen) {
+  soft_cuda::set_streams(soft_cuda::Streams::kThreads);
+  make();
+  script().stalls = true;
+  const Work work = all_reduce();
+  const int before = counts().looks_for_errors;
+  const auto begin = Clock::now();
+  for (int i = 0; i < 10'000; ++i) EXPECT_FALSE(work.done());
+  const auto most = 2 + (Clock::now() - begin) / 1ms;
+  EXPECT_GT(counts().looks_for_errors, before);
+  EXPECT_LE(counts().looks_for_errors - before, most);
+  script().async = ncclRemoteError;
+  broken_by<NcclError>([&] {
+    for (;;) work.done();
+  });
+}
+
+TEST_F(NcclGroupTest, TheEndOfAnOperationIsSeenWithoutNccl) {
+  make();
+  const Work work = all_reduce();
+  const int before = counts().looks_for_errors;
+  EXPECT_TRUE(work.done());
+  EXPECT_EQ(counts().looks_for_errors, before);
+}
+
 TEST_F(NcclGroupTest, AnAbortLetsGoOfWhatIsUnderWay) {
   soft_cuda::set_streams(soft_cuda::Streams::kThreads);
   make(1s);
