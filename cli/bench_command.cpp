@@ -172,6 +172,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .value = boolean(options.copy_batch)});
   trainer::add_update_options(table, options.train);
   session::add_device_options(table, options.train);
+  trainer::add_deterministic_option(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   add_format_options(table, options.format);
@@ -204,6 +205,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
              .value = integer(options.rounds, 1, 1000)});
   trainer::add_update_options(table, options.train);
   session::add_device_options(table, options.train);
+  trainer::add_deterministic_option(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   table.group("Report");

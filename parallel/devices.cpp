@@ -17,11 +17,14 @@ Devices Devices::cpu(int count, int threads) {
   return {DeviceKind::kCpu, count, [threads](int) { return nn::make_cpu_backend(threads); }};
 }
 
-Devices Devices::cuda(bool tf32) {
+Devices Devices::cuda(const nn::CudaOptions& options) {
   const CudaProbe& probe = probe_cuda();
   if (probe.devices == 0) throw DeviceError(probe.problem, probe.remedy);
-  return {DeviceKind::kCuda, probe.devices,
-          [tf32](int id) { return nn::make_cuda_backend({.device = id, .tf32 = tf32}); }};
+  return {DeviceKind::kCuda, probe.devices, [options](int id) {
+            nn::CudaOptions of_id = options;
+            of_id.device = id;
+            return nn::make_cuda_backend(of_id);
+          }};
 }
 
 void Devices::check(int id) const {

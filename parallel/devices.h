@@ -20,8 +20,8 @@ class Devices {
   Devices(DeviceKind kind, int count, Maker make);
   /// With `threads` compute threads each.
   static Devices cpu(int count, int threads = 1);
-  /// The GPUs that this process sees. Throws DeviceError where there are none.
-  static Devices cuda(bool tf32 = false);
+  /// The GPUs that this process sees; `options` of each, but for its number. Throws DeviceError where there are none.
+  static Devices cuda(const nn::CudaOptions& options = {});
 
   int count() const { return static_cast<int>(places_.size()); }
   /// Throws UsageError where there is no such device, and whatever keeps it from being opened.

@@ -107,7 +107,7 @@ void open_device(const SessionOptions& options, const DeviceChoice& choice, Sess
       session.backend = nn::make_cpu_backend(session.threads);
       return;
     }
-    session.backend = nn::make_cuda_backend({.device = choice.device.index, .tf32 = options.tf32});
+    session.backend = nn::make_cuda_backend(cuda_options(options, choice.device.index));
     check_place(choice);
   });
   if (!gpu) return;
@@ -133,6 +133,10 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
   mention_encryption(options.encrypt, session);
   bind(session, {});
   return session;
+}
+
+nn::CudaOptions cuda_options(const SessionOptions& options, int index) {
+  return {.device = index, .tf32 = options.tf32, .deterministic = options.deterministic};
 }
 
 Session open_session(const SessionOptions& options, const SessionChecks& checks) {

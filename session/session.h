@@ -24,6 +24,7 @@ struct SessionOptions {
   std::string backend = comm::kAutoBackend;  // what moves the gradients (comm/backends.h)
   Precision precision = Precision::kF32;
   bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
+  bool deterministic = true;          // false: attention's gradient on GPUs may have other bits each time
   int threads = 0;                    // compute threads per device; 0: its share of the cores
   double timeout_seconds = 300;       // longest wait for another rank
   double stall_warning_seconds = 10;  // after which a wait is reported; 0: never
@@ -31,6 +32,9 @@ struct SessionOptions {
   std::string log_level = "info";     // debug: also when each bucket of each step was ready, started and ended
   bool quiet = false;
 };
+
+/// How GPU `index` is opened.
+nn::CudaOptions cuda_options(const SessionOptions& options, int index);
 
 /// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where the
 /// options say so.

@@ -14,7 +14,7 @@ parallel::Devices devices_of(const TrainConfig& config, session::Session& sessio
   const int threads = session.threads;
   auto devices = session.device.kind == DeviceKind::kCpu
                      ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
-                     : parallel::Devices::cuda(config.tf32);
+                     : parallel::Devices::cuda(session::cuda_options(config, 0));
   devices.adopt(ids.front(), *session.backend);
   return devices;
 }

@@ -144,6 +144,27 @@ void add_batch_options(OptionTable& table, TrainConfig& config) {
   table.exclusive({"batch", "global-batch"});
 }
 
+void add_deterministic_option(OptionTable& table, TrainConfig& config) {
+  options::Binding deterministic = boolean(config.deterministic);
+  deterministic.asked = [&config] { return !config.deterministic; };
+  table.add(
+      {.name = "deterministic",
+       .placeholder = "yes|no",
+       .help = "no: attention's gradient is computed by what is fastest, and a run that is repeated has other bits",
+       .default_text = "yes",
+       .value = std::move(deterministic),
+       .applies = {.to = "attention in bf16 on GPUs, without --dropout",
+                   .unless = [&config]() -> std::optional<std::string> {
+                     if (session::is_on_cpu(config.device)) return session::device_text(config.device);
+                     const auto* const family = nn::find_model_family(config.model.name);
+                     if (family != nullptr && !family->attention) return "the model is " + config.model.name;
+                     if (config.precision == Precision::kF32) return "this run has --precision f32";
+                     return when(family != nullptr && dropout_of(config.model) > 0, "this run has --dropout");
+                   }},
+       .agree = Agree::kValue,
+       .may_change = true});
+}
+
 void add_graphs_option(OptionTable& table, TrainConfig& config) {
   options::Binding graphs = boolean(config.graphs);
   graphs.text = [&config] { return fmt::to_string(config.graphs.value_or(true)); };
@@ -290,6 +311,7 @@ OptionTable train_options(TrainConfig& config) {
   add_update_options(table, config);
   add_schedule_options(table, config);
   session::add_device_options(table, config);
+  add_deterministic_option(table, config);
   add_graphs_option(table, config);
   table.add({.name = "parallel",
              .placeholder = "ddp|dp",

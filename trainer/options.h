@@ -30,6 +30,8 @@ void add_update_options(OptionTable& table, TrainConfig& config);
 void add_loss_options(OptionTable& table, TrainConfig& config, bool training);
 /// The learning rate's schedule.
 void add_schedule_options(OptionTable& table, TrainConfig& config);
+/// Whether GPUs' kernels give the same bits each time.
+void add_deterministic_option(OptionTable& table, TrainConfig& config);
 /// Whether GPUs capture steps as graphs.
 void add_graphs_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);

@@ -257,6 +257,7 @@ const ModelFamily& gpt_family() {
       .takes_tokens = true,
       .tokens_setting = "context",
       .token_table = "wte.weight",
+      .attention = true,
       .separate_head = false,
       .build = [](Context& context, const ModelSpec& spec) -> std::unique_ptr<Module> {
         return std::make_unique<Gpt>(context, gpt_spec(spec));

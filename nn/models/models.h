@@ -84,6 +84,7 @@ struct ModelFamily {
   /// The tensor of its weights files that has a row for each token; empty: none.
   std::string token_table = {};
   bool batch_norm = false;      // some layer has running statistics
+  bool attention = false;       // some layer is causal_attention()
   bool separate_head = true;    // its last layer has parameters of its own: they can start anew
   bool any_image_size = false;  // one set of weights fits images of all sizes
   TrainingDefaults training = {};

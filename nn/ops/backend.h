@@ -162,10 +162,11 @@ class Backend {
   Backend() = default;
 };
 
-/// What a CUDA device computes in.
+/// What a CUDA device computes in, and how.
 struct CudaOptions {
-  int device = 0;     // CUDA's index, among those that this process may see
-  bool tf32 = false;  // f32 products on matrix units, with 10 bits of mantissa
+  int device = 0;             // CUDA's index, among those that this process may see
+  bool tf32 = false;          // f32 products on matrix units, with 10 bits of mantissa
+  bool deterministic = true;  // false: attention's gradient may have other bits each time, where that is faster
 };
 
 /// Makes the device this thread's and opens cuBLASLt; cuDNN is opened at the first convolution. Throws CudaError; where

@@ -159,6 +159,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--backend=nccl",
                               "--precision=bf16",
                               "--tf32",
+                              "--deterministic=yes",
                               "--graphs=no",
                               "--timeout-seconds=5",
                               "--stall-warning-seconds=0.5",
@@ -250,6 +251,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_THAT(config.optimizer_settings.numbers("betas"), ElementsAre(0.8, 0.9));
   EXPECT_EQ(config.optimizer_settings.number("eps"), 1e-6);
   EXPECT_EQ(train_config({"linear", "--device=cuda", "--graphs=yes"}).graphs, true);
+  EXPECT_FALSE(train_config({"gpt2", "--device=cuda", "--precision=bf16", "--deterministic=no"}).deterministic);
   EXPECT_THAT(train_config({"mlp", "--hidden", "64,32"}).model.settings.integers("hidden"), ElementsAre(64, 32));
   config = train_config({"gpt", "--layers=2", "--heads=3", "--width=6", "--context=7", "--dropout=0.5"});
   EXPECT_EQ(config.model.settings.integer("layers"), 2);

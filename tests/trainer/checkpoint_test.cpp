@@ -85,7 +85,8 @@ TEST(CheckpointManifest, HasTheIdentityThatFilesHave) {
                            "first-bucket-mb", "find-unused", "label-smoothing"})
     EXPECT_THAT(plan.settings, ::testing::Contains(::testing::Pair(name, ::testing::_))) << name;
   // Those that such a run has no use for, whose defaults are others', are no difference between two of them.
-  for (const char* name : {"betas", "eps", "min-lr", "end-factor", "no-broadcast-buffers", "sync-batchnorm", "dropout"})
+  for (const char* name :
+       {"betas", "eps", "min-lr", "end-factor", "no-broadcast-buffers", "sync-batchnorm", "dropout", "deterministic"})
     EXPECT_THAT(plan.settings, ::testing::Not(::testing::Contains(::testing::Pair(name, ::testing::_)))) << name;
   // The usual loss was the only one once, and files of that time say nothing of it.
   config.loss = nn::usual_loss().name;

@@ -222,6 +222,8 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
        [](auto& c) { c.find_unused = false; }},
       {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.parallel = Parallel::kDp; },
        [](auto& c) { c.parallel = Parallel::kDdp; }},
+      {"deterministic", [](auto& c) { c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16; },
+       [](auto& c) { c.model = {.name = "gpt"}, c.data = "random:tokens,9"; }},
       {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
       {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
       {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},
@@ -360,6 +362,7 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.check_replicas = 3; },
       [](auto& c) { c.precision = Precision::kBF16; },
       [](auto& c) { c.tf32 = true; },
+      [](auto& c) { c.deterministic = false; },
   };
   const auto before = describe(good());
   for (std::size_t i = 0; i < changes.size(); ++i) {

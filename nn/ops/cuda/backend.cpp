@@ -27,9 +27,9 @@ std::string describe_gpu(const CudaOptions& options) {
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, options.device), "asking for a GPU's name");
   const CudaProbe& probe = probe_cuda();
-  return fmt::format("cuda:{}, {}, CUDA {}, driver for CUDA {}{}", options.device, properties.name,
+  return fmt::format("cuda:{}, {}, CUDA {}, driver for CUDA {}{}{}", options.device, properties.name,
                      cuda_version_text(probe.runtime_version), cuda_version_text(probe.driver_version),
-                     options.tf32 ? ", tf32" : "");
+                     options.tf32 ? ", tf32" : "", options.deterministic ? "" : ", not deterministic");
 }
 
 }  // namespace
@@ -48,7 +48,11 @@ void Engines::fall_back(std::string_view operation, std::string_view engine, std
 
 CudaBackend::CudaBackend(const CudaOptions& options)
     : allocator_(make_memory(memory_, options.device, stream_.get())),
-      context_{.device = options.device, .stream = stream_.view(), .allocator = allocator_, .tf32 = options.tf32},
+      context_{.device = options.device,
+               .stream = stream_.view(),
+               .allocator = allocator_,
+               .tf32 = options.tf32,
+               .deterministic = options.deterministic},
       description_(describe_gpu(options)),
       feed_(context_),
       pointwise_(make_pointwise_kernels(context_)),
@@ -71,7 +75,9 @@ CudaBackend::~CudaBackend() {
 std::unique_ptr<Backend> CudaBackend::make_stream(int /*threads*/) {
   make_current(context_.device);
   check_cuda(cudaStreamSynchronize(stream_.get()), "waiting for what a stream beside this one will read");
-  return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device, .tf32 = context_.tf32});
+  return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device,
+                                                   .tf32 = context_.tf32,
+                                                   .deterministic = context_.deterministic});
 }
 
 Tensor CudaBackend::contiguous(const Tensor& x) {

@@ -35,6 +35,7 @@ struct Context {
   /// `stream` is done before what is started then.
   CachingAllocator& allocator;
   bool tf32 = false;                     // f32 products on matrix units, with 10 bits of mantissa
+  bool deterministic = true;             // false: attention's gradient may have other bits each time
   std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
   Engines engines = {};
 };

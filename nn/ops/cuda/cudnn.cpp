@@ -155,8 +155,11 @@ void set_output(const SharedTensor& tensor, const fe::graph::Tensor_attributes& 
 }
 
 // Note [Attention of cuDNN]
-// Backward is asked for the algorithm that gives the same bits each time. That keeps the gradients of all scores of the
-// samples it is given in its workspace, so it is given few at a time (FusedAttention). Nothing is asked of CUDA's
+// Backward is asked for the algorithm that gives the same bits each time, unless --deterministic no does without. That
+// keeps the gradients of all scores of the samples it is given in its workspace, so it is given few at a time
+// (FusedAttention). Kernels that cuDNN notes as not deterministic are left out; but the note may be the kernel's, and
+// not that of the algorithm it is asked for: where nothing else is left, they are taken, and whoever runs them tries
+// whether the bits are the same (FusedAttention::repeats). Nothing is asked of CUDA's
 // runtime by cudnn-frontend, which would load another one than is linked here: the GPU's generation is set, and cuDNN
 // versions are left alone with what takes copies from the host (padding to whole tiles, before 9.16).
 constexpr std::size_t kPadsByItself = 91600, kClearsByItself = 90600;
@@ -185,7 +188,7 @@ void describe_to(Graph& graph, const AttentionProblem& p) {
   const auto [dq, dk, dv] = graph.sdpa_backward(
       q, k, v, y, dy, log_sums,
       fe::graph::SDPA_backward_attributes().set_causal_mask(true).set_attn_scale(scale).set_deterministic_algorithm(
-          true));
+          p.deterministic));
   set_output(dq, rows_of_heads(kDQuery, p, 3 * row));
   set_output(dk, rows_of_heads(kDKey, p, 3 * row));
   set_output(dv, rows_of_heads(kDValue, p, 3 * row));
@@ -244,7 +247,9 @@ std::string ConvProblem::describe() const {
                      window.padding[1], to_string(x), to_string(y), lockstep::name_of(dtype));
 }
 
-PlanKey AttentionProblem::key() const { return {static_cast<std::int64_t>(what), samples, tokens, heads, width}; }
+PlanKey AttentionProblem::key() const {
+  return {static_cast<std::int64_t>(what), samples, tokens, heads, width, deterministic ? 1 : 0};
+}
 
 std::string AttentionProblem::describe() const {
   return fmt::format("{}attention with {} heads of {} over [{}, {}], bf16",
@@ -292,19 +297,45 @@ void ConvPlan::run(const Cudnn& cudnn, const ConvArrays& arrays, void* workspace
 struct AttentionPlan::Chosen {
   Graph graph;
   std::string name;
+  bool noted = false;
   std::int64_t workspace = 0;
   std::unordered_map<std::int64_t, void*> places;  // kept, so that running allocates nothing
 
-  void choose(const AttentionProblem& problem) {
+  void choose(const AttentionProblem& problem, bool takes_noted) {
     check(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), problem.describe());
-    graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    if (!takes_noted) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
     graph.set_cuda_graph_retention(fe::CudaGraphRetention_t::NONE);
     check(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), problem.describe());
     check(graph.get_workspace_size(workspace), problem.describe());
     auto& kernels = graph.kernels();
     check(kernels.get_name_at_index(kernels.candidate, name), problem.describe());
-    for (const fe::NumericalNote_t note : kernels.numeric_notes[static_cast<std::size_t>(kernels.candidate)])
+    for (const fe::NumericalNote_t note : kernels.numeric_notes[static_cast<std::size_t>(kernels.candidate)]) {
       name += cuda::name_of(note);
+      noted = noted || note == fe::NumericalNote_t::NONDETERMINISTIC;
+    }
+  }
+
+  /// `build` builds the graph's operations; once more where that takes a kernel with a note (Note [Attention of
+  /// cuDNN]).
+  template <class Build>
+  static std::unique_ptr<Chosen> make(const AttentionProblem& problem, int compute_capability, const Build& build) {
+    const auto attempt = [&](bool takes_noted) {
+      auto chosen = std::make_unique<Chosen>();
+      chosen->graph.set_sm_version(compute_capability);  // first: each node takes its own copy of it
+      describe_to(chosen->graph, problem);
+      build(chosen->graph);
+      chosen->choose(problem, takes_noted);
+      return chosen;
+    };
+    return guarded([&] {
+      if (problem.what == AttentionProblem::What::kForward) return attempt(false);
+      if (!problem.deterministic) return attempt(true);
+      try {
+        return attempt(false);
+      } catch (const CudaError&) {
+        return attempt(true);
+      }
+    });
   }
 };
 
@@ -316,6 +347,8 @@ AttentionPlan::~AttentionPlan() = default;
 std::size_t AttentionPlan::workspace_bytes() const { return static_cast<std::size_t>(chosen_->workspace); }
 
 std::string AttentionPlan::describe() const { return chosen_->name; }
+
+bool AttentionPlan::is_noted_nondeterministic() const { return chosen_->noted; }
 
 void AttentionPlan::run(const Cudnn& cudnn, const AttentionArrays& arrays, void* workspace) {
   auto& places = chosen_->places;
@@ -370,32 +403,24 @@ AttentionPlan Cudnn::plan(const AttentionProblem& problem) const {
   check_cuda(cudaGetDevice(&device), "asking which GPU is used");
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for a GPU's age");
   check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for a GPU's age");
-  return guarded([&] {
-    auto chosen = std::make_unique<AttentionPlan::Chosen>();
-    chosen->graph.set_sm_version(10 * major + minor);  // first: each node takes its own copy of it
-    describe_to(chosen->graph, problem);
-    check(chosen->graph.validate(), problem.describe());
-    check(chosen->graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
-    chosen->choose(problem);
-    return AttentionPlan(std::move(chosen));
-  });
+  return AttentionPlan(AttentionPlan::Chosen::make(problem, 10 * major + minor, [&](Graph& graph) {
+    check(graph.validate(), problem.describe());
+    check(graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
+  }));
 }
 
 AttentionPlan Cudnn::plan_for(const std::string& device_properties, int compute_capability,
                               const AttentionProblem& problem) {
   open_cudnn();
-  return guarded([&] {
-    const auto device = std::make_shared<fe::DeviceProperties>();
+  const auto device = std::make_shared<fe::DeviceProperties>();
+  guarded([&] {
     check(device->deserialize({device_properties.begin(), device_properties.end()}), "reading a GPU's properties");
-    auto chosen = std::make_unique<AttentionPlan::Chosen>();
-    chosen->graph.set_sm_version(compute_capability);  // first: each node takes its own copy of it
-    describe_to(chosen->graph, problem);
-    chosen->graph.set_device_properties(device);
-    check(chosen->graph.validate(), problem.describe());
-    check(chosen->graph.build_operation_graph(), problem.describe());
-    chosen->choose(problem);
-    return AttentionPlan(std::move(chosen));
   });
+  return AttentionPlan(AttentionPlan::Chosen::make(problem, compute_capability, [&](Graph& graph) {
+    graph.set_device_properties(device);
+    check(graph.validate(), problem.describe());
+    check(graph.build_operation_graph(), problem.describe());
+  }));
 }
 
 std::string Cudnn::version() {

@@ -47,6 +47,7 @@ struct AttentionProblem {
   enum class What : std::uint8_t { kForward, kBackward };
   What what = What::kForward;
   std::int64_t samples = 0, tokens = 0, heads = 0, width = 0;  // width: features of a head
+  bool deterministic = true;                                   // the same bits each time; forward has them always
 
   PlanKey key() const;
   /// "attention with 12 heads of 64 over [8, 1024], bf16"
@@ -90,7 +91,8 @@ class ConvPlan {
   std::unique_ptr<Chosen> chosen_;
 };
 
-/// The same for attention. One thread at a time runs it.
+/// The same for attention, but that its bits are the same each time only where the problem wants it. One thread at a
+/// time runs it.
 class AttentionPlan {
  public:
   AttentionPlan(AttentionPlan&&) noexcept;
@@ -99,6 +101,8 @@ class AttentionPlan {
 
   std::size_t workspace_bytes() const;
   std::string describe() const;
+  /// Whether cuDNN notes that it is not deterministic: see Note [Attention of cuDNN] where it was asked to be.
+  bool is_noted_nondeterministic() const;
   void run(const Cudnn& cudnn, const AttentionArrays& arrays, void* workspace);
 
  private:

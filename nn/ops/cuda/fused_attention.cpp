@@ -2,8 +2,11 @@
 
 #include <initializer_list>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "nn/ops/cuda/cudnn.h"
+#include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
@@ -20,6 +23,7 @@ BFloat16* behind(const Tensor& tensor, std::int64_t elements) { return tensor.da
 struct FusedAttention::Held {
   std::optional<Cudnn> cudnn;
   PlanMap<std::optional<AttentionPlan>> plans;  // nothing: cuDNN has none
+  std::set<PlanKey> tried;                      // those with a note that have left the same bits twice
 
   // nullptr where there is none. Arrays that lie badly have none.
   AttentionPlan* find(Context& context, const AttentionProblem& problem, std::initializer_list<const Tensor*> arrays) {
@@ -47,10 +51,23 @@ struct FusedAttention::Held {
         ++context.primitives_created;
         context.engines.use(operation, "cuDNN " + at->second->describe());
       } catch (const CudaError& error) {
-        return fall_back(error.what());
+        const bool exact = problem.what == AttentionProblem::What::kBackward && problem.deterministic;
+        return fall_back(std::string(error.what()) + (exact ? "; --deterministic no may have one" : ""));
       }
     }
     return at->second ? &*at->second : nullptr;
+  }
+
+  // Whether a backward that cuDNN notes as not deterministic, and that was asked to be, leaves the same bits twice. It
+  // is tried once, on the operands that it is for, in the first step, which is never captured; that waits for the GPU.
+  // Sums whose order the hardware decides differ nearly always in one element of a batch at least.
+  bool repeats(Context& context, AttentionPlan& plan, const AttentionArrays& arrays, const Tensor& dqkv) {
+    std::vector<std::byte> first(dqkv.bytes()), second(dqkv.bytes());
+    run(context, plan, arrays);
+    copy_to_host(context, dqkv, first);
+    run(context, plan, arrays);
+    copy_to_host(context, dqkv, second);
+    return first == second;
   }
 
   void run(Context& context, AttentionPlan& plan, const AttentionArrays& arrays) {
@@ -85,15 +102,18 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
                               const Tensor& dy, const Tensor& dqkv) {
   if (qkv.dtype() != DType::kBF16) return false;
   const std::int64_t samples = qkv.size(0), row = qkv.size(2) / 3;
-  const std::int64_t at_once = samples_at_once(samples, heads, qkv.size(1));
+  // The other algorithm's workspace is small.
+  const std::int64_t at_once = context_.deterministic ? samples_at_once(samples, heads, qkv.size(1)) : samples;
+  const auto problem_of = [&](std::int64_t count) {
+    return AttentionProblem{.what = AttentionProblem::What::kBackward,
+                            .samples = count,
+                            .tokens = qkv.size(1),
+                            .heads = heads,
+                            .width = row / heads,
+                            .deterministic = context_.deterministic};
+  };
   const auto plan_of = [&](std::int64_t count) {
-    return held_->find(context_,
-                       {.what = AttentionProblem::What::kBackward,
-                        .samples = count,
-                        .tokens = qkv.size(1),
-                        .heads = heads,
-                        .width = row / heads},
-                       {&qkv, &y, &log_sums, &dy, &dqkv});
+    return held_->find(context_, problem_of(count), {&qkv, &y, &log_sums, &dy, &dqkv});
   };
   const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
   if (at_once < samples && !pieces_lie_well) {
@@ -103,19 +123,33 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
   }
   // All of it or nothing: also what is left for the last piece.
   if (plan_of(at_once) == nullptr || (samples % at_once != 0 && plan_of(samples % at_once) == nullptr)) return false;
+  const auto arrays_of = [&](std::int64_t begin, std::int64_t end) {
+    const Tensor of_qkv = qkv.slice(begin, end), of_dqkv = dqkv.slice(begin, end);
+    return AttentionArrays{.q = of_qkv.raw(),
+                           .k = behind(of_qkv, row),
+                           .v = behind(of_qkv, 2 * row),
+                           .y = y.slice(begin, end).raw(),
+                           .log_sums = log_sums.slice(begin, end).raw(),
+                           .dy = dy.slice(begin, end).raw(),
+                           .dq = of_dqkv.raw(),
+                           .dk = behind(of_dqkv, row),
+                           .dv = behind(of_dqkv, 2 * row)};
+  };
+  for (const std::int64_t count : {at_once, samples % at_once}) {
+    if (count == 0 || !context_.deterministic || !plan_of(count)->is_noted_nondeterministic()) continue;
+    const PlanKey key = problem_of(count).key();
+    if (held_->tried.contains(key)) continue;
+    if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count), dqkv.slice(0, count))) {
+      held_->plans.at(key).reset();
+      context_.engines.fall_back("attention backward, bf16", kOwnKernels,
+                                 "cuDNN's kernel for this GPU is not deterministic (--deterministic no takes it)");
+      return false;
+    }
+    held_->tried.insert(key);
+  }
   for (std::int64_t begin = 0; begin < samples; begin += at_once) {
     const std::int64_t end = at_most(begin + at_once, samples);
-    const Tensor of_qkv = qkv.slice(begin, end), of_dqkv = dqkv.slice(begin, end);
-    held_->run(context_, *plan_of(end - begin),
-               {.q = of_qkv.raw(),
-                .k = behind(of_qkv, row),
-                .v = behind(of_qkv, 2 * row),
-                .y = y.slice(begin, end).raw(),
-                .log_sums = log_sums.slice(begin, end).raw(),
-                .dy = dy.slice(begin, end).raw(),
-                .dq = of_dqkv.raw(),
-                .dk = behind(of_dqkv, row),
-                .dv = behind(of_dqkv, 2 * row)});
+    held_->run(context_, *plan_of(end - begin), arrays_of(begin, end));
   }
   return true;
 }

@@ -9,10 +9,10 @@
 
 namespace lockstep::nn::cuda {
 
-/// How many samples of backward cuDNN is given at once: so many that the gradients of their scores, (tokens, tokens)
-/// bf16 for each head, take at most half a GiB; at least one.
+/// How many samples of a backward that is deterministic cuDNN is given at once: so many that the gradients of their
+/// scores, (tokens, tokens) bf16 for each head, take at most 256 MiB; at least one.
 constexpr std::int64_t samples_at_once(std::int64_t samples, std::int64_t heads, std::int64_t tokens) {
-  constexpr std::int64_t kMostBytes = std::int64_t{1} << 29;
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 28;
   return at_least(at_most(samples, kMostBytes / at_least(2 * heads * tokens * tokens, 1)), 1);
 }
 

@@ -142,6 +142,10 @@ TEST_F(CudnnPlans, ThereIsADeterministicOneForAttention) {
       const AttentionProblem problem = {what, samples, tokens, heads, width};
       SCOPED_TRACE(problem.describe());
       if (!there_is_a_driver()) {
+        AttentionProblem any_order = problem;
+        any_order.deterministic = false;
+        EXPECT_THAT([&] { Cudnn::plan_for(kH100, 90, any_order); },
+                    ThrowsMessage<CudaError>(HasSubstr("No valid engine configs")));
         EXPECT_THAT([&] { Cudnn::plan_for(kH100, 90, problem); },
                     ThrowsMessage<CudaError>(HasSubstr("No valid engine configs")));
         continue;
@@ -200,12 +204,13 @@ TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
 
 TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   const AttentionProblem first = {AttentionProblem::What::kForward, 2, 3, 4, 8};
-  std::vector<AttentionProblem> others(5, first);
+  std::vector<AttentionProblem> others(6, first);
   others[0].what = AttentionProblem::What::kBackward;
   others[1].samples = 3;
   others[2].tokens = 4;
   others[3].heads = 5;
   others[4].width = 16;
+  others[5].deterministic = false;
   std::set<PlanKey> keys = {first.key()};
   for (const AttentionProblem& other : others) keys.insert(other.key());
   EXPECT_EQ(keys.size(), others.size() + 1);
