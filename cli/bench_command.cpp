@@ -173,6 +173,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   trainer::add_update_options(table, options.train);
   session::add_device_options(table, options.train);
   trainer::add_deterministic_option(table, options.train);
+  trainer::add_autotune_option(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   add_format_options(table, options.format);
@@ -206,6 +207,7 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   trainer::add_update_options(table, options.train);
   session::add_device_options(table, options.train);
   trainer::add_deterministic_option(table, options.train);
+  trainer::add_autotune_option(table, options.train);
   trainer::add_graphs_option(table, options.train);
   trainer::add_bucket_options(table, options.train);
   table.group("Report");

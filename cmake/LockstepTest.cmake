@@ -194,7 +194,8 @@ function(lockstep_cuda_test_entries)
   endif()
   add_test(NAME ${name}_gpu_test COMMAND ${gpu} --gtest_filter=${filter})
   set_tests_properties(${name}_gpu_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS};gpu" SKIP_RETURN_CODE 77
-                                                   RUN_SERIAL TRUE)
+                                                   RUN_SERIAL TRUE
+                                                   ENVIRONMENT XDG_CACHE_HOME=${PROJECT_BINARY_DIR}/tests/cache)
 endfunction()
 
 # One entry for each number of ranks, kind of group and test that is alone.

@@ -135,8 +135,23 @@ Session join_session(const comm::GroupOptions& options, const std::function<void
   return session;
 }
 
+std::string file_of_kernels(const EnvLookup& lookup) {
+  const std::string cache = lookup("XDG_CACHE_HOME").value_or(""), home = lookup("HOME").value_or("");
+  const std::string directory = cache.starts_with('/') ? cache : home.starts_with('/') ? home + "/.cache" : "";
+  if (directory.empty()) {
+    log_warn(
+        "kernels are not timed: neither HOME nor XDG_CACHE_HOME says where to note the fastest → set one of them, or "
+        "give --autotune no");
+    return {};
+  }
+  return directory + "/lockstep/kernels.txt";
+}
+
 nn::CudaOptions cuda_options(const SessionOptions& options, int index) {
-  return {.device = index, .tf32 = options.tf32, .deterministic = options.deterministic};
+  return {.device = index,
+          .tf32 = options.tf32,
+          .deterministic = options.deterministic,
+          .plan_file = options.autotune.value_or(false) ? file_of_kernels(env) : ""};
 }
 
 Session open_session(const SessionOptions& options, const SessionChecks& checks) {

@@ -8,6 +8,7 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/env.h"
 #include "comm/make_group.h"
 #include "comm/process_group.h"
 #include "comm/world.h"
@@ -25,6 +26,7 @@ struct SessionOptions {
   Precision precision = Precision::kF32;
   bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
   bool deterministic = true;          // false: attention's gradient on GPUs may have other bits each time
+  std::optional<bool> autotune;       // GPUs time the libraries' kernels and keep the fastest; default: no
   int threads = 0;                    // compute threads per device; 0: its share of the cores
   double timeout_seconds = 300;       // longest wait for another rank
   double stall_warning_seconds = 10;  // after which a wait is reported; 0: never
@@ -33,6 +35,9 @@ struct SessionOptions {
   bool quiet = false;
 };
 
+/// Where GPUs' fastest kernels are noted: in the user's cache directory, by `lookup` of its environment. Empty, with a
+/// warning, where it has none.
+std::string file_of_kernels(const EnvLookup& lookup);
 /// How GPU `index` is opened.
 nn::CudaOptions cuda_options(const SessionOptions& options, int index);
 

@@ -28,9 +28,10 @@ session::Session open_session(const TrainConfig& config, const std::optional<Usa
             check_alone(config);
             if (comm::discover_world(env).rank == 0) check_output_files(config);
           },
-      .device = [&](DeviceKind kind, const std::string& why) { check_graphs(config, kind, why); }};
+      .device = [&](DeviceKind kind, const std::string& why) { check_gpu_options(config, kind, why); }};
   session::SessionOptions options = config;
   options.all_devices = config.parallel == Parallel::kDp;
+  options.autotune = config.autotune.value_or(true);
   session::Session session = session::open_session(options, checks);
   if (session.group->rank() == 0) session::warn_of_unused(options, session);
   return session;

@@ -44,7 +44,7 @@ void validate_device(const TrainConfig& config) {
   if (request.kind == DeviceRequest::Kind::kAuto) return;
   const DeviceKind kind = request.kind == DeviceRequest::Kind::kCpu ? DeviceKind::kCpu : DeviceKind::kCuda;
   session::check_kind(config, kind);
-  check_graphs(config, kind);
+  check_gpu_options(config, kind);
 }
 
 }  // namespace
@@ -116,8 +116,11 @@ const char* name_of(sampler::Tail tail) {
   return "?";
 }
 
-void check_graphs(const TrainConfig& config, DeviceKind kind, const std::string& why) {
+void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::string& why) {
   const std::string because = why.empty() ? std::string() : fmt::format(" ({})", why);
+  require(config.autotune != true || kind != DeviceKind::kCpu,
+          fmt::format("--autotune yes is for GPUs, and this run is on the CPU{}", because),
+          "leave --autotune out, or use --device cuda");
   require(config.graphs != true || kind != DeviceKind::kCpu,
           fmt::format("--graphs yes is for GPUs, and this run is on the CPU{}", because),
           "leave --graphs out, or use --device cuda");

@@ -120,7 +120,7 @@ void validate(const TrainConfig& config);
 void check_output_files(const TrainConfig& config);
 
 /// Throws UsageError for what a device of this kind does not do in training, beside session::check_kind().
-void check_graphs(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
+void check_gpu_options(const TrainConfig& config, DeviceKind kind, const std::string& why = {});
 
 /// Names and values of all that must be the same on every rank, in a fixed order: what the ranks compare before step 1.
 /// Left out is what may differ: paths (rank 0's weights become everyone's, and it alone writes), verbosity, patience,

@@ -10,11 +10,17 @@
 namespace lockstep::trainer {
 namespace {
 
+nn::CudaOptions gpu_options(const TrainConfig& config) {
+  session::SessionOptions options = config;
+  options.autotune = config.autotune.value_or(true);
+  return session::cuda_options(options, 0);
+}
+
 parallel::Devices devices_of(const TrainConfig& config, session::Session& session, const std::vector<int>& ids) {
   const int threads = session.threads;
   auto devices = session.device.kind == DeviceKind::kCpu
                      ? parallel::Devices::cpu(*std::ranges::max_element(ids) + 1, threads)
-                     : parallel::Devices::cuda(session::cuda_options(config, 0));
+                     : parallel::Devices::cuda(gpu_options(config));
   devices.adopt(ids.front(), *session.backend);
   return devices;
 }

@@ -165,6 +165,25 @@ void add_deterministic_option(OptionTable& table, TrainConfig& config) {
        .may_change = true});
 }
 
+void add_autotune_option(OptionTable& table, TrainConfig& config) {
+  options::Binding autotune = boolean(config.autotune);
+  autotune.text = [&config] { return fmt::to_string(config.autotune.value_or(true)); };
+  table.add({.name = "autotune",
+             .placeholder = "yes|no",
+             .help =
+                 "GPUs time the libraries' kernels when a shape is new, and note the fastest in a file for this and "
+                 "other runs",
+             .default_text = "yes",
+             .value = std::move(autotune),
+             .applies = {.to = "GPUs",
+                         .unless =
+                             [&config] {
+                               return when(session::is_on_cpu(config.device), session::device_text(config.device));
+                             }},
+             .agree = Agree::kValue,
+             .may_change = true});
+}
+
 void add_graphs_option(OptionTable& table, TrainConfig& config) {
   options::Binding graphs = boolean(config.graphs);
   graphs.text = [&config] { return fmt::to_string(config.graphs.value_or(true)); };
@@ -312,6 +331,7 @@ OptionTable train_options(TrainConfig& config) {
   add_schedule_options(table, config);
   session::add_device_options(table, config);
   add_deterministic_option(table, config);
+  add_autotune_option(table, config);
   add_graphs_option(table, config);
   table.add({.name = "parallel",
              .placeholder = "ddp|dp",
@@ -339,6 +359,7 @@ OptionTable eval_options(TrainConfig& config) {
   table.add(batch_option(config, "samples that a rank looks at together"));
   add_workers_option(table, config);
   session::add_device_options(table, config);
+  add_autotune_option(table, config);
   add_report_options(table, config, /*training=*/false);
   return table;
 }

@@ -32,6 +32,8 @@ void add_loss_options(OptionTable& table, TrainConfig& config, bool training);
 void add_schedule_options(OptionTable& table, TrainConfig& config);
 /// Whether GPUs' kernels give the same bits each time.
 void add_deterministic_option(OptionTable& table, TrainConfig& config);
+/// Whether GPUs' kernels are timed.
+void add_autotune_option(OptionTable& table, TrainConfig& config);
 /// Whether GPUs capture steps as graphs.
 void add_graphs_option(OptionTable& table, TrainConfig& config);
 void add_bucket_options(OptionTable& table, TrainConfig& config);

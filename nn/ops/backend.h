@@ -162,11 +162,12 @@ class Backend {
   Backend() = default;
 };
 
-/// What a CUDA device computes in, and how.
+/// What a CUDA device computes in, and how its kernels are chosen.
 struct CudaOptions {
-  int device = 0;             // CUDA's index, among those that this process may see
-  bool tf32 = false;          // f32 products on matrix units, with 10 bits of mantissa
-  bool deterministic = true;  // false: attention's gradient may have other bits each time, where that is faster
+  int device = 0;              // CUDA's index, among those that this process may see
+  bool tf32 = false;           // f32 products on matrix units, with 10 bits of mantissa
+  bool deterministic = true;   // false: attention's gradient may have other bits each time, where that is faster
+  std::string plan_file = {};  // where the fastest of the libraries' kernels are noted; empty: theirs without timing
 };
 
 /// Makes the device this thread's and opens cuBLASLt; cuDNN is opened at the first convolution. Throws CudaError; where

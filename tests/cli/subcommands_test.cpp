@@ -160,6 +160,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
                               "--precision=bf16",
                               "--tf32",
                               "--deterministic=yes",
+                              "--autotune=no",
                               "--graphs=no",
                               "--timeout-seconds=5",
                               "--stall-warning-seconds=0.5",
@@ -214,6 +215,7 @@ TEST(TrainFlags, ReachTheConfiguration) {
   EXPECT_EQ(config.backend, "nccl");
   EXPECT_EQ(config.precision, Precision::kBF16);
   EXPECT_TRUE(config.tf32);
+  EXPECT_EQ(config.autotune, false);
   EXPECT_EQ(config.graphs, false);
   EXPECT_EQ(config.timeout_seconds, 5);
   EXPECT_EQ(config.stall_warning_seconds, 0.5);

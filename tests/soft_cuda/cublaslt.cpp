@@ -1,11 +1,13 @@
 // In place of nn/ops/cuda/cublaslt_library.cpp.
 #include "tests/soft_cuda/cublaslt.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <thread>
 
 #include "base/dtype.h"
 #include "nn/ops/cuda/cublaslt.h"
@@ -46,6 +48,7 @@ struct Preference {
 struct Choice {
   std::uint64_t problem = 0;
   std::uint32_t align_a = 0, align_b = 0, align_d = 0;  // the last is also that of what the epilogue reads and writes
+  int kernel = 0;                                       // of CublasLtSettings::kernels
   std::uint64_t workspace = 0;
 };
 static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t));
@@ -239,13 +242,15 @@ cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cub
   if (preference.align_c != preference.align_d) return CUBLAS_STATUS_INVALID_VALUE;
   if ((problem.desc.epilogue & settings.refused_epilogues) != 0 || settings.workspace_bytes > preference.workspace)
     return settings.calls_refused_invalid ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
-  const Choice choice = {problem.hash(), preference.align_a, preference.align_b, preference.align_d,
-                         settings.workspace_bytes};
-  results[0] = {};
-  std::memcpy(&results[0].algo, &choice, sizeof(choice));
-  results[0].workspaceSize = settings.workspace_bytes;
-  results[0].state = CUBLAS_STATUS_SUCCESS;
-  *found = 1;
+  for (*found = 0; *found < std::min(wanted, settings.kernels); ++*found) {
+    const Choice choice = {problem.hash(), preference.align_a,      preference.align_b, preference.align_d,
+                           *found,         settings.workspace_bytes};
+    cublasLtMatmulHeuristicResult_t& result = results[*found];
+    result = {};
+    std::memcpy(&result.algo, &choice, sizeof(choice));
+    result.workspaceSize = settings.workspace_bytes;
+    result.state = CUBLAS_STATUS_SUCCESS;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -273,8 +278,10 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   if (!problem.has_aligned_pitches()) ++counted.unaligned_pitches;
   counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
   counted.last_compute = problem.desc.compute;
+  counted.last_kernel = choice.kernel;
   const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {
     if (choice.workspace > 0) std::memset(workspace, 0x7f, choice.workspace);
+    if (how.kernels > 1 && choice.kernel != how.fastest_kernel) std::this_thread::sleep_for(how.slow);
     multiply(problem, how, a, b, factor, d);
   });
   return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
@@ -282,6 +289,7 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
 
 constexpr nn::cuda::CublasLt kFunctions = {
     .status_text = [](cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS ? "success" : "refused"; },
+    .version = [] { return std::size_t{1}; },
     .create = create<cublasLtHandle_t, int>,
     .destroy = destroy<int, cublasLtHandle_t>,
     .desc_create =

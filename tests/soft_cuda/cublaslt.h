@@ -4,6 +4,7 @@
 
 #include <cublasLt.h>
 
+#include <chrono>
 #include <cstdint>
 
 namespace lockstep::soft_cuda {
@@ -19,6 +20,9 @@ struct CublasLtSettings {
   std::uint32_t refused_epilogues = 0;  // bits of cublasLtEpilogue_t: there is no kernel for what has one of them
   bool calls_refused_invalid = false;   // and says that it was asked wrongly
   std::uint64_t workspace_bytes = 0;    // that every kernel wants, and then fills with garbage
+  int kernels = 1;                      // that there are for each product; all but one take `slow` longer
+  int fastest_kernel = 0;
+  std::chrono::milliseconds slow{3};
 };
 void set_cublaslt(const CublasLtSettings& settings);
 
@@ -28,6 +32,7 @@ struct CublasLtCounts {
   std::uint64_t live = 0;               // handles and descriptors that are not destroyed
   cublasLtEpilogue_t last_epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
+  int last_kernel = 0;
 };
 CublasLtCounts cublaslt_counts();
 

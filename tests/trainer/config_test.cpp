@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <limits>
+#include <map>
 
 #include "base/error.h"
 #include "checkpoint/checkpoints.h"
@@ -222,6 +223,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
        [](auto& c) { c.find_unused = false; }},
       {"graphs", [](auto& c) { c.device = "cuda", c.graphs = true, c.parallel = Parallel::kDp; },
        [](auto& c) { c.parallel = Parallel::kDdp; }},
+      {"autotune", [](auto& c) { c.device = "cpu", c.autotune = true; }, [](auto& c) { c.device = "cuda"; }},
       {"deterministic", [](auto& c) { c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16; },
        [](auto& c) { c.model = {.name = "gpt"}, c.data = "random:tokens,9"; }},
       {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
@@ -242,7 +244,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
   }
   // Unsetting is no setting.
   auto config = good();
-  config.graphs = false;
+  config.graphs = config.autotune = false;
   config.device = "cpu";
   EXPECT_EQ(why_not(config), "");
   cuda(config);
@@ -279,7 +281,7 @@ TEST(TrainConfig, GpusOfSeveralHostsDoNotEncrypt) {
 std::string refusal_of(const TrainConfig& config, DeviceKind kind, const std::string& why = {}) {
   try {
     session::check_kind(config, kind, why);
-    check_graphs(config, kind, why);
+    check_gpu_options(config, kind, why);
   } catch (const UsageError& error) {
     EXPECT_FALSE(error.remedy().empty()) << error.what();
     return error.what();
@@ -308,6 +310,25 @@ TEST(TrainConfig, WhatADeviceDoesNotDo) {
   config.tf32 = true;
   EXPECT_EQ(refusal_of(config, DeviceKind::kCuda), "");
   EXPECT_EQ(refusal_of(config, DeviceKind::kCpu), "--tf32 is for GPUs, and this run is on the CPU");
+}
+
+TEST(TrainConfig, KernelsAreNotedInTheUsersCache) {
+  const auto file = [](const std::map<std::string, std::string>& variables) {
+    return session::file_of_kernels([&](const std::string& name) {
+      const auto at = variables.find(name);
+      return at == variables.end() ? std::nullopt : std::optional(at->second);
+    });
+  };
+  EXPECT_EQ(file({{"HOME", "/home/a"}}), "/home/a/.cache/lockstep/kernels.txt");
+  EXPECT_EQ(file({{"HOME", "/home/a"}, {"XDG_CACHE_HOME", "/c"}}), "/c/lockstep/kernels.txt");
+  EXPECT_EQ(file({{"HOME", "/home/a"}, {"XDG_CACHE_HOME", "c"}}), "/home/a/.cache/lockstep/kernels.txt");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(file({{"HOME", ""}}), "");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("--autotune no"));
+  session::SessionOptions options;
+  EXPECT_EQ(session::cuda_options(options, 1).plan_file, "") << "programs of one's own ask for it";
+  options.autotune = true;
+  EXPECT_NE(session::cuda_options(options, 1).plan_file, "");
 }
 
 // What the ranks compare: a field that changes numbers and is not described would let ranks drift apart unnoticed.
@@ -363,6 +384,7 @@ TEST(TrainConfig, DescribesWhatChangesNumbers) {
       [](auto& c) { c.precision = Precision::kBF16; },
       [](auto& c) { c.tf32 = true; },
       [](auto& c) { c.deterministic = false; },
+      [](auto& c) { c.autotune = false; },
   };
   const auto before = describe(good());
   for (std::size_t i = 0; i < changes.size(); ++i) {

@@ -23,11 +23,15 @@ std::unique_ptr<DeviceMemory> make_memory(DeviceMemory*& kept, int device, cudaS
   return made;
 }
 
-std::string describe_gpu(const CudaOptions& options) {
+std::string name_of_gpu(int device) {
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, options.device), "asking for a GPU's name");
+  check_cuda(cudaGetDeviceProperties(&properties, device), "asking for a GPU's name");
+  return properties.name;
+}
+
+std::string describe_gpu(const CudaOptions& options) {
   const CudaProbe& probe = probe_cuda();
-  return fmt::format("cuda:{}, {}, CUDA {}, driver for CUDA {}{}{}", options.device, properties.name,
+  return fmt::format("cuda:{}, {}, CUDA {}, driver for CUDA {}{}{}", options.device, name_of_gpu(options.device),
                      cuda_version_text(probe.runtime_version), cuda_version_text(probe.driver_version),
                      options.tf32 ? ", tf32" : "", options.deterministic ? "" : ", not deterministic");
 }
@@ -47,12 +51,16 @@ void Engines::fall_back(std::string_view operation, std::string_view engine, std
 }
 
 CudaBackend::CudaBackend(const CudaOptions& options)
-    : allocator_(make_memory(memory_, options.device, stream_.get())),
+    : choices_(options.plan_file.empty() ? nullptr : std::make_unique<PlanChoices>(options.plan_file)),
+      allocator_(make_memory(memory_, options.device, stream_.get())),
       context_{.device = options.device,
                .stream = stream_.view(),
                .allocator = allocator_,
                .tf32 = options.tf32,
-               .deterministic = options.deterministic},
+               .deterministic = options.deterministic,
+               .choices = choices_.get(),
+               .gpu = name_of_gpu(options.device)},
+      plan_file_(options.plan_file),
       description_(describe_gpu(options)),
       feed_(context_),
       pointwise_(make_pointwise_kernels(context_)),
@@ -77,7 +85,8 @@ std::unique_ptr<Backend> CudaBackend::make_stream(int /*threads*/) {
   check_cuda(cudaStreamSynchronize(stream_.get()), "waiting for what a stream beside this one will read");
   return std::make_unique<CudaBackend>(CudaOptions{.device = context_.device,
                                                    .tf32 = context_.tf32,
-                                                   .deterministic = context_.deterministic});
+                                                   .deterministic = context_.deterministic,
+                                                   .plan_file = plan_file_});
 }
 
 Tensor CudaBackend::contiguous(const Tensor& x) {

@@ -10,6 +10,7 @@
 #include "nn/ops/cuda/feed.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/memory.h"
+#include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
@@ -73,9 +74,10 @@ class CudaBackend final : public Backend {
 
   CudaStream stream_;
   DeviceMemory* memory_;  // the allocator's
+  std::unique_ptr<PlanChoices> choices_;
   CachingAllocator allocator_;
   Context context_;
-  std::string description_;
+  std::string plan_file_, description_;
   Feed feed_;
   std::unique_ptr<PointwiseKernels> pointwise_;
   std::unique_ptr<LinearKernels> linear_;

@@ -27,6 +27,8 @@ class Engines {
   std::map<std::string, EngineChoice, std::less<>> chosen_;  // by operation
 };
 
+class PlanChoices;
+
 /// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.
 struct Context {
   int device = 0;     // CUDA's index, among those that this process may see
@@ -36,6 +38,8 @@ struct Context {
   CachingAllocator& allocator;
   bool tf32 = false;                     // f32 products on matrix units, with 10 bits of mantissa
   bool deterministic = true;             // false: attention's gradient may have other bits each time
+  PlanChoices* choices = nullptr;        // of the libraries' kernels; nullptr: their first ones (Note [Autotuning])
+  std::string gpu = {};                  // its name
   std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
   Engines engines = {};
 };

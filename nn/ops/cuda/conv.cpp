@@ -1,12 +1,15 @@
 #include "nn/ops/conv.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/epilogue_probes.h"
+#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {
@@ -40,7 +43,8 @@ class CudaConv final : public ConvKernels {
                       const Tensor& dx) override {
     if (dx.count() == 0) return;
     const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
-    run(find(problem, [&] { return Held{plan(problem)}; }).plan, {dx.raw(), w.raw(), dy.raw()});
+    const ConvArrays arrays = {dx.raw(), w.raw(), dy.raw()};
+    run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
   }
 
   // Note [Weight gradients of cuDNN]
@@ -56,7 +60,8 @@ class CudaConv final : public ConvKernels {
     const bool in_place = !accumulate_w && dw.dtype() == x.dtype();
     const Tensor made = in_place ? dw : Tensor::empty(context_.allocator, dw.shape(), x.dtype());
     const ConvProblem problem = problem_of(What::kBackwardWeight, x, made, dy, window);
-    run(find(problem, [&] { return Held{plan(problem)}; }).plan, {x.raw(), made.raw(), dy.raw()});
+    const ConvArrays arrays = {x.raw(), made.raw(), dy.raw()};
+    run(find(problem, [&] { return Held{plan(problem, arrays)}; }).plan, arrays);
     if (accumulate_w)
       pointwise_.add_to(made, 1.0f, dw);
     else if (!in_place)
@@ -71,6 +76,9 @@ class CudaConv final : public ConvKernels {
     ConvPlan plan;
     bool bias_apart = false, relu_apart = false;  // in kernels of ours after it
   };
+
+  // Of a kernel that is preferred to cuDNN's favourite.
+  static constexpr std::size_t kMostWorkspaceBytes = std::size_t{1} << 30;
 
   static void align_to(ConvProblem& problem, const Tensor& tensor) {
     problem.alignment = std::min<std::int64_t>(problem.alignment, alignment_of(tensor.raw()));
@@ -101,14 +109,44 @@ class CudaConv final : public ConvKernels {
     return plans_.emplace(key, make_it()).first->second;
   }
 
-  ConvPlan plan(const ConvProblem& problem) {
+  ConvPlan plan(const ConvProblem& problem, const ConvArrays& arrays) {
     if (!cudnn_) {
       cudnn_.emplace(context_.stream);
       ++context_.primitives_created;
     }
-    ConvPlan made = cudnn_->plan(problem);
+    std::optional<ConvPlan> made;
+    if (context_.choices != nullptr) made = fastest(problem, arrays);
+    if (!made) made = cudnn_->plan(problem);
     ++context_.primitives_created;
-    return made;
+    return std::move(*made);
+  }
+
+  // See Note [Autotuning]. What the kernels write is overwritten by the convolution itself. Nothing where the kernel
+  // that is noted cannot be built.
+  std::optional<ConvPlan> fastest(const ConvProblem& problem, const ConvArrays& arrays) {
+    ConvKernelList kernels = cudnn_->kernels(problem, PlanChoices::kCandidates);
+    if (kernels.names().empty()) return std::nullopt;
+    std::string key;
+    for (const std::int64_t part : problem.key()) key += fmt::format(" {}", part);
+    key = fmt::format("cuDNN {}: convolution{}", Cudnn::version(), key);
+    const auto seconds = [&](std::size_t kernel) {
+      constexpr double kNever = std::numeric_limits<double>::infinity();
+      try {
+        const ConvPlan timed = kernels.build(kernel);
+        if (timed.workspace_bytes() > kMostWorkspaceBytes) return kNever;
+        return seconds_of(context_, [&] { run(timed, arrays); });
+      } catch (const OutOfMemoryError&) {
+        return kNever;
+      } catch (const CudaError&) {  // this GPU does not take it
+        return kNever;
+      }
+    };
+    const std::size_t best = choose_kernel(context_, key, kernels.names(), seconds);
+    try {
+      return kernels.build(best);
+    } catch (const CudaError&) {
+      return std::nullopt;
+    }
   }
 
   Held make_forward(ConvProblem problem, const Tensor& y, ConvArrays arrays) {
@@ -118,7 +156,7 @@ class CudaConv final : public ConvKernels {
       ConvProblem fused = problem;
       fused.relu = true;
       std::string why;
-      auto made = try_to_plan(fused, why);
+      auto made = try_to_plan(fused, arrays, why);
       if (made && keeps_non_finite(*made, y, arrays)) {
         context_.engines.use(operation_of(problem, "bias and ReLU"), "cuDNN " + made->describe());
         return {std::move(*made)};
@@ -128,14 +166,14 @@ class CudaConv final : public ConvKernels {
     }
     if (bias) {
       std::string why;
-      if (auto made = try_to_plan(problem, why)) {
+      if (auto made = try_to_plan(problem, arrays, why)) {
         if (!relu) context_.engines.use(operation_of(problem, "bias"), "cuDNN " + made->describe());
         return {std::move(*made), false, relu};
       }
       context_.engines.fall_back(operation_of(problem, "bias"), "cuDNN and a kernel of the bias after it", why);
     }
     problem.bias = false;
-    ConvPlan made = plan(problem);
+    ConvPlan made = plan(problem, arrays);
     if (!bias && !relu) context_.engines.use(operation_of(problem, {}), "cuDNN " + made.describe());
     return {std::move(made), bias, relu};
   }
@@ -145,9 +183,9 @@ class CudaConv final : public ConvKernels {
   }
 
   // What is fused may be more than cuDNN has a kernel for; then `why`.
-  std::optional<ConvPlan> try_to_plan(const ConvProblem& problem, std::string& why) {
+  std::optional<ConvPlan> try_to_plan(const ConvProblem& problem, const ConvArrays& arrays, std::string& why) {
     try {
-      return plan(problem);
+      return plan(problem, arrays);
     } catch (const CudaError& error) {
       why = error.what();
       return std::nullopt;

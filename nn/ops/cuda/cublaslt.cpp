@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
+#include "base/crc32c.h"
 #include "base/cuda/runtime.h"
 
 namespace lockstep::nn::cuda {
@@ -77,7 +79,7 @@ void ProductPlan::point_at(const ProductArrays& arrays) {
 
 std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Product& product,
                                              const ProductOptions& options, const ProductArrays& arrays,
-                                             std::size_t most_workspace_bytes) {
+                                             std::size_t most_workspace_bytes, int most_kernels) {
   const CublasLt& library = cublaslt();
   std::optional<ProductPlan> plan(std::in_place, product, options);
   plan->point_at(arrays);  // their alignment is looked at
@@ -96,25 +98,47 @@ std::optional<ProductPlan> ProductPlan::make(cublasLtHandle_t handle, const Prod
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, outputs);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, outputs);
 
-  cublasLtMatmulHeuristicResult_t found = {};
+  auto& found = plan->kernels_;
+  found.resize(static_cast<std::size_t>(most_kernels));
   int count = 0;
-  const cublasStatus_t status = library.heuristic(handle, plan->desc_.get(), plan->a_.get(), plan->b_.get(),
-                                                  plan->d_.get(), plan->d_.get(), preference.get(), 1, &found, &count);
+  const cublasStatus_t status =
+      library.heuristic(handle, plan->desc_.get(), plan->a_.get(), plan->b_.get(), plan->d_.get(), plan->d_.get(),
+                        preference.get(), most_kernels, found.data(), &count);
   // Some versions call a combination that they do not have invalid.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return std::nullopt;
   check_cublaslt(status, "choosing a kernel for a matrix product");
-  if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return std::nullopt;
-  plan->algorithm_ = found.algo;
-  plan->workspace_bytes_ = found.workspaceSize;
+  found.resize(static_cast<std::size_t>(count));
+  std::erase_if(found, [](const auto& kernel) { return kernel.state != CUBLAS_STATUS_SUCCESS; });
+  if (found.empty()) return std::nullopt;
   return plan;
+}
+
+// By place and content: the content is documented to be the same in all processes.
+std::vector<std::string> ProductPlan::kernels() const {
+  std::vector<std::string> names;
+  for (const auto& kernel : kernels_)
+    names.push_back(fmt::format("{}:{:08x}", names.size(), crc32c(std::as_bytes(std::span(kernel.algo.data)))));
+  return names;
+}
+
+std::string describe(const Product& product, const ProductOptions& options, const ProductArrays& arrays) {
+  const auto matrix = [](const ColumnMajor& of, bool turn, const void* array) {
+    return fmt::format("{}x{}/{}{}@{}", of.rows, of.columns, of.pitch, turn ? "t" : "", alignment_of(array));
+  };
+  return fmt::format("product {} {} {}, {} to {}{}{}, epilogue {} {} @{} @{}",
+                     matrix(product.a, product.turn_a, arrays.a), matrix(product.b, product.turn_b, arrays.b),
+                     matrix(product.d, false, arrays.d), name_of(options.input), name_of(options.output),
+                     options.tf32 ? " in tf32" : "", options.accumulate ? ", added" : "",
+                     static_cast<int>(options.epilogue), options.saved_preactivation_pitch, alignment_of(arrays.bias),
+                     alignment_of(arrays.saved_preactivation));
 }
 
 void ProductPlan::run(cublasLtHandle_t handle, const ProductArrays& arrays, void* workspace, StreamView stream) {
   point_at(arrays);
   constexpr float kOne = 1.0f, kZero = 0.0f;
   check_cublaslt(cublaslt().matmul(handle, desc_.get(), &kOne, arrays.a, a_.get(), arrays.b, b_.get(),
-                                   accumulate_ ? &kOne : &kZero, arrays.d, d_.get(), arrays.d, d_.get(), &algorithm_,
-                                   workspace, workspace_bytes_, native(stream)),
+                                   accumulate_ ? &kOne : &kZero, arrays.d, d_.get(), arrays.d, d_.get(),
+                                   &kernels_[taken_].algo, workspace, workspace_bytes(), native(stream)),
                  "a matrix product");
 }
 

@@ -6,7 +6,9 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/device.h"
 #include "base/dtype.h"
@@ -16,6 +18,7 @@ namespace lockstep::nn::cuda {
 
 struct CublasLt {
   decltype(&::cublasLtGetStatusString) status_text = nullptr;
+  decltype(&::cublasLtGetVersion) version = nullptr;
   decltype(&::cublasLtCreate) create = nullptr;
   decltype(&::cublasLtDestroy) destroy = nullptr;
   decltype(&::cublasLtMatmulDescCreate) desc_create = nullptr;
@@ -64,16 +67,23 @@ struct ProductOptions {
   std::int64_t saved_preactivation_pitch = 0;
 };
 
-/// A product that cuBLASLt has chosen a kernel for, one that gives the same bits each time and sums in f32. Running it
-/// asks the library nothing and allocates nothing.
+/// A product that cuBLASLt has chosen kernels for, each of which gives the same bits each time and sums in f32. Running
+/// one asks the library nothing and allocates nothing.
 class ProductPlan {
  public:
   /// For arrays that are aligned as these are; no other use is made of them. Nothing where cuBLASLt has no kernel for
-  /// it. Throws CudaError.
+  /// it. It takes the first of at most so many. Throws CudaError.
   static std::optional<ProductPlan> make(cublasLtHandle_t handle, const Product& product, const ProductOptions& options,
-                                         const ProductArrays& arrays, std::size_t most_workspace_bytes);
+                                         const ProductArrays& arrays, std::size_t most_workspace_bytes,
+                                         int most_kernels = 1);
 
-  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  /// Of the kernels that there are, the library's favourite first: the same in each run with one version of the library
+  /// and one GPU.
+  std::vector<std::string> kernels() const;
+  /// Which of them run() starts.
+  void take(std::size_t kernel) { taken_ = kernel; }
+
+  std::size_t workspace_bytes() const { return kernels_[taken_].workspaceSize; }
   void run(cublasLtHandle_t handle, const ProductArrays& arrays, void* workspace, StreamView stream);
 
   /// What is said to the library about a product, without asking it for a kernel: no GPU is needed.
@@ -85,8 +95,11 @@ class ProductPlan {
   bool accumulate_, has_bias_, has_saved_preactivation_;
   CublasLtOwner<cublasLtMatmulDesc_t> desc_;
   CublasLtOwner<cublasLtMatrixLayout_t> a_, b_, d_;
-  cublasLtMatmulAlgo_t algorithm_ = {};
-  std::size_t workspace_bytes_ = 0;
+  std::vector<cublasLtMatmulHeuristicResult_t> kernels_;
+  std::size_t taken_ = 0;
 };
+
+/// A product for which kernels are noted (Note [Autotuning]): everything that the library's choice may depend on.
+std::string describe(const Product& product, const ProductOptions& options, const ProductArrays& arrays);
 
 }  // namespace lockstep::nn::cuda

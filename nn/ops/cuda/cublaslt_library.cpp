@@ -20,6 +20,7 @@ struct OpenedCublasLt {
             fmt::format("install the CUDA {} libraries (libcublas-{}-{}), or name their directory in LD_LIBRARY_PATH",
                         kMajor, kMajor, CUDART_VERSION / 10 % 100)) {
     library.bind(functions.status_text, "cublasLtGetStatusString");
+    library.bind(functions.version, "cublasLtGetVersion");
     library.bind(functions.create, "cublasLtCreate");
     library.bind(functions.destroy, "cublasLtDestroy");
     library.bind(functions.desc_create, "cublasLtMatmulDescCreate");

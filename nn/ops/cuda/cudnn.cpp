@@ -6,9 +6,11 @@
 #include <cudnn_frontend.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/cuda/library.h"
@@ -195,13 +197,13 @@ void describe_to(Graph& graph, const AttentionProblem& p) {
 }
 
 // Same bits each time, sums in f32; and where the problem is f32, its numbers as they are.
-void allow_only_exact(Graph& graph, const ConvProblem& problem) {
+std::vector<fe::NumericalNote_t> inexact_notes(const ConvProblem& problem) {
   std::vector<fe::NumericalNote_t> unwanted = {fe::NumericalNote_t::NONDETERMINISTIC,
                                                fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION,
                                                fe::NumericalNote_t::DOWN_CONVERT_INPUTS};
   // On matrix units f32 is rounded to TF32: nothing else says so of a kernel.
   if (problem.dtype == DType::kF32 && !problem.tf32) unwanted.push_back(fe::NumericalNote_t::TENSOR_CORE);
-  graph.deselect_numeric_notes(unwanted);
+  return unwanted;
 }
 
 const char* name_of(What what) {
@@ -261,22 +263,71 @@ struct ConvPlan::Chosen {
   std::string name;
   std::vector<std::int64_t> uids;
 
-  // `graph` knows its operations; heuristics and fallbacks are asked for kernels, and the first that suits is built.
-  Chosen(Graph& graph, const ConvProblem& problem) {
+  // `graph` knows its operations; heuristics and fallbacks are asked for kernels.
+  static void ask(Graph& graph, const ConvProblem& problem) {
     check(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}), problem.describe());
-    allow_only_exact(graph, problem);
+    graph.deselect_numeric_notes(inexact_notes(problem));
     graph.set_cuda_graph_retention(fe::CudaGraphRetention_t::NONE);
-    // Graph::check_support() would only ask the GPU, by way of a second CUDA runtime, what build_plans() knows.
-    check(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), problem.describe());
-    auto& kernels = graph.kernels();
-    const auto at = static_cast<std::size_t>(kernels.candidate);
-    plan = kernels.execution_plans[at];
-    check(kernels.get_name_at_index(kernels.candidate, name), problem.describe());
-    for (const fe::NumericalNote_t note : kernels.numeric_notes[at]) name += cuda::name_of(note);
-    uids = {kX, kW, kY};
+  }
+  static std::string name_of(Graph& graph, std::int64_t kernel, const ConvProblem& problem) {
+    std::string name;
+    check(graph.kernels().get_name_at_index(kernel, name), problem.describe());
+    for (const fe::NumericalNote_t note : graph.kernels().numeric_notes[static_cast<std::size_t>(kernel)])
+      name += cuda::name_of(note);
+    return name;
+  }
+
+  // One that is built.
+  Chosen(Graph& graph, std::int64_t kernel, const ConvProblem& problem)
+      : plan(graph.kernels().execution_plans[static_cast<std::size_t>(kernel)]),
+        name(name_of(graph, kernel, problem)),
+        uids({kX, kW, kY}) {
     if (problem.bias) uids.push_back(kB);
   }
+
+  // The first that suits.
+  static std::unique_ptr<Chosen> make(Graph& graph, const ConvProblem& problem) {
+    ask(graph, problem);
+    // Graph::check_support() would only ask the GPU, by way of a second CUDA runtime, what build_plans() knows.
+    check(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), problem.describe());
+    return std::make_unique<Chosen>(graph, graph.kernels().candidate, problem);
+  }
 };
+
+struct ConvKernelList::Listed {
+  ConvProblem problem;
+  Graph graph = {};
+  std::vector<std::int64_t> places = {};  // in the graph's list
+  std::vector<std::string> names = {};
+
+  void ask(int most) {
+    ConvPlan::Chosen::ask(graph, problem);
+    const auto unwanted = inexact_notes(problem);
+    const auto& notes = graph.kernels().numeric_notes;
+    for (std::size_t i = 0; i < notes.size() && std::cmp_less(places.size(), most); ++i) {
+      if (std::ranges::find_first_of(notes[i], unwanted) != notes[i].end()) continue;
+      std::string name = ConvPlan::Chosen::name_of(graph, static_cast<std::int64_t>(i), problem);
+      if (std::ranges::find(names, name) != names.end()) continue;  // both of heuristics and of fallbacks
+      places.push_back(static_cast<std::int64_t>(i));
+      names.push_back(std::move(name));
+    }
+  }
+};
+
+ConvKernelList::ConvKernelList(std::unique_ptr<Listed> listed) : listed_(std::move(listed)) {}
+ConvKernelList::ConvKernelList(ConvKernelList&&) noexcept = default;
+ConvKernelList& ConvKernelList::operator=(ConvKernelList&&) noexcept = default;
+ConvKernelList::~ConvKernelList() = default;
+
+const std::vector<std::string>& ConvKernelList::names() const { return listed_->names; }
+
+ConvPlan ConvKernelList::build(std::size_t kernel) {
+  const std::int64_t place = listed_->places.at(kernel);
+  return guarded([&] {
+    check(listed_->graph.kernels().build_plan_at_index(place), listed_->problem.describe());
+    return ConvPlan(std::make_unique<ConvPlan::Chosen>(listed_->graph, place, listed_->problem));
+  });
+}
 
 ConvPlan::ConvPlan(std::unique_ptr<Chosen> chosen) : chosen_(std::move(chosen)) {}
 ConvPlan::ConvPlan(ConvPlan&&) noexcept = default;
@@ -380,7 +431,7 @@ ConvPlan Cudnn::plan(const ConvProblem& problem) const {
     describe_to(graph, problem);
     check(graph.validate(), problem.describe());
     check(graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
-    return ConvPlan(std::make_unique<ConvPlan::Chosen>(graph, problem));
+    return ConvPlan(ConvPlan::Chosen::make(graph, problem));
   });
 }
 
@@ -394,7 +445,33 @@ ConvPlan Cudnn::plan_for(const std::string& device_properties, const ConvProblem
     graph.set_device_properties(device);
     check(graph.validate(), problem.describe());
     check(graph.build_operation_graph(), problem.describe());
-    return ConvPlan(std::make_unique<ConvPlan::Chosen>(graph, problem));
+    return ConvPlan(ConvPlan::Chosen::make(graph, problem));
+  });
+}
+
+ConvKernelList Cudnn::kernels(const ConvProblem& problem, int most) const {
+  return guarded([&] {
+    auto listed = std::make_unique<ConvKernelList::Listed>(problem);
+    describe_to(listed->graph, problem);
+    check(listed->graph.validate(), problem.describe());
+    check(listed->graph.build_operation_graph(static_cast<cudnnHandle_t>(handle_)), problem.describe());
+    listed->ask(most);
+    return ConvKernelList(std::move(listed));
+  });
+}
+
+ConvKernelList Cudnn::kernels_for(const std::string& device_properties, const ConvProblem& problem, int most) {
+  open_cudnn();
+  return guarded([&] {
+    const auto device = std::make_shared<fe::DeviceProperties>();
+    check(device->deserialize({device_properties.begin(), device_properties.end()}), "reading a GPU's properties");
+    auto listed = std::make_unique<ConvKernelList::Listed>(problem);
+    describe_to(listed->graph, problem);
+    listed->graph.set_device_properties(device);
+    check(listed->graph.validate(), problem.describe());
+    check(listed->graph.build_operation_graph(), problem.describe());
+    listed->ask(most);
+    return ConvKernelList(std::move(listed));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/device.h"
 #include "base/dtype.h"
@@ -86,9 +87,29 @@ class ConvPlan {
 
  private:
   friend class Cudnn;
+  friend class ConvKernelList;
   struct Chosen;
   explicit ConvPlan(std::unique_ptr<Chosen> chosen);
   std::unique_ptr<Chosen> chosen_;
+};
+
+/// The kernels that cuDNN has for a convolution and that are as exact, its favourite first.
+class ConvKernelList {
+ public:
+  ConvKernelList(ConvKernelList&&) noexcept;
+  ConvKernelList& operator=(ConvKernelList&&) noexcept;
+  ~ConvKernelList();
+
+  /// As ConvPlan::describe() has them: the same in each run with one version of cuDNN and one GPU.
+  const std::vector<std::string>& names() const;
+  /// Throws CudaError for one that this GPU does not take after all.
+  ConvPlan build(std::size_t kernel);
+
+ private:
+  friend class Cudnn;
+  struct Listed;
+  explicit ConvKernelList(std::unique_ptr<Listed> listed);
+  std::unique_ptr<Listed> listed_;
 };
 
 /// The same for attention, but that its bits are the same each time only where the problem wants it. One thread at a
@@ -123,10 +144,13 @@ class Cudnn {
 
   /// Throws CudaError where cuDNN has no kernel for it.
   ConvPlan plan(const ConvProblem& problem) const;
+  /// At most so many. None where cuDNN has none.
+  ConvKernelList kernels(const ConvProblem& problem, int most) const;
   AttentionPlan plan(const AttentionProblem& problem) const;
   /// For a GPU that need not be there, described as cuDNN does it (JSON, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION). It
   /// cannot be run.
   static ConvPlan plan_for(const std::string& device_properties, const ConvProblem& problem);
+  static ConvKernelList kernels_for(const std::string& device_properties, const ConvProblem& problem, int most);
   /// `compute_capability`: 90 for 9.0, which cudnn-frontend would ask a GPU for.
   static AttentionPlan plan_for(const std::string& device_properties, int compute_capability,
                                 const AttentionProblem& problem);

@@ -12,7 +12,9 @@
 #include "nn/ops/cuda/cublaslt.h"
 #include "nn/ops/cuda/epilogue_probes.h"
 #include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/kernel_timer.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/ops/cuda/relu_mask.h"
 
@@ -167,12 +169,43 @@ class CudaLinear final : public LinearKernels {
 
   std::optional<ProductPlan> try_to_make(const Product& product, ProductOptions options, const ProductArrays& arrays) {
     options.tf32 = context_.tf32 && options.input == DType::kF32;
-    auto plan = ProductPlan::make(handle_.get(), product, options, arrays, kWorkspaceBytes);
+    auto plan = ProductPlan::make(handle_.get(), product, options, arrays, kWorkspaceBytes,
+                                  context_.choices != nullptr ? PlanChoices::kCandidates : 1);
     if (!plan) return plan;
     ++context_.primitives_created;
-    if (plan->workspace_bytes() > 0 && !workspace_.defined())
-      workspace_ = Tensor::empty(context_.allocator, {static_cast<std::int64_t>(kWorkspaceBytes)}, DType::kU8);
+    if (context_.choices != nullptr) choose(*plan, product, options, arrays);
+    take_workspace(*plan);
     return plan;
+  }
+
+  void take_workspace(const ProductPlan& plan) {
+    if (plan.workspace_bytes() > 0 && !workspace_.defined())
+      workspace_ = Tensor::empty(context_.allocator, {static_cast<std::int64_t>(kWorkspaceBytes)}, DType::kU8);
+  }
+
+  // See Note [Autotuning]. What the kernels write is overwritten by the product itself, but for sums.
+  void choose(ProductPlan& plan, const Product& product, const ProductOptions& options, const ProductArrays& arrays) {
+    const auto names = plan.kernels();
+    const std::string problem =
+        fmt::format("cuBLASLt {}: {}", cublaslt().version(), describe(product, options, arrays));
+    Tensor sums;
+    const auto seconds = [&](std::size_t kernel) {
+      plan.take(kernel);
+      take_workspace(plan);
+      ProductArrays timed = arrays;
+      if (options.accumulate) {
+        if (!sums.defined())
+          sums = Tensor::empty(context_.allocator, {product.d.columns, product.d.pitch}, options.output);
+        timed.d = sums.raw();
+      }
+      return seconds_of(context_, [&] { run(plan, timed); });
+    };
+    std::size_t best = 0;
+    try {
+      best = choose_kernel(context_, problem, names, seconds);
+    } catch (const OutOfMemoryError&) {  // for sums beside those that there are
+    }
+    plan.take(best);
   }
 
   ProductPlan make(const Product& product, const ProductOptions& options, const ProductArrays& arrays) {

@@ -114,6 +114,35 @@ TEST_F(CudnnPlans, InF32TheyUseNoMatrixUnitsUnlessToldTo) {
   EXPECT_TRUE(uses_matrix_units);
 }
 
+// What autotuning chooses from: the plan that would be taken without is the first that can be built.
+TEST_F(CudnnPlans, KernelsToChooseFromAreAsExact) {
+  bool several = false;
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const What what : {What::kForward, What::kBackwardInput, What::kBackwardWeight}) {
+      const ConvProblem problem = problem_of(what, kLayers[3], dtype);
+      SCOPED_TRACE(problem.describe());
+      ConvKernelList kernels = Cudnn::kernels_for(kH100, problem, 8);
+      ASSERT_FALSE(kernels.names().empty());
+      EXPECT_LE(kernels.names().size(), 8u);
+      EXPECT_EQ(std::set<std::string>(kernels.names().begin(), kernels.names().end()).size(), kernels.names().size());
+      std::vector<std::string> built;
+      for (std::size_t i = 0; i < kernels.names().size(); ++i) {
+        for (const char* const note : kInexact) EXPECT_THAT(kernels.names()[i], Not(HasSubstr(note)));
+        if (dtype == DType::kF32) EXPECT_THAT(kernels.names()[i], Not(HasSubstr("tensor core")));
+        try {
+          built.push_back(kernels.build(i).describe());
+          EXPECT_EQ(built.back(), kernels.names()[i]);
+        } catch (const CudaError&) {  // this GPU does not take it
+        }
+      }
+      ASSERT_FALSE(built.empty());
+      EXPECT_EQ(built.front(), Cudnn::plan_for(kH100, problem).describe());
+      several |= built.size() > 1;
+      EXPECT_EQ(Cudnn::kernels_for(kH100, problem, 8).names(), kernels.names()) << "another order";
+    }
+  EXPECT_TRUE(several);
+}
+
 TEST_F(CudnnPlans, ArraysNeedNoMoreAlignmentThanTheirElements) {
   for (const DType dtype : {DType::kF32, DType::kBF16})
     for (ConvProblem problem : problems(dtype)) {

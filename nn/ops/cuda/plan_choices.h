@@ -1,0 +1,57 @@
+// Which of the libraries' kernels are the fastest here: timed once, and noted in a file.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.h"
+
+namespace lockstep::nn::cuda {
+
+/// Note [Autotuning]
+/// cuBLASLt and cuDNN order their kernels by what they expect; the first is not always the fastest. So the first few
+/// are timed when a problem comes for the first time, in a step that is never captured. All of them are exact (Cudnn,
+/// ProductPlan), but they add up in different orders. So that a run can be repeated bit for bit, what was chosen is
+/// noted in a file, and whoever finds the problem there times nothing. The ranks of a host share the file: who comes
+/// first holds its lock, times and notes, and the others wait and read. Where there is no file to note in, nothing is
+/// timed, and the libraries' first kernel is taken.
+///
+/// The file is text with a checksum, replaced as a whole. One that is cut or is somebody else's is ignored, with a
+/// warning, and replaced with the next choice. What is noted for another GPU or version of a library has another name,
+/// and stays.
+
+/// One for each process and file. Thread-safe.
+class PlanChoices {
+ public:
+  /// `file` need not exist, nor its directory.
+  explicit PlanChoices(std::string file);
+
+  /// Which of `names`, which are the kernels for `problem`, the library's favourite first, is to be taken. `seconds_of`
+  /// times one of them; it is called with none noted alone. Both texts have no line break, a name no tab.
+  std::size_t choose(const std::string& problem, const std::vector<std::string>& names,
+                     FunctionRef<double(std::size_t)> seconds_of);
+  /// The same where nothing can be timed: the one that is noted, or the first.
+  std::size_t noted(const std::string& problem, const std::vector<std::string>& names);
+
+  /// A kernel is preferred to the library's favourite only if it takes this share of its time at most.
+  static constexpr double kClearlyFaster = 0.97;
+  /// How many of a library's kernels are timed.
+  static constexpr int kCandidates = 8;
+
+ private:
+  void read();
+  void write() const;
+  std::size_t find(const std::string& problem, const std::vector<std::string>& names) const;
+  void give_up(const std::string& why);
+
+  const std::string file_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::string> chosen_;  // by problem
+  bool usable_ = true;                         // the file
+  bool warned_ = false;                        // of what it holds
+};
+
+}  // namespace lockstep::nn::cuda

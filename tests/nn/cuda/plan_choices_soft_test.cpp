@@ -1,0 +1,259 @@
+// Which kernels are taken (Note [Autotuning]): the choice, its file, and files that cannot be used. Of products, by a
+// cuBLASLt in software that has several kernels.
+#include "nn/ops/cuda/plan_choices.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <thread>
+
+#include "tests/nn/cuda/device_values.h"
+#include "tests/soft_cuda/cublaslt.h"
+#include "tests/soft_cuda/soft_cuda.h"
+#include "tests/support/temporary_directory.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::vector<std::string> kNames = {"first", "second", "third"};
+
+class Choices : public ::testing::Test {
+ protected:
+  std::string file() const { return directory_.path() / "cache" / "kernels.txt"; }
+
+  /// Of a process of its own; how often it has timed a kernel is added to timed_.
+  std::size_t choose(const std::vector<double>& seconds, const std::string& problem = "a product") {
+    return choose_by(PlanChoices(file()), seconds, problem);
+  }
+  std::size_t choose_by(PlanChoices&& choices, const std::vector<double>& seconds, const std::string& problem) {
+    return choices.choose(problem, kNames, [&](std::size_t i) {
+      ++timed_;
+      return seconds[i];
+    });
+  }
+  std::string text() const {
+    std::ifstream stream(file());
+    std::stringstream all;
+    all << stream.rdbuf();
+    return all.str();
+  }
+  void write(const std::string& content) const {
+    fs::create_directories(fs::path(file()).parent_path());
+    std::ofstream(file()) << content;
+  }
+
+  lockstep::testing::TemporaryDirectory directory_;
+  int timed_ = 0;
+};
+
+TEST_F(Choices, TheFastestIsTakenAndNoted) {
+  EXPECT_EQ(choose({3, 2, 1}), 2u);
+  EXPECT_EQ(timed_, 3);
+  EXPECT_EQ(choose({1, 2, 3}), 2u) << "the file says so";
+  EXPECT_EQ(timed_, 3) << "nothing is timed twice";
+  EXPECT_EQ(choose({1, 2, 3}, "another product"), 0u);
+  EXPECT_EQ(choose({3, 2, 1}, "another product"), 0u);
+  EXPECT_THAT(text(), HasSubstr("a product\tthird\nanother product\tfirst\n"));
+}
+
+TEST_F(Choices, TheLibrarysFavouriteStaysUnlessAnotherIsClearlyFaster) {
+  EXPECT_EQ(choose({1.0, 0.98, 0.99}), 0u);
+  EXPECT_EQ(choose({1.0, 0.98, 0.95}, "another"), 2u);
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(choose({kNever, kNever, 5.0}, "one that is refused"), 2u);
+  EXPECT_EQ(choose({kNever, kNever, kNever}, "all are refused"), 0u);
+}
+
+TEST_F(Choices, OneKernelIsNoChoiceAndLeavesNoFile) {
+  PlanChoices choices(file());
+  EXPECT_EQ(choices.choose("a product", {"only"}, [](std::size_t) -> double { throw std::logic_error("timed"); }), 0u);
+  EXPECT_FALSE(fs::exists(fs::path(file()).parent_path()));
+}
+
+TEST_F(Choices, WithoutTimingTheNotedOrTheFirst) {
+  EXPECT_EQ(PlanChoices(file()).noted("a product", kNames), 0u);
+  choose({3, 1, 2});
+  EXPECT_EQ(PlanChoices(file()).noted("a product", kNames), 1u);
+  EXPECT_EQ(PlanChoices(file()).noted("another", kNames), 0u);
+}
+
+TEST_F(Choices, ANameThatThereIsNotIsChosenAnew) {
+  choose({3, 2, 1});
+  PlanChoices choices(file());
+  const auto seconds = [](std::size_t i) { return i == 1 ? 1.0 : 2.0; };
+  EXPECT_EQ(choices.choose("a product", {"first", "new"}, seconds), 1u);
+  EXPECT_THAT(text(), HasSubstr("a product\tnew\n"));
+}
+
+// A cut file, one of somebody else, nothing, a changed byte: ignored with one warning, and replaced as a whole.
+TEST_F(Choices, ABrokenFileIsIgnoredAndReplaced) {
+  choose({3, 2, 1});
+  const std::string whole = text();
+  std::string changed = whole;
+  changed[changed.find("third")] = 'T';
+  for (const std::string& broken : {whole.substr(0, whole.size() - 4), std::string("# my notes\n"), std::string(),
+                                    changed, whole.substr(0, 10), std::string(1000, '\0')}) {
+    write(broken);
+    ::testing::internal::CaptureStderr();
+    PlanChoices choices(file());
+    EXPECT_EQ(choices.noted("a product", kNames), 0u);
+    EXPECT_EQ(choices.choose("a product", kNames, [](std::size_t i) { return i == 1 ? 1.0 : 2.0; }), 1u);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(said, HasSubstr("it is ignored, and replaced"));
+    EXPECT_EQ(said.find("ignored"), said.rfind("ignored")) << said;
+    EXPECT_EQ(choose({1, 2, 3}), 1u);
+  }
+}
+
+TEST_F(Choices, WithoutAPlaceForTheFileNothingIsTimed) {
+  std::ofstream(directory_.path() / "cache") << "a file where the directory should be";
+  ::testing::internal::CaptureStderr();
+  PlanChoices choices(file());
+  for (const char* const problem : {"a product", "another"})
+    EXPECT_EQ(choices.choose(problem, kNames, [](std::size_t i) { return i == 1 ? 1.0 : 2.0; }), 0u);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("--autotune no"));
+  EXPECT_EQ(said.find("--autotune"), said.rfind("--autotune")) << "said once";
+}
+
+// The ranks of a host: one of them times, and all take the same.
+TEST_F(Choices, RanksThatChooseAtOnceAgree) {
+  std::atomic<int> timed = 0;
+  std::vector<std::size_t> chosen(4);
+  std::vector<std::thread> ranks;
+  for (std::size_t rank = 0; rank < chosen.size(); ++rank)
+    ranks.emplace_back([&, rank] {
+      PlanChoices choices(file());
+      chosen[rank] = choices.choose("a product", kNames, [&](std::size_t i) {
+        ++timed;
+        return i == rank % 3 ? 1.0 : 2.0;
+      });
+    });
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(timed, 3);
+  for (const std::size_t one : chosen) EXPECT_EQ(one, chosen[0]);
+}
+
+// ---- Products ----
+
+class SoftAutotune : public testing::DeviceTest {
+ protected:
+  static constexpr std::int64_t kN = 6, kIn = 9, kOut = 5;
+
+  ~SoftAutotune() override { soft_cuda::set_cublaslt({}); }
+
+  /// As a process of its own: kernels that know nothing but the file.
+  void restart() {
+    linear.reset();
+    choices = std::make_unique<PlanChoices>(directory.path() / "kernels.txt");
+    context.choices = choices.get();
+    context.gpu = "Soft GPU";
+    linear = make_linear_kernels(context, *pointwise);
+  }
+  Tensor forward() {
+    return results({activation_like({kN, kOut})},
+                   [&](const auto& made) { linear->forward(x, w, b, Epilogue::kNone, made[0]); })[0];
+  }
+
+  lockstep::testing::TemporaryDirectory directory;
+  std::unique_ptr<PlanChoices> choices;
+  Tensor x_host = random({kN, kIn}, 1), w_host = random({kOut, kIn}, 2), b_host = random({kOut}, 3);
+  Tensor x = activation(x_host), w = activation(w_host), b = activation(b_host);
+  std::unique_ptr<PointwiseKernels> pointwise = make_pointwise_kernels(context);
+  std::unique_ptr<LinearKernels> linear;
+};
+
+TEST_P(SoftAutotune, ProductsTakeTheFastestKernelAndTakeItAgain) {
+  soft_cuda::set_cublaslt({.kernels = 4, .fastest_kernel = 2});
+  restart();
+  const Tensor expected = cpu->empty({kN, kOut});
+  cpu->linear().forward(x_host, w_host, b_host, Epilogue::kNone, expected);
+  testing::expect_close(expected, forward(), {type(), 8.0});
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 2);
+
+  // Another would be the fastest now, but a run that is repeated has the same bits.
+  soft_cuda::set_cublaslt({.kernels = 4, .fastest_kernel = 1});
+  restart();
+  const auto before = soft_cuda::cublaslt_counts().products;
+  forward();
+  EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 2) << "nothing is timed";
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 2);
+
+  // Of another GPU nothing is known.
+  restart();
+  context.gpu = "Another GPU";
+  forward();
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 1);
+}
+
+TEST_P(SoftAutotune, WithoutChoicesItIsTheLibrarysFirst) {
+  soft_cuda::set_cublaslt({.kernels = 4, .fastest_kernel = 2});
+  restart();
+  context.choices = nullptr;
+  linear = make_linear_kernels(context, *pointwise);
+  const auto before = soft_cuda::cublaslt_counts().products;
+  forward();
+  EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 2);
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 0);
+}
+
+// Kernels are tried on the operands themselves: what is added to must not have been added to before.
+TEST_P(SoftAutotune, TimingLeavesSumsAlone) {
+  soft_cuda::set_cublaslt({.kernels = 3, .fastest_kernel = 1});
+  restart();
+  const Tensor dy_host = random({kN, kOut}, 4), initial = testing::random_tensor(*cpu, {kOut, kIn}, 5);
+  const Tensor dy = activation(dy_host), expected = cpu->empty({kOut, kIn});
+  cpu->pointwise().copy(initial, expected);
+  cpu->linear().backward_weight(x_host, dy_host, true, expected);
+  const auto got = results({{{kOut, kIn}, DType::kF32, initial}},
+                           [&](const auto& made) { linear->backward_weight(x, dy, true, made[0]); });
+  testing::expect_close(expected, got[0], {DType::kF32, 16.0});
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 1);
+}
+
+TEST_P(SoftAutotune, NothingIsTimedInACapture) {
+  soft_cuda::set_cublaslt({.kernels = 3, .fastest_kernel = 1});
+  restart();
+  const Tensor y = activation(cpu->empty({kN, kOut}));
+  const auto before = soft_cuda::cublaslt_counts().products;
+  check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capturing");
+  linear->forward(x, w, b, Epilogue::kNone, y);
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream.get(), &graph), "capturing");
+  cudaGraphDestroy(graph);
+  EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 1);
+  EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 0);
+  EXPECT_FALSE(fs::exists(directory.path() / "kernels.txt"));
+}
+
+// Also a stream beside it, and a backend without the file.
+TEST_P(SoftAutotune, BackendsTakeTheirFile) {
+  const std::string file = directory.path() / "of_backend.txt";
+  const auto kernel_of = [&](Backend& backend) {
+    const Tensor made = backend.empty({kN, kOut});
+    backend.linear().forward(backend.zeros({kN, kIn}), backend.zeros({kOut, kIn}), Tensor(), Epilogue::kNone, made);
+    return soft_cuda::cublaslt_counts().last_kernel;
+  };
+  soft_cuda::set_cublaslt({.kernels = 3, .fastest_kernel = 2});
+  EXPECT_EQ(kernel_of(*make_cuda_backend({.plan_file = file})), 2);
+  soft_cuda::set_cublaslt({.kernels = 3, .fastest_kernel = 1});
+  const auto backend = make_cuda_backend({.plan_file = file});
+  EXPECT_EQ(kernel_of(*backend), 2);
+  EXPECT_EQ(kernel_of(*backend->make_stream(1)), 2);
+  EXPECT_EQ(kernel_of(*make_cuda_backend({})), 0);
+  EXPECT_THAT(lockstep::testing::read_file(file), HasSubstr("Soft GPU, cuBLASLt 1: product 9x5/9t@256"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SoftAutotune,
+                         ::testing::Values(testing::DeviceCase{DType::kF32, 0}, testing::DeviceCase{DType::kBF16, 0}),
+                         testing::name_of_case);
+
+}  // namespace
+}  // namespace lockstep::nn::cuda
