@@ -61,6 +61,24 @@ TEST_F(Gradient, LinearWithGelu) {
     }
 }
 
+// Devices may let their rows lie apart: for whoever reads them, for the loss, and for both.
+TEST_F(Gradient, Logits) {
+  const auto w = parameter(random_tensor(*backend, {5, 7}, 1)), b = parameter(random_tensor(*backend, {5}, 2));
+  const Tensor labels = backend->empty({2, 3}, DType::kI32);
+  const std::vector<std::int32_t> numbers = {0, 4, 2, 1, 3, 4};
+  backend->upload(std::as_bytes(std::span(numbers)), labels);
+  const Differentiated inputs = {{random_tensor(*backend, {2, 3, 7}, 3)}, {w.get(), b.get()}};
+  expect_gradients(*backend, inputs,
+                   [&](Tape& tape, std::span<const Var> x) { return logits(tape, x[0], *w, b.get()); });
+  expect_loss_gradients(*backend, inputs, 0.5, [&](Tape& tape, std::span<const Var> x) {
+    return cross_entropy(tape, logits(tape, x[0], *w, b.get()), labels, 0.5f).value;
+  });
+  expect_gradients(*backend, inputs, [&](Tape& tape, std::span<const Var> x) {
+    const Var y = logits(tape, x[0], *w, b.get());
+    return add(tape, y, y);
+  });
+}
+
 TEST_F(Gradient, LinearFrozen) {
   for (const bool freeze_weight : {true, false}) {
     const auto w = parameter(random_tensor(*backend, {4, 3}, 1)), b = parameter(random_tensor(*backend, {4}, 2));
