@@ -39,16 +39,32 @@ class BatchNormNode : public Node {
   }
 
  protected:
+  // A gradient that is overwritten: where the parameter wants it, or beside that, where it is added or not wanted.
+  struct Delivery {
+    Delivery(Backend& backend, Parameter& parameter) {
+      if (parameter.requires_grad()) {
+        const auto target = parameter.contribute();
+        (target.accumulate ? sum : gradient) = target.gradient;
+      }
+      if (gradient.defined()) return;
+      gradient = backend.empty(parameter.value().shape());
+    }
+    void finish(Backend& backend) const {
+      if (sum.defined()) backend.pointwise().add_to(gradient, 1.0f, sum);
+    }
+    Tensor gradient, sum;
+  };
+
   // compute(dgamma, dbeta) overwrites them.
   template <class Compute>
   void deliver_gradients(Tape& tape, const Compute& compute) {
     Backend& backend = tape.backend();
     Parameter& gamma = *parameters()[0];
     Parameter& beta = *parameters()[1];
-    const Tensor dgamma = backend.empty(gamma.value().shape()), dbeta = backend.empty(beta.value().shape());
-    compute(dgamma, dbeta);
-    if (gamma.requires_grad()) deliver(backend, gamma, dgamma);
-    if (beta.requires_grad()) deliver(backend, beta, dbeta);
+    const Delivery dgamma(backend, gamma), dbeta(backend, beta);
+    compute(dgamma.gradient, dbeta.gradient);
+    dgamma.finish(backend);
+    dbeta.finish(backend);
   }
 
   Var x_;
@@ -74,8 +90,8 @@ class BatchNormReluNode final : public BatchNormNode {
     const bool apart = residual_ && residual_->needs_grad();
     Tensor dx = apart ? backend.empty(x_.shape(), dy.dtype()) : dy;
     deliver_gradients(tape, [&](const Tensor& dgamma, const Tensor& dbeta) {
-      backend.norm().backward_relu(x_.value(), output().value(), dy, parameters()[0]->value(), mean_, variance_, eps_,
-                                   dx, dgamma, dbeta);
+      backend.norm().backward_relu(x_.value(), output().value(), residual_.has_value(), dy, parameters()[0]->value(),
+                                   parameters()[1]->value(), mean_, variance_, eps_, dx, dgamma, dbeta);
     });
     tape.contribute(x_, std::move(dx));
     if (apart) tape.contribute(*residual_, std::move(dy));

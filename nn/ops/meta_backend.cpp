@@ -63,7 +63,7 @@ class MetaNorm final : public NormKernels {
   void forward_train_relu(T, T, T, double, T, T, T, T) override {}
   void forward_infer(T, T, T, T, T, double, T) override {}
   void backward(T, T, T, T, T, bool, double, T, T, T) override {}
-  void backward_relu(T, T, T, T, T, T, double, T, T, T) override {}
+  void backward_relu(T, T, bool, T, T, T, T, T, double, T, T, T) override {}
   void update_running(T, T, std::int64_t, double, T, T) override {}
   void moments(T, T) override {}
   void join_moments(T, double, T, T, T, T, T) override {}

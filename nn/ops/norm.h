@@ -26,11 +26,12 @@ class NormKernels {
   virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                         const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
                         const Tensor& dgamma, const Tensor& dbeta) = 0;
-  /// Gradients of forward_train_relu, which made y. dy is set to 0 wherever y is not above 0, and then is the
-  /// residual's gradient. dx may be dy.
-  virtual void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma,
-                             const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
-                             const Tensor& dgamma, const Tensor& dbeta) = 0;
+  /// Gradients of forward_train_relu, which made y. With a residual, dy is set to 0 wherever y is not above 0, and then
+  /// is the residual's gradient; without, what it holds afterwards is unspecified. dx may be dy. A device may find out
+  /// from x where y is above 0.
+  virtual void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
+                             const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps,
+                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) = 0;
   /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,

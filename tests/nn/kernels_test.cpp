@@ -380,12 +380,13 @@ TEST_P(Kernels, BatchNorm) {
         backend->pointwise().relu_backward(fused, taken, masked);
         norm.backward(x, masked, gamma, out_mean, out_var, false, kEps, expected_dx, out_dgamma, out_dbeta);
         const auto wanted_dgamma = values_of(out_dgamma), wanted_dbeta = values_of(out_dbeta);
-        norm.backward_relu(x, fused, taken, gamma, out_mean, out_var, kEps, out_dx, out_dgamma, out_dbeta);
+        norm.backward_relu(x, fused, true, taken, gamma, beta, out_mean, out_var, kEps, out_dx, out_dgamma, out_dbeta);
         EXPECT_EQ(values_of(taken), values_of(masked));
         EXPECT_EQ(values_of(out_dx), values_of(expected_dx));
         EXPECT_EQ(values_of(out_dgamma), wanted_dgamma);
         EXPECT_EQ(values_of(out_dbeta), wanted_dbeta);
-        norm.backward_relu(x, fused, in_place, gamma, out_mean, out_var, kEps, in_place, out_dgamma, out_dbeta);
+        norm.backward_relu(x, fused, true, in_place, gamma, beta, out_mean, out_var, kEps, in_place, out_dgamma,
+                           out_dbeta);
         EXPECT_EQ(values_of(in_place), values_of(expected_dx));
       }
       norm.update_running(out_mean, out_var, rows, kMomentum, running_mean, running_var);

@@ -37,9 +37,9 @@ class CpuNorm final : public NormKernels {
     differentiate(x, nullptr, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
-  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
-                     const Tensor& dbeta) override {
+  void backward_relu(const Tensor& x, const Tensor& y, bool /*residual*/, const Tensor& dy, const Tensor& gamma,
+                     const Tensor& /*beta*/, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
+                     const Tensor& dgamma, const Tensor& dbeta) override {
     differentiate(x, y.f32(), dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 

@@ -144,6 +144,36 @@ __global__ void __launch_bounds__(kBlock)
   running_variance[c] = keep * running_variance[c] + momentum * unbias * variance[c];
 }
 
+// What is known of a thread's columns: y = (x − middle) · scale + shift.
+template <int kWidth>
+struct Normalisation {
+  float scale[kWidth], shift[kWidth], middle[kWidth];
+
+  __device__ Normalisation(std::int64_t column, const float* gamma, const float* beta, const float* mean,
+                           const float* variance, float eps) {
+    for (int k = 0; k < kWidth; ++k) {
+      scale[k] = gamma[column + k] / sqrtf(variance[column + k] + eps);
+      shift[k] = beta[column + k];
+      middle[k] = mean[column + k];
+    }
+  }
+  // Rounded in the same way wherever it is used: backward finds out from it which y were above 0.
+  __device__ float of(int k, float x) const { return __fmaf_rn(x - middle[k], scale[k], shift[k]); }
+};
+
+// Whether what is stored is.
+template <class T>
+__device__ bool is_above_0(float value) {
+  return to_float(from_float<T>(value)) > 0.0f;
+}
+
+// How backward knows where y, to which a ReLU was applied, is above 0.
+enum class Mask {
+  kNone,       // there was no ReLU
+  kOfResult,   // from y
+  kOfNumbers,  // from x, of which y is computed again: that reads nothing more, where nothing was added to it
+};
+
 // y = (x − mean) / sqrt(variance + eps) · gamma + beta; with kRelu, max(y + residual, 0), where residual may be
 // nullptr.
 template <int kWidth, bool kRelu, class T>
@@ -153,12 +183,7 @@ __global__ void __launch_bounds__(kBlock)
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
-  float scale[kWidth], shift[kWidth], middle[kWidth];
-  for (int k = 0; k < kWidth; ++k) {
-    scale[k] = gamma[column + k] / sqrtf(variance[column + k] + eps);
-    shift[k] = beta[column + k];
-    middle[k] = mean[column + k];
-  }
+  const Normalisation<kWidth> made_of(column, gamma, beta, mean, variance, eps);
   for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
     Pack<T, kWidth> values[kNormRows] = {}, added[kNormRows] = {};
     for (int i = 0; i < kNormRows; ++i) {
@@ -171,7 +196,7 @@ __global__ void __launch_bounds__(kBlock)
       if (row + i * plan.lines >= at.end) continue;
       Pack<T, kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
-        float value = (to_float(values[i].of[k]) - middle[k]) * scale[k] + shift[k];
+        float value = made_of.of(k, to_float(values[i].of[k]));
         if constexpr (kRelu) {
           value += to_float(added[i].of[k]);
           value = value < 0.0f ? 0.0f : value;  // this way round NaN passes
@@ -183,24 +208,31 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk. With kMasked dy is first set to 0 wherever y is not
-// above 0.
-template <int kWidth, bool kMasked, class T>
+// parts (chunks, 2, C): Σ dy · (x − mean) and Σ dy of each chunk, of those dy whose y is above 0. With kOfResult the
+// others are set to 0.
+template <int kWidth, Mask kMask, class T>
 __global__ void __launch_bounds__(kBlock)
-    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* mean, float* parts) {
+    sums_of_chunks(ColumnPlan plan, const T* x, const T* y, T* dy, const float* gamma, const float* beta,
+                   const float* mean, const float* variance, float eps, float* parts) {
   const Place at = place_in(plan);
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
   float product[kWidth] = {}, sum[kWidth] = {};
   if (at.pack < plan.packs) {
     float middle[kWidth];
     for (int k = 0; k < kWidth; ++k) middle[k] = mean[column + k];
+    [[maybe_unused]] const auto made_of = [&] {
+      if constexpr (kMask == Mask::kOfNumbers)
+        return Normalisation<kWidth>(column, gamma, beta, mean, variance, eps);
+      else
+        return 0;
+    }();
     for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
       Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
       for (int i = 0; i < kNormRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         values[i] = load_pack<kWidth>(x + (row + i * plan.lines) * columns + column);
         gradients[i] = load_pack<kWidth>(dy + (row + i * plan.lines) * columns + column);
-        if constexpr (kMasked) {
+        if constexpr (kMask == Mask::kOfResult) {
           const auto results = load_pack<kWidth>(y + (row + i * plan.lines) * columns + column);
           for (int k = 0; k < kWidth; ++k)
             if (!(to_float(results.of[k]) > 0.0f)) gradients[i].of[k] = from_float<T>(0.0f);
@@ -210,8 +242,11 @@ __global__ void __launch_bounds__(kBlock)
       for (int i = 0; i < kNormRows; ++i) {
         if (row + i * plan.lines >= at.end) continue;
         for (int k = 0; k < kWidth; ++k) {
-          const float gradient = to_float(gradients[i].of[k]);
-          product[k] += gradient * (to_float(values[i].of[k]) - middle[k]);
+          const float value = to_float(values[i].of[k]);
+          float gradient = to_float(gradients[i].of[k]);
+          if constexpr (kMask == Mask::kOfNumbers)
+            if (!is_above_0<T>(made_of.of(k, value))) gradient = 0.0f;
+          product[k] += gradient * (value - middle[k]);
           sum[k] += gradient;
         }
       }
@@ -231,12 +266,13 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // With s = sqrt(variance + eps): dx = gamma / s · (dy − dbeta / M − (x − mean) / s · dgamma / M), or gamma / s · dy
-// where the statistics were given and so do not depend on x. M is *all_rows, where other ranks have some of them.
-template <int kWidth, class T>
+// where the statistics were given and so do not depend on x. M is *all_rows, where other ranks have some of them. With
+// kMasked those dy whose y, computed again, is not above 0 count as 0.
+template <int kWidth, bool kMasked, class T>
 __global__ void __launch_bounds__(kBlock)
-    spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* mean, const float* variance,
-                const float* dgamma, const float* dbeta, const float* all_rows, float eps, bool given_statistics,
-                T* dx) {
+    spread_back(ColumnPlan plan, const T* x, const T* dy, const float* gamma, const float* beta, const float* mean,
+                const float* variance, const float* dgamma, const float* dbeta, const float* all_rows, float eps,
+                bool given_statistics, T* dx) {
   const Place at = place_in(plan);
   if (at.pack >= plan.packs) return;
   const std::int64_t columns = plan.packs * kWidth, column = at.pack * kWidth;
@@ -249,6 +285,12 @@ __global__ void __launch_bounds__(kBlock)
     offset[k] = dbeta[column + k] * one_of_rows;
     slope[k] = dgamma[column + k] * one_of_rows * one_of_deviation;
   }
+  [[maybe_unused]] const auto made_of = [&] {
+    if constexpr (kMasked)
+      return Normalisation<kWidth>(column, gamma, beta, mean, variance, eps);
+    else
+      return 0;
+  }();
   for (std::int64_t row = at.row; row < at.end; row += kNormRows * plan.lines) {
     Pack<T, kWidth> values[kNormRows] = {}, gradients[kNormRows] = {};
     for (int i = 0; i < kNormRows; ++i) {
@@ -261,6 +303,8 @@ __global__ void __launch_bounds__(kBlock)
       Pack<T, kWidth> made;
       for (int k = 0; k < kWidth; ++k) {
         float gradient = to_float(gradients[i].of[k]);
+        if constexpr (kMasked)
+          if (!is_above_0<T>(made_of.of(k, to_float(values[i].of[k])))) gradient = 0.0f;
         if (!given_statistics) gradient -= offset[k] + (to_float(values[i].of[k]) - middle[k]) * slope[k];
         made.of[k] = from_float<T>(scale[k] * gradient);
       }
@@ -302,13 +346,16 @@ class CudaNorm final : public NormKernels {
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
-    differentiate<false>(x, x, dy, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
+    differentiate<Mask::kNone>(x, x, dy, gamma, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
-  void backward_relu(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                     const Tensor& variance, double eps, const Tensor& dx, const Tensor& dgamma,
-                     const Tensor& dbeta) override {
-    differentiate<true>(x, y, dy, gamma, mean, variance, false, eps, dx, dgamma, dbeta);
+  void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
+                     const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
+                     const Tensor& dgamma, const Tensor& dbeta) override {
+    if (residual)
+      differentiate<Mask::kOfResult>(x, y, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
+    else
+      differentiate<Mask::kOfNumbers>(x, x, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
   }
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
@@ -335,14 +382,15 @@ class CudaNorm final : public NormKernels {
 
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
-    add_up<false>(x, x, dy, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
+    add_up<Mask::kNone>(x, x, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                       const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
                       const Tensor& dx) override {
     if (x.count() == 0) return;
-    spread_back_to(x, dy, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps, false, dx);
+    spread_back_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
+                          false, dx);
   }
 
  private:
@@ -383,26 +431,29 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  template <bool kMasked>
-  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
-                     const Tensor& variance, bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
-                     const Tensor& dbeta) {
+  // `beta` is read for kOfNumbers alone, y for kOfResult.
+  template <Mask kMask>
+  void differentiate(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
+                     const Tensor& mean, const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
+                     const Tensor& dgamma, const Tensor& dbeta) {
     if (mean.count() == 0) return;
-    add_up<kMasked>(x, y, dy, mean, variance, eps, dgamma.f32(), dbeta.f32());
-    spread_back_to(x, dy, gamma, mean, variance, dgamma.f32(), dbeta.f32(), nullptr, eps, given_statistics, dx);
+    add_up<kMask>(x, y, dy, gamma, beta, mean, variance, eps, dgamma.f32(), dbeta.f32());
+    spread_back_to<kMask == Mask::kOfNumbers>(x, dy, gamma, beta, mean, variance, dgamma.f32(), dbeta.f32(), nullptr,
+                                              eps, given_statistics, dx);
   }
 
-  template <bool kMasked>
-  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& mean, const Tensor& variance,
-              double eps, float* dgamma, float* dbeta) {
+  template <Mask kMask>
+  void add_up(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& gamma, const Tensor& beta,
+              const Tensor& mean, const Tensor& variance, double eps, float* dgamma, float* dbeta) {
     const std::int64_t columns = mean.count();
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kThreadColumns>(takes_packs<T>(columns, {&x, &y, &dy}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kPartBlocks, kNormRows);
         const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
-        launch("batch normalisation's backward", sums_of_chunks<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
-               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), mean.f32(), parts.f32());
+        launch("batch normalisation's backward", sums_of_chunks<kWidth, kMask, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), y.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(),
+               variance.f32(), eps, parts.f32());
         // Without rows, too: zeros.
         launch("batch normalisation's backward", batch_norm_gradients, joiners(columns), dim3(kBlock), context_.stream,
                plan, columns, parts.f32(), variance.f32(), eps, dgamma, dbeta);
@@ -410,7 +461,8 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+  template <bool kMasked>
+  void spread_back_to(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                       const Tensor& variance, const float* dgamma, const float* dbeta, const float* all_rows,
                       double eps, bool given_statistics, const Tensor& dx) {
     const std::int64_t columns = mean.count();
@@ -418,9 +470,9 @@ class CudaNorm final : public NormKernels {
       with_width<kThreadColumns>(takes_packs<T>(columns, {&x, &dy, &dx}), [&](auto width) {
         constexpr int kWidth = decltype(width)::value;
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / kWidth, kSpreadBlocks, kNormRows);
-        launch("batch normalisation's backward", spread_back<kWidth, T>, grid_of(plan), dim3(kBlock), context_.stream,
-               plan, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), variance.f32(), dgamma, dbeta, all_rows, eps,
-               given_statistics, dx.data<T>());
+        launch("batch normalisation's backward", spread_back<kWidth, kMasked, T>, grid_of(plan), dim3(kBlock),
+               context_.stream, plan, x.data<T>(), dy.data<T>(), gamma.f32(), beta.f32(), mean.f32(), variance.f32(),
+               dgamma, dbeta, all_rows, eps, given_statistics, dx.data<T>());
       });
     });
   }

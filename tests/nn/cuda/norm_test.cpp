@@ -170,24 +170,35 @@ TEST_P(CudaNorm, WithRelu) {
       expect_close(variance, trained[2], {DType::kF32, cpu_ulps});
       expect_close(y, trained[0], {type(), cpu_ulps, 2.0 * steep});
 
-      const Tensor dy_host = random(shape, 4), y_host = random(shape, 5), dx = cpu->empty(shape);
+      // With a residual y may be anything. Without, it is of x, which is all that a device may read of the two.
+      const Tensor dy_host = random(shape, 4), y_host = added ? random(shape, 5) : trained[0], dx = cpu->empty(shape);
       const Tensor dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns}), masked = cpu->empty(shape);
       cpu->pointwise().copy(dy_host, masked);
-      cpu->norm().backward_relu(x_host, y_host, masked, gamma, mean, variance, kNormEps, dx, dgamma, dbeta);
-      const Tensor made = activation(y_host), m = plain(mean), v = plain(variance);
+      cpu->norm().backward_relu(x_host, y_host, added, masked, gamma, beta, mean, variance, kNormEps, dx, dgamma,
+                                dbeta);
+      const Tensor made = activation(y_host), m = plain(trained[1]), v = plain(trained[2]);
       const Output like_dy = activation_like(shape, dy_host);
       const auto apart = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
-        norm->backward_relu(x, made, out[3], g, m, v, kNormEps, out[0], out[1], out[2]);
+        norm->backward_relu(x, made, added, out[3], g, b, m, v, kNormEps, out[0], out[1], out[2]);
       });
       const double sum = std::sqrt(static_cast<double>(rows));
       expect_close(dgamma, apart[1], {DType::kF32, cpu_ulps, 2.0 * steep * sum});
       expect_close(dbeta, apart[2], {DType::kF32, cpu_ulps, sum});
       expect_close(dx, apart[0], {type(), cpu_ulps, 4.0 * steep * (rows < 3 ? steep : 1.0)});
-      expect_same(masked, apart[3]);
+      if (added) expect_same(masked, apart[3]);
       const auto in_place = results({like_dy, {{columns}}, {{columns}}}, [&](const auto& out) {
-        norm->backward_relu(x, made, out[0], g, m, v, kNormEps, out[0], out[1], out[2]);
+        norm->backward_relu(x, made, added, out[0], g, b, m, v, kNormEps, out[0], out[1], out[2]);
       });
       expect_same(apart[0], in_place[0]);
+      if (added) continue;
+      // Neither is y read, nor dy written.
+      const Tensor garbage = activation(cpu->empty(shape));
+      check_cuda(cudaMemsetAsync(garbage.raw(), 0xff, garbage.bytes(), stream.get()), "garbage");
+      const auto without_y = results({activation_like(shape), {{columns}}, {{columns}}, like_dy}, [&](const auto& out) {
+        norm->backward_relu(x, garbage, false, out[3], g, b, m, v, kNormEps, out[0], out[1], out[2]);
+      });
+      for (std::size_t i = 0; i < 3; ++i) expect_same(apart[i], without_y[i]);
+      expect_same(dy_host, without_y[3]);
     }
 }
 

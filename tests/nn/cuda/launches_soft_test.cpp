@@ -1,0 +1,69 @@
+// How many kernels operators start, on a GPU in software.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "nn/layers/layers.h"
+#include "tests/nn/values.h"
+#include "tests/soft_cuda/soft_cuda.h"
+
+namespace lockstep::nn {
+namespace {
+
+using namespace lockstep::nn::testing;
+
+struct Started {
+  std::uint64_t forward = 0, backward = 0;
+};
+
+class Launches : public ::testing::Test {
+ protected:
+  template <class Forward>
+  Started count(Tape& tape, const Shape& shape, const Forward& forward) {
+    const Var x = tape.differentiable_input(random_tensor(*backend, shape, 1));
+    const Tensor grad = random_tensor(*backend, shape, 2);
+    const auto sum = [] {
+      const soft_cuda::Counts now = soft_cuda::counts();
+      return now.launches + now.copies;
+    };
+    const std::uint64_t begin = sum();
+    const Var y = forward(x);
+    const std::uint64_t middle = sum();
+    tape.backward(y, grad);
+    const std::uint64_t end = sum();
+    tape.reset();
+    return {middle - begin, end - middle};
+  }
+
+  std::unique_ptr<Backend> backend = make_cuda_backend({});
+  Generator generator{1};
+  Context context{*backend, generator};
+};
+
+// Sums of chunks, sums of all of them right where the parameters want their gradients, and the input's gradient. Where
+// gradients are added to others, two more.
+TEST_F(Launches, BatchNormGradientsAreWrittenWhereTheyBelong) {
+  BatchNorm norm(context, 6);
+  Tape tape(*backend);
+  const auto pass = [&] { return count(tape, {40, 6}, [&](Var x) { return norm.forward(tape, x, Epilogue::kNone); }); };
+  EXPECT_EQ(pass().backward, 3u);
+  std::vector<std::vector<float>> once;
+  for (const auto& named : norm.named_parameters()) once.push_back(values_of(*backend, named.parameter->gradient()));
+  EXPECT_EQ(pass().backward, 5u);
+  std::size_t at = 0;
+  for (const auto& named : norm.named_parameters()) {
+    const auto twice = values_of(*backend, named.parameter->gradient());
+    for (std::size_t i = 0; i < twice.size(); ++i) EXPECT_EQ(twice[i], 2 * once[at][i]) << named.name;
+    ++at;
+  }
+  // What nobody wants has to lie somewhere.
+  for (const auto& named : norm.named_parameters()) named.parameter->clear_grad();
+  norm.named_parameters()[0].parameter->set_requires_grad(false);
+  EXPECT_EQ(pass().backward, 3u);
+  EXPECT_FALSE(norm.named_parameters()[0].parameter->has_gradient());
+  EXPECT_EQ(values_of(*backend, norm.named_parameters()[1].parameter->gradient()), once[1]);
+}
+
+}  // namespace
+}  // namespace lockstep::nn
