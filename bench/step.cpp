@@ -33,7 +33,7 @@ constexpr std::int64_t kLeastWarmUpOnGpu = 20;
 constexpr std::int64_t kBlocks = 20;
 
 /// Kinds of steps: graphs of one are not used for another.
-enum Kind : std::size_t { kWith, kWithout, kTimeline };
+enum Kind : std::size_t { kWith, kWithout, kAlone };
 
 /// Seconds since this process was started, by the kernel's account (in hundredths).
 double process_age_s() {
@@ -69,6 +69,8 @@ class StepBenchmark {
     comm::run_collectively(group_, [&] {
       check_usage(on_gpu_ || !options_.copy_batch, "--copy-batch yes is for GPUs, and this run is on the CPU",
                   "leave --copy-batch out, or use --device cuda");
+      check_usage(on_gpu_ || !options_.profile, "--profile is for GPUs, and this run is on the CPU",
+                  "leave --profile out, or use --device cuda");
       splits_ = trainer::open_splits(config);
       const auto sampler = trainer::make_sampler(config, splits_.train->size(), group_.rank(), group_.size());
       const auto most = static_cast<std::int64_t>(sampler.max_local_count());
@@ -84,6 +86,7 @@ class StepBenchmark {
     manifest.emplace_back("measured steps", fmt::to_string(options_.steps));
     manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
+    manifest.emplace_back("profile", fmt::to_string(options_.profile));
     comm::compare_manifests(group_, manifest);
     ddp_.emplace(*model_, muted_, trainer::ddp_options(config));
     const auto step_options = trainer::step_options(config);
@@ -107,6 +110,7 @@ class StepBenchmark {
     for (std::int64_t i = 1; i < warm_up; ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
     measure(result);
     if (options_.timeline) result.timeline = take_timeline();
+    if (options_.profile) result.profile = take_profile();
     describe(result);
     return result;
   }
@@ -151,6 +155,8 @@ class StepBenchmark {
       result.graphs_refused = config.graphs == false ? "--graphs no"
                               : !refusal().empty()   ? refusal()
                                                      : "this device records nothing";
+    for (const auto& graphs : graphs_)
+      if (graphs) result.kernels_per_step = std::max(result.kernels_per_step, graphs->kernels());
     result.engines = session_.backend->engines();
     result.peak_memory_bytes = group_.all_gather_numbers(peak_resident_bytes());
     result.backend = session_.gradients().name();
@@ -161,7 +167,7 @@ class StepBenchmark {
   double time_ms(Kind kind, std::int64_t steps) {
     throw_if_stopped("measuring");
     muted_.mute(kind == kWithout);
-    step_->set_graphs(graphs_[kind] ? &*graphs_[kind] : nullptr);
+    step_->set_graphs(kind != kAlone && graphs_[kind] ? &*graphs_[kind] : nullptr);
     group_.barrier().wait_host();
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < steps; ++i) run_step();
@@ -198,11 +204,28 @@ class StepBenchmark {
     return "";
   }
 
-  /// Of a step that runs kernel by kernel: the first ones of their kind do.
-  Timeline take_timeline() {
+  /// As if steps were run kernel by kernel from now on, with the memory that they take.
+  void prepare_without_graphs() {
     for (auto& graphs : graphs_)
       if (graphs) graphs->expect_other_work();
-    time_ms(kTimeline, 1);
+    time_ms(kAlone, 1);
+  }
+
+  Profile take_profile() {
+    prepare_without_graphs();
+    group_.barrier().wait_host();
+    const auto begin = Clock::now();
+    Profile profile{.operations = session_.backend->profile([&] {
+                      run_step();
+                      take_outcomes();
+                    }),
+                    .peak_bytes_per_s = session_.backend->peak_bytes_per_s()};
+    profile.step_ms = 1e3 * seconds_between(begin, Clock::now());
+    return profile;
+  }
+
+  Timeline take_timeline() {
+    prepare_without_graphs();
     if (!on_gpu_) return timeline_of(ddp_->reducer().timeline(), Clock::now());
     const auto timer = make_device_timer(*session_.backend, session_.gradients());
     muted_.set_observer([&](const comm::Op& op) { timer->bucket_ready(op.bytes()); });
@@ -224,7 +247,7 @@ class StepBenchmark {
   std::unique_ptr<nn::Module> model_;
   std::optional<data::Loader> loader_;
   std::optional<parallel::DistributedDataParallel> ddp_;
-  std::array<std::optional<trainer::StepGraphs>, 3> graphs_;  // by Kind
+  std::array<std::optional<trainer::StepGraphs>, 2> graphs_;  // by Kind; steps of kAlone have none
   std::optional<trainer::TrainingStep> step_;
   trainer::Inputs inputs_;  // of all steps, unless each copies the batch
   const data::Batch* batch_ = nullptr;

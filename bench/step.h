@@ -22,7 +22,15 @@ struct StepOptions {
   bool copy_batch = false;            // to the GPU in every step, as training does; else it stays there
   std::optional<double> peak_tflops;  // of the device, for `mfu`; default: what is known of it
   bool timeline = false;              // of one step, too
+  bool profile = false;               // of one step, by operation
   Format format = Format::kTable;
+};
+
+/// Of one step that ran operation by operation.
+struct Profile {
+  double step_ms = 0;  // with the events between operations
+  std::vector<nn::OperationCost> operations;
+  std::optional<double> peak_bytes_per_s;  // of the device's memory
 };
 
 /// Times in ms. Of a step, the slowest rank's counts.
@@ -48,8 +56,10 @@ struct StepResult {
   std::string backend;
   int threads = 1;
   std::int64_t steps = 0;
-  std::int64_t steps_a_block = 1;    // that were timed together
-  std::optional<Timeline> timeline;  // rank 0's
+  std::int64_t steps_a_block = 1;     // that were timed together
+  std::optional<Timeline> timeline;   // rank 0's
+  std::int64_t kernels_per_step = 0;  // that a graph of a step starts; 0: no graph
+  std::optional<Profile> profile;     // rank 0's
 };
 
 /// JSON, CSV with its heading (and without timeline), or a table of one.

@@ -25,6 +25,39 @@ JsonObject json_of(const Timeline& timeline) {
           {"buckets", buckets}};
 }
 
+/// The share of the memory's peak that an operation's tensors were moved at.
+std::optional<double> share_of_peak(const nn::OperationCost& cost, const Profile& profile) {
+  if (!profile.peak_bytes_per_s || cost.ms <= 0) return std::nullopt;
+  return 1e3 * cost.bytes / cost.ms / *profile.peak_bytes_per_s;
+}
+
+JsonObject json_of(const Profile& profile) {
+  std::vector<JsonText> operations;
+  for (const auto& cost : profile.operations) {
+    JsonObject one = {{"operation", cost.operation},
+                      {"calls", cost.calls},
+                      {"ms", rounded(cost.ms)},
+                      {"bytes", cost.bytes},
+                      {"flops", cost.flops}};
+    if (const auto share = share_of_peak(cost, profile)) one.add("share_of_peak_bandwidth", rounded(*share));
+    operations.emplace_back(one);
+  }
+  JsonObject json = {{"step_ms", rounded(profile.step_ms)}, {"operations", operations}};
+  if (profile.peak_bytes_per_s) json.add("peak_bytes_per_s", *profile.peak_bytes_per_s);
+  return json;
+}
+
+std::string table_of(const Profile& profile) {
+  std::string text = fmt::format("  one step, operation by operation: {:.3f} ms\n", profile.step_ms);
+  for (const auto& cost : profile.operations) {
+    const auto share = share_of_peak(cost, profile);
+    text += fmt::format("    {:<34}{:>6} ×{:>10.3f} ms{}{}\n", cost.operation, cost.calls, cost.ms,
+                        share ? fmt::format("{:>8.1f} % of peak bandwidth", 100 * *share) : std::string(),
+                        cost.flops > 0 ? fmt::format("{:>9.1f} TFLOP/s", 1e-9 * cost.flops / cost.ms) : std::string());
+  }
+  return text;
+}
+
 JsonObject json_of(const StepResult& r) {
   JsonObject json = {{"model", r.model},
                      {"world_size", r.world_size},
@@ -58,7 +91,9 @@ JsonObject json_of(const StepResult& r) {
     }
     json.add("engines", engines).add("fallbacks", fallbacks);
   }
+  if (r.kernels_per_step > 0) json.add("kernels_per_step", r.kernels_per_step);
   if (r.timeline) json.add("timeline", json_of(*r.timeline));
+  if (r.profile) json.add("profile", json_of(*r.profile));
   return json;
 }
 
@@ -93,7 +128,9 @@ std::string table_of(const StepResult& r) {
   text += fmt::format("  start-up               {:>10.1f} ms   process start to end of step 1\n", r.startup_ms);
   text += fmt::format("  peak memory            {:>10}\n", join(memory, ", "));
   for (const auto& [operation, choice] : r.engines) text += fmt::format("  {} by {}\n", operation, choice.engine);
-  return r.timeline ? text + describe(*r.timeline) : text;
+  if (r.kernels_per_step > 0) text += fmt::format("  kernels of a step      {:>10}\n", r.kernels_per_step);
+  if (r.timeline) text += describe(*r.timeline);
+  return r.profile ? text + table_of(*r.profile) : text;
 }
 
 }  // namespace

@@ -181,6 +181,11 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .kind = OptionKind::kFlag,
              .help = "also report, of one step without a CUDA graph, when each bucket was ready, started and ended",
              .value = boolean(options.timeline)});
+  table.add({.name = "profile",
+             .kind = OptionKind::kFlag,
+             .help = "GPUs: also report, of one step without a CUDA graph, each operation's time and the share of the "
+                     "memory's peak bandwidth that it reaches",
+             .value = boolean(options.profile)});
   table.add({.name = "peak-tflops",
              .placeholder = "X",
              .help = "peak of the device in this precision, in 10^12 operations per second, of which the measured "
@@ -188,6 +193,7 @@ OptionTable bench_step_options(bench::StepOptions& options) {
              .default_text = "from the data sheet, where the GPU is known",
              .value = number(options.peak_tflops, {.low = 0, .open_low = true})});
   table.exclusive({"csv", "timeline"});
+  table.exclusive({"csv", "profile"});
   return table;
 }
 

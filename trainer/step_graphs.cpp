@@ -24,6 +24,13 @@ StepGraphs::StepGraphs(nn::Backend& backend, parallel::DistributedDataParallel& 
 
 StepGraphs::~StepGraphs() { backend_.allocator().remove(*this); }
 
+std::int64_t StepGraphs::kernels() const {
+  std::int64_t most = 0;
+  for (const Entry& entry : entries_)
+    if (entry.graph != nullptr) most = std::max(most, entry.graph->kernels());
+  return most;
+}
+
 bool StepGraphs::give_up() noexcept {
   if (!may_give_up_) return false;
   given_up_ = true;

@@ -54,6 +54,8 @@ class StepGraphs final : private nn::MemoryHolder {
   const std::string& refusal() const { return refusal_; }
   /// How many steps have been run from graphs.
   std::int64_t replayed() const { return replayed_; }
+  /// How many kernels the largest graph starts; 0 where there is none.
+  std::int64_t kernels() const;
 
  private:
   struct Entry {

@@ -84,7 +84,7 @@ def cmake_flags(package: dict) -> list:
     """With what is packed in place of installed packages, unless it is for a newer system than this one."""
     flags = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
     nvidia = [f"-DNCCL_INCLUDE_DIR={PLACE}/nvidia/include", f"-DCUDNN_INCLUDE_DIR={PLACE}/nvidia/include",
-              f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend"]
+              f"-DCUDNN_FRONTEND_INCLUDE_DIR={PLACE}/nvidia/cudnn-frontend/include"]
     if not package.get("libraries_fit", True):
         return [*flags, *nvidia]
     prefix, libraries = PLACE / "prefix/usr", PLACE / "prefix/usr/lib" / package["multiarch"]

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/device.h"
 #include "base/function_ref.h"
@@ -32,12 +33,23 @@ class CapturedGraph {
   virtual ~CapturedGraph() = default;
   /// Gives the work to the device, after what has been given before.
   virtual void run() = 0;
+  /// How many kernels it starts on the device.
+  virtual std::int64_t kernels() const = 0;
 };
 
 /// What computes an operation.
 struct EngineChoice {
   std::string engine;        // "cuDNN …"
   std::string because = {};  // of a fallback: why it is not a faster one
+};
+
+/// What the operations of one kind took on the device.
+struct OperationCost {
+  std::string operation;  // "batch normalisation"
+  std::int64_t calls = 0;
+  double ms = 0;
+  double bytes = 0;  // of their tensors, each counted once a call: the least that they have to read and write
+  double flops = 0;  // of products and convolutions: 2 for each multiply-add
 };
 
 /// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
@@ -150,6 +162,15 @@ class Backend {
     why_not = "this device records nothing";
     return nullptr;
   }
+
+  /// Calls `work`, which is not captured, and times the operations of it that this device computes: those that took
+  /// longest first. Nothing where the device cannot say. Waits for the device.
+  virtual std::vector<OperationCost> profile(FunctionRef<void()> work) {
+    work();
+    return {};
+  }
+  /// What the device's memory can move in a second, reads and writes together; nothing where it is not known.
+  virtual std::optional<double> peak_bytes_per_s() const { return std::nullopt; }
 
   Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
   Tensor zeros(const Shape& shape) {

@@ -1,6 +1,9 @@
 // bench step on a GPU: that its figures are there and say what was done; not what they are.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
+
 #include "bench/step.h"
 #include "tests/support/json.h"
 
@@ -77,6 +80,37 @@ TEST(BenchStep, StartsKernelByKernelWhenTold) {
   EXPECT_EQ(result["graphs"], false);
   EXPECT_EQ(result["graphs_refused"], "--graphs no");
   EXPECT_EQ(result["replays_per_step"], 0.0);
+}
+
+// Operation by operation; and how many kernels a graph has.
+TEST(BenchStep, ProfilesAStep) {
+  auto options = small("cnn");
+  options.profile = true;
+  const auto result = measured(options);
+  EXPECT_GT(result["kernels_per_step"], 10);
+  const auto& profile = result["profile"];
+  EXPECT_GT(profile["step_ms"], 0.0);
+  EXPECT_GT(profile["peak_bytes_per_s"], 1e11);
+  std::map<std::string, nlohmann::json> by_name;
+  double ms = 0;
+  for (const auto& one : profile["operations"]) {
+    by_name[one["operation"]] = one;
+    ms += one["ms"].get<double>();
+    EXPECT_GE(one["share_of_peak_bandwidth"], 0.0);
+  }
+  EXPECT_LE(ms, profile["step_ms"].get<double>());
+  // 8 images, two layers with bias and ReLU, each with a pooling; the input's gradient is not asked for.
+  ASSERT_TRUE(by_name.contains("max pooling")) << profile;
+  EXPECT_EQ(by_name["max pooling"]["calls"], 2);
+  ASSERT_TRUE(by_name.contains("cross entropy")) << profile;
+  EXPECT_EQ(by_name["cross entropy"]["calls"], 1);
+  ASSERT_TRUE(by_name.contains("update")) << profile;
+  // adamw: the gradient, and the parameter and two moments there and back.
+  EXPECT_EQ(std::fmod(by_name["update"]["bytes"].get<double>(), 28.0), 0.0);
+  ASSERT_TRUE(by_name.contains("product")) << profile;
+  EXPECT_GT(by_name["product"]["flops"], 0.0);
+  options.train.device = "cpu";
+  EXPECT_THROW(bench_step(options, std::nullopt), UsageError);
 }
 
 TEST(BenchStep, SaysWhatWasComputedInTf32) {

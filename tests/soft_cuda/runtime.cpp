@@ -217,6 +217,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
     case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+    case cudaDevAttrMemoryClockRate: *value = 2'619'000; break;  // an H100's
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 5120; break;
     case cudaDevAttrPciBusId: *value = 0x1b + device; break;
     default: return noted(cudaErrorNotSupported);
   }

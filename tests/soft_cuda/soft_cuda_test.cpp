@@ -94,7 +94,7 @@ TEST(SoftKernels, BarriersMeetAllThreadsOfABlock) {
     EXPECT_EQ(sums.read()[b], std::reduce(values.begin() + 256L * b, values.begin() + 256L * (b + 1)));
 }
 
-__device__ float warp_sum(float x) {
+__device__ inline float warp_sum(float x) {
   for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
   return x;
 }

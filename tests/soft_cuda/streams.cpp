@@ -28,6 +28,7 @@ struct Graph {
   struct Node {
     Work work;
     Nodes after;
+    cudaGraphNodeType type = cudaGraphNodeTypeKernel;
   };
   std::vector<Node> nodes;
   Nodes collectives;  // the last one
@@ -170,13 +171,14 @@ void run_graph(const Graph& graph) {
   }
 }
 
-cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work, bool is_collective = false) {
+cudaError_t append(Lock& lock, const std::shared_ptr<Stream>& stream, Work work,
+                   cudaGraphNodeType type = cudaGraphNodeTypeKernel, bool is_collective = false) {
   if (stream->capture != nullptr) {
     if (stream->capture->broken) return noted(cudaErrorStreamCaptureInvalidated);
     Graph& graph = *stream->capture;
     if (is_collective) add(stream->last, graph.collectives);
     const Nodes made = {graph.nodes.size()};
-    graph.nodes.push_back({std::move(work), std::exchange(stream->last, made)});
+    graph.nodes.push_back({std::move(work), std::exchange(stream->last, made), type});
     if (is_collective) graph.collectives = made;
     ++stream->captured;
     return cudaSuccess;
@@ -228,14 +230,14 @@ cudaError_t submit_collective(cudaStream_t stream, std::function<void()> work) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr || found->device != current_device()) return noted(cudaErrorInvalidResourceHandle);
-  return append(lock, found, std::move(work), true);
+  return append(lock, found, std::move(work), cudaGraphNodeTypeKernel, true);
 }
 
 cudaError_t submit_copy(cudaStream_t stream, std::function<void()> work) {
   Lock lock(mutex);
   const auto found = find(stream);
   if (found == nullptr) return noted(cudaErrorInvalidResourceHandle);
-  return append(lock, found, std::move(work));
+  return append(lock, found, std::move(work), cudaGraphNodeTypeMemcpy);
 }
 
 cudaError_t finish(cudaStream_t stream) {
@@ -535,7 +537,15 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
   const std::lock_guard lock(mutex);
   const auto at = graphs.find(graph);
-  if (at == graphs.end() || nodes != nullptr) return noted(cudaErrorInvalidValue);
-  *count = at->second->nodes.size();
+  if (at == graphs.end()) return noted(cudaErrorInvalidValue);
+  auto& all = at->second->nodes;
+  for (std::size_t i = 0; nodes != nullptr && i < std::min(*count, all.size()); ++i)
+    nodes[i] = reinterpret_cast<cudaGraphNode_t>(&all[i]);
+  *count = all.size();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType* type) {
+  *type = reinterpret_cast<const Graph::Node*>(node)->type;
   return cudaSuccess;
 }

@@ -6,6 +6,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/fused_attention.h"
 #include "nn/ops/cuda/kernels.h"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -18,6 +19,7 @@ class CudaAttention final : public AttentionKernels {
   // What cuDNN drops is not a function of the sample: with dropout the kernels are ours.
   void forward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
                const Tensor& log_sums) override {
+    const Work work(context_, "attention", {&qkv, &y, &log_sums}, 2.0 * static_cast<double>(y.count() * y.size(1)));
     check(qkv, heads, {&y});
     if (qkv.count() == 0 || (drop.p == 0 && fused_.forward(qkv, heads, y, log_sums))) return;
     const AttentionSizes sizes = sizes_of(qkv, heads);
@@ -27,6 +29,8 @@ class CudaAttention final : public AttentionKernels {
 
   void backward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
                 const Tensor& log_sums, const Tensor& dy, const Tensor& dqkv) override {
+    const Work work(context_, "attention's backward", {&qkv, &y, &log_sums, &dy, &dqkv},
+                    5.0 * static_cast<double>(y.count() * y.size(1)));
     check(qkv, heads, {&y, &dy, &dqkv});
     if (qkv.count() == 0 || (drop.p == 0 && fused_.backward(qkv, heads, y, log_sums, dy, dqkv))) return;
     const Tensor means = Tensor::empty(context_.allocator, log_sums.shape());
@@ -45,6 +49,7 @@ class CudaAttention final : public AttentionKernels {
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
+    const Work work(context_, "attention with a cache", {&qkv, &cache, &y});
     check(qkv, heads, {&y, &cache});
     AttentionSizes sizes = sizes_of(qkv, heads);
     sizes.past = past;

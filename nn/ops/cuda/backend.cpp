@@ -9,6 +9,7 @@
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/graph_capture.h"
 #include "nn/ops/cuda/host_copies.h"
+#include "nn/ops/cuda/work.h"
 #include "nn/ops/cuda/write.h"
 
 namespace lockstep::nn {
@@ -35,6 +36,13 @@ std::string describe_gpu(const CudaOptions& options) {
                      cuda_version_text(probe.runtime_version), cuda_version_text(probe.driver_version),
                      options.tf32 ? ", tf32" : "", options.deterministic ? "" : ", not deterministic");
 }
+
+/// Puts back what a pointer was.
+struct Restored {
+  WorkLog*& pointer;
+  WorkLog* const before = pointer;
+  ~Restored() { pointer = before; }
+};
 
 }  // namespace
 
@@ -139,6 +147,24 @@ std::optional<std::size_t> CudaBackend::free_bytes() {
   std::size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
   return free;
+}
+
+std::vector<OperationCost> CudaBackend::profile(FunctionRef<void()> work) {
+  make_current(context_.device);
+  WorkLog log;
+  const Restored restored{context_.log};
+  context_.log = &log;
+  work();
+  return log.read();
+}
+
+std::optional<double> CudaBackend::peak_bytes_per_s() const {
+  int clock_khz = 0, bus_bits = 0;
+  if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, context_.device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, context_.device) != cudaSuccess)
+    static_cast<void>(cudaGetLastError());  // it has been heard
+  if (clock_khz == 0 || bus_bits == 0) return std::nullopt;
+  return 2e3 * clock_khz * bus_bits / 8;  // two transfers a clock
 }
 
 std::unique_ptr<CapturedGraph> CudaBackend::record(FunctionRef<void()> work, std::string& why_not) {

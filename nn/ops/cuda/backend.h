@@ -61,6 +61,8 @@ class CudaBackend final : public Backend {
 
   std::optional<std::size_t> free_bytes() override;
   bool records() const override { return true; }
+  std::vector<OperationCost> profile(FunctionRef<void()> work) override;
+  std::optional<double> peak_bytes_per_s() const override;
   std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) override;
 
   DeviceMemory& memory() { return *memory_; }

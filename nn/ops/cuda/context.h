@@ -28,6 +28,7 @@ class Engines {
 };
 
 class PlanChoices;
+class WorkLog;
 
 /// Owned by the backend, which outlives its kernels. `device` is the calling thread's whenever a kernel is called.
 struct Context {
@@ -42,6 +43,7 @@ struct Context {
   std::string gpu = {};                  // its name
   std::uint64_t primitives_created = 0;  // plans and handles built so far; whoever builds one adds 1
   Engines engines = {};
+  WorkLog* log = nullptr;  // while somebody profiles: Work notes each operation
 };
 
 }  // namespace lockstep::nn::cuda

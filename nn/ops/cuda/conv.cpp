@@ -11,6 +11,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/cuda/product.h"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -24,6 +25,8 @@ class CudaConv final : public ConvKernels {
 
   void forward(const Tensor& x, const Tensor& w, std::uint64_t, const Tensor& b, const Window& window,
                Epilogue epilogue, const Tensor& y) override {
+    const Work work(context_, "convolution", {&x, &w, &b, &y},
+                    2.0 * static_cast<double>(y.count() * w.count() / w.size(0)));
     if (y.count() == 0) return;
     ConvProblem problem = problem_of(What::kForward, x, w, y, window);
     problem.relu = epilogue == Epilogue::kRelu;
@@ -41,6 +44,8 @@ class CudaConv final : public ConvKernels {
 
   void backward_input(const Tensor& dy, const Tensor& w, std::uint64_t, const Window& window,
                       const Tensor& dx) override {
+    const Work work(context_, "convolution's backward to its input", {&dy, &w, &dx},
+                    2.0 * static_cast<double>(dy.count() * w.count() / w.size(0)));
     if (dx.count() == 0) return;
     const ConvProblem problem = problem_of(What::kBackwardInput, dx, w, dy, window);
     const ConvArrays arrays = {dx.raw(), w.raw(), dy.raw()};
@@ -52,6 +57,8 @@ class CudaConv final : public ConvKernels {
   // up, or copied, from there, and those of f32 where they are to be added to something.
   void backward_weight(const Tensor& x, const Tensor& dy, const Window& window, bool accumulate_w, const Tensor& dw,
                        bool accumulate_b, const Tensor& db) override {
+    const Work work(context_, "convolution's backward to its weight", {&x, &dy, &dw, &db},
+                    2.0 * static_cast<double>(dy.count() * dw.count() / dw.size(0)));
     if (dy.count() == 0) {
       if (!accumulate_w) pointwise_.fill(dw, 0.0f);
       if (db.defined() && !accumulate_b) pointwise_.fill(db, 0.0f);

@@ -7,6 +7,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/token_order.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -185,6 +186,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   explicit CudaEmbedding(Context& context) : context_(context) {}
 
   void forward(const Tensor& table, const Tensor& numbers, const Tensor& y) override {
+    const Work work(context_, "embedding", {&numbers, &y, &y});  // of the table as much as y has
     const std::int64_t rows = table.size(0), columns = table.size(1), n = numbers.count();
     if (n == 0 || columns == 0) return;
     LOCKSTEP_ASSERT(y.count() == n * columns && y.dtype() == table.dtype());
@@ -201,6 +203,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void backward(const Tensor& numbers, const Tensor& dy, bool accumulate, const Tensor& dtable) override {
+    const Work work(context_, "embedding's backward", {&numbers, &dy, &dtable});
     const std::int64_t rows = dtable.size(0), columns = dtable.size(1), n = numbers.count();
     if (!accumulate) clear(dtable);
     if (n == 0 || dtable.count() == 0) return;
@@ -228,6 +231,7 @@ class CudaEmbedding final : public EmbeddingKernels {
   }
 
   void add_rows(const Tensor& x, const Tensor& table, std::int64_t first, const Tensor& y) override {
+    const Work work(context_, "adding positions", {&x, &table, &y});
     const std::int64_t tokens = x.size(1), columns = x.size(2);
     if (x.count() == 0) return;
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= table.size(0) && table.size(1) == columns &&
@@ -248,6 +252,7 @@ class CudaEmbedding final : public EmbeddingKernels {
 
   // For each position and feature a column sum over the batch.
   void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) override {
+    const Work work(context_, "positions' gradient", {&dy, &dtable});
     const std::int64_t batch = dy.size(0), tokens = dy.size(1), columns = dy.size(2);
     LOCKSTEP_ASSERT(first >= 0 && first + tokens <= dtable.size(0) && dtable.size(1) == columns);
     if (!accumulate) {

@@ -1,6 +1,7 @@
 #include "nn/ops/cuda/graph_capture.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/cuda/runtime.h"
 
@@ -9,14 +10,31 @@ namespace {
 
 class CudaGraph final : public CapturedGraph {
  public:
-  CudaGraph(cudaGraphExec_t graph, StreamView stream) : graph_(graph), stream_(stream) {}
+  CudaGraph(cudaGraphExec_t graph, StreamView stream, std::int64_t kernels)
+      : graph_(graph), stream_(stream), kernels_(kernels) {}
   ~CudaGraph() override { cudaGraphExecDestroy(graph_); }
   void run() override { check_cuda(cudaGraphLaunch(graph_, native(stream_)), "launching a CUDA graph"); }
+  std::int64_t kernels() const override { return kernels_; }
 
  private:
   cudaGraphExec_t graph_;
   StreamView stream_;
+  std::int64_t kernels_;
 };
+
+std::int64_t kernels_of(cudaGraph_t graph) {
+  std::size_t count = 0;
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "looking at a CUDA graph");
+  std::vector<cudaGraphNode_t> nodes(count);
+  check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "looking at a CUDA graph");
+  std::int64_t kernels = 0;
+  for (const cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    check_cuda(cudaGraphNodeGetType(node, &type), "looking at a CUDA graph");
+    kernels += type == cudaGraphNodeTypeKernel;
+  }
+  return kernels;
+}
 
 /// A capture that is under way; ends it, whatever happens.
 class Capture {
@@ -62,13 +80,14 @@ std::unique_ptr<CapturedGraph> capture_graph(StreamView stream, FunctionRef<void
   cudaGraphExec_t executable = nullptr;
   // Else all of it would run with the priority of the stream that it is launched in, collectives too.
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, cudaGraphInstantiateFlagUseNodePriority);
+  const std::int64_t kernels = status == cudaSuccess ? kernels_of(graph) : 0;
   cudaGraphDestroy(graph);
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     why_not = std::string("CUDA makes no graph of it: ") + cudaGetErrorString(status);
     return nullptr;
   }
-  return std::make_unique<CudaGraph>(executable, stream);
+  return std::make_unique<CudaGraph>(executable, stream, kernels);
 }
 
 }  // namespace lockstep::nn::cuda

@@ -40,8 +40,6 @@ std::size_t choose_kernel(Context& context, const std::string& problem, const st
   check_cuda(cudaStreamIsCapturing(native(context.stream), &status), "asking whether work is being recorded");
   const std::string here = fmt::format("{}, {}", context.gpu, problem);
   if (status != cudaStreamCaptureStatusNone) return context.choices->noted(here, names);
-  // What the stream still has to do may wait for another rank (SyncBatchNorm), and that one for the file's lock.
-  check_cuda(cudaStreamSynchronize(native(context.stream)), "waiting for what comes before kernels that are timed");
   return context.choices->choose(here, names, seconds_of_kernel);
 }
 

@@ -8,6 +8,7 @@
 #include "nn/ops/cuda/cudnn_rnn.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -34,6 +35,8 @@ class CudaLstm final : public LstmKernels {
                  const LstmState& to, bool keep) override {
     check(x, weights, y);
     if (x.size(0) == 0) return keep ? bytes(0) : Tensor();
+    const Work work(context_, "LSTM", {&x, &y, &from.h, &from.c, &to.h, &to.c},
+                    8.0 * static_cast<double>(y.count() * (x.size(2) + y.size(2))));
     const Held& held = find(x, y, keep);
     const DType dtype = held.dtype;
     const Tensor kept = keep ? bytes(held.plan.reserve_bytes()) : Tensor();
@@ -64,6 +67,8 @@ class CudaLstm final : public LstmKernels {
       clear(gradients);
       return gradients_done();
     }
+    const Work work(context_, "LSTM's backward", {&x, &y, &dy, &dx},
+                    16.0 * static_cast<double>(y.count() * (x.size(2) + y.size(2))));
     const Held& held = find(x, y, true);
     const DType dtype = held.dtype;
     const Tensor space = gather(held, weights, false).memory;

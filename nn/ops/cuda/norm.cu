@@ -6,6 +6,7 @@
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -328,30 +329,37 @@ class CudaNorm final : public NormKernels {
 
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
+    const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &y, &mean, &variance});
     take_moments(x, mean, variance);
     forward_infer(x, gamma, beta, mean, variance, eps, y);
   }
 
   void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
                           const Tensor& y, const Tensor& mean, const Tensor& variance) override {
+    const Work work(context_, "batch normalisation with ReLU", {&x, &gamma, &beta, &residual, &y, &mean, &variance});
     take_moments(x, mean, variance);
     apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
                      const Tensor& variance, double eps, const Tensor& y) override {
+    const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &mean, &variance, &y});
     apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
   }
 
   void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& variance,
                 bool given_statistics, double eps, const Tensor& dx, const Tensor& dgamma,
                 const Tensor& dbeta) override {
+    const Work work(context_, "batch normalisation's backward",
+                    {&x, &dy, &gamma, &mean, &variance, &dx, &dgamma, &dbeta});
     differentiate<Mask::kNone>(x, x, dy, gamma, gamma, mean, variance, given_statistics, eps, dx, dgamma, dbeta);
   }
 
   void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
                      const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps, const Tensor& dx,
                      const Tensor& dgamma, const Tensor& dbeta) override {
+    const Work work(context_, "batch normalisation's backward with ReLU",
+                    {&x, &y, &dy, &gamma, &beta, &mean, &variance, &dx, &dgamma, &dbeta});
     if (residual)
       differentiate<Mask::kOfResult>(x, y, dy, gamma, beta, mean, variance, false, eps, dx, dgamma, dbeta);
     else
@@ -360,6 +368,7 @@ class CudaNorm final : public NormKernels {
 
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
+    const Work work(context_, "running statistics", {&mean, &variance, &running_mean, &running_variance});
     const double unbias = rows > 1 ? static_cast<double>(rows) / static_cast<double>(rows - 1) : 1.0;
     const std::int64_t columns = mean.count();
     launch("running statistics", move_running, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
@@ -368,12 +377,14 @@ class CudaNorm final : public NormKernels {
   }
 
   void moments(const Tensor& x, const Tensor& part) override {
+    const Work work(context_, "batch statistics", {&x, &part});
     const std::int64_t columns = part.count() / 2;
     find_moments(x, columns, 1.0f, part.f32(), part.f32() + columns, part.f32() + 2 * columns);
   }
 
   void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
                     const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) override {
+    const Work work(context_, "batch statistics", {&parts, &mean, &variance, &rows, &running_mean, &running_variance});
     const std::int64_t columns = mean.count();
     launch("batch statistics", join_ranks, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
            context_.stream, columns, static_cast<int>(parts.size(0)), parts.size(1), parts.f32(), 1.0 - momentum,
@@ -382,12 +393,14 @@ class CudaNorm final : public NormKernels {
 
   void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
                      const Tensor& sums) override {
+    const Work work(context_, "batch normalisation's backward", {&x, &dy, &mean, &variance, &sums});
     add_up<Mask::kNone>(x, x, dy, mean, mean, mean, variance, eps, sums.f32(), sums.f32() + mean.count());
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                       const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
                       const Tensor& dx) override {
+    const Work work(context_, "batch normalisation's backward", {&x, &dy, &gamma, &mean, &variance, &rows, &sums, &dx});
     if (x.count() == 0) return;
     spread_back_to<false>(x, dy, gamma, gamma, mean, variance, sums.f32(), sums.f32() + mean.count(), rows.f32(), eps,
                           false, dx);

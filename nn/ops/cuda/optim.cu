@@ -4,6 +4,7 @@
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/cuda/work.h"
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn::cuda {
@@ -124,16 +125,31 @@ __global__ void update_scale(const float* loss, const double* squares, double cl
   control[StepControl::kGradientScale] = static_cast<float>(scale);
 }
 
+/// What an update has to read and write.
+double bytes_of(std::span<const UpdateArrays> all) {
+  double bytes = 0;
+  for (const UpdateArrays& one : all) {
+    int of_an_element = 4 + 8;  // the gradient is read, the parameter read and written
+    for (const float* moment : {one.first, one.second}) of_an_element += moment != nullptr ? 8 : 0;
+    if (one.copy != nullptr) of_an_element += 2;
+    bytes += static_cast<double>(one.count) * of_an_element;
+  }
+  return bytes;
+}
+
 class CudaOptim final : public OptimKernels {
  public:
   explicit CudaOptim(Context& context) : context_(context) {}
 
   void update(const UpdateRule& rule, const Tensor& control, std::span<const UpdateArrays> all) override {
+    const Work work(context_, "update", bytes_of(all));
     std::visit([&](const auto& by) { start(by, control, all); }, rule);
   }
 
   void add_squares(std::span<const UpdateArrays> all, const Tensor& squares) override {
-    std::int64_t blocks = 0;
+    std::int64_t blocks = 0, elements = 0;
+    for (const UpdateArrays& arrays : all) elements += arrays.count;
+    const Work work(context_, "the gradients' norm", 4.0 * static_cast<double>(elements));
     for (const UpdateArrays& arrays : all) blocks += ceil_div(arrays.count, kSquared);
     if (blocks == 0) return;
     const Tensor parts = Tensor::empty(context_.allocator, {blocks}, DType::kF64);

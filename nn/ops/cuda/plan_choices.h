@@ -15,9 +15,11 @@ namespace lockstep::nn::cuda {
 /// cuBLASLt and cuDNN order their kernels by what they expect; the first is not always the fastest. So the first few
 /// are timed when a problem comes for the first time, in a step that is never captured. All of them are exact (Cudnn,
 /// ProductPlan), but they add up in different orders. So that a run can be repeated bit for bit, what was chosen is
-/// noted in a file, and whoever finds the problem there times nothing. The ranks of a host share the file: who comes
-/// first holds its lock, times and notes, and the others wait and read. Where there is no file to note in, nothing is
-/// timed, and the libraries' first kernel is taken.
+/// noted in a file, and whoever finds the problem there times nothing. The ranks of a host share the file: all of them
+/// time, each on its own GPU, and take what the first of them has noted. Nobody holds the file's lock while a GPU
+/// works: that work may wait for a collective (a kernel that is loaded at its first launch waits for all of a GPU's
+/// streams), and so for a rank that would wait for the lock. Where there is no file to note in, the libraries' first
+/// kernel is taken.
 ///
 /// The file is text with a checksum, replaced as a whole. One that is cut or is somebody else's is ignored, with a
 /// warning, and replaced with the next choice. What is noted for another GPU or version of a library has another name,

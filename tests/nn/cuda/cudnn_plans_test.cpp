@@ -128,7 +128,9 @@ TEST_F(CudnnPlans, KernelsToChooseFromAreAsExact) {
       std::vector<std::string> built;
       for (std::size_t i = 0; i < kernels.names().size(); ++i) {
         for (const char* const note : kInexact) EXPECT_THAT(kernels.names()[i], Not(HasSubstr(note)));
-        if (dtype == DType::kF32) EXPECT_THAT(kernels.names()[i], Not(HasSubstr("tensor core")));
+        if (dtype == DType::kF32) {
+          EXPECT_THAT(kernels.names()[i], Not(HasSubstr("tensor core")));
+        }
         try {
           built.push_back(kernels.build(i).describe());
           EXPECT_EQ(built.back(), kernels.names()[i]);

@@ -63,7 +63,8 @@ class SoftPitch : public ::testing::TestWithParam<const char*> {
 
   static void expect_near(const std::vector<float>& a, const std::vector<float>& b) {
     ASSERT_EQ(a.size(), b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 + 1e-4 * std::abs(a[i])) << i;
+    for (std::size_t i = 0; i < a.size(); ++i)
+      ASSERT_NEAR(a[i], b[i], 1e-5 + 1e-4 * std::abs(static_cast<double>(a[i]))) << i;
   }
 
   std::unique_ptr<Backend> cpu = make_cpu_backend(1), gpu = make_cuda_backend({});
@@ -125,7 +126,7 @@ TEST_P(SoftPitch, GradientsOfSeveralUsesAreAdded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, SoftPitch, ::testing::Values("gpt", "lstm"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace
 }  // namespace lockstep::nn

@@ -1,0 +1,59 @@
+// What the operations of a GPU take, for Backend::profile().
+#pragma once
+
+#include <deque>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "base/cuda/runtime.h"
+#include "nn/ops/backend.h"
+#include "nn/ops/cuda/context.h"
+
+namespace lockstep::nn::cuda {
+
+/// Operations with an event of CUDA's before and after each. While they are profiled they cannot be captured.
+class WorkLog {
+ public:
+  void begin(const char* what, double bytes, double flops, cudaStream_t stream);
+  void end(cudaStream_t stream);
+  /// By operation, those that took longest first. Waits until all of it is done.
+  std::vector<OperationCost> read() const;
+
+ private:
+  struct Entry {
+    const char* what;
+    double bytes, flops;
+    CudaEvent from{CudaEvent::Timing::kOn}, to{CudaEvent::Timing::kOn};
+  };
+  std::deque<Entry> entries_;
+  int depth_ = 0;  // an operation that calls others is one
+};
+
+/// An operation, for as long as this lives; costs a comparison where nobody profiles. `tensors` are those that it has
+/// to read or write, undefined ones left out; `what` must live on.
+class Work {
+ public:
+  Work(Context& context, const char* what, std::initializer_list<const Tensor*> tensors, double flops = 0)
+      : context_(context) {
+    if (context_.log != nullptr) [[unlikely]]
+      begin(what, tensors, flops);
+  }
+  /// The same, where not tensors say how many bytes.
+  Work(Context& context, const char* what, double bytes) : context_(context) {
+    if (context_.log != nullptr) [[unlikely]]
+      context_.log->begin(what, bytes, 0, native(context_.stream));
+  }
+  ~Work() {
+    if (context_.log != nullptr) [[unlikely]]
+      context_.log->end(native(context_.stream));
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+ private:
+  void begin(const char* what, std::initializer_list<const Tensor*> tensors, double flops);
+  Context& context_;
+};
+
+}  // namespace lockstep::nn::cuda
