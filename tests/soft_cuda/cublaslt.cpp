@@ -2,6 +2,7 @@
 #include "tests/soft_cuda/cublaslt.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -144,10 +145,10 @@ struct Problem {
     return false;
   }
 
-  bool has_aligned_pitches() const {
-    for (const Layout& matrix : {a, b, d})
-      if (matrix.pitch * (matrix.type == CUDA_R_32F ? 4 : 2) % 16 != 0) return false;
-    return true;
+  bool has_odd_pitch() const {
+    return std::ranges::any_of(std::array{a, b, d}, [](const Layout& matrix) {
+      return matrix.columns > 1 && matrix.pitch * (matrix.type == CUDA_R_32F ? 4 : 2) % 16 != 0;
+    });
   }
 
   std::uint64_t hash() const {
@@ -275,7 +276,7 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
     return CUBLAS_STATUS_INVALID_VALUE;
   if (choice.workspace > 0 && (workspace == nullptr || !fits(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   ++counted.products;
-  if (!problem.has_aligned_pitches()) ++counted.unaligned_pitches;
+  if (problem.has_odd_pitch()) ++counted.odd_pitches;
   counted.last_epilogue = static_cast<cublasLtEpilogue_t>(problem.desc.epilogue);
   counted.last_compute = problem.desc.compute;
   counted.last_kernel = choice.kernel;

@@ -28,8 +28,10 @@ void set_cublaslt(const CublasLtSettings& settings);
 
 struct CublasLtCounts {
   std::uint64_t heuristics = 0, products = 0;
-  std::uint64_t unaligned_pitches = 0;  // products with a matrix whose columns do not all begin at 16 bytes
-  std::uint64_t live = 0;               // handles and descriptors that are not destroyed
+  // Of products, those with a matrix whose columns do not all begin at multiples of 16 bytes if the first does: kernels
+  // that read such a one are several times slower.
+  std::uint64_t odd_pitches = 0;
+  std::uint64_t live = 0;  // handles and descriptors that are not destroyed
   cublasLtEpilogue_t last_epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   cublasComputeType_t last_compute = CUBLAS_COMPUTE_32F;
   int last_kernel = 0;

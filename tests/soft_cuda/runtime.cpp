@@ -103,6 +103,11 @@ void set_memory_bytes(std::size_t bytes) {
   the_machine.memory_bytes = bytes;
 }
 
+void set_fused_attention(bool available) {
+  const std::lock_guard lock(machine_mutex());
+  the_machine.fused_attention = available;
+}
+
 void set_streams(Streams streams) {
   for (int device = 0; device < the_machine.devices; ++device) finish_device(device);
   const std::lock_guard lock(machine_mutex());

@@ -53,6 +53,7 @@ struct Machine {
   /// The first launch of each kernel on a device waits for all that its streams were given, as loading its code may do
   /// where CUDA_MODULE_LOADING is LAZY. A collective that is among it must come to its end without the host.
   bool lazy_loading = lazy_loading_by_default();
+  bool fused_attention = false;            // whether cuDNN has kernels for it: with them a cuDNN in software is used
   std::uint64_t seed = seed_by_default();  // of the order of blocks, of warps and of a graph's nodes
   /// Of so many launches of each kernel, grid and block, the accesses to memory are watched (races.h); of all since the
   /// process began.
@@ -65,6 +66,7 @@ void set_machine(const Machine& machine);
 /// In the middle of a test.
 void set_memory_bytes(std::size_t bytes);
 void set_streams(Streams streams);
+void set_fused_attention(bool available);
 
 struct Counts {
   std::uint64_t launches = 0;
@@ -76,6 +78,7 @@ struct Counts {
   std::uint64_t prioritised_graphs = 0;  // whose nodes keep the priorities of the streams that they came from
   std::uint64_t host_waits = 0;          // of the host for a stream, an event or a device
   std::uint64_t loading_waits = 0;       // of a first launch, with work pending
+  std::uint64_t fused_attentions = 0;    // that cuDNN in software did
   std::uint64_t early_returns = 0;       // threads that had returned when the others of their block were at a barrier
 };
 Counts counts();

@@ -292,6 +292,11 @@ void count_copy() {
   ++counted.copies;
 }
 
+void count_fused_attention() {
+  const std::lock_guard lock(mutex);
+  ++counted.fused_attentions;
+}
+
 void count_loading(bool has_waited) {
   const std::lock_guard lock(mutex);
   if (has_waited) ++counted.loading_waits;

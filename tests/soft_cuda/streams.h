@@ -48,6 +48,7 @@ std::uint64_t random_for_graphs();  // with machine_mutex()
 void count_grid(std::uint64_t early_returns);
 void count_copy();
 void count_wait();
+void count_fused_attention();
 void count_loading(bool has_waited);
 /// Notes `status` for cudaGetLastError().
 cudaError_t noted(cudaError_t status);

@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <ranges>
+#include <string>
 
 #include "tests/trainer/nccl_training.h"
 
@@ -12,13 +15,18 @@ namespace {
 using testing::group;
 using ::testing::HasSubstr;
 
-// Its error names what to do without. The others end when its process does.
-TEST(NcclCaptureFault, AnErrorEndsAllRanks) {
+// Its error names what to do without. The others end when its process does. `calls` of it succeed in the capture
+// before.
+void fail_in_capture(int calls) {
   const bool last = group().rank() + 1 == group().size();
   NcclTraining training({});
   training.run(6);  // the seventh is captured
   ASSERT_EQ(training.recorded().replayed(), 0);
-  if (last) comm::fake_nccl::script().call = ncclInternalError;
+  const auto before = comm::fake_nccl::calls().size();
+  if (last) {
+    comm::fake_nccl::script().call = ncclInternalError;
+    comm::fake_nccl::script().calls_before = calls;
+  }
   const auto begin = Clock::now();
   try {
     training.run(1);
@@ -31,9 +39,17 @@ TEST(NcclCaptureFault, AnErrorEndsAllRanks) {
     EXPECT_FALSE(last) << error.what();
   }
   EXPECT_LT(Clock::now() - begin, kPatience);
+  if (last) {
+    EXPECT_EQ(std::ranges::count_if(comm::fake_nccl::calls() | std::views::drop(before),
+                                    [](const std::string& call) { return call.starts_with("allreduce"); }),
+              calls + 1);
+  }
   std::fflush(nullptr);
-  _exit(HasFailure() ? 1 : 0);
+  _exit(::testing::Test::HasFailure() ? 1 : 0);
 }
+
+TEST(NcclCaptureFault, AnErrorEndsAllRanks) { fail_in_capture(0); }
+TEST(NcclCaptureFault, AnErrorInTheMiddleEndsAllRanks) { fail_in_capture(1); }
 
 }  // namespace
 }  // namespace lockstep::trainer

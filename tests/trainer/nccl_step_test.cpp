@@ -1,0 +1,139 @@
+// Training on several ranks over NCCL's group, on GPUs and an NCCL in software: against the same ranks on the CPU, and
+// from recordings against kernel by kernel.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/trainer/nccl_training.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using testing::group;
+using ::testing::HasSubstr;
+
+class NcclStep : public ::testing::TestWithParam<soft_cuda::Streams> {
+ protected:
+  void SetUp() override {
+    comm::fake_nccl::reset();
+    soft_cuda::set_streams(GetParam());
+    // As NCCL does it: no call has come to its end when it returns.
+    comm::fake_nccl::script().looks_in_progress = 1;
+  }
+  void TearDown() override {
+    EXPECT_EQ(comm::fake_nccl::counts().aborts, aborts_);
+    EXPECT_EQ(comm::fake_nccl::counts().calls_in_progress, 0);
+    soft_cuda::set_streams(soft_cuda::Streams::kEager);
+  }
+  int aborts_ = 0;
+};
+
+TEST_P(NcclStep, FollowsTheRanksOnTheCpu) {
+  for (const double clip : {0.0, 0.5}) {
+    NcclTraining cpu({.cuda = false, .clip_norm = clip});
+    NcclTraining cuda({.clip_norm = clip});
+    const auto wanted = cpu.run(12), got = cuda.run(12);
+    EXPECT_GT(cuda.recorded().replayed(), 3);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].totals.count, wanted[i].totals.count);
+      EXPECT_NEAR(got[i].totals.loss, wanted[i].totals.loss, 1e-4 * wanted[i].totals.loss) << "step " << i + 1;
+      EXPECT_NEAR(got[i].grad_norm, wanted[i].grad_norm, 1e-3 * wanted[i].grad_norm) << "step " << i + 1;
+    }
+  }
+}
+
+// 1,437 digits in steps of 180 leave 177 for the last one of an epoch.
+TEST_P(NcclStep, StepGraphsAreTheSteps) {
+  NcclTraining eager({.record = false, .clip_norm = 1.0});
+  NcclTraining recorded({.clip_norm = 1.0});
+  const auto wanted = eager.run(20), got = recorded.run(20);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 10);
+  EXPECT_EQ(eager.recorded().replayed(), 0);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    ASSERT_EQ(got[i].grad_norm, wanted[i].grad_norm) << "step " << i + 1;
+  }
+  EXPECT_EQ(recorded.hash(), eager.hash());
+  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+}
+
+// One sample: all ranks but the first record that they contribute nothing.
+TEST_P(NcclStep, RanksWithoutSamplesRecordToo) {
+  NcclTraining eager({.record = false, .global_batch = 1});
+  NcclTraining recorded({.global_batch = 1});
+  const auto wanted = eager.run(9), got = recorded.run(9);
+  EXPECT_EQ(recorded.recorded().refusal(), "");
+  EXPECT_GT(recorded.recorded().replayed(), 2);
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].totals.count, 1);
+    ASSERT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+  }
+  EXPECT_THAT(group().all_gather_text(recorded.hash()), Each(eager.hash()));
+}
+
+// The device repeats what it has recorded, whatever step that is on the other ranks.
+TEST_P(NcclStep, AStepLeftOutIsFoundAmongRecordedOnes) {
+  aborts_ = 1;
+  NcclTraining training({});
+  training.run(20);
+  EXPECT_GT(training.recorded().replayed(), 10);
+  if (group().rank() == 1) training.leave_out_a_step();
+  try {
+    training.run(200);
+    FAIL() << "nobody has seen it";
+  } catch (const OutOfStepError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("out of step: rank 1 came to allreduce #"), HasSubstr(", step ")));
+  }
+  EXPECT_LE(training.steps(), 20 + 100 + 1) << "within a hundred steps";
+}
+
+constexpr std::size_t kRoom = 96 << 10;  // inputs, and less than a step or an evaluation takes
+
+// The memory of graphs is kept for them. Where it is all that there is, the last step of an epoch and an evaluation
+// need it: on one rank here, and no rank runs another step from a graph.
+TEST_P(NcclStep, GraphsGiveUpTheirMemoryOnAllRanks) {
+  for (const bool evaluates : {false, true}) {
+    SCOPED_TRACE(evaluates);
+    const int before = 7;  // 1,437 digits: the eighth step is the last of an epoch
+    NcclSetting setting = {.record = false, .hidden = {256, 256}};
+    std::vector<TrainingStep::Outcome> wanted;
+    std::string hash;
+    double loss = 0;
+    {
+      NcclTraining eager(setting);
+      eager.run(before);
+      if (evaluates) loss = eager.evaluate();
+      wanted = eager.run(5);
+      hash = eager.hash();
+    }
+    setting.record = true;
+    NcclTraining recorded(setting);
+    recorded.run(before);
+    const bool short_of_it = group().rank() + 1 == group().size();
+    if (short_of_it) recorded.leave_only(kRoom);
+    EXPECT_EQ(recorded.recorded().refusal(), "");
+    EXPECT_GT(recorded.recorded().replayed(), 0);
+    EXPECT_EQ(evaluates ? recorded.evaluate() : 0.0, loss);
+    const auto got = recorded.run(5);
+    EXPECT_THAT(recorded.recorded().refusal(), HasSubstr(short_of_it ? "was needed" : "another rank needed"));
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_EQ(got[i].totals.loss, wanted[i].totals.loss) << "step " << i + 1;
+    EXPECT_EQ(recorded.hash(), hash);
+    soft_cuda::set_memory_bytes(soft_cuda::Machine{}.memory_bytes);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, NcclStep, ::testing::Values(soft_cuda::Streams::kEager, soft_cuda::Streams::kThreads),
+                         [](const auto& test) {
+                           return test.param == soft_cuda::Streams::kEager ? "eager" : "threads";
+                         });
+
+}  // namespace
+}  // namespace lockstep::trainer

@@ -139,7 +139,7 @@ void start_work(Comm& comm, std::unique_lock<std::mutex>& lock) {
 ncclResult_t finish_group() {
   Comm& comm = *group_comm;
   std::unique_lock lock(mutex);
-  if (the_script.call != ncclSuccess) {
+  if (the_script.call != ncclSuccess && the_script.calls_before-- <= 0) {
     grouped.clear();
     return the_script.call;
   }

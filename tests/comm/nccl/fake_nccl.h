@@ -29,6 +29,7 @@ struct Script {
   ncclResult_t init = ncclSuccess;       // what the call says, which then makes no communicator
   ncclResult_t init_ends = ncclSuccess;  // what it comes to
   ncclResult_t call = ncclSuccess;       // of a collective, at once
+  int calls_before = 0;                  // that succeed before `call` holds
   ncclResult_t call_ends = ncclSuccess;
   ncclResult_t async = ncclSuccess;  // an error that comes by itself
   ncclResult_t mem_alloc = ncclSuccess;

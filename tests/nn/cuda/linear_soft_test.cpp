@@ -48,6 +48,17 @@ TEST_P(SoftLinear, SoundReluIsFused) {
   EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 4);
 }
 
+TEST_P(SoftLinear, PitchesThatAreNoMultipleOf16BytesAreCounted) {
+  auto before = soft_cuda::cublaslt_counts().odd_pitches;
+  forward(Epilogue::kNone);  // rows of 9 and of 5
+  EXPECT_GT(soft_cuda::cublaslt_counts().odd_pitches, before);
+  const Tensor even_x = activation(random({kN, 16}, 1)), even_w = activation(random({8, 16}, 2));
+  before = soft_cuda::cublaslt_counts().odd_pitches;
+  results({activation_like({kN, 8})},
+          [&](const auto& made) { linear->forward(even_x, even_w, Tensor(), Epilogue::kNone, made[0]); });
+  EXPECT_EQ(soft_cuda::cublaslt_counts().odd_pitches, before);
+}
+
 // Trying a ReLU: what the product reads goes there in one piece, and nothing is started but the product and a kernel.
 TEST_P(SoftLinear, TryingAReluTakesFewLaunchesAndCopies) {
   const Tensor y = activation(cpu->empty({kN, kOut})), mask = mask_of(kN, kOut);
