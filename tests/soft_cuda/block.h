@@ -19,7 +19,7 @@ struct Kernel {
 };
 
 /// Runs the whole grid, before it returns. Throws KernelFault. Blocks, the warps of a block between barriers and the
-/// lanes of a warp take turns in random orders, so that a result which depends on it shows.
+/// lanes of a warp run in random orders, so that a result which depends on it shows.
 void run_grid(const Kernel& kernel, dim3 grid, dim3 block);
 /// The next orders follow from the seed alone.
 void forget_orders();

@@ -33,7 +33,7 @@ constexpr std::uint64_t kMostAccesses = 200000;  // of a grid: its other blocks 
 
 enum class AccessKind : std::uint8_t { kRead, kWrite, kAtomic };
 
-// Time goes on at barriers and at beginnings of blocks and grids. Accesses of older grids, and of older blocks to
+// Time advances at barriers and at beginnings of blocks and grids. Accesses of older grids, and of older blocks to
 // shared memory, are void by their time alone.
 using Time = std::uint32_t;
 

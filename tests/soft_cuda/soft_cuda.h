@@ -1,9 +1,19 @@
 // A GPU in software, for tests: what can be set about it and what it has counted.
 //
 // CUDA's runtime over host memory (runtime.cpp, memory.cpp, streams.cpp), and kernels that run on the CPU as fibers
-// (block.cpp). It proves indices, alignment, arithmetic, barriers and the order of streams. It does not prove what only
-// a GPU has: the memory model between threads of a block (only one runs at a time), registers and shared memory that
-// suffice, rounding of its own functions and fused products, and speed.
+// (block.cpp), whose loads and stores are watched (races.h). It finds
+//  - indices outside of allocations and shared arrays, vectors at odd addresses, memory of the host, freed memory;
+//  - races: between blocks, and between threads of a block without __syncthreads, or __syncwarp within a warp, between;
+//  - shared memory that is read before the block has written it (it is NaN);
+//  - barriers and shuffles that not all reach; results that depend on the order of blocks, warps and lanes, which is
+//    random, as is that of a graph's nodes, within the edges that were captured (LOCKSTEP_SOFT_SEED repeats it);
+//  - a missing wait: streams run as late as they may, kernels may be loaded at their first launch.
+// Of each kernel, grid and block only the first launches are watched, and of those with many accesses some of the
+// blocks. tests/soft_cuda/mutants has planted defects that it must find (scripts/try-mutants).
+//
+// It does not prove what only a GPU has: atomic operations and fences as means of order (an access that is ordered by
+// them alone is reported), registers and shared memory that suffice, rounding of its own functions and fused products,
+// NVIDIA's libraries, and speed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -86,7 +96,7 @@ Counts counts();
 /// Gives a stream anything: `work` runs in its order, on the thread that makes it run.
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);
 /// Of something that waits for other processes. In a graph it stays before those that are captured later: ranks that
-/// ran theirs in different orders would wait for each other, as on GPUs that have no room for two at once.
+/// ran theirs in different orders would wait for each other, as on GPUs that cannot run two at once.
 cudaError_t submit_collective(cudaStream_t stream, std::function<void()> work);
 
 }  // namespace lockstep::soft_cuda
