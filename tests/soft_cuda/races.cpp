@@ -371,6 +371,20 @@ void __tsan_read_range(void* at, unsigned long bytes) {
 void __tsan_write_range(void* at, unsigned long bytes) {
   if (watching) watch_access(at, bytes, AccessKind::kWrite);
 }
+void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
+  __tsan_read_range(const_cast<void*>(from), bytes);
+  __tsan_write_range(to, bytes);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, unsigned long bytes) {
+  __tsan_read_range(const_cast<void*>(from), bytes);
+  __tsan_write_range(to, bytes);
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, unsigned long bytes) {
+  __tsan_write_range(to, bytes);
+  return std::memset(to, value, bytes);
+}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 void __tsan_init() {}
