@@ -180,7 +180,7 @@ Line* line_of(std::uintptr_t number) {
     return line;
   }
   line->where = Where::kNowhere;
-  // Registered memory begins where it likes: a line can have the end of something else, too.
+  // Registered memory begins where it likes.
   for (const std::uintptr_t inside : {at, at + kLineBytes - 1}) {
     const auto extent = extent_of(reinterpret_cast<const void*>(inside));
     if (!extent || extent->begin >= at + kLineBytes || extent->begin + extent->bytes <= at) continue;
@@ -224,6 +224,9 @@ void watch_access(const void* address, std::size_t bytes, AccessKind kind) {
       const auto begin = reinterpret_cast<std::uintptr_t>(kernel->arguments);
       if (line->where == Where::kNowhere && kind == AccessKind::kRead && at - begin < kernel->argument_bytes) return;
       if (kind == AccessKind::kRead && is_constant(at)) return;
+      // Of registered memory there may be several pieces in a line: the others are not watched.
+      const auto extent = extent_of(address);
+      if (extent && at >= extent->begin && at + bytes <= extent->begin + extent->bytes) return;
       report_outside(kind, at, bytes);
     }
     const bool is_shared = line->where == Where::kShared;
@@ -264,7 +267,11 @@ bool begin_watch(const Kernel& of, dim3 grid, dim3 block) {
     lines.clear();
     found = {};
   }
-  if (time_now > Time{1} << 31) time_now = 0;
+  if (time_now > Time{1} << 31) {
+    time_now = 0;
+    full_warp_time.fill(0);
+    lane_time.fill({});
+  }
   kernel = &of;
   ++grid_number;
   grid_time = ++time_now;

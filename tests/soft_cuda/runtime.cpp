@@ -88,9 +88,9 @@ void set_machine(const Machine& machine) {
   const Counts left = counts();
   if (left.allocations + left.pinned + left.live_streams + left.live_events > 0)
     throw std::logic_error("the soft machine is still in use");
+  forget_orders();
   const std::lock_guard lock(machine_mutex());
   the_machine = machine;
-  forget_orders();
   for_grids.state = machine.seed;
   for_graphs.state = ~machine.seed;
   used_devices.clear();
