@@ -25,11 +25,15 @@ class LinearNode final : public Node {
         as_rows(epilogue_ == Epilogue::kNone ? tape.take_grad(output()) : tape.take_grad_through(output(), epilogue_));
     const Tensor x = as_rows(x_.value());
     // Weights first: their collective can start while the input's gradient is computed.
-    if (b != nullptr && b->requires_grad()) {
+    const bool bias_wants = b != nullptr && b->requires_grad();
+    if (bias_wants && w.requires_grad()) {
+      const auto of_bias = b->contribute(), of_weight = w.contribute();
+      backend.linear().backward_weight_and_bias(x, dy, of_weight.accumulate, of_weight.gradient, of_bias.accumulate,
+                                                of_bias.gradient);
+    } else if (bias_wants) {
       const auto target = b->contribute();
       backend.linear().backward_bias(dy, target.accumulate, target.gradient);
-    }
-    if (w.requires_grad()) {
+    } else if (w.requires_grad()) {
       const auto target = w.contribute();
       backend.linear().backward_weight(x, dy, target.accumulate, target.gradient);
     }

@@ -199,6 +199,13 @@ class Tape {
   /// v's gradient, contiguous; undefined if nothing has flowed into it.
   const Tensor& grad(Var v) const;
 
+  /// For a node's backward: v's gradient so far, which may be added to in place; undefined: contribute() is to be
+  /// called.
+  Tensor grad_in_place(Var v) const {
+    const Tensor& known = v.state().grad;
+    return known.is_contiguous() && known.is_sole_owner() ? known : Tensor();
+  }
+
   /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
   /// nobody else holds it.
   Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }

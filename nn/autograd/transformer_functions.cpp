@@ -24,6 +24,10 @@ class LayerNormNode final : public Node {
     }
     if (!x_.needs_grad()) return;
     tape.parameters_done(*this);
+    // What goes past a block has its gradient before what goes through it.
+    if (kernels.adds_to_gradients())
+      if (const Tensor sum = tape.grad_in_place(x_); sum.defined())
+        return kernels.backward_input_added(x_.value(), dy, gamma.value(), mean_, inverse_, sum);
     Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
     kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
     tape.contribute(x_, std::move(dx));

@@ -17,6 +17,15 @@ class LayerNormKernels {
   /// dx (M, C); may be dy.
   virtual void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                               const Tensor& inverse, const Tensor& dx) = 0;
+  /// Whether backward_input_added() may be called.
+  virtual bool adds_to_gradients() const { return false; }
+  /// dx (M, C) += backward_input()'s, rounded once. dx is not dy.
+  virtual void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                                    const Tensor& inverse, const Tensor& dx) {
+    static_cast<void>(x), static_cast<void>(dy), static_cast<void>(gamma), static_cast<void>(mean);
+    static_cast<void>(inverse), static_cast<void>(dx);
+    LOCKSTEP_ASSERT(false, "this device adds gradients by themselves");
+  }
   /// The sums over all rows: dgamma of dy · (x − mean) · inverse, dbeta of dy; each is left out where it is undefined,
   /// and added to what is there where it says so.
   virtual void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,

@@ -34,6 +34,13 @@ class LinearKernels {
   /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
   virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
 
+  /// Both of the same dy, which a device may read once.
+  virtual void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
+                                        bool accumulate_b, const Tensor& db) {
+    backward_bias(dy, accumulate_b, db);
+    backward_weight(x, dy, accumulate_w, dw);
+  }
+
   /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the
   /// device likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the
   /// functions below are not to be called.

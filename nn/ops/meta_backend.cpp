@@ -29,6 +29,7 @@ class MetaLinear final : public LinearKernels {
   void backward_input(T, T, T) override {}
   void backward_weight(T, T, bool, T) override {}
   void backward_bias(T, bool, T) override {}
+  void backward_weight_and_bias(T, T, bool, T, bool, T) override {}
   SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
                                             DType dtype) const override {
     return like_.linear().saved_preactivation_of(epilogue, samples, out, dtype);
@@ -73,9 +74,15 @@ class MetaNorm final : public NormKernels {
 
 class MetaLayerNorm final : public LayerNormKernels {
  public:
+  explicit MetaLayerNorm(Backend& like) : like_(like) {}
   void forward(T, T, T, double, T, T, T) override {}
   void backward_input(T, T, T, T, T, T) override {}
+  bool adds_to_gradients() const override { return like_.layer_norm().adds_to_gradients(); }
+  void backward_input_added(T, T, T, T, T, T) override {}
   void backward_parameters(T, T, T, T, bool, T, bool, T) override {}
+
+ private:
+  Backend& like_;
 };
 
 class MetaEmbedding final : public EmbeddingKernels {
@@ -150,7 +157,7 @@ class MetaAsyncDownload final : public AsyncDownload {
 class MetaBackend final : public Backend {
  public:
   explicit MetaBackend(Backend& like)
-      : like_(like), allocator_(std::make_unique<MetaMemory>(like.device())), linear_(like) {}
+      : like_(like), allocator_(std::make_unique<MetaMemory>(like.device())), linear_(like), layer_norm_(like) {}
 
   Device device() const override { return like_.device(); }
   std::string describe() const override { return "shapes of " + like_.describe(); }

@@ -117,7 +117,7 @@ class Tensor {
   std::int64_t size(int dim) const { return shape_[dim]; }
   std::int64_t count() const { return shape_.count(); }
   DType dtype() const { return dtype_; }
-  /// From the first element's to behind the last row, with what lies between rows.
+  /// From the first element to the end of the last row, with what lies between rows.
   std::size_t bytes() const {
     if (is_contiguous()) return static_cast<std::size_t>(count()) * size_of(dtype_);
     return static_cast<std::size_t>(row_count() * pitch_) * size_of(dtype_);

@@ -131,7 +131,8 @@ struct Problem {
     const bool bf16 = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
     if (m != d.rows || n != d.columns || inner() != inner_b || !(f32 || bf16)) return false;
     if (desc.compute != CUBLAS_COMPUTE_32F && !(f32 && desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32)) return false;
-    if (desc.has(CUBLASLT_EPILOGUE_BIAS) && desc.bias == nullptr) return false;
+    if ((desc.has(CUBLASLT_EPILOGUE_BIAS) || desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) && desc.bias == nullptr)
+      return false;
     if ((desc.epilogue & 128) != 0 &&
         (desc.saved_preactivation == nullptr || reinterpret_cast<std::uintptr_t>(desc.saved_preactivation) % 16 != 0 ||
          desc.saved_preactivation_pitch % (desc.has_gelu() ? 8 : 128) != 0 ||
@@ -140,7 +141,7 @@ struct Problem {
     for (const std::uint32_t known :
          {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS,
           CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU, CUBLASLT_EPILOGUE_GELU_BIAS,
-          CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU})
+          CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB})
       if (desc.epilogue == known) return true;
     return false;
   }
@@ -201,7 +202,13 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
     if (turned) std::swap(row, column);
     return row + column * static_cast<std::uint64_t>(matrix.pitch);
   };
-  for (std::uint64_t column = 0; column < of_d.columns; ++column)
+  for (std::uint64_t column = 0; column < of_d.columns; ++column) {
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+      float sum = 0;
+      for (std::uint64_t k = 0; k < problem.inner(); ++k)
+        sum += load(b, of_b.type, place(of_b, k, column, desc.turn_b == CUBLAS_OP_T));
+      store(const_cast<void*>(desc.bias), of_d.type, column, sum);
+    }
     for (std::uint64_t row = 0; row < of_d.rows; ++row) {
       float sum = 0;
       for (std::uint64_t k = 0; k < problem.inner(); ++k)
@@ -225,6 +232,7 @@ void multiply(const Problem& problem, const CublasLtSettings& how, const void* a
         sum *= gelu_slope(load(desc.saved_preactivation, of_d.type, kept), how);
       store(d, of_d.type, at, sum);
     }
+  }
 }
 
 cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
@@ -282,7 +290,9 @@ cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const 
   counted.last_kernel = choice.kernel;
   const cudaError_t status = submit(stream, [=, how = settings, factor = *static_cast<const float*>(beta)] {
     if (choice.workspace > 0) std::memset(workspace, 0x7f, choice.workspace);
-    if (how.kernels > 1 && choice.kernel != how.fastest_kernel) std::this_thread::sleep_for(how.slow);
+    if ((how.kernels > 1 && choice.kernel != how.fastest_kernel) ||
+        (how.slow_epilogue != CUBLASLT_EPILOGUE_DEFAULT && problem.desc.epilogue == how.slow_epilogue))
+      std::this_thread::sleep_for(how.slow);
     multiply(problem, how, a, b, factor, d);
   });
   return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -22,6 +22,7 @@ struct CublasLtSettings {
   std::uint64_t workspace_bytes = 0;    // that every kernel wants, and then fills with garbage
   int kernels = 1;                      // that there are for each product; all but one take `slow` longer
   int fastest_kernel = 0;
+  cublasLtEpilogue_t slow_epilogue = CUBLASLT_EPILOGUE_DEFAULT;  // of products that are slow; the default: of none
   std::chrono::milliseconds slow{3};
 };
 void set_cublaslt(const CublasLtSettings& settings);

@@ -59,7 +59,7 @@ CublasLtOwner<cublasLtHandle_t> make_cublaslt_handle() {
 
 ProductPlan::ProductPlan(const Product& product, const ProductOptions& options)
     : accumulate_(options.accumulate),
-      has_bias_((options.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0),
+      has_bias_((options.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB)) != 0),
       has_saved_preactivation_(options.saved_preactivation_pitch > 0),
       desc_(make_owner(cublaslt().desc_create, cublaslt().desc_destroy, "describing a matrix product",
                        options.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F)),

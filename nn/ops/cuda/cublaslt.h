@@ -51,7 +51,7 @@ struct ProductArrays {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;
-  const void* bias = nullptr;  // a number for each row of d, of d's type
+  const void* bias = nullptr;  // a number for each row of d, of d's type; with BGRADB for each column, and written
   void* saved_preactivation =
       nullptr;  // of an activation: a bit for each element of d, or for GELU what it is taken of
 };

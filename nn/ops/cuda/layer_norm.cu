@@ -132,11 +132,12 @@ __global__ void __launch_bounds__(kBlock)
   inverses[row] = inverse;
 }
 
-// dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse. dx may be dy.
+// dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse, + what dx holds where
+// `add`. Otherwise dx may be dy.
 template <int kTeam, int kHeld, int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
     spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
-                     const float* means, const float* inverses, T* dx) {
+                     const float* means, const float* inverses, bool add, T* dx) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
   const bool inside = row < rows;
@@ -160,11 +161,13 @@ __global__ void __launch_bounds__(kBlock)
   of_x.each([&](int i, std::int64_t pack) {
     const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
     const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
-    Pack<T, kWidth> made;
+    Pack<T, kWidth> made = {};
+    if (add) made = load_pack<kWidth>(dx + begin + pack * kWidth);
     for (int k = 0; k < kWidth; ++k) {
       const float hat = (to_float(values.of[k]) - mean) * inverse;
       const float gradient = to_float(gradients.of[k]) * scale.of[k];
-      made.of[k] = from_float<T>(inverse * (gradient - mean_of_g - hat * mean_of_products));
+      const float of_row = inverse * (gradient - mean_of_g - hat * mean_of_products);
+      made.of[k] = from_float<T>(add ? to_float(made.of[k]) + of_row : of_row);
     }
     store_pack(dx + begin + pack * kWidth, made);
   });
@@ -237,20 +240,13 @@ class CudaLayerNorm final : public LayerNormKernels {
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
                       const Tensor& dx) override {
-    const std::int64_t columns = gamma.count();
-    if (x.count() == 0) return;
-    LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
-    const std::int64_t rows = x.count() / columns;
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
-        with_team(columns, [&](auto team, auto held) {
-          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
-          launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
-                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
-                 dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), dx.data<T>());
-        });
-      });
-    });
+    differentiate(x, dy, gamma, mean, inverse, false, dx);
+  }
+
+  bool adds_to_gradients() const override { return true; }
+  void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                            const Tensor& inverse, const Tensor& dx) override {
+    differentiate(x, dy, gamma, mean, inverse, true, dx);
   }
 
   void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
@@ -279,6 +275,24 @@ class CudaLayerNorm final : public LayerNormKernels {
   }
 
  private:
+  void differentiate(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
+                     bool add, const Tensor& dx) {
+    const std::int64_t columns = gamma.count();
+    if (x.count() == 0) return;
+    LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
+    const std::int64_t rows = x.count() / columns;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
+        with_team(columns, [&](auto team, auto held) {
+          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
+          launch("layer normalisation's backward", spread_rows_back<kTeam, decltype(held)::value, kWidth, T>,
+                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
+                 dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add, dx.data<T>());
+        });
+      });
+    });
+  }
+
   // Calls run(team, held) for rows of so many elements.
   template <class F>
   static void with_team(std::int64_t columns, F&& run) {

@@ -120,7 +120,24 @@ class CudaLinear final : public LinearKernels {
       apply_mask(context_, saved_preactivation, dx);
   }
 
-  // Not by the library, beside the weight's gradient (CUBLASLT_EPILOGUE_BGRADB): that cannot add to what db holds.
+  // Note [Bias gradients]
+  // cuBLASLt can sum up dy while it multiplies it for the weight's gradient (CUBLASLT_EPILOGUE_BGRADB), which saves
+  // reading it once more. That cannot add to what db holds. Its kernels for that are few: where kernels are timed (Note
+  // [Autotuning]), so is the product without, with a kernel of ours beside it.
+  void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
+                                bool accumulate_b, const Tensor& db) override {
+    if (!accumulate_b && !accumulate_w && dy.count() > 0) {
+      check_types({&x, &dy});
+      const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), db.f32(), nullptr};
+      const std::int64_t n = x.size(0), in = x.size(1), out = dy.size(1), pitch = dy.pitch();
+      auto& plan = find(backward_weights_and_biases_, key_of(n, in, out, pitch, x.dtype(), 0, arrays),
+                        [&] { return make_weight_and_bias(x, dy, dw, db, arrays); });
+      if (plan) return run(*plan, arrays);
+    }
+    backward_bias(dy, accumulate_b, db);
+    backward_weight(x, dy, accumulate_w, dw);
+  }
+
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
     sum_columns(context_, dy, accumulate, db);
   }
@@ -237,6 +254,27 @@ class CudaLinear final : public LinearKernels {
     }
     options.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     return {make(product, options, arrays), bias, epilogue};
+  }
+
+  // Nothing where the library cannot, or where both by themselves are faster.
+  std::optional<ProductPlan> make_weight_and_bias(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db,
+                                                  const ProductArrays& arrays) {
+    const Product product = backward_weight_product(x.size(0), x.size(1), dy.size(1), dy.pitch());
+    const ProductOptions options = {.input = x.dtype(), .epilogue = CUBLASLT_EPILOGUE_BGRADB};
+    auto plan = try_to_make(product, options, arrays);
+    if (!plan || context_.choices == nullptr) return plan;
+    backward_weight(x, dy, false, dw);  // its kernel is chosen before
+    const auto seconds = [&](std::size_t way) {
+      return seconds_of(context_, [&] {
+        if (way == 0) return run(*plan, arrays);
+        backward_bias(dy, false, db);
+        backward_weight(x, dy, false, dw);
+      });
+    };
+    const std::string problem =
+        fmt::format("cuBLASLt {}: bias gradient of {}", cublaslt().version(), describe(product, options, arrays));
+    if (choose_kernel(context_, problem, {"fused", "apart"}, seconds) == 0) return plan;
+    return std::nullopt;
   }
 
   // Nothing where the library cannot, or makes something else of it.
@@ -360,8 +398,8 @@ class CudaLinear final : public LinearKernels {
   Tensor workspace_;  // of all plans: they run one after the other
   PlanMap<Forward> forwards_;
   PlanMap<ProductPlan> backward_inputs_, backward_weights_;
-  PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_,
-      through_backward_inputs_;                                   // nothing: in kernels of ours
+  PlanMap<std::optional<ProductPlan>> saved_preactivation_forwards_, through_backward_inputs_,
+      backward_weights_and_biases_;                               // nothing: in kernels of ours
   std::array<std::optional<bool>, 2> masks_agree_, gelu_agrees_;  // in f32, in bf16
 };
 

@@ -6,6 +6,7 @@
 
 #include "nn/layers/layers.h"
 #include "tests/nn/values.h"
+#include "tests/soft_cuda/cublaslt.h"
 #include "tests/soft_cuda/soft_cuda.h"
 
 namespace lockstep::nn {
@@ -21,8 +22,12 @@ class Launches : public ::testing::Test {
  protected:
   template <class Forward>
   Started count(Tape& tape, const Shape& shape, const Forward& forward) {
+    return count(tape, shape, shape, forward);
+  }
+  template <class Forward>
+  Started count(Tape& tape, const Shape& shape, const Shape& result, const Forward& forward) {
     const Var x = tape.differentiable_input(random_tensor(*backend, shape, 1));
-    const Tensor grad = random_tensor(*backend, shape, 2);
+    Tensor grad = random_tensor(*backend, result, 2);
     const auto sum = [] {
       const soft_cuda::Counts now = soft_cuda::counts();
       return now.launches + now.copies;
@@ -30,7 +35,7 @@ class Launches : public ::testing::Test {
     const std::uint64_t begin = sum();
     const Var y = forward(x);
     const std::uint64_t middle = sum();
-    tape.backward(y, grad);
+    tape.backward(y, std::move(grad));
     const std::uint64_t end = sum();
     tape.reset();
     return {middle - begin, end - middle};
@@ -63,6 +68,35 @@ TEST_F(Launches, BatchNormGradientsAreWrittenWhereTheyBelong) {
   EXPECT_EQ(pass().backward, 3u);
   EXPECT_FALSE(norm.named_parameters()[0].parameter->has_gradient());
   EXPECT_EQ(values_of(*backend, norm.named_parameters()[1].parameter->gradient()), once[1]);
+}
+
+// A block of a transformer: the gradient that goes past the normalisation is there before. The normalisation's
+// parameters take two kernels, its input one, which adds.
+TEST_F(Launches, LayerNormAddsToTheGradientThatGoesPastIt) {
+  LayerNorm norm(context, 8);
+  Tape tape(*backend);
+  const Started alone = count(tape, {10, 8}, [&](Var x) { return norm.forward(tape, x); });
+  EXPECT_EQ(alone.backward, 3u);
+  const auto block = [&](Var x) {
+    x = gelu(tape, x);
+    return add(tape, x, gelu(tape, norm.forward(tape, x)));
+  };
+  // Those, and two of GELU, of which the inner one may not overwrite what also goes past it.
+  EXPECT_EQ(count(tape, {10, 8}, block).backward, alone.backward + 2);
+}
+
+// The bias's gradient comes out of the product of the weight's, unless there is something to add it to.
+TEST_F(Launches, LinearHasTheBiasGradientFromItsProduct) {
+  Linear linear(context, 12, 8);
+  Tape tape(*backend);
+  const auto pass = [&] {
+    const std::uint64_t before = soft_cuda::cublaslt_counts().products;
+    const Started started = count(tape, {10, 12}, {10, 8}, [&](Var x) { return linear.forward(tape, x); });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().products, before + 3);
+    return started;
+  };
+  EXPECT_EQ(pass().backward, 0u) << "beside the products";
+  EXPECT_EQ(pass().backward, 1u) << "sums are added in a kernel of ours";
 }
 
 }  // namespace

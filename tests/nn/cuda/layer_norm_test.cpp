@@ -72,6 +72,12 @@ TEST_P(CudaLayerNorm, BackwardInput) {
     const auto in_place = results({activation_like(shape, dy_host)},
                                   [&](const auto& out) { norm->backward_input(x, out[0], g, m, i, out[0]); });
     expect_same(apart[0], in_place[0]);
+    const Tensor before = random(shape, 4);
+    for (std::int64_t at = 0; at < expected.count(); ++at) expected.f32()[at] += before.f32()[at];
+    ASSERT_TRUE(norm->adds_to_gradients());
+    const auto added = results({activation_like(shape, before)},
+                               [&](const auto& out) { norm->backward_input_added(x, dy, g, m, i, out[0]); });
+    expect_close(expected, added[0], tolerance);
   }
 }
 

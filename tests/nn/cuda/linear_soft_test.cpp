@@ -195,6 +195,23 @@ TEST_P(SoftLinear, GeluIsOursWhereTheLibrarysIsAnother) {
   }
 }
 
+TEST_P(SoftLinear, BiasGradientsAreOursWhereTheLibraryHasNone) {
+  const Tensor dy_host = random({kN, kOut}, 4), dw = cpu->empty({kOut, kIn}), db = cpu->empty({kOut});
+  const Tensor dy = activation(dy_host);
+  cpu->linear().backward_weight_and_bias(x_host, dy_host, false, dw, false, db);
+  for (const bool refused : {false, true}) {
+    soft_cuda::set_cublaslt({.refused_epilogues = refused ? std::uint32_t{CUBLASLT_EPILOGUE_BGRADB} : 0});
+    linear = cuda::make_linear_kernels(context, *pointwise);
+    const auto got = results({{{kOut, kIn}}, {{kOut}}}, [&](const auto& made) {
+      linear->backward_weight_and_bias(x, dy, false, made[0], false, made[1]);
+    });
+    EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue,
+              refused ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BGRADB);
+    expect_close(dw, got[0], {DType::kF32, 8.0});
+    expect_close(db, got[1], {DType::kF32, 8.0});
+  }
+}
+
 TEST_P(SoftLinear, NoKernelAtAllIsAnErrorThatTellsTheSizes) {
   soft_cuda::set_cublaslt({.refused_epilogues = ~0u});
   try {

@@ -90,6 +90,26 @@ TEST_P(CudaLinear, BackwardBias) {
     }
 }
 
+TEST_P(CudaLinear, BackwardWeightAndBias) {
+  for (const auto& [n, in, out] : all_sizes())
+    for (const bool add_weight : {false, true})
+      for (const bool add_bias : {false, true}) {
+        SCOPED_TRACE(fmt::format("n {} in {} out {} accumulate {} {}", n, in, out, add_weight, add_bias));
+        const Tensor x_host = random({n, in}, 1), dy_host = random({n, out}, 2);
+        const Tensor dw_before = random_tensor(*cpu, {out, in}, 3), db_before = random_tensor(*cpu, {out}, 4);
+        const Tensor dw = cpu->empty({out, in}), db = cpu->empty({out});
+        cpu->pointwise().copy(dw_before, dw);
+        cpu->pointwise().copy(db_before, db);
+        cpu->linear().backward_weight_and_bias(x_host, dy_host, add_weight, dw, add_bias, db);
+        const Tensor x = activation(x_host), dy = activation(dy_host);
+        const auto got = results(
+            {{{out, in}, DType::kF32, dw_before}, {{out}, DType::kF32, db_before}},
+            [&](const auto& made) { linear->backward_weight_and_bias(x, dy, add_weight, made[0], add_bias, made[1]); });
+        expect_close(dw, got[0], tolerance_of_sum(n, DType::kF32));
+        expect_close(db, got[1], tolerance_of_sum(n, DType::kF32));
+      }
+}
+
 // Also where the kernel was chosen, and tried, for sound numbers before. See Note [Probing ReLU].
 TEST_P(CudaLinear, ReluLeavesNanAndInfinity) {
   for (const auto& [n, in, out] : {LinearSizes{3, 5, 7}, LinearSizes{64, 128, 256}, LinearSizes{130, 64, 65}}) {

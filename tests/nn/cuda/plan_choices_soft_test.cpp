@@ -211,6 +211,33 @@ TEST_P(SoftAutotune, WithoutChoicesItIsTheLibrarysFirst) {
   EXPECT_EQ(soft_cuda::cublaslt_counts().last_kernel, 0);
 }
 
+// cuBLASLt's kernels that sum up dy may be slower than a product and a kernel of ours (Note [Bias gradients]).
+TEST_P(SoftAutotune, BiasGradientsComeFromWhatIsFaster) {
+  const Tensor dy_host = random({kN, kOut}, 4), dw = cpu->empty({kOut, kIn}), db = cpu->empty({kOut});
+  const Tensor dy = activation(dy_host);
+  cpu->linear().backward_weight_and_bias(x_host, dy_host, false, dw, false, db);
+  for (const bool slow : {false, true}) {
+    soft_cuda::set_cublaslt({.slow_epilogue = slow ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DGELU});
+    fs::remove(directory.path() / "kernels.txt");
+    restart();
+    const auto got = results({{{kOut, kIn}}, {{kOut}}}, [&](const auto& made) {
+      linear->backward_weight_and_bias(x, dy, false, made[0], false, made[1]);
+    });
+    testing::expect_close(dw, got[0], {DType::kF32, 16.0});
+    testing::expect_close(db, got[1], {DType::kF32, 16.0});
+    if (slow) {
+      EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_DEFAULT);
+    }
+    restart();
+    soft_cuda::set_cublaslt({});
+    results({{{kOut, kIn}}, {{kOut}}},
+            [&](const auto& made) { linear->backward_weight_and_bias(x, dy, false, made[0], false, made[1]); });
+    if (slow) {
+      EXPECT_EQ(soft_cuda::cublaslt_counts().last_epilogue, CUBLASLT_EPILOGUE_DEFAULT) << "as it is noted";
+    }
+  }
+}
+
 // Kernels are tried on the operands themselves: what is added to must not have been added to before.
 TEST_P(SoftAutotune, TimingLeavesSumsAlone) {
   soft_cuda::set_cublaslt({.kernels = 3, .fastest_kernel = 1});
