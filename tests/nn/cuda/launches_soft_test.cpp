@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/cuda/runtime.h"
 #include "nn/layers/layers.h"
 #include "tests/nn/values.h"
 #include "tests/soft_cuda/cublaslt.h"
@@ -28,7 +29,8 @@ class Launches : public ::testing::Test {
   Started count(Tape& tape, const Shape& shape, const Shape& result, const Forward& forward) {
     const Var x = tape.differentiable_input(random_tensor(*backend, shape, 1));
     Tensor grad = random_tensor(*backend, result, 2);
-    const auto sum = [] {
+    const auto sum = [this] {
+      check_cuda(cudaStreamSynchronize(native(backend->stream())), "waiting for what is counted");
       const soft_cuda::Counts now = soft_cuda::counts();
       return now.launches + now.copies;
     };
