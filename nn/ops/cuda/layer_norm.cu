@@ -7,6 +7,7 @@
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
@@ -220,6 +221,7 @@ class CudaLayerNorm final : public LayerNormKernels {
 
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
+    const Work work(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
     const std::int64_t columns = gamma.count();
     if (x.count() == 0) return;
     LOCKSTEP_ASSERT(x.count() % columns == 0 && y.count() == x.count() && y.dtype() == x.dtype());
@@ -240,18 +242,21 @@ class CudaLayerNorm final : public LayerNormKernels {
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
                       const Tensor& dx) override {
+    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx});
     differentiate(x, dy, gamma, mean, inverse, false, dx);
   }
 
   bool adds_to_gradients() const override { return true; }
   void backward_input_added(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                             const Tensor& inverse, const Tensor& dx) override {
+    const Work work(context_, "layer normalisation's backward", {&x, &dy, &gamma, &mean, &inverse, &dx, &dx});
     differentiate(x, dy, gamma, mean, inverse, true, dx);
   }
 
   void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
                            bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
                            const Tensor& dbeta) override {
+    const Work work(context_, "layer normalisation's backward", {&x, &dy, &mean, &inverse, &dgamma, &dbeta});
     if (!dgamma.defined() && !dbeta.defined()) return;
     const std::int64_t columns = dgamma.defined() ? dgamma.count() : dbeta.count();
     if (columns == 0) return;

@@ -17,12 +17,16 @@
 #include "nn/ops/cuda/plan_choices.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/ops/cuda/relu_mask.h"
+#include "nn/ops/cuda/work.h"
 
 namespace lockstep::nn::cuda {
 namespace {
 
 // What NVIDIA recommends for Hopper; older kernels need less.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+/// Of a product whose rows are `rows`, or their gradient, with a weight like `w` (out, in).
+double flops_of(const Tensor& rows, const Tensor& w) { return 2.0 * static_cast<double>(rows.count() * w.size(1)); }
 
 class CudaLinear final : public LinearKernels {
  public:
@@ -32,6 +36,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) override {
+    const Work work(context_, "product", {&x, &w, &b, &y}, flops_of(y, w));
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     LOCKSTEP_ASSERT(y.is_contiguous() || epilogue == Epilogue::kNone, "an activation in rows that lie apart");
@@ -48,6 +53,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) override {
+    const Work work(context_, "product's backward to its input", {&dy, &w, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, nullptr};
@@ -61,6 +67,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) override {
+    const Work work(context_, "product's backward to its weight", {&x, &dy, &dw}, flops_of(dy, dw));
     if (dy.count() == 0) {
       if (!accumulate) pointwise_.fill(dw, 0.0f);
       return;
@@ -85,6 +92,7 @@ class CudaLinear final : public LinearKernels {
 
   void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
                                    const Tensor& y, const Tensor& saved_preactivation) override {
+    const Work work(context_, "product", {&x, &w, &b, &y, &saved_preactivation}, flops_of(y, w));
     if (y.count() == 0) return;
     check_types({&x, &w, &y}, b.defined() ? &b : nullptr);
     const ProductArrays arrays = {w.raw(), x.raw(), y.raw(), b.raw(), saved_preactivation.raw()};
@@ -102,6 +110,7 @@ class CudaLinear final : public LinearKernels {
 
   void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue, const Tensor& saved_preactivation,
                               const Tensor& dx) override {
+    const Work work(context_, "product's backward to its input", {&dy, &w, &saved_preactivation, &dx}, flops_of(dy, w));
     if (dx.count() == 0) return;
     check_types({&dy, &w, &dx});
     const ProductArrays arrays = {w.raw(), dy.raw_rows(), dx.raw(), nullptr, saved_preactivation.raw()};
@@ -126,6 +135,7 @@ class CudaLinear final : public LinearKernels {
   // [Autotuning]), so is the product without, with a kernel of ours beside it.
   void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
                                 bool accumulate_b, const Tensor& db) override {
+    const Work work(context_, "product's backward to its weight", {&x, &dy, &dw, &db}, flops_of(dy, dw));
     if (!accumulate_b && !accumulate_w && dy.count() > 0) {
       check_types({&x, &dy});
       const ProductArrays arrays = {x.raw(), dy.raw_rows(), dw.f32(), db.f32(), nullptr};
@@ -139,6 +149,7 @@ class CudaLinear final : public LinearKernels {
   }
 
   void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) override {
+    const Work work(context_, "gradient of a bias", {&dy, &db});
     sum_columns(context_, dy, accumulate, db);
   }
 
