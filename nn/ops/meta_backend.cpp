@@ -66,6 +66,7 @@ class MetaNorm final : public NormKernels {
   void backward(T, T, T, T, T, bool, double, T, T, T) override {}
   void backward_relu(T, T, bool, T, T, T, T, T, double, T, T, T) override {}
   void update_running(T, T, std::int64_t, double, T, T) override {}
+  void forward_train_moving(T, T, T, double, bool, T, const Running&, T, T, T) override {}
   void moments(T, T) override {}
   void join_moments(T, double, T, T, T, T, T) override {}
   void backward_sums(T, T, T, T, double, T) override {}

@@ -36,6 +36,22 @@ class NormKernels {
   /// PyTorch does.
   virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                               const Tensor& running_mean, const Tensor& running_variance) = 0;
+  /// What running statistics move by in training.
+  struct Running {
+    const Tensor& mean;
+    const Tensor& variance;
+    double momentum;
+  };
+  /// forward_train(), or with `relu` forward_train_relu(), and update_running() with its statistics.
+  virtual void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
+                                    const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
+                                    const Tensor& variance) {
+    if (relu)
+      forward_train_relu(x, gamma, beta, eps, residual, y, mean, variance);
+    else
+      forward_train(x, gamma, beta, eps, y, mean, variance);
+    update_running(mean, variance, x.count() / mean.count(), running.momentum, running.mean, running.variance);
+  }
 
   // forward_train and its backward over rows that several ranks have; x may be without rows. What a rank knows of its
   // own travels (StatisticsExchange), and the number of all rows lies on the device: nobody waits for it.

@@ -95,10 +95,23 @@ __global__ void __launch_bounds__(kBlock) moments_of_chunks(ColumnPlan plan, con
   }
 }
 
+// Running statistics, and by how much they move; nullptr: there are none.
+struct RunningColumns {
+  float keep = 1.0f, momentum = 0.0f, unbias = 1.0f;
+  float* mean = nullptr;
+  float* variance = nullptr;
+
+  __device__ void move(std::int64_t column, float to_mean, float to_variance) const {
+    mean[column] = keep * mean[column] + momentum * to_mean;
+    variance[column] = keep * variance[column] + momentum * unbias * to_variance;
+  }
+};
+
 // A block has kJoinColumns columns, and kBlock / kJoinColumns threads for the chunks of each. `spread` becomes the sum
 // of squares over `divisor`; where `rows` is not nullptr, it becomes their number.
-__global__ void __launch_bounds__(kBlock) join_chunks(ColumnPlan plan, std::int64_t columns, const float* parts,
-                                                      float divisor, float* mean, float* spread, float* rows) {
+__global__ void __launch_bounds__(kBlock)
+    join_chunks(ColumnPlan plan, std::int64_t columns, const float* parts, float divisor, float* mean, float* spread,
+                float* rows, RunningColumns running) {
   constexpr int kLines = kBlock / kJoinColumns;
   __shared__ Moments held[kBlock];
   const int t = static_cast<int>(threadIdx.x), line = t / kJoinColumns;
@@ -121,7 +134,9 @@ __global__ void __launch_bounds__(kBlock) join_chunks(ColumnPlan plan, std::int6
   }
   if (line > 0 || column >= columns) return;
   mean[column] = mine.mean;
-  spread[column] = mine.squares / divisor;
+  const float shared_out = mine.squares / divisor;
+  spread[column] = shared_out;
+  if (running.mean != nullptr) running.move(column, mine.mean, shared_out);
   if (rows != nullptr && column == 0) *rows = static_cast<float>(plan.rows);
 }
 
@@ -315,12 +330,9 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 __global__ void __launch_bounds__(kBlock)
-    move_running(std::int64_t columns, const float* mean, const float* variance, float keep, float momentum,
-                 float unbias, float* running_mean, float* running_variance) {
+    move_running(std::int64_t columns, const float* mean, const float* variance, RunningColumns running) {
   const std::int64_t c = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (c >= columns) return;
-  running_mean[c] = keep * running_mean[c] + momentum * mean[c];
-  running_variance[c] = keep * running_variance[c] + momentum * unbias * variance[c];
+  if (c < columns) running.move(c, mean[c], variance[c]);
 }
 
 class CudaNorm final : public NormKernels {
@@ -330,15 +342,29 @@ class CudaNorm final : public NormKernels {
   void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                      const Tensor& mean, const Tensor& variance) override {
     const Work work(context_, "batch normalisation", {&x, &gamma, &beta, &y, &mean, &variance});
-    take_moments(x, mean, variance);
+    take_moments(x, mean, variance, {});
     forward_infer(x, gamma, beta, mean, variance, eps, y);
   }
 
   void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& residual,
                           const Tensor& y, const Tensor& mean, const Tensor& variance) override {
     const Work work(context_, "batch normalisation with ReLU", {&x, &gamma, &beta, &residual, &y, &mean, &variance});
-    take_moments(x, mean, variance);
+    take_moments(x, mean, variance, {});
     apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
+  }
+
+  void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
+                            const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
+                            const Tensor& variance) override {
+    const Work work(context_, relu ? "batch normalisation with ReLU" : "batch normalisation",
+                    {&x, &gamma, &beta, &residual, &y, &mean, &variance, &running.mean, &running.variance});
+    if (mean.count() == 0) return;
+    take_moments(x, mean, variance,
+                 running_of(x.count() / mean.count(), running.momentum, running.mean, running.variance));
+    if (relu)
+      apply<true>(x, gamma, beta, mean, variance, eps, residual, y);
+    else
+      apply<false>(x, gamma, beta, mean, variance, eps, Tensor(), y);
   }
 
   void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
@@ -369,17 +395,16 @@ class CudaNorm final : public NormKernels {
   void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
                       const Tensor& running_mean, const Tensor& running_variance) override {
     const Work work(context_, "running statistics", {&mean, &variance, &running_mean, &running_variance});
-    const double unbias = rows > 1 ? static_cast<double>(rows) / static_cast<double>(rows - 1) : 1.0;
     const std::int64_t columns = mean.count();
     launch("running statistics", move_running, dim3(static_cast<unsigned>(ceil_div(columns, kBlock))), dim3(kBlock),
-           context_.stream, columns, mean.f32(), variance.f32(), 1.0 - momentum, momentum, unbias, running_mean.f32(),
-           running_variance.f32());
+           context_.stream, columns, mean.f32(), variance.f32(),
+           running_of(rows, momentum, running_mean, running_variance));
   }
 
   void moments(const Tensor& x, const Tensor& part) override {
     const Work work(context_, "batch statistics", {&x, &part});
     const std::int64_t columns = part.count() / 2;
-    find_moments(x, columns, 1.0f, part.f32(), part.f32() + columns, part.f32() + 2 * columns);
+    find_moments(x, columns, 1.0f, part.f32(), part.f32() + columns, part.f32() + 2 * columns, {});
   }
 
   void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
@@ -407,15 +432,25 @@ class CudaNorm final : public NormKernels {
   }
 
  private:
-  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance) {
+  static RunningColumns running_of(std::int64_t rows, double momentum, const Tensor& mean, const Tensor& variance) {
+    const double unbias = rows > 1 ? static_cast<double>(rows) / static_cast<double>(rows - 1) : 1.0;
+    return {.keep = static_cast<float>(1.0 - momentum),
+            .momentum = static_cast<float>(momentum),
+            .unbias = static_cast<float>(unbias),
+            .mean = mean.f32(),
+            .variance = variance.f32()};
+  }
+
+  void take_moments(const Tensor& x, const Tensor& mean, const Tensor& variance, const RunningColumns& running) {
     const std::int64_t columns = mean.count();
     if (columns == 0) return;
     LOCKSTEP_ASSERT(x.count() > 0, "batch normalisation of no rows");
-    find_moments(x, columns, static_cast<float>(x.count() / columns), mean.f32(), variance.f32(), nullptr);
+    find_moments(x, columns, static_cast<float>(x.count() / columns), mean.f32(), variance.f32(), nullptr, running);
   }
 
   // x may be without rows: zeros.
-  void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* rows) {
+  void find_moments(const Tensor& x, std::int64_t columns, float divisor, float* mean, float* spread, float* rows,
+                    const RunningColumns& running) {
     with_float_type(x.dtype(), [&]<class T>(T) {
       with_width<kThreadColumns>(takes_packs<T>(columns, {&x}), [&](auto width) {
         const ColumnPlan plan = plan_columns(x.count() / columns, columns / width, kPartBlocks, kMomentRows);
@@ -423,7 +458,7 @@ class CudaNorm final : public NormKernels {
         launch("batch statistics", moments_of_chunks<decltype(width)::value, T>, grid_of(plan), dim3(kBlock),
                context_.stream, plan, x.data<T>(), parts.f32());
         launch("batch statistics", join_chunks, joiners(columns), dim3(kBlock), context_.stream, plan, columns,
-               parts.f32(), divisor, mean, spread, rows);
+               parts.f32(), divisor, mean, spread, rows, running);
       });
     });
   }

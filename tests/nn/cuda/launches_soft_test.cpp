@@ -48,6 +48,14 @@ class Launches : public ::testing::Test {
   Context context{*backend, generator};
 };
 
+// The number of batches; statistics of chunks; those of all of them, by which the running ones move; the result.
+TEST_F(Launches, BatchNormTrainsInFourKernels) {
+  BatchNorm norm(context, 6);
+  Tape tape(*backend);
+  for (const Epilogue epilogue : {Epilogue::kNone, Epilogue::kRelu})
+    EXPECT_EQ(count(tape, {40, 6}, [&](Var x) { return norm.forward(tape, x, epilogue); }).forward, 4u);
+}
+
 // Sums of chunks, sums of all of them right where the parameters want their gradients, and the input's gradient. Where
 // gradients are added to others, two more.
 TEST_F(Launches, BatchNormGradientsAreWrittenWhereTheyBelong) {

@@ -375,6 +375,35 @@ TEST_P(CudaNorm, UpdateRunning) {
     }
 }
 
+// As in two calls.
+TEST_P(CudaNorm, ForwardThatMovesRunningStatistics) {
+  for (const Shape& shape : {Shape{2, 3}, Shape{65, 12}, Shape{600, 64}, Shape{31, 33}})
+    for (const bool relu : {false, true}) {
+      SCOPED_TRACE(to_string(shape) + (relu ? " relu" : ""));
+      const std::int64_t columns = shape[1];
+      const Tensor x = activation(random(shape, 1)), residual = relu ? activation(random(shape, 5)) : Tensor();
+      const Tensor g = plain(statistics(columns, 2, 0.5f)), b = plain(random_tensor(*cpu, {columns}, 3));
+      const Tensor running_mean = random_tensor(*cpu, {columns}, 6), running_variance = statistics(columns, 7, 0.1f);
+      const std::vector<Output> outputs = {activation_like(shape),
+                                           {{columns}},
+                                           {{columns}},
+                                           {{columns}, DType::kF32, running_mean},
+                                           {{columns}, DType::kF32, running_variance}};
+      const auto expected = results(outputs, [&](const auto& out) {
+        if (relu)
+          norm->forward_train_relu(x, g, b, kNormEps, residual, out[0], out[1], out[2]);
+        else
+          norm->forward_train(x, g, b, kNormEps, out[0], out[1], out[2]);
+        norm->update_running(out[1], out[2], shape[0], 0.1, out[3], out[4]);
+      });
+      const auto got = results(outputs, [&](const auto& out) {
+        norm->forward_train_moving(x, g, b, kNormEps, relu, residual, {out[3], out[4], 0.1}, out[0], out[1], out[2]);
+      });
+      for (std::size_t i = 0; i < 3; ++i) expect_same(expected[i], got[i]);
+      for (std::size_t i = 3; i < 5; ++i) expect_close(expected[i], got[i], {DType::kF32, 2.0});
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(, CudaNorm, kDeviceCases, name_of_case);
 
 }  // namespace
