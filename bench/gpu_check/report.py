@@ -150,12 +150,26 @@ def _throughput(data: dict) -> list:
                     [[f"{r['model']}, {r['batch']}, {r['precision']}", micros(r["step_ms"]),
                       f"{micros(r['step_ms_p10'])} to {micros(r['step_ms_p90'])}", f"{r['samples_per_s']:,.0f}",
                       digits(r["tflops"]), percent(r.get("mfu")), r["replays_per_step"]] for r in data["runs"]])]
+    for run in data["runs"]:
+        lines += _profile(run) if run.get("profile") else []
     if data.get("copied"):
         lines += ["With a batch that is copied from the host in every step, as in training:", "",
                   *table(["model, batch, precision", "step, µs", "samples/s"],
                          [[f"{r['model']}, {r['batch']}, {r['precision']}", micros(r["step_ms"]),
                            f"{r['samples_per_s']:,.0f}"] for r in data["copied"]])]
     return lines
+
+
+def _profile(run: dict) -> list:
+    """Where the time of a step goes: what took longest."""
+    costs = run["profile"]["operations"]
+    whole = sum(cost["ms"] for cost in costs) or 1
+    return [f"#### {run['model']}, batch {run['batch']}, {run['precision']}: {run.get('kernels_per_step') or '?'} kernels a step",
+            "", *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"],
+                       [[cost["operation"], cost["calls"], micros(cost["ms"]), percent(cost["ms"] / whole),
+                         percent(cost.get("share_of_peak_bandwidth")),
+                         digits(1e-9 * cost["flops"] / cost["ms"]) if cost["flops"] and cost["ms"] else ""]
+                        for cost in costs[:12]])]
 
 
 def _pytorch(data: dict) -> list:

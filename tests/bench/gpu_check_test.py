@@ -62,7 +62,9 @@ DATA = {  # of a passed section each
                                     "hidden_ms": 0.05, "batch": 1024, "step_ms": 0.3, "buckets": [BUCKET]}}},
     "communication": {"runs": [{"model": "cnn", "world_size": 2, "batch": 64, "step_ms": 1.0, "compute_ms": 0.9,
                                 "exposed_comm_ms": 0.1, "share": 0.1, "replays_per_step": 1.0}]},
-    "throughput": {"runs": [BENCH], "copied": [BENCH]},
+    "throughput": {"runs": [BENCH | {"kernels_per_step": 70, "profile": {"step_ms": 0.2, "operations": [
+        {"operation": "product", "calls": 9, "ms": 0.09, "bytes": 1e6, "flops": 1e9, "share_of_peak_bandwidth": 0.25},
+        {"operation": "GELU", "calls": 3, "ms": 0.03, "bytes": 1e6, "flops": 0}]}}], "copied": [BENCH]},
     "pytorch": {"version": "2.11.0, NVIDIA H100", "rounds": 3, "build_s": 60.0, "groups": [
         {"model": "mlp", "batch": 64, "best": "compile+graph", "refused": [{"name": "max-autotune", "why": "too slow"}],
          "rows": [{"name": "lockstep", "median_ms": 0.1, "low_ms": 0.1, "high_ms": 0.11, "samples_per_s": 640000.0,
@@ -94,6 +96,7 @@ class Report(unittest.TestCase):
                       "| 0 | 0 | 512 MiB |", "nothing found until its time was up", "the same bits",
                       "| mlp, batch 64 | 100 | 300 | 3.00 | 1.0 |", "backward hid 0.050 ms (50.0 %)", "**10.0 %**",
                       "(bf16 989.4 TFLOP/s, by the data sheet)", "1.50 × (1.40 to 1.60)", "| 0.6 % |",
+                      "bf16: 70 kernels a step", "| product | 9 | 90.0 | 75.0 % | 25.0 % | 11.1 |", "| GELU | 3 |",
                       "- max-autotune: too slow", "| mlp, 64 | compile+graph | 1.50 × (1.40 to 1.60) | yes |"):
             self.assertIn(words, text)
 
