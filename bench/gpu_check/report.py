@@ -164,8 +164,8 @@ def _profile(run: dict) -> list:
     """Where the time of a step goes: what took longest."""
     costs = run["profile"]["operations"]
     whole = sum(cost["ms"] for cost in costs) or 1
-    return [f"#### {run['model']}, batch {run['batch']}, {run['precision']}: {run.get('kernels_per_step') or '?'} kernels a step",
-            "", *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"],
+    kernels = f"{run['kernels_per_step']} kernels" if run.get("kernels_per_step") else "no graph"
+    return [f"#### One step of {run['model']}, batch {run['batch']}, {run['precision']}: {kernels}", "", *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"],
                        [[cost["operation"], cost["calls"], micros(cost["ms"]), percent(cost["ms"] / whole),
                          percent(cost.get("share_of_peak_bandwidth")),
                          digits(1e-9 * cost["flops"] / cost["ms"]) if cost["flops"] and cost["ms"] else ""]

@@ -96,7 +96,7 @@ class Report(unittest.TestCase):
                       "| 0 | 0 | 512 MiB |", "nothing found until its time was up", "the same bits",
                       "| mlp, batch 64 | 100 | 300 | 3.00 | 1.0 |", "backward hid 0.050 ms (50.0 %)", "**10.0 %**",
                       "(bf16 989.4 TFLOP/s, by the data sheet)", "1.50 × (1.40 to 1.60)", "| 0.6 % |",
-                      "bf16: 70 kernels a step", "| product | 9 | 90.0 | 75.0 % | 25.0 % | 11.1 |", "| GELU | 3 |",
+                      "bf16: 70 kernels", "| product | 9 | 90.0 | 75.0 % | 25.0 % | 11.1 |", "| GELU | 3 |",
                       "- max-autotune: too slow", "| mlp, 64 | compile+graph | 1.50 × (1.40 to 1.60) | yes |"):
             self.assertIn(words, text)
 

@@ -123,13 +123,13 @@ TEST_F(NcclFaults, ALateRankIsMentioned) {
 }
 
 TEST_F(NcclFaults, AStallOfNobodyIsMentioned) {
-  start(6s);
+  start(9s);
   set_stall_warning(500ms);
   ::testing::internal::CaptureStderr();
   script().stalls = true;
   broken_by<TimeoutError>([&] {
     all_reduce(10);
-    for (;;) group_->poll();
+    for (;; std::this_thread::sleep_for(1ms)) group_->poll();
   });
   const auto said = control_->all_gather_text(::testing::internal::GetCapturedStderr());
   EXPECT_THAT(said[0], HasSubstr(" s for a GPU or the network between them: every rank waits in it"));

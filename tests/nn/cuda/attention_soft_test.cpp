@@ -17,26 +17,25 @@ class SoftAttention : public DeviceTest {
 
   // Forward and backward of two samples, against the CPU's. Returns how much of that cuDNN did.
   std::uint64_t compare(std::int64_t width, double p) {
-    constexpr std::int64_t kSamples = 2, kTokens = 11, kHeads = 3;
-    const Shape of_qkv = {kSamples, kTokens, 3 * kHeads * width}, of_y = {kSamples, kTokens, kHeads * width};
-    const Shape of_sums = {kSamples, kHeads, kTokens};
+    constexpr std::int64_t samples = 2, tokens = 11, heads = 3;
+    const Shape of_qkv = {samples, tokens, 3 * heads * width}, of_y = {samples, tokens, heads * width};
+    const Shape of_sums = {samples, heads, tokens};
     const std::array<std::int64_t, 3> numbers = {9, 4, 17};
     const Tensor state = cpu->empty({3}, DType::kI64);
     cpu->upload(std::as_bytes(std::span(numbers)), state);
     const AttentionDropout on_cpu{.p = p, .state = state}, drop{.p = p, .state = plain(state)};
     const Tensor qkv_host = random(of_qkv, 1), dy_host = random(of_y, 2), y_host = cpu->empty(of_y);
     const Tensor sums_host = cpu->empty(of_sums), dqkv_host = cpu->empty(of_qkv);
-    cpu->attention().forward(qkv_host, kHeads, on_cpu, y_host, sums_host);
+    cpu->attention().forward(qkv_host, heads, on_cpu, y_host, sums_host);
     rounded(y_host);
-    cpu->attention().backward(qkv_host, kHeads, on_cpu, y_host, sums_host, dy_host, dqkv_host);
+    cpu->attention().backward(qkv_host, heads, on_cpu, y_host, sums_host, dy_host, dqkv_host);
 
     const auto before = soft_cuda::counts().fused_attentions;
     const Tensor qkv = activation(qkv_host), y = activation(y_host), dy = activation(dy_host), sums = plain(sums_host);
     const auto made = results({activation_like(of_y), {of_sums}},
-                              [&](const auto& out) { attention->forward(qkv, kHeads, drop, out[0], out[1]); });
-    const auto gradient = results({activation_like(of_qkv)}, [&](const auto& out) {
-      attention->backward(qkv, kHeads, drop, y, sums, dy, out[0]);
-    });
+                              [&](const auto& out) { attention->forward(qkv, heads, drop, out[0], out[1]); });
+    const auto gradient = results({activation_like(of_qkv)},
+                                  [&](const auto& out) { attention->backward(qkv, heads, drop, y, sums, dy, out[0]); });
     const double ulps = type() == DType::kBF16 ? 0x1p16 : 64.0;
     expect_close(y_host, made[0], {type(), ulps});
     expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
