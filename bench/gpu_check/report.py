@@ -165,11 +165,11 @@ def _profile(run: dict) -> list:
     costs = run["profile"]["operations"]
     whole = sum(cost["ms"] for cost in costs) or 1
     kernels = f"{run['kernels_per_step']} kernels" if run.get("kernels_per_step") else "no graph"
-    return [f"#### One step of {run['model']}, batch {run['batch']}, {run['precision']}: {kernels}", "", *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"],
-                       [[cost["operation"], cost["calls"], micros(cost["ms"]), percent(cost["ms"] / whole),
-                         percent(cost.get("share_of_peak_bandwidth")),
-                         digits(1e-9 * cost["flops"] / cost["ms"]) if cost["flops"] and cost["ms"] else ""]
-                        for cost in costs[:12]])]
+    rows = [[cost["operation"], cost["calls"], micros(cost["ms"]), percent(cost["ms"] / whole),
+             percent(cost.get("share_of_peak_bandwidth")),
+             digits(1e-9 * cost["flops"] / cost["ms"]) if cost["flops"] and cost["ms"] else ""] for cost in costs[:12]]
+    return [f"#### One step of {run['model']}, batch {run['batch']}, {run['precision']}: {kernels}", "",
+            *table(["operation", "calls", "time, µs", "share", "of peak bandwidth", "TFLOP/s"], rows)]
 
 
 def _pytorch(data: dict) -> list:
