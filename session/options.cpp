@@ -40,11 +40,11 @@ Option backend_option(std::string& backend, const char* what, bool (*offered)(co
           .value = choice(backend, std::move(choices))};
 }
 
+}  // namespace
+
 Applies to_gpus(const std::string& device) {
   return {.to = "GPUs", .unless = [&device] { return when(is_on_cpu(device), device_text(device)); }};
 }
-
-}  // namespace
 
 void add_backend_option(OptionTable& table, std::string& backend) {
   table.add(backend_option(backend, "collectives",

@@ -24,5 +24,7 @@ options::Option log_level_option(std::string& level, const char* help);
 /// Whether `device` names the CPU; and for messages, "this run has --device cpu".
 bool is_on_cpu(const std::string& device);
 std::string device_text(const std::string& device);
+/// What options are for that GPUs alone have; `device` is read when a run is checked, and must live on.
+options::Applies to_gpus(const std::string& device);
 
 }  // namespace lockstep::session

@@ -175,11 +175,7 @@ void add_autotune_option(OptionTable& table, TrainConfig& config) {
                  "other runs",
              .default_text = "yes",
              .value = std::move(autotune),
-             .applies = {.to = "GPUs",
-                         .unless =
-                             [&config] {
-                               return when(session::is_on_cpu(config.device), session::device_text(config.device));
-                             }},
+             .applies = session::to_gpus(config.device),
              .agree = Agree::kValue,
              .may_change = true});
 }

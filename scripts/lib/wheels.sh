@@ -6,34 +6,13 @@ fetch_wheel() {
   pip3 download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$2" "$1" >&2
 }
 
-# unpack_wheel WHEEL PREFIX DIRECTORY: its files below PREFIX, wherever that is in it (include/), or all (""). A wheel is a zip
-# file; python3 reads it where there is no unzip.
+# unpack_wheel PATTERN DIRECTORY WHEEL…: of each, a file or an address, those files whose path matches the regular expression,
+# under what its first group says. A wheel is a zip file; python3 reads it where there is no unzip, and of one that has an
+# address only the parts that it needs, where the server gives parts of files.
 unpack_wheel() {
   command -v python3 >/dev/null || install_packages python3
   python3 - "$@" <<'END'
-import pathlib, shutil, sys, zipfile
-wheel, prefix, target = zipfile.ZipFile(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-for entry in wheel.infolist():
-    _, found, below = f"/{entry.filename}".partition(f"/{prefix}")
-    if found and below and not entry.is_dir():
-        file = target / below
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with wheel.open(entry) as source, open(file, "wb") as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
-        if "/bin/" in entry.filename:
-            file.chmod(0o755)
-END
-}
-
-# files_of_wheels PATTERN DIRECTORY NAME==VERSION…: those of their files whose path matches the regular expression, under what
-# its first group says. Of a large wheel only what is taken is transferred, where the server gives parts of files.
-files_of_wheels() {
-  local pattern=$1 directory=$2 report
-  shift 2
-  command -v pip3 >/dev/null || install_packages python3-pip
-  report=$(pip3 install --quiet --disable-pip-version-check --dry-run --ignore-installed --no-deps --only-binary=:all: --report - "$@") || return 1
-  python3 - "$pattern" "$directory" "$report" <<'END'
-import io, json, pathlib, re, sys, urllib.request, zipfile
+import io, pathlib, re, shutil, sys, urllib.request, zipfile
 
 class Remote(io.RawIOBase):
     def __init__(self, url):
@@ -67,21 +46,33 @@ class Remote(io.RawIOBase):
         self.at += len(data)
         return len(data)
 
-def opened(url):
+def opened(source):
+    if "://" not in source:
+        return zipfile.ZipFile(source)
     try:
-        return zipfile.ZipFile(io.BufferedReader(Remote(url), 1 << 20))
+        return zipfile.ZipFile(io.BufferedReader(Remote(source), 1 << 20))
     except OSError:
-        return zipfile.ZipFile(io.BytesIO(urllib.request.urlopen(url).read()))
+        return zipfile.ZipFile(io.BytesIO(urllib.request.urlopen(source).read()))
 
-for package in json.loads(sys.argv[3])["install"]:
-    wheel = opened(package["download_info"]["url"])
+pattern, target, *sources = sys.argv[1:]
+for source in sources:
+    wheel = opened(source)
     for entry in wheel.infolist():
-        found = re.search(sys.argv[1], entry.filename)
+        found = re.search(pattern, entry.filename)
         if found and not entry.is_dir():
-            file = pathlib.Path(sys.argv[2]) / found[1]
+            file = pathlib.Path(target) / found[1]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(wheel.read(entry))
+            with wheel.open(entry) as packed, open(file, "wb") as copy:
+                shutil.copyfileobj(packed, copy, 1 << 20)
             if "/bin/" in entry.filename:
                 file.chmod(0o755)
 END
+}
+
+# addresses_of_wheels NAME==VERSION…: where they can be had, one a line.
+addresses_of_wheels() {
+  command -v pip3 >/dev/null || install_packages python3-pip
+  pip3 install --quiet --disable-pip-version-check --dry-run --ignore-installed --no-deps --only-binary=:all: --report - "$@" |
+    python3 -c 'import json, sys
+for package in json.load(sys.stdin)["install"]: print(package["download_info"]["url"])'
 }
