@@ -27,8 +27,6 @@
 namespace lockstep::bench {
 namespace {
 
-// A step is recorded after a few that run as they are, and those with and without communication are recorded apart.
-constexpr std::int64_t kLeastWarmUpOnGpu = 20;
 // Blocks of steps with communication, and as many without.
 constexpr std::int64_t kBlocks = 20;
 
@@ -84,7 +82,7 @@ class StepBenchmark {
     });
     auto manifest = trainer::manifest_of(config, *model_, *splits_.train);
     manifest.emplace_back("measured steps", fmt::to_string(options_.steps));
-    manifest.emplace_back("warmup-steps", fmt::to_string(options_.warmup_steps));
+    manifest.emplace_back("warmup-steps", fmt::to_string(warm_up()));
     manifest.emplace_back("timeline", fmt::to_string(options_.timeline));
     manifest.emplace_back("profile", fmt::to_string(options_.profile));
     comm::compare_manifests(group_, manifest);
@@ -106,8 +104,7 @@ class StepBenchmark {
     time_ms(kWith, 1);
     const std::vector<double> startup = {1e3 * process_age_s()};
     result.startup_ms = slowest(group_, startup)[0];
-    const std::int64_t warm_up = on_gpu_ ? std::max(options_.warmup_steps, kLeastWarmUpOnGpu) : options_.warmup_steps;
-    for (std::int64_t i = 1; i < warm_up; ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
+    for (std::int64_t i = 1; i < warm_up(); ++i) time_ms(i % 2 == 1 ? kWithout : kWith, 1);
     measure(result);
     if (options_.timeline) result.timeline = take_timeline();
     if (options_.profile) result.profile = take_profile();
@@ -116,6 +113,8 @@ class StepBenchmark {
   }
 
  private:
+  std::int64_t warm_up() const { return options_.warmup_steps.value_or(on_gpu_ ? kWarmUpStepsOnGpu : kWarmUpSteps); }
+
   void measure(StepResult& result) {
     const std::int64_t block = on_gpu_ ? std::max<std::int64_t>(1, options_.steps / kBlocks) : 1;
     const std::int64_t blocks = (options_.steps + block - 1) / block, replayed = replayed_steps();

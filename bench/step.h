@@ -15,14 +15,18 @@
 
 namespace lockstep::bench {
 
+/// Steps before those that are measured. On GPUs steps are captured as graphs after a few that run as they are, those
+/// with and those without communication apart.
+inline constexpr std::int64_t kWarmUpSteps = 10, kWarmUpStepsOnGpu = 20;
+
 struct StepOptions {
   trainer::TrainConfig train;  // without `data`: synthetic samples of the size that the model is known for
   std::int64_t steps = 50;     // measured, of each kind
-  std::int64_t warmup_steps = 10;
-  bool copy_batch = false;            // to the GPU in every step, as training does; else it stays there
-  std::optional<double> peak_tflops;  // of the device, for `mfu`; default: what is known of it
-  bool timeline = false;              // of one step, too
-  bool profile = false;               // of one step, by operation
+  std::optional<std::int64_t> warmup_steps;  // default: kWarmUpSteps, or kWarmUpStepsOnGpu
+  bool copy_batch = false;                   // to the GPU in every step, as training does; else it stays there
+  std::optional<double> peak_tflops;         // of the device, for `mfu`; default: what is known of it
+  bool timeline = false;                     // of one step, too
+  bool profile = false;                      // of one step, by operation
   Format format = Format::kTable;
 };
 

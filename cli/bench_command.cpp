@@ -78,7 +78,10 @@ void add_format_options(OptionTable& table, bench::Format& format) {
   options::add_config_option(table);
 }
 
-void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, std::int64_t& warmup_steps) {
+/// `WarmUp` may be optional.
+template <class WarmUp>
+void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, WarmUp& warmup_steps,
+                     std::string default_warmup) {
   table.add({.name = "steps",
              .placeholder = "S",
              .help = help,
@@ -87,7 +90,7 @@ void add_step_counts(OptionTable& table, const char* help, std::int64_t& steps, 
   table.add({.name = "warmup-steps",
              .placeholder = "S",
              .help = "steps before the measured ones",
-             .default_text = fmt::to_string(warmup_steps),
+             .default_text = std::move(default_warmup),
              .value = integer(warmup_steps, 1, kMost)});
 }
 
@@ -164,7 +167,8 @@ OptionTable bench_step_options(bench::StepOptions& options) {
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
-  add_step_counts(table, "measured steps with communication, and as many without", options.steps, options.warmup_steps);
+  add_step_counts(table, "measured steps with communication, and as many without", options.steps, options.warmup_steps,
+                  fmt::format("{}; on GPUs {}", bench::kWarmUpSteps, bench::kWarmUpStepsOnGpu));
   table.add({.name = "copy-batch",
              .placeholder = "yes|no",
              .help = "copy the batch to the GPU in every step, as training does; otherwise it stays there",
@@ -204,7 +208,8 @@ OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options) {
   trainer::add_model_options(table, options.train);
   trainer::add_training_options(table, options.train);
   trainer::add_batch_options(table, options.train);
-  add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps);
+  add_step_counts(table, "measured steps, of each way in each round", options.steps, options.warmup_steps,
+                  fmt::to_string(options.warmup_steps));
   table.add({.name = "rounds",
              .placeholder = "R",
              .help = "rounds; each measures both",

@@ -43,6 +43,10 @@ class Section:
     data: dict = dataclasses.field(default_factory=dict)
 
 
+# As bench/peers/torch/models.py has them.
+TOKEN_SIZES = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
+
+
 class Skip(Exception):
     """A section cannot run here: why."""
 
@@ -52,33 +56,46 @@ class Late(Failure):
 
 
 class Check:
-    """`dry`: on GPUs in software, to see that all of it starts. They are slow: see steps()."""
+    """What sections run commands by, and how much of them: less in a dry run (dry_run.py)."""
 
-    def __init__(self, build: pathlib.Path, gpus: list, quick: bool, library_path: str, end: float, dry: bool = False):
-        self.build, self.gpus, self.quick, self.dry = build, gpus, quick, dry
-        self.lockstep = build / ("tests/soft/lockstep" if dry else "lockstep")
+    dry = False  # on GPUs in software
+    program = "lockstep"  # below the build directory
+
+    def __init__(self, build: pathlib.Path, gpus: list, quick: bool, extra_env: dict, end: float):
+        self.build, self.gpus, self.quick = build, gpus, quick
+        self.lockstep = build / self.program
         self.end = end  # by time.monotonic()
         self.section = Section("none", "none")
         self.section_end = end
         self._running = set()
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-"))
-        extra = {"LD_LIBRARY_PATH": library_path} if library_path else {}
-        if dry:
-            extra["LOCKSTEP_TEST_GPUS"] = str(len(gpus))
         packed = ROOT / ".gpu" / "bin"
         if (packed / "mpirun").exists():
-            extra["PATH"] = f"{packed}:{os.environ.get('PATH', '')}"
-        self.env = environment(extra)
+            extra_env = extra_env | {"PATH": f"{packed}:{os.environ.get('PATH', '')}"}
+        self.env = environment(extra_env)
 
     def left(self) -> float:
         return min(self.section_end, self.end) - time.monotonic()
 
     def steps(self, wanted: int, least: int = 2) -> int:
-        return least if self.dry else wanted
+        """Steps, or samples, of the `wanted` ones; a dry run takes the `least`."""
+        return wanted
+
+    def seconds(self, limit_s: float) -> float:
+        """What a command may take that takes up to `limit_s` on a GPU."""
+        return limit_s
 
     def patience(self, ranks: int) -> tuple:
         """Seconds that ranks wait for each other, and that they may take in all. Those that share a GPU alternate."""
-        return (240, 480) if self.dry else (60, 90) if self.ranks_share(ranks) else (25, 40)
+        return (60, 90) if self.ranks_share(ranks) else (25, 40)
+
+    def token_sizes(self, model: str):
+        """Tokens of a sample, and how many kinds there are; None for models of other data."""
+        return TOKEN_SIZES.get(model)
+
+    def smaller(self, model: str, captured: bool) -> list:
+        """Flags of `bench step` that make the model and the run smaller. `captured`: steps have to run from graphs."""
+        return []
 
     def note(self, argv: list, env: dict = {}) -> None:
         """The command stands in the section, once."""
@@ -104,7 +121,7 @@ class Check:
     def finish(self, started, limit_s: float) -> Done:
         """Waits for it, and ends it and all of its process group when its time is up."""
         process, files, begin = started
-        limit_s *= 8 if self.dry else 1
+        limit_s = self.seconds(limit_s)
         timed_out = False
         try:
             process.wait(max(0.1, min(limit_s, self.left())))

@@ -183,7 +183,7 @@ def contexts(check: Check, data: dict) -> None:
     pids = [process.pid for process, _, _ in started]
     listed, seen = {}, {}
     try:
-        end = time.monotonic() + min(160 if check.dry else 40, check.left())
+        end = time.monotonic() + min(check.seconds(40), check.left())
         while time.monotonic() < end and len(seen) < ranks:
             time.sleep(0.5)
             ended = [process for process, _, _ in started if process.poll() is not None]

@@ -11,19 +11,12 @@ from harness.processes import Failure
 from harness.stats import Spread, quantile, ratio
 
 
-# Tokens of a sample, and how many there are, as bench/peers/torch/models.py has them.
-_TEXTS = {"gpt": (128, 256), "lstm": (128, 256), "gpt2": (256, 50257)}
-# On GPUs in software: the same operations on small tensors.
-_SMALL = {"mlp": ["--hidden", "64,64"], "resnet18-cifar": ["--data", "random:3x8x8,16"],
-          "resnet50": ["--data", "random:3x32x32,16", "--classes", 10], "lstm": ["--width", 16, "--layers", 1],
-          "gpt": ["--width", 16, "--layers", 1, "--heads", 2], "gpt2": ["--width", 16, "--layers", 1, "--heads", 2]}
-
-
 def _data(check: Check, model: str) -> list:
     """Flags for synthetic tokens; `lockstep bench` makes the data of the other models itself."""
-    if model not in _TEXTS:
+    sizes = check.token_sizes(model)
+    if sizes is None:
         return []
-    context, vocabulary = (8, 61) if check.dry else _TEXTS[model]
+    context, vocabulary = sizes
     path = check.scratch / f"tokens-{vocabulary}.bin"
     if not path.exists():
         generator = random.Random(1)
@@ -34,11 +27,11 @@ def _data(check: Check, model: str) -> list:
     return ["--data", f"tokens:{path}", "--classes", vocabulary, "--context", context]
 
 
-def _step(check: Check, model: str, batch: int, more: list, ranks: int = 1) -> dict:
-    """What `lockstep bench step` says."""
+def _step(check: Check, model: str, batch: int, more: list, ranks: int = 1, captured: bool = False) -> dict:
+    """What `lockstep bench step` says. `captured`: replays_per_step will be looked at."""
     shared = check.ranks_share(ranks)
     argv = [check.lockstep, "bench", "step", model, "--batch", check.steps(batch), "--device", "cuda", "--json",
-            *_data(check, model), *([*_SMALL.get(model, []), "--warmup-steps", 1] if check.dry else []), *more]
+            *_data(check, model), *check.smaller(model, captured), *more]
     if ranks == 1:
         return check.run_json(argv)
     timeout_s, limit_s = check.patience(ranks)
@@ -65,7 +58,8 @@ def communication(check: Check, data: dict) -> None:
     for ranks in counts:
         for model in MODELS:
             for batch in BATCHES:
-                result = _step(check, model, batch, ["--precision", "bf16", "--steps", check.steps(1000)], ranks)
+                result = _step(check, model, batch, ["--precision", "bf16", "--steps", check.steps(1000)], ranks,
+                               captured=True)
                 share = result["exposed_comm_ms"] / result["step_ms"]
                 data["runs"].append({key: result[key] for key in ("model", "world_size", "batch", "step_ms", "compute_ms",
                                                                   "exposed_comm_ms", "replays_per_step")}

@@ -162,7 +162,7 @@ class Conclusions(unittest.TestCase):
 
 class Sections(unittest.TestCase):
     def setUp(self):
-        self.check = Check(BUILD, ["GPU"], True, "", time.monotonic() + 60)
+        self.check = Check(BUILD, ["GPU"], True, {}, time.monotonic() + 60)
         self.addCleanup(lambda: subprocess.run(["rm", "-rf", self.check.scratch], check=True))
 
     def run_one(self, action, limit_s=20):
@@ -285,7 +285,7 @@ echo '{"step_ms": 1.0, "flops_per_step": 1e9, "peak_tflops": 100}'
             for name, text in (("python3", self.PLAYED), ("lockstep", self.LOCKSTEP)):
                 (pathlib.Path(directory) / name).write_text(text)
                 (pathlib.Path(directory) / name).chmod(0o755)
-            check = Check(pathlib.Path(directory), ["GPU"], False, "", time.monotonic() + 100)
+            check = Check(pathlib.Path(directory), ["GPU"], False, {}, time.monotonic() + 100)
             self.addCleanup(lambda: subprocess.run(["rm", "-rf", check.scratch], check=True))
             check.env |= {"PATH": f"{directory}:{check.env['PATH']}", **more}
             torch = peers.Peers(check.env, check.scratch, quick=False)

@@ -26,7 +26,7 @@ def run(script: str, directory: pathlib.Path, build: pathlib.Path, seconds: int 
     """Runs a script until its first failure, jobs in the background included. What is left after `seconds` is ended."""
     script = f"set -e\n{script}\nfor job in $(jobs -p); do wait $job; done\n"
     process = subprocess.Popen(["bash", "-c", script], cwd=directory, env=environment(build), stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp)
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ struct Outcome {
 
 /// Runs `line` in a shell, stdin empty, in `directory`; ends it after `seconds`. `lockstep` in the line is the program
 /// under test, `program`. It sees no GPU, on machines that have some neither: CUDA_VISIBLE_DEVICES is empty.
-Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 60,
+Outcome run(const std::string& line, const std::filesystem::path& directory, int seconds = 120,
             const std::filesystem::path& program = LOCKSTEP_PROGRAM);
 
 /// What starts the rest of a line as `ranks` ranks; nothing for one. Without mpirun and the launcher, which take longer

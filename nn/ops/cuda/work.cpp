@@ -11,11 +11,16 @@ void WorkLog::begin(const char* what, double bytes, double flops, cudaStream_t s
   entries_.back().from.record(stream);
 }
 
-void WorkLog::end(cudaStream_t stream) {
-  if (--depth_ == 0) entries_.back().to.record(stream);
+void WorkLog::end(cudaStream_t stream) noexcept {
+  try {
+    if (--depth_ == 0) entries_.back().to.record(stream);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
 }
 
 std::vector<OperationCost> WorkLog::read() const {
+  if (error_) std::rethrow_exception(error_);
   std::map<std::string, OperationCost> by_name;
   for (const Entry& entry : entries_) {
     entry.to.synchronize();

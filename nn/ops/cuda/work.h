@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <exception>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@ namespace lockstep::nn::cuda {
 class WorkLog {
  public:
   void begin(const char* what, double bytes, double flops, cudaStream_t stream);
-  void end(cudaStream_t stream);
+  /// Also while an exception leaves the operation. What goes wrong here, read() throws.
+  void end(cudaStream_t stream) noexcept;
   /// By operation, those that took longest first. Waits until all of it is done.
   std::vector<OperationCost> read() const;
 
@@ -28,6 +30,7 @@ class WorkLog {
   };
   std::deque<Entry> entries_;
   int depth_ = 0;  // an operation that calls others is one
+  std::exception_ptr error_;
 };
 
 /// An operation, for as long as this lives; costs a comparison where nobody profiles. `tensors` are those that it has

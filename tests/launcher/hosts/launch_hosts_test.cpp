@@ -313,7 +313,7 @@ TEST(LaunchHostsFaultTest, AHostThatFallsSilentIsNamedAndItsSilenceExplainsWhatF
 }
 
 TEST(LaunchHostsFaultTest, AShortSilenceIsForgiven) {
-  Job job(sh("--hosts a:1,b:1 --host-timeout-seconds 6", "echo ready; sleep 4; echo done"), fake_hosts());
+  Job job(sh("--hosts a:1,b:1 --host-timeout-seconds 20", "echo ready; sleep 4; echo done"), fake_hosts());
   ASSERT_TRUE(all_ready(job, 2)) << job.err();
   const pid_t helper = helper_on(job, "b");
   ASSERT_GT(helper, 0);
@@ -331,7 +331,7 @@ TEST(LaunchHostsFaultTest, AStoppedLauncherStopsNobody) {
   std::this_thread::sleep_for(std::chrono::seconds(8));
   EXPECT_GT(helper_on(job, "b"), 0);
   job.send(SIGCONT);
-  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.wait(Deadline::after_seconds(60)), 0) << job.err();
   EXPECT_THAT(job.out(), HasSubstr("[1@b] done"));
 }
 
