@@ -8,7 +8,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "base/job_secret.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/env.h"
+#include "lockstep/base/env.h"
 
 #include <unistd.h>
 

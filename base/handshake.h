@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "base/aead.h"
-#include "base/deadline.h"
-#include "base/job_secret.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "base/job_secret.h"
+#include "lockstep/base/job_secret.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep {
 

@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/env.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep {
 namespace {

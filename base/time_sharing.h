@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep {
 

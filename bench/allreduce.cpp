@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/stop.h"
 #include "bench/timings.h"
 #include "comm/agree.h"

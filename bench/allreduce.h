@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/error.h"
 #include "bench/timings.h"
-#include "comm/make_group.h"
-#include "comm/op.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::bench {
 

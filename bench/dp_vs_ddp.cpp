@@ -4,14 +4,15 @@
 #include <cstdio>
 
 #include "base/cuda/probe.h"
-#include "base/env.h"
+#include "base/error.h"
 #include "base/json_value.h"
 #include "base/stop.h"
 #include "base/text.h"
 #include "bench/flops.h"
 #include "bench/own_processes.h"
 #include "bench/timings.h"
-#include "comm/world.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/world.h"
 #include "session/device_request.h"
 
 namespace lockstep::bench {

@@ -3,8 +3,8 @@
 #include <chrono>
 
 #include "base/cuda/probe.h"
-#include "base/deadline.h"
 #include "devices/read_gpus.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::bench {
 namespace {

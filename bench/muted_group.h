@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::bench {
 

@@ -17,12 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "base/unique_fd.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::bench {
 namespace {

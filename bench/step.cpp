@@ -10,7 +10,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "base/env.h"
 #include "base/memory.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -19,6 +18,7 @@
 #include "bench/timings.h"
 #include "comm/agree.h"
 #include "data/loader.h"
+#include "lockstep/base/env.h"
 #include "session/session.h"
 #include "trainer/build.h"
 #include "trainer/memory_estimate.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/process_group.h"
 #include "ddp/timeline.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::bench {

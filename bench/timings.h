@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::bench {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
 

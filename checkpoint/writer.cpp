@@ -1,9 +1,9 @@
 #include "checkpoint/writer.h"
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/status_report.h"
 #include "base/stop.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::checkpoint {
 

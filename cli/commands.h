@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "bench/allreduce.h"
 #include "bench/dp_vs_ddp.h"
 #include "bench/step.h"
 #include "devices/machine.h"
 #include "launcher/options.h"
+#include "lockstep/base/env.h"
 #include "options/sources.h"
 #include "options/table.h"
 

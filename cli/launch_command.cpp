@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cstdio>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/build_config.h"
@@ -12,6 +11,7 @@
 #include "devices/visible.h"
 #include "launcher/launch.h"
 #include "launcher/rank_status.h"
+#include "lockstep/base/env.h"
 #include "options/values.h"
 
 namespace lockstep::cli {

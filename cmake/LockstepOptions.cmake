@@ -15,7 +15,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 
 # errno of math functions is never read, and floating point traps are never on: loops with sqrt or conditions vectorise.
 add_library(lockstep_flags INTERFACE)
-target_include_directories(lockstep_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_include_directories(lockstep_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
 target_compile_options(lockstep_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align
                             -Woverloaded-virtual -Wdouble-promotion

@@ -5,10 +5,10 @@
 #include <map>
 #include <new>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "comm/failure.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/env.h"
-#include "comm/process_group.h"
 #include "devices/binding.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

@@ -1,4 +1,4 @@
-#include "comm/arena.h"
+#include "lockstep/comm/arena.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -7,7 +7,16 @@
 #include <limits>
 #include <new>
 
+#include "base/error.h"
+
 namespace lockstep::comm {
+
+void Arena::check_view(std::size_t offset_bytes, std::size_t count, std::size_t element, std::size_t alignment) const {
+  if (offset_bytes % alignment == 0 && offset_bytes <= bytes_ && count <= (bytes_ - offset_bytes) / element) return;
+  throw UsageError(fmt::format("{} elements of {} bytes at byte {} do not fit an arena of {} bytes", count, element,
+                               offset_bytes, bytes_),
+                   "name elements that lie within it, at a multiple of their alignment");
+}
 
 std::unique_ptr<HostArena> HostArena::map(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

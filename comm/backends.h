@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
 #include "comm/device_group.h"
-#include "comm/make_group.h"
-#include "comm/process_group.h"
 #include "comm/shm/peers.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/base/device.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 

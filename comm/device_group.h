@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/device.h"
-#include "comm/make_group.h"
-#include "comm/process_group.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/device.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep {
 class CudaEvent;

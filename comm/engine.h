@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/function_ref.h"
-#include "comm/arena.h"
-#include "comm/op.h"
-#include "comm/process_group.h"
 #include "comm/store.h"
 #include "comm/wait.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/arena.h"
+#include "lockstep/comm/op.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

@@ -1,15 +1,15 @@
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "comm/arena.h"
 #include "comm/backends.h"
 #include "comm/device_group.h"
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
 #include "comm/store.h"
 #include "comm/wait.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
 namespace {
@@ -154,6 +154,12 @@ std::unique_ptr<DeviceGroup> make_device_group(ProcessGroup& control, const Devi
                                                const std::string& backend) {
   const BackendFamily& family = device_backend(backend);
   return control.size() > 1 ? family.make_on_device(control, options) : make_device_self_group(options);
+}
+
+std::unique_ptr<ProcessGroup> make_group(const GroupOptions& options) {
+  const World world = discover_world(env);
+  set_log_identity(world.rank, world.size, host_name());
+  return make_group(world, options);
 }
 
 std::unique_ptr<Arena> SelfGroup::map_arena(std::size_t bytes) { return HostArena::map(bytes); }

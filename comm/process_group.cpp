@@ -1,15 +1,19 @@
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
 
+#include "base/error.h"
+
 namespace lockstep::comm {
 namespace {
 
 // Objects travel in pieces of this many bytes a rank.
 constexpr std::size_t kObjectPieceBytes = 4096;
+// The host's memory, in halves of this: one is copied while the other is reduced.
+constexpr std::size_t kStagedBytes = std::size_t{2} << 20;
 
 }  // namespace
 
@@ -113,6 +117,33 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
 
 Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket) {
   return issue(OpKind::kAllReduce, op, 0, region, bucket);
+}
+void ProcessGroup::all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op) {
+  if (staging_ == nullptr) staging_ = allocate(2 * kStagedBytes);
+  auto* const bytes = static_cast<std::byte*>(values);
+  const std::size_t element = size_of(dtype), most = kStagedBytes / element;
+  struct Piece {
+    std::byte* from = nullptr;
+    Region region;
+    Work work;
+  } pieces[2];
+  const auto finish = [&](Piece& piece) {
+    if (piece.from == nullptr) return;
+    piece.work.wait_host();
+    copy(piece.from, piece.region.data(), piece.region.bytes());
+    piece.from = nullptr;
+  };
+  std::size_t done = 0;
+  for (std::size_t i = 0; done < count || i == 0; ++i) {  // of no values too: the ranks compare that there are none
+    Piece& piece = pieces[i % 2];
+    finish(piece);
+    piece.from = bytes + done * element;
+    piece.region = {staging_.get(), i % 2 * kStagedBytes, std::min(most, count - done), dtype};
+    copy(piece.region.data(), piece.from, piece.region.bytes());
+    piece.work = all_reduce(piece.region, op);
+    done += piece.region.count;
+  }
+  for (Piece& piece : pieces) finish(piece);
 }
 Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
   return issue(OpKind::kReduceScatter, op, 0, region);

@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "base/cpu.h"
-#include "base/dtype.h"
 #include "base/error.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep::comm {
 namespace {

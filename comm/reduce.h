@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
-#include "base/dtype.h"
-#include "comm/op.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

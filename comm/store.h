@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/function_ref.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/stop.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 

@@ -1,4 +1,4 @@
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 
 #include <climits>
 

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/lifetime.h"
 #include "base/memory.h"
 #include "data/dataset.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/lifetime.h"
 #include "sampler/sampler.h"
 
 namespace lockstep::data {

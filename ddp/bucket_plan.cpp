@@ -1,6 +1,7 @@
 #include "ddp/bucket_plan.h"
 
-#include "comm/arena.h"
+#include "base/error.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::ddp {
 

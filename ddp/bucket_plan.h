@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep::ddp {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::ddp {
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "comm/agree.h"
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/function_ref.h"
-#include "comm/process_group.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/comm_hook.h"
 #include "ddp/timeline.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::ddp {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::ddp {
 

@@ -4,10 +4,10 @@
 #include <array>
 #include <iterator>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::devices {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
 #include "devices/cpus.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::devices {
 

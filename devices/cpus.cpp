@@ -14,10 +14,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::devices {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
 #include "devices/machine.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::devices {
 

@@ -4,9 +4,9 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "comm/make_group.h"
 #include "data/loader.h"
 #include "data/open.h"
+#include "lockstep/comm/make_group.h"
 #include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"

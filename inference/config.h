@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 #include "nn/models/models.h"
 
 namespace lockstep::inference {

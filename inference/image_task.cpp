@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <numeric>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -13,6 +12,7 @@
 #include "data/image_list.h"
 #include "data/image_views.h"
 #include "inference/workers.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::inference {
 namespace {

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "base/text.h"
-#include "comm/world.h"
 #include "inference/workers.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/world.h"
 #include "nn/models/models.h"
 #include "session/device_request.h"
 #include "session/memory.h"

@@ -1,11 +1,11 @@
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/splitmix.h"
 #include "base/text.h"
 #include "data/random.h"
 #include "inference/workers.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::inference {
 namespace {

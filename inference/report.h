@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::inference {
 

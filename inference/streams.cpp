@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/stop.h"
 #include "devices/binding.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::inference {
 namespace {

@@ -2,7 +2,6 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -12,6 +11,7 @@
 #include "inference/continuation.h"
 #include "inference/token_chooser.h"
 #include "inference/workers.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::inference {
 namespace {

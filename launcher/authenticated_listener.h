@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "base/deadline.h"
 #include "base/handshake.h"
 #include "base/unique_fd.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

@@ -13,12 +13,12 @@
 #include <string_view>
 #include <variant>
 
-#include "base/deadline.h"
-#include "base/job_secret.h"
 #include "base/status_report.h"
 #include "base/unique_fd.h"
 #include "launcher/frame.h"
 #include "launcher/process.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep::launcher {
 

@@ -19,12 +19,12 @@
 #include <iterator>
 #include <memory>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "launcher/process.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "launcher/console.h"
 #include "launcher/hosts/gather.h"
@@ -19,6 +18,7 @@
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
 #include "launcher/supervisor.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -9,8 +9,8 @@
 #include <limits>
 #include <thread>
 
-#include "base/job_secret.h"
 #include "launcher/job_dir.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep::launcher {
 namespace {

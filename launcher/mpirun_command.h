@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/env.h"
 #include "launcher/options.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 
@@ -20,7 +20,7 @@ inline constexpr const char* kPreloadVariable = "LOCKSTEP_PRELOAD";  // the user
 inline constexpr const char* kShmDirVariable = "LOCKSTEP_SHM";          // where memory files go, for the wrapper
 inline constexpr const char* kUserTmpVariable = "LOCKSTEP_TMPDIR";      // the user's TMPDIR, for the wrapper
 inline constexpr const char* kHostNameVariable = "LOCKSTEP_HOST_NAME";  // what the user calls this host
-/// And the same for all: the rendezvous of the ranks (comm/world.h).
+/// And the same for all: the rendezvous of the ranks (lockstep/comm/world.h).
 inline constexpr const char* kJobIdVariable = "LOCKSTEP_MEETING";  // an id of this job
 
 /// Components of Open MPI with files of shared memory, whose place OMPI_MCA_…_backing_directory says.
@@ -54,7 +54,7 @@ struct HostFacts {
   std::string job_dir;
   std::string shm_dir;
   std::string socket_path;  // of the launcher
-  std::string secret;       // the job's (base/job_secret.h)
+  std::string secret;       // the job's (lockstep/base/job_secret.h)
   int tty_columns = 0;      // for rank 0's progress bar; 0: no terminal
   std::string name;         // what the user calls this host, if the job names hosts
   SeveralHosts several;

@@ -9,9 +9,9 @@
 
 #include <cerrno>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

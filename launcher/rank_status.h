@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/status_report.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

@@ -13,13 +13,13 @@
 #include <optional>
 #include <utility>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/status_report.h"
 #include "base/text.h"
 #include "launcher/channel.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

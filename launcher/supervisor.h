@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/deadline.h"
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/console.h"
@@ -14,6 +13,7 @@
 #include "launcher/rank_log.h"
 #include "launcher/rank_status.h"
 #include "launcher/root_cause.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

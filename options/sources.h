@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/env.h"
+#include "lockstep/base/env.h"
 #include "options/table.h"
 
 namespace lockstep::options {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/function_ref.h"
-#include "comm/process_group.h"
 #include "ddp/reducer.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/layers/module.h"
 
 namespace lockstep::parallel {

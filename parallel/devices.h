@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::parallel {

@@ -1,7 +1,7 @@
 // Batch normalisation over all ranks' samples.
 #pragma once
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/layers/module.h"
 
 namespace lockstep::parallel {

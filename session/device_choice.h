@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 #include "session/device_view.h"
 
 namespace lockstep::session {

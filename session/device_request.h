@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::session {
 

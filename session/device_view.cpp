@@ -6,9 +6,9 @@
 #include <cctype>
 #include <fstream>
 
-#include "base/env.h"
 #include "base/json_value.h"
 #include "devices/visible.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::session {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/cuda/probe.h"
-#include "base/env.h"
 #include "devices/machine.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::session {
 

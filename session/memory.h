@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::session {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -12,6 +11,7 @@
 #include "comm/backends.h"
 #include "comm/device_group.h"
 #include "devices/read_gpus.h"
+#include "lockstep/base/env.h"
 #include "session/device_choice.h"
 #include "session/device_request.h"
 #include "session/device_view.h"

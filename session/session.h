@@ -6,13 +6,13 @@
 #include <optional>
 #include <string>
 
-#include "base/device.h"
-#include "base/dtype.h"
-#include "base/env.h"
-#include "comm/make_group.h"
-#include "comm/process_group.h"
-#include "comm/world.h"
 #include "devices/binding.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::session {

@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "base/cpu.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/model_of_file.h"
 #include "data/open.h"
+#include "lockstep/base/env.h"
 #include "nn/io/state.h"
 #include "nn/optim/optimizers.h"
 #include "trainer/data_parallel.h"

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "base/deadline.h"
-#include "comm/process_group.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::trainer {
 

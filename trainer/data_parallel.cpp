@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 #include "session/device_request.h"
 
 namespace lockstep::trainer {

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "comm/process_group.h"
 #include "data/dataset.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/layers/module.h"
 #include "nn/losses/losses.h"
 #include "trainer/metrics.h"

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "base/deadline.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/env.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/deadline.h"
+#include "lockstep/base/deadline.h"
 #include "trainer/metrics.h"
 
 namespace lockstep::trainer {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "checkpoint/folder.h"
-#include "comm/process_group.h"
 #include "data/dataset.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/layers/module.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"

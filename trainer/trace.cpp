@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "comm/agree.h"
+#include "lockstep/base/env.h"
 #include "trainer/clocks.h"
 
 namespace lockstep::trainer {

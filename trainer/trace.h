@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
-#include "comm/process_group.h"
 #include "ddp/timeline.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/process_group.h"
 #include "nn/layers/module.h"
 
 namespace lockstep::trainer {

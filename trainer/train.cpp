@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -14,6 +13,7 @@
 #include "checkpoint/checkpoints.h"
 #include "comm/agree.h"
 #include "data/loader.h"
+#include "lockstep/base/env.h"
 #include "nn/io/state.h"
 #include "nn/io/weights.h"
 #include "parallel/sync_batch_norm.h"

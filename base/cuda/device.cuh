@@ -8,7 +8,7 @@
 #include <array>
 
 #include "base/cuda/runtime.h"
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep {
 

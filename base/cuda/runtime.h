@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "base/device.h"
 #include "base/error.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep {
 

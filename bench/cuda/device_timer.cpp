@@ -1,4 +1,5 @@
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 #include "bench/timeline.h"
 #include "comm/device_group.h"
 

@@ -10,7 +10,7 @@ def digest(root: pathlib.Path) -> str:
     sums = hashlib.sha256()
     files = [root / "CMakeLists.txt"]
     modules = [file.parent for file in root.glob("*/CMakeLists.txt")]
-    for module in [*modules, root / "cmake"]:
+    for module in [*modules, root / "cmake", root / "include"]:
         files += [path for path in module.rglob("*") if path.suffix in _KINDS]
     for path in sorted(files):
         if path.is_file():

@@ -14,8 +14,8 @@
 #include "comm/hosts/link.h"
 #include "comm/hosts/message.h"
 #include "comm/hosts/plan.h"
-#include "comm/op.h"
 #include "comm/shm/peers.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

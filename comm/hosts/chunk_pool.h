@@ -6,7 +6,7 @@
 #include <new>
 #include <vector>
 
-#include "comm/arena.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
 

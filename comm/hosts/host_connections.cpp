@@ -5,14 +5,14 @@
 #include <sstream>
 #include <utility>
 
-#include "base/env.h"
 #include "base/error.h"
-#include "base/job_secret.h"
 #include "base/text.h"
-#include "comm/arena.h"
 #include "comm/engine.h"
-#include "comm/failure.h"
 #include "comm/hosts/peer_connector.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/job_secret.h"
+#include "lockstep/comm/arena.h"
+#include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
 namespace {

@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
 #include "comm/hosts/plan.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "comm/engine.h"
 #include "comm/hosts/channel.h"
 #include "comm/hosts/host_connections.h"
 #include "comm/hosts/intra_host_sync.h"
-#include "comm/process_group.h"
 #include "comm/shm/peers.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "base/crc32c.h"
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

@@ -7,12 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/handshake.h"
 #include "base/unique_fd.h"
 #include "comm/hosts/link.h"
 #include "comm/shm/peers.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::comm {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 namespace {

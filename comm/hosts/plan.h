@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

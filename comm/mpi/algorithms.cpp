@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "comm/arena.h"
-#include "comm/op.h"
 #include "comm/reduce.h"
+#include "lockstep/comm/arena.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 namespace {

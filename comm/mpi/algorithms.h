@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/mpi/transfers.h"
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

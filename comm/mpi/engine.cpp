@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/arena.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
 namespace {

@@ -8,12 +8,12 @@
 #include <mutex>
 #include <vector>
 
-#include "base/deadline.h"
 #include "comm/engine.h"
 #include "comm/mpi/algorithms.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/stall_watch.h"
 #include "comm/mpi/transfers.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "comm/make_group.h"
-#include "comm/process_group.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 

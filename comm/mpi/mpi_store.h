@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "comm/failure.h"
 #include "comm/mpi/session.h"
 #include "comm/store.h"
+#include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
 

@@ -5,10 +5,10 @@
 #include <atomic>
 #include <cstring>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "comm/wait.h"
 #include "devices/cpus.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::comm {
 namespace {

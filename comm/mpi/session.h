@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
-#include "comm/world.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 

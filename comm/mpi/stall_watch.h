@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/tag.h"
-#include "comm/op.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

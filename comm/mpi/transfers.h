@@ -10,7 +10,7 @@
 
 #include "comm/mpi/session.h"
 #include "comm/mpi/tag.h"
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "base/cuda/probe.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "comm/failure.h"
 #include "comm/wait.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
 namespace {

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/function_ref.h"
 #include "comm/nccl/communicator.h"
-#include "comm/process_group.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

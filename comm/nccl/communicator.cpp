@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "base/cuda/runtime.h"
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "comm/wait.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::comm {
 

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "base/cuda/runtime.h"
-#include "comm/arena.h"
 #include "comm/nccl/communicator.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
 

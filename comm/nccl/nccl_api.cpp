@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/nccl/nccl_group.h"
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

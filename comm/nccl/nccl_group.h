@@ -5,7 +5,7 @@
 #include <string>
 
 #include "comm/device_group.h"
-#include "comm/process_group.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "base/deadline.h"
 #include "comm/device_group.h"
-#include "comm/op.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

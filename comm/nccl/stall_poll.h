@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
-#include "comm/op.h"
 #include "comm/store.h"
 #include "comm/wait.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

@@ -11,10 +11,10 @@
 #include <cstring>
 #include <fstream>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/status_report.h"
 #include "devices/cpus.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::comm {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "comm/store.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
-#include "comm/arena.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::comm {
 namespace {

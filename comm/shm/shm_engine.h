@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "comm/engine.h"
-#include "comm/process_group.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/slot_board.h"
 #include "comm/store.h"
+#include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {
 

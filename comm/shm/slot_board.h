@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/deadline.h"
-#include "comm/op.h"
 #include "comm/shm/segment.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/unique_fd.h"
-#include "comm/world.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 

@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
-#include "comm/failure.h"
 #include "comm/store.h"
 #include "comm/tcp/socket.h"
+#include "lockstep/comm/failure.h"
 
 namespace lockstep::comm {
 namespace {

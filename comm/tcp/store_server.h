@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/unique_fd.h"
 #include "comm/tcp/wire.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::comm {
 

@@ -10,16 +10,16 @@
 #include <exception>
 #include <utility>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
-#include "comm/failure.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/store_server.h"
 #include "comm/tcp/wire.h"
 #include "comm/wait.h"
-#include "comm/world.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/failure.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 namespace {

@@ -9,13 +9,13 @@
 #include <functional>
 #include <random>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "launcher/hosts/local_addresses.h"
 #include "launcher/hosts/networks.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

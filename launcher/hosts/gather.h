@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "base/job_secret.h"
 #include "launcher/hosts/greeting.h"
 #include "launcher/hosts/host_link.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/options.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep::launcher {
 

@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <map>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
 #include "base/version.h"
 #include "launcher/mpirun_command.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

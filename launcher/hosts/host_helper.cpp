@@ -14,10 +14,7 @@
 #include <map>
 #include <optional>
 
-#include "base/deadline.h"
-#include "base/env.h"
 #include "base/error.h"
-#include "base/job_secret.h"
 #include "launcher/authenticated_listener.h"
 #include "launcher/channel.h"
 #include "launcher/hosts/byte_pipe.h"
@@ -27,6 +24,9 @@
 #include "launcher/job_dir.h"
 #include "launcher/mpirun_command.h"
 #include "launcher/process.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -7,13 +7,13 @@
 #include <span>
 #include <string>
 
-#include "base/deadline.h"
 #include "launcher/hosts/byte_pipe.h"
 #include "launcher/hosts/greeting.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/hosts/protocol.h"
 #include "launcher/hosts/remote_agent.h"
 #include "launcher/process.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

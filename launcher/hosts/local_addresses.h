@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

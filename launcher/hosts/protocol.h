@@ -24,7 +24,7 @@ struct Order {
   bool finds_port = false;      // Ready names a port that is free there
   std::string name;
   std::string token;      // of the job: goes into the directories
-  std::string secret;     // of the job (base/job_secret.h)
+  std::string secret;     // of the job (lockstep/base/job_secret.h)
   std::string program;    // that the ranks will run
   std::string directory;  // in which
 };

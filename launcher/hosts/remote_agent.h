@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
 #include "launcher/hosts/host_list.h"
 #include "launcher/process.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "launcher/hosts/host_link.h"
 #include "launcher/root_cause.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

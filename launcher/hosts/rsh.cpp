@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <csignal>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "launcher/channel.h"
 #include "launcher/mpirun_command.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/env.h"
 #include "base/unique_fd.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 

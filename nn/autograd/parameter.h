@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "base/lifetime.h"
+#include "lockstep/base/lifetime.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::nn {

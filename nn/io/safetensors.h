@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep::nn {
 

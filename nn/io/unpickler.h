@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep::nn {
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
-#include "base/dtype.h"
 #include "base/error.h"
+#include "lockstep/base/dtype.h"
 #include "nn/tensor/allocator.h"
 #include "nn/tensor/shape.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/job_secret.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep {
 namespace {

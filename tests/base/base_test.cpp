@@ -12,9 +12,6 @@
 #include <set>
 #include <sstream>
 
-#include "base/deadline.h"
-#include "base/dtype.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -24,6 +21,9 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/base/env.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep {

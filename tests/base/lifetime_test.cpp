@@ -1,4 +1,4 @@
-#include "base/lifetime.h"
+#include "lockstep/base/lifetime.h"
 
 #include <gtest/gtest.h>
 

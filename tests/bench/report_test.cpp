@@ -7,7 +7,7 @@
 #include "bench/allreduce.h"
 #include "bench/step.h"
 #include "bench/timings.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/json.h"
 
 namespace lockstep::bench {

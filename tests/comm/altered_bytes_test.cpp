@@ -26,9 +26,9 @@
 #include "base/error.h"
 #include "comm/hosts/host_connections.h"
 #include "comm/hosts/host_engine.h"
-#include "comm/make_group.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/comm/namespaces.h"
 

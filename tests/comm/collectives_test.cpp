@@ -6,8 +6,8 @@
 #include <random>
 #include <thread>
 
-#include "base/env.h"
-#include "comm/make_group.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/arena.h"
 #include "comm/mpi/session.h"
+#include "lockstep/comm/arena.h"
 #include "tests/comm/reference.h"
 #include "tests/support/ranks.h"
 #include "tests/support/thread_allocations.h"

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/stop.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

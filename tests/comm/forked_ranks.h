@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
-#include "comm/world.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/world.h"
 #include "tests/support/free_port.h"
 
 namespace lockstep::testing {

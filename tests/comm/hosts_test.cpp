@@ -16,12 +16,12 @@
 #include <functional>
 #include <thread>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "comm/hosts/peer_connector.h"
-#include "comm/make_group.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/base/env.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/thread_allocations.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/comm/namespaces.h"
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 namespace {

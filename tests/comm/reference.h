@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/dtype.h"
-#include "comm/op.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm::reference {
 

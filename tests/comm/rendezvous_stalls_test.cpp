@@ -13,7 +13,7 @@
 #include "base/status_report.h"
 #include "comm/store.h"
 #include "comm/wait.h"
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 
 namespace lockstep::comm {

@@ -6,7 +6,7 @@
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 #include "tests/comm/reference.h"
 #include "tests/support/free_port.h"
 #include "tests/support/ranks.h"

@@ -18,7 +18,7 @@
 #include "comm/shm/segment.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/store.h"
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 #include "tests/comm/forked_ranks.h"
 #include "tests/support/thread_allocations.h"
 

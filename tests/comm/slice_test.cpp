@@ -1,4 +1,4 @@
-#include "comm/op.h"
+#include "lockstep/comm/op.h"
 
 #include <gtest/gtest.h>
 

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "base/text.h"
-#include "comm/process_group.h"
 #include "comm/wait.h"
+#include "lockstep/comm/process_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::comm {

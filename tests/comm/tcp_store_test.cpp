@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "comm/tcp/socket.h"
 #include "comm/tcp/wire.h"
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 #include "tests/support/free_port.h"
 
 namespace lockstep::comm {

@@ -1,4 +1,4 @@
-#include "comm/world.h"
+#include "lockstep/comm/world.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 
 namespace lockstep::comm {
 namespace {

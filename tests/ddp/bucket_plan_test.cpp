@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/arena.h"
+#include "lockstep/comm/arena.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "comm/make_group.h"
 #include "ddp/reducer.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::ddp {

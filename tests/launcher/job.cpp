@@ -15,8 +15,8 @@
 #include <sstream>
 #include <thread>
 
-#include "base/env.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/deadline.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher {
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "base/env.h"
 #include "base/text.h"
+#include "lockstep/base/env.h"
 #include "tests/launcher/job.h"
 
 namespace lockstep::launcher {

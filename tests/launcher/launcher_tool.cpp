@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
 #include "base/error.h"
 #include "base/status_report.h"
 #include "launcher/launch.h"
+#include "lockstep/base/env.h"
 
 using namespace lockstep;
 

@@ -24,6 +24,8 @@ struct SourceLine {
   std::string at() const { return fmt::format("{}:{}", file, number); }
 };
 
+constexpr const char* kPublic = "include/lockstep";  // the public headers of MODULE are in kPublic/MODULE
+
 bool is_code(const fs::path& path) {
   static const std::set<std::string> kExtensions = {".h", ".cpp", ".cu", ".cuh", ".in"};
   return kExtensions.contains(path.extension());
@@ -57,7 +59,9 @@ std::vector<std::string> modules() {
 void for_each_line(const fs::path& root, const std::vector<std::string>& directories,
                    const std::function<void(const SourceLine&)>& visit) {
   for (const auto& directory : directories) {
-    for (const auto& path : files_under(root / directory)) {
+    auto files = files_under(root / directory);
+    std::ranges::copy(files_under(root / kPublic / directory), std::back_inserter(files));
+    for (const auto& path : files) {
       if (!is_code(path)) continue;
       SourceLine line{.module = directory, .file = path.lexically_relative(root), .number = 0, .text = {}};
       for (auto& text : lines_of(path)) {
@@ -74,6 +78,20 @@ std::optional<std::string> directive(const std::string& text) {
   const auto stripped = trim(text);
   if (!stripped.starts_with('#')) return std::nullopt;
   return std::string(trim(stripped.substr(1)));
+}
+
+/// The file that a line includes, and whether in quotes.
+struct Included {
+  std::string header;
+  bool quoted = false;
+};
+std::optional<Included> included(const std::string& text) {
+  const auto include = directive(text);
+  if (!include || !include->starts_with("include")) return std::nullopt;
+  const auto open = include->find_first_of("\"<");
+  if (open == std::string::npos) return std::nullopt;
+  return Included{include->substr(open + 1, include->find_first_of("\">", open + 1) - open - 1),
+                  (*include)[open] == '"'};
 }
 
 std::string without_comment(const std::string& text) { return text.substr(0, text.find("//")); }
@@ -137,21 +155,33 @@ std::vector<std::string> undeclarable_dependencies(const Dependencies& declared)
 std::vector<std::string> undeclared_includes(const fs::path& root, const Dependencies& declared) {
   std::vector<std::string> found;
   for_each_line(root, modules(), [&](const SourceLine& line) {
-    const auto include = directive(line.text);
-    if (!include || !include->starts_with("include")) return;
-    const auto open = include->find_first_of("\"<");
-    if (open == std::string::npos) return;
-    const std::string header = include->substr(open + 1, include->find_first_of("\">", open + 1) - open - 1);
+    const auto include = included(line.text);
+    if (!include) return;
+    const bool is_public = include->header.starts_with("lockstep/");
+    const std::string header = include->header.substr(is_public ? std::string("lockstep/").size() : 0);
     const std::string other = header.substr(0, header.find('/'));
     const bool is_module = header.find('/') != std::string::npos && allowed_dependencies().contains(other);
     if (!is_module) {
-      if ((*include)[open] == '"')
-        found.push_back(fmt::format("{}: {} is not included from the root", line.at(), header));
+      if (include->quoted)
+        found.push_back(fmt::format("{}: {} is not included from the root", line.at(), include->header));
       return;
     }
     const auto own = declared.find(line.module);
     if (other != line.module && (own == declared.end() || !own->second.contains(other)))
       found.push_back(fmt::format("{}: {} has not declared that it sees {}", line.at(), line.module, other));
+  });
+  return found;
+}
+
+std::vector<std::string> foreign_includes(const fs::path& root) {
+  std::vector<std::string> found;
+  for_each_line(root, {kPublic}, [&](const SourceLine& line) {
+    const auto include = included(line.text);
+    if (!include) return;
+    const bool standard = !include->quoted && include->header.find_first_of("./") == std::string::npos;
+    if (!standard && !(include->quoted && include->header.starts_with("lockstep/")))
+      found.push_back(
+          fmt::format("{}: {} is neither the standard library's nor a public header", line.at(), include->header));
   });
   return found;
 }

@@ -38,6 +38,7 @@ TEST(Layering, ModulesDeclareOnlyAllowedDependencies) {
 TEST(Layering, ModulesIncludeOnlyWhatTheyDeclare) {
   EXPECT_THAT(undeclared_includes(kRoot, declared_dependencies()), IsEmpty());
 }
+TEST(Layering, PublicHeadersIncludeNoOtherLibrary) { EXPECT_THAT(foreign_includes(kRoot), IsEmpty()); }
 TEST(Layering, OnlyBaseReadsTheEnvironment) { EXPECT_THAT(stray_getenv(kRoot), IsEmpty()); }
 TEST(Layering, OneHeaderHasTheJsonLibrary) { EXPECT_THAT(stray_json(kRoot), IsEmpty()); }
 TEST(Layering, BackendsAreFilesNotConditions) { EXPECT_THAT(backend_conditions(kRoot), IsEmpty()); }
@@ -87,6 +88,16 @@ TEST_F(BadTree, UndeclaredIncludes) {
               ElementsAre(HasSubstr("ddp/mpi/reducer.cpp:4: ddp has not declared that it sees nn"),
                           HasSubstr("sampler/a.h:1: b.h is not included from the root"),
                           HasSubstr("sampler/a.h:2: sampler has not declared that it sees base")));
+}
+
+TEST_F(BadTree, PublicHeaders) {
+  write("include/lockstep/comm/a.h",
+        "#include <vector>\n#include \"lockstep/nn/a.h\"\n#include \"comm/b.h\"\n#include <mpi.h>\n#include "
+        "<fmt/core.h>\n");
+  EXPECT_THAT(foreign_includes(tree_),
+              ElementsAre(HasSubstr("a.h:3: comm/b.h"), HasSubstr("a.h:4: mpi.h"), HasSubstr("a.h:5: fmt/core.h")));
+  EXPECT_THAT(undeclared_includes(tree_, parse_dependencies("comm: base\n")),
+              ElementsAre(HasSubstr("a.h:2: comm has not declared that it sees nn")));
 }
 
 TEST_F(BadTree, ForbiddenDependencies) {

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "comm/make_group.h"
 #include "ddp/reducer.h"
+#include "lockstep/comm/make_group.h"
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"

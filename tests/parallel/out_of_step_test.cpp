@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
 

@@ -14,8 +14,8 @@
 #include <map>
 #include <thread>
 
-#include "base/deadline.h"
-#include "base/env.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
 #include "tests/program/command.h"
 #include "tests/support/free_port.h"
 #include "tests/support/json.h"

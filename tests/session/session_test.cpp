@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/env.h"
+#include "lockstep/base/env.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::session {

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <thread>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/cublaslt.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

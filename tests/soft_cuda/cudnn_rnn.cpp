@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

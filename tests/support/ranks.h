@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "comm/make_group.h"
-#include "comm/process_group.h"
-#include "comm/world.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::testing {
 

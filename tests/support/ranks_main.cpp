@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
-#include "base/env.h"
 #include "base/error.h"
-#include "base/job_secret.h"
 #include "base/log.h"
-#include "comm/make_group.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/job_secret.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::testing {

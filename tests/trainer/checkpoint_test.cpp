@@ -9,8 +9,8 @@
 #include <map>
 
 #include "base/error.h"
-#include "comm/make_group.h"
 #include "data/loader.h"
+#include "lockstep/comm/make_group.h"
 #include "nn/models/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/build.h"

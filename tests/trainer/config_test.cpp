@@ -225,7 +225,7 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
        [](auto& c) { c.parallel = Parallel::kDdp; }},
       {"autotune", [](auto& c) { c.device = "cpu", c.autotune = true; }, [](auto& c) { c.device = "cuda"; }},
       {"deterministic", [](auto& c) { c.device = "cuda", c.deterministic = false, c.precision = Precision::kBF16; },
-       [](auto& c) { c.model = {.name = "gpt"}, c.data = "random:tokens,9"; }},
+       [](auto& c) { c.model.name = "gpt", c.data = "random:tokens,9"; }},
       {"threads", [](auto& c) { c.device = "cuda:0", c.threads = 2; }, [](auto& c) { c.device = "auto"; }},
       {"no-broadcast-buffers", [](auto& c) { c.no_broadcast_buffers = true; }, model("resnet18-cifar")},
       {"sync-batchnorm", [](auto& c) { c.sync_batchnorm = true; }, model("resnet18")},

@@ -12,9 +12,9 @@
 #include <numeric>
 
 #include "base/splitmix.h"
-#include "comm/make_group.h"
 #include "comm/nccl/nccl_group.h"
 #include "data/open.h"
+#include "lockstep/comm/make_group.h"
 #include "nn/io/state.h"
 #include "nn/models/models.h"
 #include "tests/support/settings_of.h"

@@ -7,7 +7,7 @@
 
 #include <cstdlib>
 
-#include "base/env.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep::trainer {
 namespace {

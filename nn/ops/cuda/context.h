@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 #include "nn/ops/backend.h"
 #include "nn/tensor/allocator.h"
 

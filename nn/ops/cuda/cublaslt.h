@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/device.h"
-#include "base/dtype.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/product.h"
 
 namespace lockstep::nn::cuda {

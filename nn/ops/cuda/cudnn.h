@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "base/device.h"
-#include "base/dtype.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/conv.h"
 #include "nn/ops/cuda/plan_map.h"
 

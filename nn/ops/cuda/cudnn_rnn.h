@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/device.h"
-#include "base/dtype.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/plan_map.h"
 #include "nn/tensor/tensor.h"
 

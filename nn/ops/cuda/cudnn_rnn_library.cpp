@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/cuda/library.h"
-#include "base/env.h"
+#include "lockstep/base/env.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
 
 namespace lockstep::nn::cuda {

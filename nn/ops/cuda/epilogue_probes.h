@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/function_ref.h"
+#include "lockstep/base/dtype.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/tensor/tensor.h"
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "base/device.h"
 #include "base/function_ref.h"
+#include "lockstep/base/device.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {

@@ -7,8 +7,8 @@
 #include <limits>
 #include <thread>
 
-#include "base/deadline.h"
 #include "base/text.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -15,10 +15,10 @@
 #include <utility>
 
 #include "base/crc32c.h"
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "base/device.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::nn::cuda {
 

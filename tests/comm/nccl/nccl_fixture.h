@@ -10,8 +10,8 @@
 
 #include "base/cuda/runtime.h"
 #include "base/error.h"
-#include "comm/make_group.h"
 #include "comm/nccl/nccl_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/make_group.h"
+#include "lockstep/comm/make_group.h"
 #include "tests/comm/nccl/on_gpu.h"
 #include "tests/support/ranks.h"
 

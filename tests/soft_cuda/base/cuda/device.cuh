@@ -14,7 +14,7 @@
 #include <type_traits>
 
 #include "base/cuda/runtime.h"
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 #include "tests/soft_cuda/block.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "base/env.h"
-#include "base/job_secret.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/job_secret.h"
 
 namespace lockstep::comm {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/error.h"
+#include "lockstep/base/error.h"
 
 namespace lockstep::comm {
 

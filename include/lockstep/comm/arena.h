@@ -6,9 +6,8 @@
 #include <memory>
 #include <span>
 
-#include "base/dtype.h"
-#include "base/error.h"
-#include "comm/op.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 
@@ -43,12 +42,10 @@ class Arena {
   std::size_t stride_bytes() const { return stride_bytes_; }
 
   /// `count` elements of T from `offset_bytes`: addresses on the group's device, for the host to read and write only
-  /// where that is the CPU.
+  /// where that is the CPU. Throws UsageError where they do not lie within it, or not at a multiple of T's alignment.
   template <class T>
   std::span<T> view(std::size_t offset_bytes, std::size_t count) const {
-    LOCKSTEP_ASSERT(
-        offset_bytes % alignof(T) == 0 && offset_bytes <= bytes_ && count <= (bytes_ - offset_bytes) / sizeof(T),
-        "{} elements at {} do not fit an arena of {} bytes", count, offset_bytes, bytes_);
+    check_view(offset_bytes, count, sizeof(T), alignof(T));
     return {reinterpret_cast<T*>(data_ + offset_bytes), count};
   }
 
@@ -62,6 +59,7 @@ class Arena {
 
  private:
   friend class ProcessGroup;
+  void check_view(std::size_t offset_bytes, std::size_t count, std::size_t element, std::size_t alignment) const;
 
   std::byte* data_;
   std::size_t bytes_;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/process_group.h"
-#include "comm/world.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 
@@ -58,6 +58,9 @@ struct GroupOptions {
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group
 /// that needs it later is a UsageError. Ranks that join over TCP may make one group after the other.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
+
+/// The ranks that the environment speaks of (discover_world()): those of `lockstep launch`, mpirun, srun or torchrun.
+std::unique_ptr<ProcessGroup> make_group(const GroupOptions& options = {});
 
 /// Every operation is complete when it has been issued, and changes nothing: the reduction of one contribution is
 /// that contribution.

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
-#include "base/device.h"
-#include "base/lifetime.h"
-#include "comm/arena.h"
-#include "comm/failure.h"
-#include "comm/op.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/device.h"
+#include "lockstep/base/lifetime.h"
+#include "lockstep/comm/arena.h"
+#include "lockstep/comm/failure.h"
+#include "lockstep/comm/op.h"
 
 namespace lockstep::comm {
 
@@ -100,6 +100,12 @@ class ProcessGroup {
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions. `bucket` of gradients, if it
   /// is one: for messages, and the same on all ranks.
   Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
+  /// The same for memory of one's own on the host, as many values on every rank: blocking, by way of an arena that the
+  /// group keeps. For what is not worth an arena: it copies twice.
+  template <class T>
+  void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
+    all_reduce_staged(values.data(), values.size(), dtype_of<T>(), op);
+  }
   /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
@@ -188,6 +194,7 @@ class ProcessGroup {
   friend class Work;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
+  void all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op);
   bool detach(const Arena& arena) noexcept;
 
   int rank_;
@@ -199,6 +206,7 @@ class ProcessGroup {
   std::uint32_t allocated_ = 0;     // arenas, so far
   std::vector<Arena*> arenas_;      // those that live
   std::unique_ptr<Arena> control_;  // for objects; allocated at first use
+  std::unique_ptr<Arena> staging_;  // for the host's memory; likewise
   Lifetime lifetime_;
 };
 

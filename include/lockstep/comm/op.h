@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/dtype.h"
+#include "lockstep/base/dtype.h"
 
 namespace lockstep::comm {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/env.h"
+#include "lockstep/base/env.h"
 
 namespace lockstep {
 

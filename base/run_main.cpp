@@ -1,0 +1,72 @@
+#include "lockstep/base/run_main.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/status_report.h"
+#include "lockstep/base/env.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr auto kHeadStart = std::chrono::milliseconds(50);
+
+/// Whatever names, paths and messages of libraries hold, an error is one line.
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' ' || c == 0x7f; }, ' ');
+  return text;
+}
+
+/// Nothing that was thrown ends this process as if all were well, whatever code it has brought along.
+int failure_code(const Error& error) {
+  return (error.code() & 0xff) != 0 ? error.code() : static_cast<int>(ExitCode::kInternal);
+}
+
+/// log_error also takes the progress bar off the terminal first.
+int run_and_report(const std::function<int()>& program) noexcept {
+  try {
+    return program();
+  } catch (const PeerError& error) {
+    // The rank that says what went wrong ends first: it is the one that whoever watches the ranks shall name.
+    std::this_thread::sleep_for(kHeadStart);
+    return failure_code(error);
+  } catch (const InterruptedError& error) {
+    // All ranks have been asked to stop: rank 0 says so (the others keep quiet at this level), or the launcher does.
+    if (!env("LOCKSTEP_LAUNCHER")) log_info("{}", one_line(error.line()));
+    return failure_code(error);
+  } catch (const UsageError& error) {
+    // All ranks may find the same: the launcher says it once.
+    const std::string line = one_line(error.line());
+    if (!report_usage_error(line)) log_error("{}", line);
+    return failure_code(error);
+  } catch (const Error& error) {
+    log_error("{}", one_line(error.line()));
+    return failure_code(error);
+  } catch (const std::bad_alloc&) {
+    log_error("out of memory → use a smaller batch or model, or fewer ranks on this host");
+    return static_cast<int>(ExitCode::kDevice);
+  } catch (const std::exception& error) {
+    log_error("unexpected error: {}", one_line(error.what()));
+  }
+  return static_cast<int>(ExitCode::kInternal);
+}
+
+}  // namespace
+
+int run_main(const std::function<int()>& program) {
+  const int code = run_and_report(program);
+  if (code == static_cast<int>(ExitCode::kOk)) return code;
+  // Other ranks may be gone: nothing that runs at exit, MPI's handlers least of all, may wait for them.
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,29 @@
+// The main() of a program whose ranks belong together.
+#pragma once
+
+#include <functional>
+#include <type_traits>
+
+namespace lockstep {
+
+namespace detail {
+int run_main(const std::function<int()>& program);
+}
+
+/// Runs `program`, which may return an exit code, and returns that: `int main() { return lockstep::run_main(train); }`.
+/// What it throws becomes one line on standard error, "what → remedy", and the process ends with Error::code(), or with
+/// ExitCode::kInternal for other exceptions. It ends at once, without what else runs at exit: that might wait for other
+/// ranks, which may be gone. Errors that another rank has reported (PeerError) print nothing.
+template <class F>
+int run_main(F&& program) {
+  return detail::run_main([&]() -> int {
+    if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
+      program();
+      return 0;
+    } else {
+      return program();
+    }
+  });
+}
+
+}  // namespace lockstep
