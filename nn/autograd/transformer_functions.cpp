@@ -14,23 +14,31 @@ class LayerNormNode final : public Node {
     Parameter& gamma = *parameters()[0];
     Parameter* const beta = parameters()[1];
     const Tensor dy = tape.take_grad(output());
-    // Parameters first: their collective can start while the input's gradient is computed.
     const bool gamma_wants = gamma.requires_grad(), beta_wants = beta != nullptr && beta->requires_grad();
-    if (gamma_wants || beta_wants) {
-      const bool add_gamma = gamma_wants && gamma.contribute().accumulate;
-      const bool add_beta = beta_wants && beta->contribute().accumulate;
-      kernels.backward_parameters(x_.value(), dy, mean_, inverse_, add_gamma, gamma_wants ? gamma.gradient() : Tensor(),
-                                  add_beta, beta_wants ? beta->gradient() : Tensor());
+    const bool add_gamma = gamma_wants && gamma.contribute().accumulate;
+    const bool add_beta = beta_wants && beta->contribute().accumulate;
+    const Tensor dgamma = gamma_wants ? gamma.gradient() : Tensor(), dbeta = beta_wants ? beta->gradient() : Tensor();
+    const bool at_once =
+        (gamma_wants || beta_wants) && x_.needs_grad() && kernels.backward_reads_once(gamma.value().count());
+    if (!at_once) {
+      // Parameters first: their collective can start while the input's gradient is computed.
+      if (gamma_wants || beta_wants)
+        kernels.backward_parameters(x_.value(), dy, mean_, inverse_, add_gamma, dgamma, add_beta, dbeta);
+      if (!x_.needs_grad()) return;
+      tape.parameters_done(*this);
     }
-    if (!x_.needs_grad()) return;
-    tape.parameters_done(*this);
     // What goes past a block has its gradient before what goes through it.
-    if (kernels.adds_to_gradients())
-      if (const Tensor sum = tape.grad_in_place(x_); sum.defined())
-        return kernels.backward_input_added(x_.value(), dy, gamma.value(), mean_, inverse_, sum);
-    Tensor dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
-    kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
-    tape.contribute(x_, std::move(dx));
+    const Tensor sum = kernels.adds_to_gradients() ? tape.grad_in_place(x_) : Tensor();
+    const bool add = sum.defined();
+    Tensor dx = sum;
+    if (!add) dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
+    if (at_once)
+      kernels.backward(x_.value(), dy, gamma.value(), mean_, inverse_, add, dx, add_gamma, dgamma, add_beta, dbeta);
+    else if (add)
+      kernels.backward_input_added(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
+    else
+      kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
+    if (!add) tape.contribute(x_, std::move(dx));
   }
 
  private:

@@ -31,6 +31,23 @@ class LayerNormKernels {
   virtual void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
                                    bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
                                    const Tensor& dbeta) = 0;
+  /// Whether backward() of rows of this many elements reads x and dy once, and is to be called rather than the two one
+  /// by one.
+  virtual bool backward_reads_once(std::int64_t columns) const {
+    static_cast<void>(columns);
+    return false;
+  }
+  /// backward_parameters(), then backward_input(), or backward_input_added() where `add`.
+  virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                        const Tensor& inverse, bool add, const Tensor& dx, bool accumulate_gamma, const Tensor& dgamma,
+                        bool accumulate_beta, const Tensor& dbeta) {
+    if (dgamma.defined() || dbeta.defined())
+      backward_parameters(x, dy, mean, inverse, accumulate_gamma, dgamma, accumulate_beta, dbeta);
+    if (add)
+      backward_input_added(x, dy, gamma, mean, inverse, dx);
+    else
+      backward_input(x, dy, gamma, mean, inverse, dx);
+  }
 };
 
 }  // namespace lockstep::nn

@@ -81,6 +81,9 @@ class MetaLayerNorm final : public LayerNormKernels {
   bool adds_to_gradients() const override { return like_.layer_norm().adds_to_gradients(); }
   void backward_input_added(T, T, T, T, T, T) override {}
   void backward_parameters(T, T, T, T, bool, T, bool, T) override {}
+  bool backward_reads_once(std::int64_t columns) const override {
+    return like_.layer_norm().backward_reads_once(columns);
+  }
 
  private:
   Backend& like_;

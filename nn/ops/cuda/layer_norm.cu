@@ -24,6 +24,8 @@ constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
 // Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
 constexpr int kLayerNormRows = 4;  // that a thread reads at once
 constexpr int kPartWide = 4;       // columns of a thread
+// Where backward is one kernel: its sums take so many registers that a multiprocessor has one or two of its blocks.
+constexpr int kBackwardBlocks = 256;
 
 template <int kTeam>
 __device__ float team_sum(float value) {
@@ -86,6 +88,16 @@ __device__ Numbers<kWidth> load_numbers(const float* from) {
   }
   return made;
 }
+template <int kWidth>
+__device__ void store_numbers(float* at, const float (&numbers)[kWidth]) {
+  constexpr int kPart = kWidth < 4 ? kWidth : 4;
+#pragma unroll
+  for (int k = 0; k < kWidth; k += kPart) {
+    Pack<float, kPart> part;
+    for (int i = 0; i < kPart; ++i) part.of[i] = numbers[k + i];
+    store_pack(at + k, part);
+  }
+}
 
 template <int kTeam>
 __device__ std::int64_t row_of_team() {
@@ -133,8 +145,43 @@ __global__ void __launch_bounds__(kBlock)
   inverses[row] = inverse;
 }
 
-// dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse, + what dx holds where
-// `add`. Otherwise dx may be dy.
+// A row's dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse, + what dx holds
+// where `add`. Otherwise dx may be dy. Calls visit(i, k, dy, x̂) for all elements that are the thread's: the k-th of its
+// i-th pack. All threads of the team take part.
+template <int kTeam, int kHeld, int kWidth, class T, class F>
+__device__ void spread_row_back(const Share<kTeam, kHeld, kWidth, T>& of_x, const Share<kTeam, kHeld, kWidth, T>& of_dy,
+                                std::int64_t columns, const float* gamma, float mean, float inverse, bool add, T* dx,
+                                F&& visit) {
+  const float one_of = 1.0f / static_cast<float>(columns);
+  float sum = 0.0f, product = 0.0f;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    for (int k = 0; k < kWidth; ++k) {
+      const float hat = (to_float(values.of[k]) - mean) * inverse;
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      sum += gradient;
+      product += gradient * hat;
+      visit(i, k, to_float(gradients.of[k]), hat);
+    }
+  });
+  const float mean_of_g = team_sum<kTeam>(sum) * one_of;
+  const float mean_of_products = team_sum<kTeam>(product) * one_of;
+  of_x.each([&](int i, std::int64_t pack) {
+    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
+    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
+    Pack<T, kWidth> made = {};
+    if (add) made = load_pack<kWidth>(dx + pack * kWidth);
+    for (int k = 0; k < kWidth; ++k) {
+      const float hat = (to_float(values.of[k]) - mean) * inverse;
+      const float gradient = to_float(gradients.of[k]) * scale.of[k];
+      const float of_row = inverse * (gradient - mean_of_g - hat * mean_of_products);
+      made.of[k] = from_float<T>(add ? to_float(made.of[k]) + of_row : of_row);
+    }
+    store_pack(dx + pack * kWidth, made);
+  });
+}
+
 template <int kTeam, int kHeld, int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
     spread_rows_back(std::int64_t rows, std::int64_t packs, const T* x, const T* dy, const float* gamma,
@@ -144,34 +191,59 @@ __global__ void __launch_bounds__(kBlock)
   const bool inside = row < rows;
   const Share<kTeam, kHeld, kWidth, T> of_x(x + begin, inside ? packs : 0, thread);
   const Share<kTeam, kHeld, kWidth, T> of_dy(dy + begin, inside ? packs : 0, thread);
-  const float mean = inside ? means[row] : 0.0f, inverse = inside ? inverses[row] : 0.0f;
-  const float one_of = 1.0f / static_cast<float>(packs * kWidth);
+  spread_row_back(of_x, of_dy, packs * kWidth, gamma, inside ? means[row] : 0.0f, inside ? inverses[row] : 0.0f, add,
+                  dx + begin, [](int, int, float, float) {});
+}
 
-  float sum = 0.0f, product = 0.0f;
-  of_x.each([&](int i, std::int64_t pack) {
-    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
-    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
-    for (int k = 0; k < kWidth; ++k) {
-      const float gradient = to_float(gradients.of[k]) * scale.of[k];
-      sum += gradient;
-      product += gradient * ((to_float(values.of[k]) - mean) * inverse);
+// `to` (C) becomes the sum over the block's teams, in their order, of what each thread has for its packs. All threads
+// of the block take part.
+template <int kTeam, int kPacks, int kWidth>
+__device__ void leave_sum_of_teams(std::int64_t packs, const float (&mine)[kPacks][kWidth], float* to) {
+  constexpr int kTeams = kBlock / kTeam;
+  const int t = static_cast<int>(threadIdx.x);
+  const auto store_mine = [&](float* at) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const std::int64_t pack = t % kTeam + std::int64_t{i} * kTeam;
+      if (pack < packs) store_numbers(at + pack * kWidth, mine[i]);
     }
-  });
-  const float mean_of_g = team_sum<kTeam>(sum) * one_of;
-  const float mean_of_products = team_sum<kTeam>(product) * one_of;
-  of_x.each([&](int i, std::int64_t pack) {
-    const auto values = of_x.get(i, pack), gradients = of_dy.get(i, pack);
-    const Numbers<kWidth> scale = load_numbers<kWidth>(gamma + pack * kWidth);
-    Pack<T, kWidth> made = {};
-    if (add) made = load_pack<kWidth>(dx + begin + pack * kWidth);
-    for (int k = 0; k < kWidth; ++k) {
-      const float hat = (to_float(values.of[k]) - mean) * inverse;
-      const float gradient = to_float(gradients.of[k]) * scale.of[k];
-      const float of_row = inverse * (gradient - mean_of_g - hat * mean_of_products);
-      made.of[k] = from_float<T>(add ? to_float(made.of[k]) + of_row : of_row);
+  };
+  if constexpr (kTeams == 1) {
+    store_mine(to);
+  } else {
+    alignas(kVectorBytes) __shared__ float left[kTeams][kTeam * kPacks * kWidth];
+    __syncthreads();  // what a call before this one left has been read
+    store_mine(left[t / kTeam]);
+    __syncthreads();
+    for (std::int64_t column = t; column < packs * kWidth; column += kBlock) {
+      float sum = 0.0f;
+      for (int team = 0; team < kTeams; ++team) sum += left[team][column];
+      to[column] = sum;
     }
-    store_pack(dx + begin + pack * kWidth, made);
-  });
+  }
+}
+
+// Both of backward, for rows in registers: x and dy are read once. A block has `chunk` rows, of which each of its teams
+// goes over its own. parts as sums_of_chunks() has them.
+template <int kTeam, int kHeld, int kWidth, class T>
+__global__ void __launch_bounds__(kBlock)
+    differentiate_rows(std::int64_t rows, std::int64_t chunk, std::int64_t packs, const T* x, const T* dy,
+                       const float* gamma, const float* means, const float* inverses, bool add, T* dx, float* parts) {
+  static_assert(kHeld > 0);
+  using RowShare = Share<kTeam, kHeld, kWidth, T>;
+  const int thread = static_cast<int>(threadIdx.x) % kTeam, team = static_cast<int>(threadIdx.x) / kTeam;
+  const std::int64_t columns = packs * kWidth, first = blockIdx.x * chunk, end = at_most(first + chunk, rows);
+  float products[RowShare::kPacks][kWidth] = {}, sums[RowShare::kPacks][kWidth] = {};
+  for (std::int64_t row = first + team; row < end; row += kBlock / kTeam) {
+    const RowShare of_x(x + row * columns, packs, thread), of_dy(dy + row * columns, packs, thread);
+    spread_row_back(of_x, of_dy, columns, gamma, means[row], inverses[row], add, dx + row * columns,
+                    [&](int i, int k, float gradient, float hat) {
+                      products[i][k] += gradient * hat;
+                      sums[i][k] += gradient;
+                    });
+  }
+  leave_sum_of_teams<kTeam>(packs, products, parts + blockIdx.x * 2 * columns);
+  leave_sum_of_teams<kTeam>(packs, sums, parts + (blockIdx.x * 2 + 1) * columns);
 }
 
 // parts (chunks, 2, C): Σ dy · (x − mean) · inverse and Σ dy of each chunk of rows.
@@ -256,7 +328,10 @@ class CudaLayerNorm final : public LayerNormKernels {
   void backward_parameters(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& inverse,
                            bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
                            const Tensor& dbeta) override {
-    const Work work(context_, "layer normalisation's backward", {&x, &dy, &mean, &inverse, &dgamma, &dbeta});
+    const Tensor none;
+    const Work work(context_, "layer normalisation's backward",
+                    {&x, &dy, &mean, &inverse, &dgamma, accumulate_gamma ? &dgamma : &none, &dbeta,
+                     accumulate_beta ? &dbeta : &none});
     if (!dgamma.defined() && !dbeta.defined()) return;
     const std::int64_t columns = dgamma.defined() ? dgamma.count() : dbeta.count();
     if (columns == 0) return;
@@ -271,15 +346,53 @@ class CudaLayerNorm final : public LayerNormKernels {
         launch("layer normalisation's backward", sums_of_chunks<kWidth, T>,
                dim3(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.chunks)), dim3(kBlock),
                context_.stream, plan, x.data<T>(), dy.data<T>(), mean.f32(), inverse.f32(), parts.f32());
-        launch("layer normalisation's backward", layer_norm_gradients,
-               dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, plan.chunks,
-               columns, parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
-               dbeta.defined() ? dbeta.f32() : nullptr);
+        join_parts(plan.chunks, columns, parts, accumulate_gamma, dgamma, accumulate_beta, dbeta);
+      });
+    });
+  }
+
+  bool backward_reads_once(std::int64_t columns) const override { return columns <= kBlockRow; }
+  void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
+                bool add, const Tensor& dx, bool accumulate_gamma, const Tensor& dgamma, bool accumulate_beta,
+                const Tensor& dbeta) override {
+    const std::int64_t columns = gamma.count();
+    if (!backward_reads_once(columns) || (!dgamma.defined() && !dbeta.defined()))
+      return LayerNormKernels::backward(x, dy, gamma, mean, inverse, add, dx, accumulate_gamma, dgamma, accumulate_beta,
+                                        dbeta);
+    const Tensor none;
+    const Work work(context_, "layer normalisation's backward",
+                    {&x, &dy, &gamma, &mean, &inverse, &dx, add ? &dx : &none, &dgamma,
+                     accumulate_gamma ? &dgamma : &none, &dbeta, accumulate_beta ? &dbeta : &none});
+    if (columns == 0) return;
+    LOCKSTEP_ASSERT(dy.count() == x.count() && dx.count() == x.count() && dy.dtype() == x.dtype());
+    const std::int64_t rows = x.count() / columns;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      with_width<kVector<T>>(takes_packs<T>(columns, gamma, {&x, &dy, &dx}), [&](auto width) {
+        with_team(columns, [&](auto team, auto held) {
+          constexpr int kTeam = decltype(team)::value, kHeld = decltype(held)::value, kWidth = decltype(width)::value;
+          if constexpr (kHeld > 0) {
+            const SumPlan plan = plan_sum(rows, kBlock / kTeam, kBackwardBlocks);
+            const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
+            launch("layer normalisation's backward", differentiate_rows<kTeam, kHeld, kWidth, T>,
+                   dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, rows, plan.chunk,
+                   columns / kWidth, x.data<T>(), dy.data<T>(), gamma.f32(), mean.f32(), inverse.f32(), add,
+                   dx.data<T>(), parts.f32());
+            join_parts(plan.chunks, columns, parts, accumulate_gamma, dgamma, accumulate_beta, dbeta);
+          }
+        });
       });
     });
   }
 
  private:
+  void join_parts(std::int64_t chunks, std::int64_t columns, const Tensor& parts, bool accumulate_gamma,
+                  const Tensor& dgamma, bool accumulate_beta, const Tensor& dbeta) {
+    launch("layer normalisation's backward", layer_norm_gradients,
+           dim3(static_cast<unsigned>(ceil_div(columns, kJoinColumns))), dim3(kBlock), context_.stream, chunks, columns,
+           parts.f32(), accumulate_gamma, dgamma.defined() ? dgamma.f32() : nullptr, accumulate_beta,
+           dbeta.defined() ? dbeta.f32() : nullptr);
+  }
+
   void differentiate(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
                      bool add, const Tensor& dx) {
     const std::int64_t columns = gamma.count();

@@ -80,19 +80,28 @@ TEST_F(Launches, BatchNormGradientsAreWrittenWhereTheyBelong) {
   EXPECT_EQ(values_of(*backend, norm.named_parameters()[1].parameter->gradient()), once[1]);
 }
 
-// A block of a transformer: the gradient that goes past the normalisation is there before. The normalisation's
-// parameters take two kernels, its input one, which adds.
+// A block of a transformer: the gradient that goes past the normalisation is there before. The normalisation's backward
+// takes two kernels: one reads x and dy, adds to dx and leaves sums of chunks for its parameters, which the other
+// joins.
 TEST_F(Launches, LayerNormAddsToTheGradientThatGoesPastIt) {
   LayerNorm norm(context, 8);
   Tape tape(*backend);
   const Started alone = count(tape, {10, 8}, [&](Var x) { return norm.forward(tape, x); });
-  EXPECT_EQ(alone.backward, 3u);
+  EXPECT_EQ(alone.backward, 2u);
   const auto block = [&](Var x) {
     x = gelu(tape, x);
     return add(tape, x, gelu(tape, norm.forward(tape, x)));
   };
   // Those, and two of GELU, of which the inner one may not overwrite what also goes past it.
   EXPECT_EQ(count(tape, {10, 8}, block).backward, alone.backward + 2);
+  // What nobody wants is not computed.
+  norm.named_parameters()[0].parameter->set_requires_grad(false);
+  EXPECT_EQ(count(tape, {10, 8}, [&](Var x) { return norm.forward(tape, x); }).backward, 2u);
+  norm.named_parameters()[1].parameter->set_requires_grad(false);
+  EXPECT_EQ(count(tape, {10, 8}, [&](Var x) { return norm.forward(tape, x); }).backward, 1u);
+  // Rows too wide for registers: the parameters' gradients take two kernels, the input's one.
+  LayerNorm wide(context, 8200);
+  EXPECT_EQ(count(tape, {2, 8200}, [&](Var x) { return wide.forward(tape, x); }).backward, 3u);
 }
 
 // The bias's gradient comes out of the product of the weight's, unless there is something to add it to.

@@ -110,6 +110,55 @@ TEST_P(CudaLayerNorm, BackwardParameters) {
       }
 }
 
+// Both at once, which reads rows once that fit into registers. dx is what it is by itself.
+TEST_P(CudaLayerNorm, Backward) {
+  enum Wanted { kBoth, kGamma, kBeta };
+  for (const std::int64_t columns : {1, 3, 7, 16, 256, 257, 768, 1024, 1025, 8192, 8200})
+    for (const std::int64_t rows : {0, 1, 3, 40, 1000}) {
+      const Shape shape = {rows, columns};
+      if (shape.count() > 31000) continue;  // a GPU in software takes seconds for it
+      const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
+      const Tensor dx_before = random(shape, 4), before = random_tensor(*cpu, {columns}, 5);
+      const Forward forward = on_cpu(x_host, gamma, Tensor());
+      const double steep = steepest(forward.inverse),
+                   sum = std::sqrt(static_cast<double>(std::max<std::int64_t>(rows, 1)));
+      const double ulps = 8.0 + static_cast<double>(rows) / 8.0;  // the CPU adds up the rows one by one
+      const Tensor x = activation(x_host), dy = activation(dy_host), g = plain(gamma), m = plain(forward.mean);
+      const Tensor i = plain(forward.inverse);
+      for (const Wanted wanted : {kBoth, kGamma, kBeta})
+        for (const bool accumulate : {false, true})
+          for (const bool add : {false, true}) {
+            if (shape.count() > 256 && (wanted != kBoth || accumulate != add)) continue;
+            SCOPED_TRACE(fmt::format("{} {} {} {}", to_string(shape), static_cast<int>(wanted), accumulate, add));
+            const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
+            cpu->pointwise().copy(before, dgamma);
+            cpu->pointwise().copy(before, dbeta);
+            cpu->layer_norm().backward(x_host, dy_host, gamma, forward.mean, forward.inverse, false, dx, accumulate,
+                                       wanted == kBeta ? Tensor() : dgamma, accumulate,
+                                       wanted == kGamma ? Tensor() : dbeta);
+            if (add)
+              for (std::int64_t at = 0; at < dx.count(); ++at) dx.f32()[at] += dx_before.f32()[at];
+            const Output like = {{columns}, DType::kF32, before};
+            const auto run = [&](bool in_place) {
+              return results({activation_like(shape, in_place ? dy_host : dx_before), like, like},
+                             [&](const auto& out) {
+                               norm->backward(x, in_place ? out[0] : dy, g, m, i, add, out[0], accumulate,
+                                              wanted == kBeta ? Tensor() : out[1], accumulate,
+                                              wanted == kGamma ? Tensor() : out[2]);
+                             });
+            };
+            const auto got = run(false);
+            // Of one column, or two, the result is the difference of equal numbers, made larger by `steep`.
+            expect_close(dx, got[0], {type(), 32.0, 4.0 * steep * (columns < 3 ? steep : 1.0)});
+            expect_close(dgamma, got[1], {DType::kF32, ulps, 2.0 * steep * sum});
+            expect_close(dbeta, got[2], {DType::kF32, ulps, sum});
+            if (add) continue;
+            const auto in_place = run(true);
+            for (std::size_t output = 0; output < got.size(); ++output) expect_same(got[output], in_place[output]);
+          }
+    }
+}
+
 // Means that are thousands of deviations away from 0, where Σx² − (Σx)²/C would be noise.
 TEST_P(CudaLayerNorm, FarFromZero) {
   const std::int64_t rows = 7, columns = 640;
