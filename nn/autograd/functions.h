@@ -47,6 +47,11 @@ Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const Batch
 
 /// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);
+struct SumAndNorm {
+  Var sum, norm;
+};
+/// add(x, y) and layer_norm() of that, to the same bits, in one pass over both.
+SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter* beta, double eps = 1e-5);
 
 Var relu(Tape& tape, Var x);
 Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);

@@ -35,4 +35,9 @@ inline void check_tensor(const Tape& tape, const Tensor& tensor, DType wanted, c
     refuse_tensor(tape, tensor, wanted, what);
 }
 
+/// Throws UsageError unless x + y can be computed.
+void check_addends(const Tape& tape, Var x, Var y);
+/// For operators: records that `sum` is x + y.
+void record_sum(Tape& tape, Var sum, Var x, Var y);
+
 }  // namespace lockstep::nn

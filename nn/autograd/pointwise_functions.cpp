@@ -107,8 +107,6 @@ Var relu(Tape& tape, Var x) {
   return out;
 }
 
-namespace {
-
 void check_addends(const Tape& tape, Var x, Var y) {
   check_operand(tape, x, "add");
   check_operand(tape, y, "add");
@@ -117,7 +115,7 @@ void check_addends(const Tape& tape, Var x, Var y) {
                      "operands have one shape; nothing is broadcast");
 }
 
-}  // namespace
+void record_sum(Tape& tape, Var sum, Var x, Var y) { tape.record<AddNode>(sum, x, y); }
 
 Var add_relu(Tape& tape, Var x, Var y) {
   const Tape::OpScope scope(tape, "add_relu");
@@ -138,7 +136,7 @@ Var add(Tape& tape, Var x, Var y) {
   // The sum of two losses is one.
   const Var out =
       x.is_loss() && y.is_loss() ? tape.make_loss(std::move(z), needs_grad) : tape.make_var(std::move(z), needs_grad);
-  tape.record<AddNode>(out, x, y);
+  record_sum(tape, out, x, y);
   return out;
 }
 

@@ -134,25 +134,56 @@ class CausalAttentionNode final : public Node {
 
 }  // namespace
 
+namespace {
+
+// Of a result y of x's shape, and of the statistics of its rows.
+struct NormResult {
+  NormResult(Tape& tape, Var x, const Parameter& gamma) {
+    check_parameter(tape, gamma, "LayerNorm");
+    const std::int64_t width = gamma.value().count();
+    const int last = x.shape().size() - 1;
+    if (width < 1 || last < 0 || x.shape()[last] != width)
+      throw UsageError(fmt::format("LayerNorm over {} features was given {}", width, to_string(x.shape())),
+                       "match normalized_shape to the last axis of the input");
+    Backend& backend = tape.backend();
+    const std::int64_t rows = x.value().count() / width;
+    y = backend.empty(x.shape(), x.value().dtype());
+    mean = backend.empty({rows});
+    inverse = backend.empty({rows});
+  }
+
+  Var record(Tape& tape, Var x, Parameter& gamma, Parameter* beta) && {
+    const Var out = tape.make_var(
+        std::move(y), x.needs_grad() || gamma.requires_grad() || (beta != nullptr && beta->requires_grad()));
+    tape.record<LayerNormNode>(out, x, gamma, beta, std::move(mean), std::move(inverse));
+    return out;
+  }
+
+  Tensor y, mean, inverse;
+};
+
+}  // namespace
+
 Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps) {
   check_operand(tape, x, "LayerNorm");
-  check_parameter(tape, gamma, "LayerNorm");
   const Tape::OpScope scope(tape, "layer_norm", &gamma);
-  const std::int64_t width = gamma.value().count();
-  const int last = x.shape().size() - 1;
-  if (width < 1 || last < 0 || x.shape()[last] != width)
-    throw UsageError(fmt::format("LayerNorm over {} features was given {}", width, to_string(x.shape())),
-                     "match normalized_shape to the last axis of the input");
-  Backend& backend = tape.backend();
-  const std::int64_t rows = x.value().count() / width;
-  Tensor y = backend.empty(x.shape(), x.value().dtype());
-  Tensor mean = backend.empty({rows}), inverse = backend.empty({rows});
-  backend.layer_norm().forward(x.value(), gamma.value(), beta != nullptr ? beta->value() : Tensor(), eps, y, mean,
-                               inverse);
-  const Var out = tape.make_var(std::move(y),
-                                x.needs_grad() || gamma.requires_grad() || (beta != nullptr && beta->requires_grad()));
-  tape.record<LayerNormNode>(out, x, gamma, beta, std::move(mean), std::move(inverse));
-  return out;
+  NormResult made(tape, x, gamma);
+  tape.backend().layer_norm().forward(x.value(), gamma.value(), beta != nullptr ? beta->value() : Tensor(), eps, made.y,
+                                      made.mean, made.inverse);
+  return std::move(made).record(tape, x, gamma, beta);
+}
+
+SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter* beta, double eps) {
+  check_addends(tape, x, y);
+  const Tape::OpScope scope(tape, "add_layer_norm", &gamma);
+  Tensor sum = tape.backend().empty(x.shape(), x.value().dtype());
+  NormResult made(tape, x, gamma);
+  tape.backend().layer_norm().forward_added(x.value(), y.value(), gamma.value(),
+                                            beta != nullptr ? beta->value() : Tensor(), eps, sum, made.y, made.mean,
+                                            made.inverse);
+  const Var both = tape.make_var(std::move(sum), x.needs_grad() || y.needs_grad());
+  record_sum(tape, both, x, y);
+  return {both, std::move(made).record(tape, both, gamma, beta)};
 }
 
 Var gelu(Tape& tape, Var x, GeluKind kind) {

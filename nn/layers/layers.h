@@ -56,6 +56,8 @@ class LayerNorm final : public Module {
  public:
   explicit LayerNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-5);
   Var forward(Tape& tape, Var x) override { return layer_norm(tape, x, weight_, &bias_, eps_); }
+  /// add(x, y), and forward() of that, in one pass.
+  SumAndNorm forward_added(Tape& tape, Var x, Var y) { return add_layer_norm(tape, x, y, weight_, &bias_, eps_); }
   std::string type_name() const override { return "LayerNorm"; }
   std::string details() const override;
 

@@ -1,6 +1,7 @@
 #include "nn/models/gpt.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "nn/autograd/generation.h"
@@ -75,6 +76,20 @@ class FeedForward final : public Module {
   Linear& c_proj_;
 };
 
+// What goes past the blocks, and what is still to be added to it: a normalisation does both in one pass.
+struct Stream {
+  Var sum;
+  std::optional<Var> branch = std::nullopt;
+
+  Var whole(Tape& tape) const { return branch ? add(tape, sum, *branch) : sum; }
+  Var normalised(Tape& tape, LayerNorm& norm) {
+    if (!branch) return norm.forward(tape, sum);
+    const SumAndNorm made = norm.forward_added(tape, sum, *branch);
+    *this = {made.sum};
+    return made.norm;
+  }
+};
+
 }  // namespace
 
 class Gpt::Block final : public Module {
@@ -88,14 +103,19 @@ class Gpt::Block final : public Module {
         mlp_drop_(register_module("mlp_dropout", std::make_unique<Dropout>(spec.dropout, 2 * index + 2))) {}
 
   Var forward(Tape& tape, Var x) override {
-    x = add(tape, x, attn_drop_.forward(tape, attn_.forward(tape, ln_1_.forward(tape, x))));
-    return add(tape, x, mlp_drop_.forward(tape, mlp_.forward(tape, ln_2_.forward(tape, x))));
+    Stream stream = {x};
+    forward(tape, stream);
+    return stream.whole(tape);
+  }
+  void forward(Tape& tape, Stream& stream) {
+    stream.branch = attn_drop_.forward(tape, attn_.forward(tape, stream.normalised(tape, ln_1_)));
+    stream.branch = mlp_drop_.forward(tape, mlp_.forward(tape, stream.normalised(tape, ln_2_)));
   }
 
   /// Of tokens that follow `past` others, without dropout; `cache` as AttentionKernels::extend() has it.
-  Var next(Tape& tape, Var x, std::int64_t past, const Tensor& cache) {
-    x = add(tape, x, attn_.next(tape, ln_1_.forward(tape, x), past, cache));
-    return add(tape, x, mlp_.forward(tape, ln_2_.forward(tape, x)));
+  void next(Tape& tape, Stream& stream, std::int64_t past, const Tensor& cache) {
+    stream.branch = attn_.next(tape, stream.normalised(tape, ln_1_), past, cache);
+    stream.branch = mlp_.forward(tape, stream.normalised(tape, ln_2_));
   }
 
   std::string type_name() const override { return "Block"; }
@@ -168,18 +188,18 @@ Var Gpt::next(Tape& tape, const Tensor& tokens, Memory& memory) const {
   check_tokens(tokens);
   cache->check_room(tokens);
   const std::int64_t past = cache->seen();
-  Var x = add_positions(tape, embedding(tape, tokens, wte_.weight()), wpe_.weight(), past);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->next(tape, x, past, cache->layer(i));
+  Stream stream = {add_positions(tape, embedding(tape, tokens, wte_.weight()), wpe_.weight(), past)};
+  for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->next(tape, stream, past, cache->layer(i));
   cache->move_on(tokens.size(1));
   // All others' logits are known to the text already.
-  return linear(tape, ln_f_.forward(tape, last_rows(tape, x)), head(), nullptr);
+  return linear(tape, ln_f_.forward(tape, last_rows(tape, stream.whole(tape))), head(), nullptr);
 }
 
 Var Gpt::forward(Tape& tape, Var tokens) {
   check_tokens(tokens.value());
-  Var x = drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()));
-  for (Block* block : blocks_) x = block->forward(tape, x);
-  return logits(tape, ln_f_.forward(tape, x), head(), nullptr);
+  Stream stream = {drop_.forward(tape, add_positions(tape, wte_.forward(tape, tokens), wpe_.weight()))};
+  for (Block* block : blocks_) block->forward(tape, stream);
+  return logits(tape, stream.normalised(tape, ln_f_), head(), nullptr);
 }
 
 const ModelFamily& gpt_family();

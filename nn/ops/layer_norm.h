@@ -14,6 +14,10 @@ class LayerNormKernels {
   /// variance; both (M) are returned for backward.
   virtual void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                        const Tensor& mean, const Tensor& inverse) = 0;
+  /// sum = x + residual, rounded to their type, and forward() of that.
+  virtual void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
+                             double eps, const Tensor& sum, const Tensor& y, const Tensor& mean,
+                             const Tensor& inverse) = 0;
   /// dx (M, C); may be dy.
   virtual void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
                               const Tensor& inverse, const Tensor& dx) = 0;

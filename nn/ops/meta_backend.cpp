@@ -77,6 +77,7 @@ class MetaLayerNorm final : public LayerNormKernels {
  public:
   explicit MetaLayerNorm(Backend& like) : like_(like) {}
   void forward(T, T, T, double, T, T, T) override {}
+  void forward_added(T, T, T, T, double, T, T, T, T) override {}
   void backward_input(T, T, T, T, T, T) override {}
   bool adds_to_gradients() const override { return like_.layer_norm().adds_to_gradients(); }
   void backward_input_added(T, T, T, T, T, T) override {}

@@ -310,6 +310,47 @@ TEST_F(Gradient, LayerNorm) {
       }
 }
 
+// The same bits as of the two operators one after the other, on every device.
+TEST_F(Gradient, AddLayerNorm) {
+  for (const Shape& shape : {Shape{0, 3}, {1, 2}, {3, 16}, {2, 5, 33}, {2, 1025}}) {
+    SCOPED_TRACE(to_string(shape));
+    const Shape features = {shape[shape.size() - 1]};
+    const auto gamma = parameter(random_tensor(*backend, features, 1));
+    const auto beta = parameter(random_tensor(*backend, features, 2));
+    const auto run = [&](bool at_once) {
+      gamma->clear_grad();
+      beta->clear_grad();
+      Tape tape(*backend);
+      const Var x = tape.differentiable_input(random_tensor(*backend, shape, 3));
+      const Var y = tape.differentiable_input(random_tensor(*backend, shape, 4));
+      SumAndNorm made;
+      if (at_once) {
+        made = add_layer_norm(tape, x, y, *gamma, beta.get(), 0.1);
+      } else {
+        made.sum = add(tape, x, y);
+        made.norm = layer_norm(tape, made.sum, *gamma, beta.get(), 0.1);
+      }
+      const Var out = add(tape, made.sum, gelu(tape, made.norm));
+      std::vector<std::vector<float>> all = {values_of(*backend, made.sum.value()),
+                                             values_of(*backend, made.norm.value())};
+      tape.backward(out, random_tensor(*backend, shape, 5));
+      for (const Tensor& grad : {tape.grad(x), tape.grad(y), gamma->gradient(), beta->gradient()})
+        all.push_back(values_of(*backend, grad));
+      return all;
+    };
+    EXPECT_EQ(run(true), run(false));
+    if (shape.count() == 0 || shape.count() > 500) continue;  // each element takes two forwards
+    expect_gradients(*backend,
+                     {.inputs = {random_tensor(*backend, shape, 3), random_tensor(*backend, shape, 4)},
+                      .parameters = {gamma.get(), beta.get()},
+                      .step = 1e-3},
+                     [&](Tape& tape, std::span<const Var> x) {
+                       const SumAndNorm made = add_layer_norm(tape, x[0], x[1], *gamma, beta.get(), 0.1);
+                       return add(tape, made.sum, made.norm);
+                     });
+  }
+}
+
 TEST_F(Gradient, Gelu) {
   for (const GeluKind kind : {GeluKind::kErf, GeluKind::kTanh})
     expect_gradients(*backend, {{random_tensor(*backend, {3, 37}, 3)}, {}},

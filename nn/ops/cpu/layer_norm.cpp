@@ -28,6 +28,11 @@ void normalise_row(const float* x, const float* gamma, const float* beta, float 
   *inverse_out = inverse;
 }
 
+LOCKSTEP_SIMD_CLONES
+void add_row(const float* x, const float* residual, std::int64_t width, float* sum) {
+  for (std::int64_t c = 0; c < width; ++c) sum[c] = x[c] + residual[c];
+}
+
 // dx = inverse · (g − mean(g) − x̂ · mean(g · x̂)) with g = dy · gamma, x̂ = (x − mean) · inverse
 LOCKSTEP_SIMD_CLONES
 void input_row(const float* x, const float* dy, const float* gamma, float mean, float inverse, std::int64_t width,
@@ -61,13 +66,15 @@ class CpuLayerNorm final : public LayerNormKernels {
  public:
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
+    normalise(x, gamma, beta, eps, y, mean, inverse, [](std::int64_t) {});
+  }
+
+  void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, double eps,
+                     const Tensor& sum, const Tensor& y, const Tensor& mean, const Tensor& inverse) override {
     const std::int64_t width = gamma.count();
-    parallel_for(
-        rows_of(x, width), std::max<std::int64_t>(1, kGrain / width), [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t r = begin; r < end; ++r)
-            normalise_row(x.f32() + r * width, gamma.f32(), beta.defined() ? beta.f32() : nullptr,
-                          static_cast<float>(eps), width, y.f32() + r * width, mean.f32() + r, inverse.f32() + r);
-        });
+    normalise(sum, gamma, beta, eps, y, mean, inverse, [&](std::int64_t r) {
+      add_row(x.f32() + r * width, residual.f32() + r * width, width, sum.f32() + r * width);
+    });
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
@@ -96,6 +103,22 @@ class CpuLayerNorm final : public LayerNormKernels {
       sum_columns(x.f32(), dy.f32(), mean.f32(), inverse.f32(), rows, width, begin * kLine,
                   std::min(end * kLine, width), gamma, beta);
     });
+  }
+
+ private:
+  // Calls prepare(r) before it reads row r of x.
+  template <class F>
+  static void normalise(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
+                        const Tensor& mean, const Tensor& inverse, F&& prepare) {
+    const std::int64_t width = gamma.count();
+    parallel_for(
+        rows_of(x, width), std::max<std::int64_t>(1, kGrain / width), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t r = begin; r < end; ++r) {
+            prepare(r);
+            normalise_row(x.f32() + r * width, gamma.f32(), beta.defined() ? beta.f32() : nullptr,
+                          static_cast<float>(eps), width, y.f32() + r * width, mean.f32() + r, inverse.f32() + r);
+          }
+        });
   }
 };
 

@@ -24,7 +24,8 @@ constexpr std::int64_t kBlockRow = std::int64_t{kBlock} * kMany;
 // Of the first stage of the parameters' gradients: see Note [Two stages] in norm.cu.
 constexpr int kLayerNormRows = 4;  // that a thread reads at once
 constexpr int kPartWide = 4;       // columns of a thread
-// Where backward is one kernel: its sums take so many registers that a multiprocessor has one or two of its blocks.
+// Where backward is one kernel: its sums take so many registers that a multiprocessor has one of these blocks at once,
+// and 256 of them take 132 multiprocessors two rounds. No GPU has measured it.
 constexpr int kBackwardBlocks = 256;
 
 template <int kTeam>
@@ -49,6 +50,29 @@ struct Share {
 #pragma unroll
       for (int i = 0; i < kPacks; ++i)
         if (at(i) < packs) held[i] = load_pack<kWidth>(row + at(i) * kWidth);
+    }
+  }
+  // Of from + added, which `to` becomes.
+  __device__ Share(const T* from, const T* added, T* to, std::int64_t row_packs, int in_team)
+      : row(to), packs(row_packs), thread(in_team) {
+    Pack<T, kWidth> others[kPacks];
+    const auto add = [&](int i, std::int64_t pack) {
+      for (int k = 0; k < kWidth; ++k)
+        held[i].of[k] = from_float<T>(to_float(held[i].of[k]) + to_float(others[i].of[k]));
+      store_pack(to + pack * kWidth, held[i]);
+    };
+    const auto load = [&](int i, std::int64_t pack) {
+      held[i] = load_pack<kWidth>(from + pack * kWidth);
+      others[i] = load_pack<kWidth>(added + pack * kWidth);
+    };
+    if constexpr (kHeld > 0) {
+      each(load);  // all before the first is stored, behind which they would wait
+      each(add);
+    } else {
+      each([&](int i, std::int64_t pack) {
+        load(i, pack);
+        add(i, pack);
+      });
     }
   }
   __device__ std::int64_t at(int i) const { return thread + std::int64_t{i} * kTeam; }
@@ -104,15 +128,22 @@ __device__ std::int64_t row_of_team() {
   return std::int64_t{blockIdx.x} * (kBlock / kTeam) + static_cast<int>(threadIdx.x) / kTeam;
 }
 
-// kTeam threads a row of packs · kWidth elements.
-template <int kTeam, int kHeld, int kWidth, class T>
+// kTeam threads a row of packs · kWidth elements. With kAdded it is x + added, which sum_of_both becomes; otherwise
+// the two are not touched.
+template <int kTeam, int kHeld, int kWidth, bool kAdded, class T>
 __global__ void __launch_bounds__(kBlock)
-    normalise_rows(std::int64_t rows, std::int64_t packs, const T* x, const float* gamma, const float* beta, float eps,
-                   T* y, float* means, float* inverses) {
+    normalise_rows(std::int64_t rows, std::int64_t packs, const T* x, const T* added, T* sum_of_both,
+                   const float* gamma, const float* beta, float eps, T* y, float* means, float* inverses) {
   const int thread = static_cast<int>(threadIdx.x) % kTeam;
   const std::int64_t row = row_of_team<kTeam>(), begin = row * packs * kWidth;
   const bool inside = row < rows;
-  const Share<kTeam, kHeld, kWidth, T> share(x + begin, inside ? packs : 0, thread);
+  using RowShare = Share<kTeam, kHeld, kWidth, T>;
+  const RowShare share = [&] {
+    if constexpr (kAdded)
+      return RowShare(x + begin, added + begin, sum_of_both + begin, inside ? packs : 0, thread);
+    else
+      return RowShare(x + begin, inside ? packs : 0, thread);
+  }();
   const float one_of = 1.0f / static_cast<float>(packs * kWidth);
 
   float sum = 0.0f;
@@ -294,22 +325,14 @@ class CudaLayerNorm final : public LayerNormKernels {
   void forward(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
                const Tensor& mean, const Tensor& inverse) override {
     const Work work(context_, "layer normalisation", {&x, &gamma, &beta, &y, &mean, &inverse});
-    const std::int64_t columns = gamma.count();
-    if (x.count() == 0) return;
-    LOCKSTEP_ASSERT(x.count() % columns == 0 && y.count() == x.count() && y.dtype() == x.dtype());
-    const std::int64_t rows = x.count() / columns;
-    const float* const shift = beta.defined() ? beta.f32() : nullptr;
-    with_float_type(x.dtype(), [&]<class T>(T) {
-      const bool wide = takes_packs<T>(columns, gamma, {&x, &y}) && fits_packs(shift, 4);
-      with_width<kVector<T>>(wide, [&](auto width) {
-        with_team(columns, [&](auto team, auto held) {
-          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
-          launch("layer normalisation", normalise_rows<kTeam, decltype(held)::value, kWidth, T>, blocks_of(rows, kTeam),
-                 dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(), gamma.f32(), shift, eps,
-                 y.data<T>(), mean.f32(), inverse.f32());
-        });
-      });
-    });
+    normalise<false>(x, Tensor(), gamma, beta, eps, Tensor(), y, mean, inverse);
+  }
+
+  void forward_added(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, double eps,
+                     const Tensor& sum, const Tensor& y, const Tensor& mean, const Tensor& inverse) override {
+    const Work work(context_, "adding and layer normalisation",
+                    {&x, &residual, &gamma, &beta, &sum, &y, &mean, &inverse});
+    normalise<true>(x, residual, gamma, beta, eps, sum, y, mean, inverse);
   }
 
   void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean, const Tensor& inverse,
@@ -371,7 +394,7 @@ class CudaLayerNorm final : public LayerNormKernels {
         with_team(columns, [&](auto team, auto held) {
           constexpr int kTeam = decltype(team)::value, kHeld = decltype(held)::value, kWidth = decltype(width)::value;
           if constexpr (kHeld > 0) {
-            const SumPlan plan = plan_sum(rows, kBlock / kTeam, kBackwardBlocks);
+            const SumPlan plan = plan_sum(rows, kBlock / kTeam, kHeld == kFew ? kPartBlocks : kBackwardBlocks);
             const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks, 2, columns});
             launch("layer normalisation's backward", differentiate_rows<kTeam, kHeld, kWidth, T>,
                    dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, rows, plan.chunk,
@@ -385,6 +408,32 @@ class CudaLayerNorm final : public LayerNormKernels {
   }
 
  private:
+  // Without kAdded `residual` and `sum` are undefined.
+  template <bool kAdded>
+  void normalise(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta, double eps,
+                 const Tensor& sum, const Tensor& y, const Tensor& mean, const Tensor& inverse) {
+    const std::int64_t columns = gamma.count();
+    if (x.count() == 0) return;
+    LOCKSTEP_ASSERT(x.count() % columns == 0 && y.count() == x.count() && y.dtype() == x.dtype());
+    LOCKSTEP_ASSERT(!kAdded || (residual.count() == x.count() && residual.dtype() == x.dtype() &&
+                                sum.count() == x.count() && sum.dtype() == x.dtype()));
+    const std::int64_t rows = x.count() / columns;
+    const float* const shift = beta.defined() ? beta.f32() : nullptr;
+    const Tensor& added = kAdded ? residual : x;
+    const Tensor& to = kAdded ? sum : y;
+    with_float_type(x.dtype(), [&]<class T>(T) {
+      const bool wide = takes_packs<T>(columns, gamma, {&x, &added, &to, &y}) && fits_packs(shift, 4);
+      with_width<kVector<T>>(wide, [&](auto width) {
+        with_team(columns, [&](auto team, auto held) {
+          constexpr int kTeam = decltype(team)::value, kWidth = decltype(width)::value;
+          launch("layer normalisation", normalise_rows<kTeam, decltype(held)::value, kWidth, kAdded, T>,
+                 blocks_of(rows, kTeam), dim3(kBlock), context_.stream, rows, columns / kWidth, x.data<T>(),
+                 added.data<T>(), to.data<T>(), gamma.f32(), shift, eps, y.data<T>(), mean.f32(), inverse.f32());
+        });
+      });
+    });
+  }
+
   void join_parts(std::int64_t chunks, std::int64_t columns, const Tensor& parts, bool accumulate_gamma,
                   const Tensor& dgamma, bool accumulate_beta, const Tensor& dbeta) {
     launch("layer normalisation's backward", layer_norm_gradients,

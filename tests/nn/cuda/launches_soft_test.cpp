@@ -104,6 +104,16 @@ TEST_F(Launches, LayerNormAddsToTheGradientThatGoesPastIt) {
   EXPECT_EQ(count(tape, {2, 8200}, [&](Var x) { return wide.forward(tape, x); }).backward, 3u);
 }
 
+TEST_F(Launches, LayerNormAddsWhatItReadsInOneKernel) {
+  LayerNorm norm(context, 8);
+  Tape tape(*backend);
+  const auto block = [&](Var x) {
+    const SumAndNorm made = norm.forward_added(tape, x, x);
+    return add(tape, made.sum, made.norm);
+  };
+  EXPECT_EQ(count(tape, {10, 8}, block).forward, 2u);
+}
+
 // The bias's gradient comes out of the product of the weight's, unless there is something to add it to.
 TEST_F(Launches, LinearHasTheBiasGradientFromItsProduct) {
   Linear linear(context, 12, 8);

@@ -53,6 +53,26 @@ TEST_P(CudaLayerNorm, Forward) {
     }
 }
 
+// The same bits as forward() of the sum, which is the pointwise kernels'.
+TEST_P(CudaLayerNorm, ForwardAdded) {
+  const auto pointwise = cuda::make_pointwise_kernels(context);
+  for (const Shape& shape : kLayerNormShapes) {
+    SCOPED_TRACE(to_string(shape));
+    const std::int64_t columns = columns_of(shape), rows = shape.count() / columns;
+    const Tensor x = activation(random(shape, 1)), residual = activation(random(shape, 4));
+    const Tensor g = plain(random_tensor(*cpu, {columns}, 2)), b = plain(random_tensor(*cpu, {columns}, 3));
+    const std::vector<Output> outputs = {activation_like(shape), activation_like(shape), {{rows}}, {{rows}}};
+    const auto apart = results(outputs, [&](const auto& out) {
+      pointwise->add(x, residual, out[0]);
+      norm->forward(out[0], g, b, kLayerNormEps, out[1], out[2], out[3]);
+    });
+    const auto at_once = results(outputs, [&](const auto& out) {
+      norm->forward_added(x, residual, g, b, kLayerNormEps, out[0], out[1], out[2], out[3]);
+    });
+    for (std::size_t i = 0; i < outputs.size(); ++i) expect_same(apart[i], at_once[i]);
+  }
+}
+
 TEST_P(CudaLayerNorm, BackwardInput) {
   for (const Shape& shape : kLayerNormShapes) {
     SCOPED_TRACE(to_string(shape));
