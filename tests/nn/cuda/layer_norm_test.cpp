@@ -134,9 +134,9 @@ TEST_P(CudaLayerNorm, BackwardParameters) {
 TEST_P(CudaLayerNorm, Backward) {
   enum Wanted { kBoth, kGamma, kBeta };
   for (const std::int64_t columns : {1, 3, 7, 16, 256, 257, 768, 1024, 1025, 8192, 8200})
-    for (const std::int64_t rows : {0, 1, 3, 40, 1000}) {
+    for (const std::int64_t rows : {0, 1, 3, 1000}) {
       const Shape shape = {rows, columns};
-      if (shape.count() > 31000) continue;  // a GPU in software takes seconds for it
+      if (shape.count() > 260000) continue;  // a GPU in software takes seconds for it
       const Tensor x_host = random(shape, 1), dy_host = random(shape, 2), gamma = random_tensor(*cpu, {columns}, 3);
       const Tensor dx_before = random(shape, 4), before = random_tensor(*cpu, {columns}, 5);
       const Forward forward = on_cpu(x_host, gamma, Tensor());
@@ -148,7 +148,7 @@ TEST_P(CudaLayerNorm, Backward) {
       for (const Wanted wanted : {kBoth, kGamma, kBeta})
         for (const bool accumulate : {false, true})
           for (const bool add : {false, true}) {
-            if (shape.count() > 256 && (wanted != kBoth || accumulate != add)) continue;
+            if (std::max(shape.count(), columns) > 256 && (wanted != kBoth || accumulate != add)) continue;
             SCOPED_TRACE(fmt::format("{} {} {} {}", to_string(shape), static_cast<int>(wanted), accumulate, add));
             const Tensor dx = cpu->empty(shape), dgamma = cpu->empty({columns}), dbeta = cpu->empty({columns});
             cpu->pointwise().copy(before, dgamma);
