@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/timeline.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/timeline.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::bench {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
 #include "comm/store.h"
 #include "comm/wait.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/op.h"
 #include "lockstep/comm/process_group.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/function_ref.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep::comm {
 

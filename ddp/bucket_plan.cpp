@@ -1,4 +1,4 @@
-#include "ddp/bucket_plan.h"
+#include "lockstep/ddp/bucket_plan.h"
 
 #include "base/error.h"
 #include "lockstep/comm/arena.h"
@@ -7,13 +7,17 @@ namespace lockstep::ddp {
 
 BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
                         const BucketLimits& limits) {
-  LOCKSTEP_ASSERT(order.size() == slots.size(), "{} slots in an order of {}", slots.size(), order.size());
+  constexpr const char* kOnce = "name each slot once";
+  if (order.size() != slots.size())
+    throw UsageError(fmt::format("{} slots in an order of {}", slots.size(), order.size()), kOnce);
   constexpr std::size_t kUnplaced = static_cast<std::size_t>(-1);
   BucketPlan plan;
   plan.slot_offset_bytes.assign(slots.size(), 0);
   plan.slot_bucket.assign(slots.size(), kUnplaced);
   for (const std::size_t slot : order) {
-    LOCKSTEP_ASSERT(slot < slots.size() && plan.slot_bucket[slot] == kUnplaced, "slot {} twice or unknown", slot);
+    if (slot >= slots.size() || plan.slot_bucket[slot] != kUnplaced)
+      throw UsageError(fmt::format("an order in which slot {} of {} is unknown or stands twice", slot, slots.size()),
+                       kOnce);
     const std::size_t bytes = comm::align_up(slots[slot].count * size_of(slots[slot].dtype));
     const std::size_t limit = plan.buckets.size() <= 1 ? limits.first_bytes : limits.bytes;
     if (plan.buckets.empty() || plan.buckets.back().dtype != slots[slot].dtype ||

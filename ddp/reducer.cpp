@@ -1,4 +1,4 @@
-#include "ddp/reducer.h"
+#include "lockstep/ddp/reducer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -49,7 +49,29 @@ void Reducer::lay_out(std::vector<std::size_t> order) {
   timeline_.buckets.resize(plan_.buckets.size());
 }
 
+void Reducer::check_slot(std::size_t slot, const char* doing) const {
+  if (slot < slots_.size()) return;
+  throw UsageError(fmt::format("{} slot {}, where there are {}", doing, slot, slots_.size()),
+                   "slots are counted from 0, in the order in which the reducer was given them");
+}
+
+void Reducer::check_type(std::size_t slot, DType asked) const {
+  check_slot(slot, "asked for");
+  if (slots_[slot].dtype != asked)
+    throw UsageError(fmt::format("the gradient of {} is {}, and {} was asked for", slots_[slot].name,
+                                 lockstep::name_of(slots_[slot].dtype), lockstep::name_of(asked)));
+  check_usage(group_.device().kind == DeviceKind::kCpu, "gradients on a GPU are asked for as the host's numbers",
+              "storage() has their address there");
+}
+
+void Reducer::check_begun(const char* doing) const {
+  if (!open_)
+    throw UsageError(fmt::format("{} outside of a step", doing),
+                     "call begin_step() before it, and finish() once after it");
+}
+
 std::span<std::byte> Reducer::storage(std::size_t slot) const {
+  check_slot(slot, "asked for the storage of");
   return arena_->view<std::byte>(kTailBytes + plan_.slot_offset_bytes[slot],
                                  slots_[slot].count * size_of(slots_[slot].dtype));
 }
@@ -98,8 +120,12 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 void Reducer::begin_step(std::int64_t step) {
   check_usage(group_lifetime_.alive(), "a step whose ranks' group is gone",
               "keep the group as long as what sums over it");
-  LOCKSTEP_ASSERT(started_ == finished_, "a step begins while {} buckets are under way", started_ - finished_);
+  if (started_ != finished_)
+    throw UsageError(
+        fmt::format("step {} begins while {} buckets of step {} are under way", step, started_ - finished_, step_),
+        "call finish() once for each step");
   step_ = step;
+  open_ = true;
   group_.set_step(step);
   group_.zero(bytes_at(0, kTailBytes));
   group_.zero(bytes_at(kTailBytes + plan_.bytes, counts_bytes()));
@@ -114,7 +140,8 @@ void Reducer::begin_step(std::int64_t step) {
 }
 
 void Reducer::mark_ready(std::size_t slot) {
-  LOCKSTEP_ASSERT(slot < slots_.size(), "slot {} of {}", slot, slots_.size());
+  check_slot(slot, "marked ready:");
+  check_begun("a gradient is marked ready");
   if (is_ready_[slot])
     throw UsageError(fmt::format("the gradient of {} became ready twice in one step", slots_[slot].name),
                      "run backward once between begin_step and finish");
@@ -124,7 +151,11 @@ void Reducer::mark_ready(std::size_t slot) {
 }
 
 void Reducer::mark_slot_unused(std::size_t slot) {
-  LOCKSTEP_ASSERT(slot < slots_.size() && !is_ready_[slot], "slot {} of {} is unused", slot, slots_.size());
+  check_slot(slot, "marked unused:");
+  check_begun("a gradient is marked unused");
+  if (is_ready_[slot])
+    throw UsageError(fmt::format("the gradient of {} is marked unused after it was marked", slots_[slot].name),
+                     "mark each gradient once between begin_step and finish");
   group_.zero(bytes_at(kTailBytes + plan_.slot_offset_bytes[slot], slots_[slot].count * size_of(slots_[slot].dtype)));
   unused_.push_back(slot);
   settle(slot);
@@ -141,7 +172,9 @@ void Reducer::settle(std::size_t slot) {
 }
 
 void Reducer::contribute_nothing() {
-  LOCKSTEP_ASSERT(started_ == 0 && ready_count_ == 0, "zeros after {} gradients", ready_count_);
+  check_begun("zeros are contributed");
+  check_usage(started_ == 0 && ready_count_ == 0, "zeros are contributed after gradients of the same step",
+              "a rank without samples marks no gradient ready");
   group_.zero(bytes_at(kTailBytes, plan_.bytes));
   if (options_.find_unused) {
     unused_.resize(slots_.size());
@@ -232,7 +265,9 @@ void Reducer::settle_rest() {
 }
 
 void Reducer::finish(StreamView stream, FunctionRef<void(std::span<const std::size_t>)> on_bucket) {
+  check_begun("finish()");
   settle_rest();
+  open_ = false;
   timeline_.waits_from = Clock::now();
   const std::size_t buckets = plan_.buckets.size();
   if (options_.find_unused) {

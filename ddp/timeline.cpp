@@ -1,4 +1,4 @@
-#include "ddp/timeline.h"
+#include "lockstep/ddp/timeline.h"
 
 #include <fmt/format.h>
 

@@ -1,12 +1,10 @@
 // A training loop of one's own: own module, lockstep's ranks. Run it alone, with lockstep launch -n N, mpirun -np N or
 // torchrun's variables.
 #include <cstdio>
-#include <cstdlib>
 
-#include "base/error.h"
 #include "data/loader.h"
 #include "data/open.h"
-#include "lockstep/comm/make_group.h"
+#include "lockstep/comm.h"
 #include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"
@@ -32,7 +30,7 @@ class TwoLayers final : public nn::Module {
 
 void train() {
   // Connects the ranks. Each has a device and a copy of the model; rank 0's parameters are broadcast.
-  const auto group = comm::make_group(comm::discover_world(env));
+  const auto group = comm::make_group();
   const auto backend = nn::make_cpu_backend(/*threads=*/1);
   nn::Generator generator(/*seed=*/1);
   nn::Context context{*backend, generator};
@@ -75,12 +73,4 @@ void train() {
 
 }  // namespace
 
-int main() {
-  try {
-    train();
-    return 0;
-  } catch (const Error& error) {
-    std::fprintf(stderr, "%s\n", error.line().c_str());
-    std::_Exit(error.code());
-  }
-}
+int main() { return run_main(train); }

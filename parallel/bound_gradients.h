@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
-#include "ddp/reducer.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/reducer.h"
 #include "nn/layers/module.h"
 
 namespace lockstep::parallel {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/layers/module.h"
 #include "parallel/device_thread.h"
 #include "parallel/devices.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <thread>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::parallel {

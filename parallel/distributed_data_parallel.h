@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/agree.h"
-#include "ddp/reducer.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/reducer.h"
 #include "nn/layers/layers.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/bound_gradients.h"

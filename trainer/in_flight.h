@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::trainer {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/layers/module.h"
 #include "nn/ops/backend.h"
 #include "parallel/distributed_data_parallel.h"

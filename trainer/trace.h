@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/timeline.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/timeline.h"
 #include "nn/layers/module.h"
 
 namespace lockstep::trainer {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
 #include "comm/nccl/communicator.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::comm {

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "base/function_ref.h"
 #include "comm/nccl/nccl_api.h"
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep::comm {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
 #include "lockstep/base/device.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/attention.h"
 #include "nn/ops/conv.h"
 #include "nn/ops/embedding.h"

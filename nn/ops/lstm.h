@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/tensor/tensor.h"
 
 namespace lockstep::nn {

@@ -14,7 +14,7 @@ import zipfile
 
 
 class Remote(io.RawIOBase):
-    """A file behind an address, read by ranges of bytes."""
+    """A file that has an address, read by ranges of bytes."""
 
     def __init__(self, url: str):
         self.url, self.at = url, 0

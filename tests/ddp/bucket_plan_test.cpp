@@ -1,4 +1,4 @@
-#include "ddp/bucket_plan.h"
+#include "lockstep/ddp/bucket_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -95,9 +95,9 @@ TEST(BucketPlan, BytesDoNotDependOnOrderOrLimits) {
 
 TEST(BucketPlan, RefusesOrdersThatAreNoPermutation) {
   const auto slots = slots_of({1, 2});
-  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0, 0}, {}), InternalError);
-  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0}, {}), InternalError);
-  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0, 2}, {}), InternalError);
+  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0, 0}, {}), UsageError);
+  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0}, {}), UsageError);
+  EXPECT_THROW(plan_buckets(slots, std::vector<std::size_t>{0, 2}, {}), UsageError);
 }
 
 }  // namespace

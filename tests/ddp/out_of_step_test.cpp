@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "ddp/reducer.h"
 #include "lockstep/comm/make_group.h"
+#include "lockstep/ddp/reducer.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::ddp {

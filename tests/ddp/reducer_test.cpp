@@ -1,5 +1,5 @@
 // The reducer on several ranks: sums, orders, uneven contributions, and what it refuses.
-#include "ddp/reducer.h"
+#include "lockstep/ddp/reducer.h"
 
 #include <gtest/gtest.h>
 
@@ -320,6 +320,42 @@ TEST(Reducer, RefusesAGradientThatIsReadyTwice) {
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("one"), std::string::npos) << error.what();
   }
+}
+
+// Each mistake is the caller's, is named, and leaves the reducer as it was: the step that follows works.
+TEST(Reducer, CallsOutOfOrderAreMistakes) {
+  Reducer reducer(group(), some_slots(), {});
+  const auto expect_mistake = [](auto&& call, const char* words) {
+    try {
+      call();
+      ADD_FAILURE() << "accepted: " << words;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  };
+  const auto finish = [&] { reducer.finish({}, [](auto) {}); };
+  expect_mistake([&] { reducer.mark_ready(0); }, "outside of a step");
+  expect_mistake([&] { reducer.mark_slot_unused(0); }, "outside of a step");
+  expect_mistake([&] { reducer.contribute_nothing(); }, "outside of a step");
+  expect_mistake(finish, "finish() outside of a step");
+  const std::size_t count = reducer.slots();
+  expect_mistake([&] { reducer.storage(count); }, "slot 5, where there are 5");
+  expect_mistake([&] { reducer.gradient<double>(0); }, "is f32, and f64 was asked for");
+  reducer.begin_step(1);
+  expect_mistake([&] { reducer.mark_ready(count); }, "slot 5, where there are 5");
+  reducer.mark_ready(0);
+  expect_mistake([&] { reducer.mark_slot_unused(0); }, "marked unused after");
+  expect_mistake([&] { reducer.contribute_nothing(); }, "after gradients of the same step");
+  for (std::size_t slot = 0; slot < count; ++slot) {
+    auto gradient = reducer.gradient<float>(slot);
+    std::fill(gradient.begin(), gradient.end(), 1.0f);
+  }
+  for (std::size_t slot = 1; slot < count; ++slot) reducer.mark_ready(slot);
+  expect_mistake([&] { reducer.begin_step(2); }, "step 2 begins while 1 buckets of step 1 are under way");
+  finish();
+  for (std::size_t slot = 0; slot < count; ++slot)
+    for (const float sum : reducer.gradient<float>(slot)) EXPECT_EQ(sum, static_cast<float>(group().size()));
+  expect_mistake(finish, "finish() outside of a step");
 }
 
 TEST(Reducer, NamesGradientsThatNeverCame) {

@@ -16,6 +16,7 @@ places, others = parser.parse_known_args()
 SOURCE = places.source.absolute()
 
 MODULES = sorted(path.parent for path in SOURCE.glob("*/CMakeLists.txt") if not (path.parent / "CMakeCache.txt").exists())
+MODULES.append(SOURCE / "include")
 CODE = (".h", ".cuh", ".cpp", ".cu")
 PLACEHOLDER = re.compile(r"\b(MODULE|NAME|DIR)\b|NAME_")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")  # with a slash; the first part is a directory of this tree

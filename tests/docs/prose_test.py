@@ -178,9 +178,9 @@ def documents():
 
 
 def sources():
-    """Of the modules, tests and examples."""
+    """Public headers, modules, tests and examples."""
     top = [path.parent for path in SOURCE.glob("*/CMakeLists.txt") if not (path.parent / "CMakeCache.txt").exists()]
-    return [path for directory in sorted(top) for path in sorted(directory.rglob("*"))
+    return [path for directory in [SOURCE / "include", *sorted(top)] for path in sorted(directory.rglob("*"))
             if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
 
 

@@ -39,7 +39,8 @@ class Installed(unittest.TestCase):
         cls.prefix = first.rename(cls.here / "prefix")  # an installed tree may be moved
         cls.headers = sorted(path.relative_to(cls.prefix / "include") for path in (cls.prefix / "include").rglob("*"))
         cls.headers = [path for path in cls.headers if path.suffix]
-        cls.library = next((cls.prefix).rglob("liblockstep_comm.so"))
+        cls.library = next(cls.prefix.rglob("liblockstep_comm.so"))
+        cls.libraries = sorted(cls.prefix.rglob("liblockstep_*.so"))
         cls.version = re.search(r"(\d+\.\d+\.\d+)", run([cls.prefix / "bin/lockstep", "version"]).stdout)[1]
 
     def compile_header(self, header, *flags):
@@ -65,24 +66,33 @@ class Installed(unittest.TestCase):
         for header in self.headers:
             self.compile_header(header, f"-I{found[0]}")
 
-    def test_the_library_shows_its_own_names_and_needs_what_it_moves_data_with(self):
-        names = [line.split()[-1] for line in run(["nm", "-DC", "--defined-only", self.library]).stdout.splitlines()]
-        self.assertGreater(len(names), 100)
-        words = [line.split(" ", 2)[2] for line in run(["nm", "-DC", "--defined-only", self.library]).stdout.splitlines()]
-        strangers = [word for word in words if "lockstep" not in word]
-        self.assertEqual(strangers, [])
-        needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", self.library]).stdout)
-        self.assertEqual([name for name in needed if re.match("lib(dnnl|turbojpeg|spng|zip|pcre|gomp|gtest)", name)], [])
+    def test_the_libraries_show_their_own_names_and_need_what_they_use(self):
+        functions = {}
+        for library in self.libraries:
+            lines = run(["nm", "-DC", "--defined-only", library]).stdout.splitlines()
+            words = [line.split(" ", 2)[1:] for line in lines]
+            self.assertGreater(len(words), 10)
+            self.assertEqual([word for _, word in words if "lockstep" not in word], [])
+            functions[library.name] = {word for kind, word in words if kind in "TBD"}
+            needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]).stdout)
+            foreign = [name for name in needed if re.match("lib(dnnl|turbojpeg|spng|zip|pcre|gomp|gtest)", name)]
+            self.assertEqual(foreign, [])
+        # A component has nothing that another one has: a program uses several.
+        names = sorted(functions)
+        for i, one in enumerate(names):
+            for other in names[i + 1:]:
+                self.assertEqual(functions[one] & functions[other], set(), f"{one} and {other}")
 
-    def consumer(self):
-        program = self.here / "consumer/build/consumer"
+    def consumer(self, name="consumer"):
+        program = self.here / "consumer/build" / name
         if program.exists():
             return program
         shutil.copytree(SOURCE / "tests/install/comm", self.here / "consumer")
+        shutil.copytree(SOURCE / "examples", self.here / "examples")
         script = self.here / "consumer/CMakeLists.txt"
         script.write_text(script.read_text().replace("@VERSION@", self.version.rpartition(".")[0]))
         run(["cmake", "-S", self.here / "consumer", "-B", self.here / "consumer/build",
-             f"-DCMAKE_PREFIX_PATH={self.prefix}"])
+             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}"])
         run(["cmake", "--build", self.here / "consumer/build"])
         return program
 
@@ -95,6 +105,13 @@ class Installed(unittest.TestCase):
         for count in (1, 2, 3):
             with self.subTest(ranks=count):
                 self.assertEqual(self.ranks(count, self.consumer()).stdout, f"mine: 0 wrong on {count} ranks\n")
+
+    def test_examples_of_components(self):
+        for count in (1, 2, 3):
+            with self.subTest(ranks=count):
+                self.assertEqual(self.ranks(count, self.consumer("sum")).stdout,
+                                 f"{count} ranks: {count * (count + 1) // 2}\n")
+                self.assertEqual(self.ranks(count, self.consumer("reduce")).stdout, f"w = 3.000 on {count} ranks\n")
 
     def test_mistakes_blame_the_program(self):
         done = self.ranks(1, self.consumer(), "view", code=2)

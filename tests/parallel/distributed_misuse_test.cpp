@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "ddp/reducer.h"
 #include "lockstep/comm/make_group.h"
+#include "lockstep/ddp/reducer.h"
 #include "nn/ops/transfer.h"
 #include "nn/optim/optimizer.h"
 #include "parallel/distributed_data_parallel.h"

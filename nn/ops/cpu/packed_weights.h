@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {

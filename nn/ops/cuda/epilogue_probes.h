@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "base/function_ref.h"
 #include "lockstep/base/dtype.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/tensor/tensor.h"
 

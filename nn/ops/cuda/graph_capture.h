@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "base/function_ref.h"
 #include "lockstep/base/device.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 #include "nn/ops/cuda/context.h"
 
 namespace lockstep::nn::cuda {

@@ -66,7 +66,7 @@ struct Share {
       others[i] = load_pack<kWidth>(added + pack * kWidth);
     };
     if constexpr (kHeld > 0) {
-      each(load);  // all before the first is stored, behind which they would wait
+      each(load);  // all before the first is stored: later loads would wait for that
       each(add);
     } else {
       each([&](int i, std::int64_t pack) {

@@ -20,7 +20,7 @@ constexpr int kSpreadBlocks = 4096;  // of what goes over all elements and leave
 constexpr int kMomentRows = 4;       // that a thread reads at once
 // A thread has the columns of one access, kVector<T>, so 32 bytes of each tensor that a pass reads are on their way to
 // it. By Little's law an H100 wants 18 KB on their way to each multiprocessor (3.35 TB/s · 0.7 µs / 132); the registers
-// that nvcc takes, 102 at the most, leave room for enough threads to have 24 KB or more. No GPU has measured it.
+// that nvcc takes, 102 at the most, allow enough threads to have 24 KB or more. No GPU has measured it.
 constexpr int kNormRows = 2;
 
 // What is known of some numbers. `squares` is the sum of their squared distances from their mean.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/function_ref.h"
+#include "lockstep/base/function_ref.h"
 
 namespace lockstep::nn::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-// Values that tell ranks and places apart, over more than one piece of the staging memory.
+// Values by which ranks and places differ, over more than one piece of the staging memory.
 void sum(const std::string& mistake) {
   const auto group = lockstep::comm::make_group({.timeout_seconds = 30});
   const auto ranks = static_cast<std::size_t>(group->size());

@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
-#include "base/function_ref.h"
-#include "ddp/bucket_plan.h"
-#include "ddp/comm_hook.h"
-#include "ddp/timeline.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/comm_hook.h"
+#include "lockstep/ddp/timeline.h"
 
 namespace lockstep::ddp {
 
@@ -20,6 +20,7 @@ namespace lockstep::ddp {
 /// A step on every rank:
 ///   begin_step(); write tail(); mark_ready(slot) or mark_slot_unused(slot) for each, or contribute_nothing();
 ///   finish(…).
+/// Calls out of this order, and slots that there are not, throw UsageError and change nothing.
 ///
 /// Note [Unused gradients]
 /// A slot that has no gradient on some rank in some step (a parameter that the forward pass did not use there) is zero
@@ -66,6 +67,13 @@ class Reducer {
   std::size_t slots() const { return slots_.size(); }
   /// Where slot `slot`'s gradient goes. Valid until rebuild_buckets() returns true.
   std::span<std::byte> storage(std::size_t slot) const;
+  /// The same as numbers, for groups on the CPU. Throws UsageError where the slot's are of another type.
+  template <class T>
+  std::span<T> gradient(std::size_t slot) const {
+    check_type(slot, dtype_of<T>());
+    const auto bytes = storage(slot);
+    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
   /// kTailFloats f32, zeroed by begin_step. Write it between begin_step and the first mark_ready; after finish it holds
   /// the sums over all ranks. In the arena's memory, which may be a device's.
   std::span<std::byte> tail() const;
@@ -73,7 +81,10 @@ class Reducer {
   /// Starts step `step` (for messages). All slots become not ready.
   void begin_step(std::int64_t step);
   /// Forgets a step whose collectives were taken down by a recording device and never done.
-  void abandon_step() { started_ = finished_ = 0; }
+  void abandon_step() {
+    started_ = finished_ = 0;
+    open_ = false;
+  }
   /// The gradient of `slot` is complete in its storage. Throws UsageError when it already was in this step.
   void mark_ready(std::size_t slot);
   /// `slot` has no gradient on this rank in this step: its storage becomes zero. A slot that is not decided yet.
@@ -116,6 +127,9 @@ class Reducer {
   Clock::duration waited() const { return waited_; }
 
  private:
+  void check_slot(std::size_t slot, const char* doing) const;
+  void check_type(std::size_t slot, DType asked) const;
+  void check_begun(const char* doing) const;
   void settle(std::size_t slot);
   void settle_rest();
   void send_unused();
@@ -142,6 +156,8 @@ class Reducer {
   std::unique_ptr<comm::Arena> arena_;
   std::shared_ptr<CommHook> hook_;      // nullptr: allreduce
   comm::Work tail_work_, counts_work_;  // of this step, with a hook
+
+  bool open_ = false;  // between begin_step() and finish()
 
   // This step.
   std::vector<bool> is_ready_;              // by slot

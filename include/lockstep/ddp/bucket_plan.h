@@ -39,7 +39,7 @@ struct BucketPlan {
 
 /// Fills buckets with the slots in the given order (a permutation of all slot indices). A bucket is closed when the
 /// next slot would pass its limit or has another dtype; a slot larger than the limit has a bucket of its own. Slots
-/// start at multiples of 64 bytes. No slots: no buckets.
+/// start at multiples of 64 bytes. No slots: no buckets. Throws UsageError for an order that is no permutation.
 BucketPlan plan_buckets(std::span<const SlotSpec> slots, std::span<const std::size_t> order,
                         const BucketLimits& limits);
 

@@ -1,0 +1,5 @@
+// Sums of gradients over the ranks of a job, while they are computed: find_package(lockstep COMPONENTS ddp).
+#pragma once
+
+#include "lockstep/comm.h"
+#include "lockstep/ddp/reducer.h"
