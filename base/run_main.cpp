@@ -55,6 +55,8 @@ int run_and_report(const std::function<int()>& program) noexcept {
     return static_cast<int>(ExitCode::kDevice);
   } catch (const std::exception& error) {
     log_error("unexpected error: {}", one_line(error.what()));
+  } catch (...) {
+    log_error("unexpected error: what was thrown is no std::exception → throw lockstep::Error, or another one");
   }
   return static_cast<int>(ExitCode::kInternal);
 }

@@ -17,6 +17,18 @@ namespace lockstep::ddp {
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
 static_assert(kTailBytes % comm::kArenaAlignment == 0);
+
+// Slots of other sizes may fill the same bytes: their collectives would not show it.
+comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimits& limits, bool find_unused) {
+  comm::Manifest manifest = {{"gradients", fmt::to_string(slots.size())},
+                             {"bytes of a bucket", fmt::to_string(limits.bytes)},
+                             {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
+                             {"find_unused", find_unused ? "true" : "false"}};
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    manifest.emplace_back(fmt::format("gradient {} ({})", i, slots[i].name),
+                          fmt::format("{} {}", slots[i].count, lockstep::name_of(slots[i].dtype)));
+  return manifest;
+}
 }  // namespace
 
 Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options)
@@ -27,8 +39,13 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
       options_(options),
       is_ready_(slots_.size(), false),
       may_start_(!options.start_late) {
-  for (const auto& slot : slots_)
-    check_usage(slot.dtype == DType::kF32, "gradients of other types than f32 are not reduced");
+  comm::run_collectively(group_, [&] {
+    for (const auto& slot : slots_)
+      if (slot.dtype != DType::kF32)
+        throw UsageError(fmt::format("the gradient of {} is {}", slot.name, lockstep::name_of(slot.dtype)),
+                         "gradients of other types than f32 are not reduced");
+  });
+  comm::compare_manifests(group_, manifest_of(slots_, limits_, options_.find_unused));
   std::vector<std::size_t> reversed(slots_.size());
   std::iota(reversed.rbegin(), reversed.rend(), std::size_t{0});
   lay_out(std::move(reversed));

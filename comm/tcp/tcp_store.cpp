@@ -269,7 +269,8 @@ void TcpStore::leave(Deadline deadline) {
       if (r != rank() && !present[static_cast<std::size_t>(r)].left) missing.push_back(r);
     time_out("leaving", seconds_between(begin, Clock::now()), missing);
   });
-  failure_.set(std::make_exception_ptr(UsageError("the store has been left")));
+  failure_.set(std::make_exception_ptr(
+      UsageError("the ranks have shut this group down", "issue nothing after shutdown(), or make another group")));
   wire_.reset();
   server_.reset();
 }

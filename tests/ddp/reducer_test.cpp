@@ -322,6 +322,21 @@ TEST(Reducer, RefusesAGradientThatIsReadyTwice) {
   }
 }
 
+// Three numbers and four fill the same 64 bytes.
+TEST(Reducer, RanksWithOtherSlotsAreNamed) {
+  const bool alone = group().size() == 1;  // which agrees with itself
+  const bool odd = !alone && group().rank() + 1 == group().size();
+  try {
+    Reducer reducer(group(), {{.name = "w", .count = odd ? 4u : 3u}}, {});
+    EXPECT_TRUE(alone);
+  } catch (const OutOfStepError& error) {
+    EXPECT_TRUE(odd);
+    EXPECT_NE(std::string(error.what()).find("gradient 0 (w)"), std::string::npos) << error.what();
+  } catch (const PeerError&) {
+    EXPECT_FALSE(odd || alone);
+  }
+}
+
 // Each mistake is the caller's, is named, and leaves the reducer as it was: the step that follows works.
 TEST(Reducer, CallsOutOfOrderAreMistakes) {
   Reducer reducer(group(), some_slots(), {});

@@ -52,8 +52,8 @@ class Reducer {
     bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
   };
 
-  /// Collective: allocates the arena. The first order is that of `slots` reversed: what backward produces first
-  /// usually was registered last.
+  /// Collective: compares slots and limits (OutOfStepError where ranks differ) and allocates the arena. The first order
+  /// is that of `slots` reversed: what backward produces first usually was registered last.
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options);
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
       : Reducer(group, std::move(slots), limits, {}) {}
