@@ -143,7 +143,7 @@ TEST(TcpStore, ValuesBarriersAndTexts) {
       EXPECT_EQ(store.broadcast_text("id", store.rank() == size - 1 ? "the last one's" : "", size - 1, soon()),
                 "the last one's");
       store.leave(soon());
-      EXPECT_THAT(error_of<UsageError>([&] { store.set("k", "v"); }), HasSubstr("has been left"));
+      EXPECT_THAT(error_of<UsageError>([&] { store.set("k", "v"); }), HasSubstr("have shut this group down"));
     }));
   }
 }
