@@ -17,7 +17,7 @@ class LayerNormNode final : public Node {
     const bool gamma_wants = gamma.requires_grad(), beta_wants = beta != nullptr && beta->requires_grad();
     const bool add_gamma = gamma_wants && gamma.contribute().accumulate;
     const bool add_beta = beta_wants && beta->contribute().accumulate;
-    const Tensor dgamma = gamma_wants ? gamma.gradient() : Tensor(), dbeta = beta_wants ? beta->gradient() : Tensor();
+    Tensor dgamma = gamma_wants ? gamma.gradient() : Tensor(), dbeta = beta_wants ? beta->gradient() : Tensor();
     const bool at_once =
         (gamma_wants || beta_wants) && x_.needs_grad() && kernels.backward_reads_once(gamma.value().count());
     if (!at_once) {
@@ -26,18 +26,14 @@ class LayerNormNode final : public Node {
         kernels.backward_parameters(x_.value(), dy, mean_, inverse_, add_gamma, dgamma, add_beta, dbeta);
       if (!x_.needs_grad()) return;
       tape.parameters_done(*this);
+      dgamma = dbeta = Tensor();
     }
     // What goes past a block has its gradient before what goes through it.
     const Tensor sum = kernels.adds_to_gradients() ? tape.grad_in_place(x_) : Tensor();
     const bool add = sum.defined();
     Tensor dx = sum;
     if (!add) dx = dy.is_sole_owner() ? dy : tape.backend().empty(x_.shape(), dy.dtype());
-    if (at_once)
-      kernels.backward(x_.value(), dy, gamma.value(), mean_, inverse_, add, dx, add_gamma, dgamma, add_beta, dbeta);
-    else if (add)
-      kernels.backward_input_added(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
-    else
-      kernels.backward_input(x_.value(), dy, gamma.value(), mean_, inverse_, dx);
+    kernels.backward(x_.value(), dy, gamma.value(), mean_, inverse_, add, dx, add_gamma, dgamma, add_beta, dbeta);
     if (!add) tape.contribute(x_, std::move(dx));
   }
 
