@@ -100,8 +100,8 @@ class ProcessGroup {
   /// In place: afterwards every rank's region holds the reduction of all ranks' regions. `bucket` of gradients, if it
   /// is one: for messages, and the same on all ranks.
   Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
-  /// The same for memory of one's own on the host, as many values on every rank: blocking, by way of an arena that the
-  /// group keeps. For what is not worth an arena: it copies twice.
+  /// The same for a host buffer of the caller's, as many values on every rank: blocking, staged through an arena that
+  /// the group keeps. For what is not worth an arena: it copies twice.
   template <class T>
   void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
     all_reduce_staged(values.data(), values.size(), dtype_of<T>(), op);
