@@ -23,7 +23,7 @@ comm::Manifest manifest_of(const std::vector<SlotSpec>& slots, const BucketLimit
   comm::Manifest manifest = {{"gradients", fmt::to_string(slots.size())},
                              {"bytes of a bucket", fmt::to_string(limits.bytes)},
                              {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
-                             {"find_unused", find_unused ? "true" : "false"}};
+                             {"find_unused_parameters", find_unused ? "true" : "false"}};
   for (std::size_t i = 0; i < slots.size(); ++i)
     manifest.emplace_back(fmt::format("gradient {} ({})", i, slots[i].name),
                           fmt::format("{} {}", slots[i].count, lockstep::name_of(slots[i].dtype)));

@@ -100,15 +100,11 @@ nn::Module& named_module(nn::Module& module) {
   return several != nullptr ? several->module() : module;
 }
 
-// Everything that collectives depend on, before the first of them does.
-void compare_modules(comm::ProcessGroup& group, nn::Module& module, const ddp::BucketLimits& limits,
-                     const Options& options) {
+// Everything that collectives depend on, before the first of them does. The reducer compares what it depends on.
+void compare_modules(comm::ProcessGroup& group, nn::Module& module, const Options& options) {
   comm::Manifest manifest = manifest_of(module);
   const comm::Manifest how = {
-      {"bytes of a bucket", fmt::to_string(limits.bytes)},
-      {"bytes of the first bucket", fmt::to_string(limits.first_bytes)},
       {"broadcast_buffers", options.broadcast_buffers ? "true" : "false"},
-      {"find_unused_parameters", options.find_unused_parameters ? "true" : "false"},
       {"synchronised batch normalisations", fmt::to_string(synchronised_norms(module))},
   };
   manifest.insert(manifest.end(), how.begin(), how.end());
@@ -149,11 +145,10 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, comm::Proce
                            group.device().kind != DeviceKind::kCpu) {
   comm::run_collectively(group, [&] { backend_ = &checked_backend(module, group, options); });
   nn::Module& named = named_module(module);
-  const ddp::BucketLimits limits = limits_of(options, group);
-  compare_modules(group, named, limits, options);
+  compare_modules(group, named, options);
   frozen_ = parameters_that(named, false);
   gradients_.emplace(
-      group, *backend_, parameters_that(named, true), limits,
+      group, *backend_, parameters_that(named, true), limits_of(options, group),
       ddp::Reducer::Options{.find_unused = options.find_unused_parameters,
                             .start_late = options.find_unused_parameters && synchronised_norms(named) > 0,
                             .wait_for_unused = !defers_unused_check_});
