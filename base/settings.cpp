@@ -1,4 +1,4 @@
-#include "base/settings.h"
+#include "lockstep/base/settings.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

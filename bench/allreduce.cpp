@@ -10,7 +10,8 @@
 #include "base/stop.h"
 #include "bench/timings.h"
 #include "comm/agree.h"
-#include "session/session.h"
+#include "lockstep/session/session.h"
+#include "session/opening.h"
 
 namespace lockstep::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::bench {
 

@@ -7,10 +7,10 @@
 #include "base/aead.h"
 #include "base/crc32c.h"
 #include "comm/reduce.h"
-#include "nn/layers/layers.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/backend.h"
+#include "lockstep/sampler/permutation.h"
 #include "nn/ops/update_rules.h"
-#include "sampler/permutation.h"
 
 namespace {
 

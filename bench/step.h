@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "bench/timeline.h"
 #include "bench/timings.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "trainer/config.h"
 
 namespace lockstep::bench {

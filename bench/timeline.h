@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/timeline.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::bench {
 

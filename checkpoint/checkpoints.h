@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint/writer.h"
-#include "nn/layers/module.h"
-#include "nn/optim/optimizer.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/optimizer.h"
 
 namespace lockstep::checkpoint {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "sampler/sampler.h"
+#include "lockstep/sampler/sampler.h"
 
 namespace lockstep::checkpoint {
 

@@ -7,7 +7,7 @@
 #include "base/json_value.h"
 #include "base/version.h"
 #include "data/image_views.h"
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/weights.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "data/dataset.h"
 #include "data/image_form.h"
 #include "data/text.h"
-#include "nn/models/models.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::checkpoint {
 

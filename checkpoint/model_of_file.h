@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/io/safetensors.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::checkpoint {
 

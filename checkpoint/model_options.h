@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "options/declared_settings.h"
 #include "options/table.h"
 

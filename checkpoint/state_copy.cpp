@@ -1,10 +1,12 @@
 #include "checkpoint/state_copy.h"
+#include "base/error.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "checkpoint/folder.h"
+#include "nn/io/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
 
 namespace lockstep::checkpoint {
 

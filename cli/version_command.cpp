@@ -21,7 +21,7 @@
 #include "cli/build_config.h"
 #include "comm/backends.h"
 #include "devices/read_gpus.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::cli {
 namespace {

@@ -1,8 +1,8 @@
-# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES modules…] [LINKS libraries…]
-#               [INTERFACE_LINKS libraries…])
+# lockstep_module(NAME [LIGHT] SOURCES files… [APART files…] [CUDA files…] [NO_CUDA files…] [SEES modules…] [LINKS libraries…])
 #
 # One static library per module, `lockstep_NAME`, with the alias `lockstep::NAME`. SEES lists the modules whose headers
-# this one may include; the dependency test (tests/layering) checks the includes against that list.
+# this one may include; the dependency test (tests/layering) checks the includes against that list. Programs of others that
+# link it see the public headers (include/) and no option of this build.
 #
 # Files of a folder are compiled together, a few at a time: headers take most of the time. Those of APART, files or folders,
 # are each compiled alone: kernels of the CPU, whose inlining is theirs, and what takes long itself.
@@ -13,7 +13,7 @@
 # its own, `lockstep_NAME_cuda`: a test program that sets LOCKSTEP_SOFT_CUDA links `lockstep_soft_cuda` instead, which
 # is the same files compiled for the CPU (tests/soft_cuda).
 function(lockstep_module name)
-  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS;INTERFACE_LINKS" ${ARGN})
+  cmake_parse_arguments(MODULE "LIGHT" "" "SOURCES;APART;CUDA;NO_CUDA;SEES;LINKS" ${ARGN})
   if(MODULE_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "lockstep_module(${name}): unknown arguments ${MODULE_UNPARSED_ARGUMENTS}")
   endif()
@@ -27,7 +27,11 @@ function(lockstep_module name)
   if(MODULE_LIGHT AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
     target_compile_options(lockstep_${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU,Clang>:-O1>)
   endif()
-  target_link_libraries(lockstep_${name} PUBLIC lockstep_flags ${MODULE_INTERFACE_LINKS} PRIVATE ${MODULE_LINKS})
+  target_compile_features(lockstep_${name} PUBLIC cxx_std_20)
+  target_include_directories(lockstep_${name} INTERFACE ${PROJECT_SOURCE_DIR}/include)
+  lockstep_find(${MODULE_LINKS})
+  target_link_libraries(lockstep_${name} PRIVATE ${MODULE_LINKS})
+  set_property(GLOBAL PROPERTY LOCKSTEP_LINKS_${name} ${MODULE_LINKS})
   foreach(seen IN LISTS MODULE_SEES)
     target_link_libraries(lockstep_${name} PUBLIC lockstep::${seen})
   endforeach()
@@ -45,7 +49,8 @@ function(lockstep_module name)
   lockstep_together(lockstep_${name}_cuda SOURCES ${MODULE_CUDA} APART ${MODULE_APART})
   target_link_libraries(lockstep_${name}_cuda PUBLIC lockstep_${name} lockstep::cuda)
   set(chosen "$<IF:$<BOOL:$<TARGET_PROPERTY:LOCKSTEP_SOFT_CUDA>>,lockstep_soft_cuda,lockstep_${name}_cuda>")
-  target_link_libraries(lockstep_${name} INTERFACE $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:${chosen}>)
+  set(is_linked $<IN_LIST:$<TARGET_PROPERTY:TYPE>,EXECUTABLE;SHARED_LIBRARY;MODULE_LIBRARY>)
+  target_link_libraries(lockstep_${name} INTERFACE "$<${is_linked}:${chosen}>")
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_SOURCES ${MODULE_CUDA})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_MODULES ${name})
 endfunction()

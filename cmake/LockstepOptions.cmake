@@ -1,10 +1,22 @@
-# Language level, warnings and sanitizers: what every target is compiled with.
+# Language level, warnings and sanitizers: what every target of ours is compiled with, and none of a program that has
+# this directory within its own build (add_subdirectory, FetchContent).
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(PROJECT_IS_TOP_LEVEL)
+  if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  endif()
+  include(CTest)
+endif()
+set(LOCKSTEP_TESTS OFF)
+if(PROJECT_IS_TOP_LEVEL AND BUILD_TESTING)
+  set(LOCKSTEP_TESTS ON)
+endif()
 
 option(LOCKSTEP_WARNINGS_AS_ERRORS "Treat compiler warnings as errors (the presets turn it on)" OFF)
 option(LOCKSTEP_ALL_TEST_GROUPS "Run tests of ranks with every kind of group and number of ranks, not with a choice" OFF)
@@ -14,36 +26,29 @@ set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers for every target: address,unde
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 
 # errno of math functions is never read, and floating point traps are never on: loops with sqrt or conditions vectorise.
-add_library(lockstep_flags INTERFACE)
-target_include_directories(lockstep_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
-target_compile_options(lockstep_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align
-                            -Woverloaded-virtual -Wdouble-promotion
-                            -fno-math-errno -fno-trapping-math>)
+include_directories(${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
+set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-align -Woverloaded-virtual -Wdouble-promotion)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${warnings};-fno-math-errno;-fno-trapping-math>")
 # GCC 12 sees overlapping copies in "text" + std::string (GCC bug 105651).
-target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
-if(LOCKSTEP_WARNINGS_AS_ERRORS)
-  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
-endif()
+add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 # fmt 9 takes nvcc for a compiler without constexpr, and its checks of format strings then do not compile.
-target_compile_options(lockstep_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra -DFMT_USE_CONSTEXPR=1>)
+add_compile_options(
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-DFMT_USE_CONSTEXPR=1>")
 if(LOCKSTEP_WARNINGS_AS_ERRORS)
-  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
 endif()
 if(LOCKSTEP_SANITIZE)
-  target_compile_options(lockstep_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer>)
-  target_link_options(lockstep_flags INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
-  target_compile_definitions(lockstep_flags INTERFACE LOCKSTEP_SANITIZED=1)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LOCKSTEP_SANITIZE};-fno-omit-frame-pointer>")
+  add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
+  add_compile_definitions(LOCKSTEP_SANITIZED=1)
   # GCC does not instrument fences, and says so at each: those in comm/shm stand between processes, of which it sees one.
-  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-tsan>)
+  add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-tsan>)
 endif()
 
 # The release binary carries only what it calls.
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
-  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections -fdata-sections>)
-  target_link_options(lockstep_flags INTERFACE -Wl,--gc-sections)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections> $<$<COMPILE_LANGUAGE:CXX>:-fdata-sections>)
+  add_link_options(-Wl,--gc-sections)
 endif()
 
 # There are some sixty programs to link, and LLD takes a quarter of GNU ld's time. -DLOCKSTEP_LLD=OFF leaves it out.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/settings.h"
+#include "lockstep/base/settings.h"
 
 namespace lockstep::comm {
 

@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/splitmix.h"
+#include "data/families.h"
 #include "data/image_form.h"
-#include "data/open.h"
 #include "data/resample.h"
 
 namespace lockstep::data {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "data/dataset.h"
+#include "lockstep/data/dataset.h"
 
 namespace lockstep::data {
 

@@ -8,7 +8,6 @@
 
 namespace lockstep::data {
 
-inline constexpr int kDefaultImageSize = 224;
 inline constexpr int kMostImageSize = 4096;
 
 /// What torchvision evaluates its ImageNet models on: the image with its shorter side brought to 256/224 · `size`

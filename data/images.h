@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "data/dataset.h"
 #include "data/image_views.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/data/open.h"
 
 namespace lockstep::data {
 

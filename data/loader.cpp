@@ -1,4 +1,4 @@
-#include "data/loader.h"
+#include "lockstep/data/loader.h"
 
 #include <algorithm>
 #include <exception>

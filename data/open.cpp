@@ -1,4 +1,4 @@
-#include "data/open.h"
+#include "data/families.h"
 
 #include <algorithm>
 

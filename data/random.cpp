@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/splitmix.h"
 #include "base/text.h"
-#include "data/open.h"
+#include "data/families.h"
 
 namespace lockstep::data {
 

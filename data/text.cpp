@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/open.h"
+#include "data/families.h"
 #include "data/tokens.h"
 
 namespace lockstep::data {

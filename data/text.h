@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/dataset.h"
 #include "data/vocabulary.h"
+#include "lockstep/data/dataset.h"
 
 namespace lockstep::data {
 

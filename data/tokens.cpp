@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/open.h"
+#include "data/families.h"
 
 namespace lockstep::data {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "comm/agree.h"
 

@@ -8,11 +8,11 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "nn/io/state.h"
-#include "nn/io/weights.h"
-#include "nn/models/models.h"
-#include "nn/ops/transfer.h"
-#include "parallel/devices.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/parallel/devices.h"
 
 using namespace lockstep;
 

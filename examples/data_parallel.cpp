@@ -6,10 +6,10 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "data/loader.h"
-#include "nn/layers/layers.h"
-#include "parallel/data_parallel.h"
-#include "trainer/forward.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/trainer/forward.h"
 
 using namespace lockstep;
 

@@ -6,17 +6,17 @@
 
 #include "base/cuda/probe.h"
 #include "base/error.h"
-#include "data/loader.h"
-#include "data/open.h"
-#include "nn/io/state.h"
-#include "nn/io/weights.h"
-#include "nn/layers/layers.h"
-#include "nn/ops/transfer.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/data_parallel.h"
-#include "parallel/distributed_data_parallel.h"
-#include "parallel/sync_batch_norm.h"
-#include "session/session.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/session/session.h"
 
 using namespace lockstep;
 

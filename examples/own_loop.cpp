@@ -2,13 +2,13 @@
 // torchrun's variables.
 #include <cstdio>
 
-#include "data/loader.h"
-#include "data/open.h"
 #include "lockstep/comm.h"
-#include "nn/layers/layers.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/distributed_data_parallel.h"
-#include "trainer/evaluate.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/trainer/evaluate.h"
 
 using namespace lockstep;
 

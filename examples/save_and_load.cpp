@@ -4,12 +4,12 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "nn/io/state.h"
-#include "nn/io/weights.h"
-#include "nn/layers/layers.h"
-#include "nn/ops/transfer.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/data_parallel.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
 
 using namespace lockstep;
 

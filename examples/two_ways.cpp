@@ -7,14 +7,14 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "data/loader.h"
-#include "nn/layers/layers.h"
-#include "nn/ops/transfer.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/data_parallel.h"
-#include "parallel/distributed_data_parallel.h"
-#include "session/session.h"
-#include "trainer/forward.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/session/session.h"
+#include "lockstep/trainer/forward.h"
 
 using namespace lockstep;
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/base/dtype.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::inference {
 

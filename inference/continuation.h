@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/models/language_model.h"
+#include "lockstep/nn/models/language_model.h"
 
 namespace lockstep::inference {
 

@@ -10,10 +10,11 @@
 #include "inference/workers.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/world.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/session/session.h"
 #include "session/device_request.h"
 #include "session/memory.h"
-#include "session/session.h"
+#include "session/opening.h"
 
 namespace lockstep::inference {
 namespace {
@@ -75,7 +76,7 @@ InferTask open_task(const InferConfig& config, const InferModel& model, const st
 
 int streams_of(const InferConfig& config, const session::Session& session, std::uint64_t jobs) {
   if (config.threads > 0) return config.threads;
-  const int most = session.device.kind == DeviceKind::kCpu ? session.binding.cores : 1;
+  const int most = session.device.kind == DeviceKind::kCpu ? session.cores : 1;
   return static_cast<int>(std::min<std::uint64_t>(jobs, static_cast<std::uint64_t>(std::max(1, most))));
 }
 

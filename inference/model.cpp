@@ -3,8 +3,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/model_of_file.h"
-#include "nn/io/state.h"
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
 #include "nn/ops/meta_backend.h"
 
 namespace lockstep::inference {

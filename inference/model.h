@@ -9,9 +9,9 @@
 
 #include "checkpoint/model_metadata.h"
 #include "inference/config.h"
-#include "nn/layers/module.h"
-#include "nn/models/language_model.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/models/language_model.h"
+#include "lockstep/nn/models/models.h"
 #include "session/memory.h"
 
 namespace lockstep::inference {

@@ -1,8 +1,9 @@
+#include "base/error.h"
 #include "inference/infer.h"
 
 #include "checkpoint/model_options.h"
 #include "data/image_views.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "options/sources.h"
 #include "options/values.h"
 #include "session/options.h"

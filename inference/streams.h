@@ -8,7 +8,7 @@
 
 #include "inference/ordered_queue.h"
 #include "inference/report.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::inference {
 

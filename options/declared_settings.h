@@ -1,4 +1,4 @@
-// Settings that families in registries declare (base/settings.h), as options.
+// Settings that families in registries declare (lockstep/base/settings.h), as options.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/settings.h"
+#include "lockstep/base/settings.h"
 #include "options/table.h"
 
 namespace lockstep::options {

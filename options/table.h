@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/settings.h"
+#include "lockstep/base/settings.h"
 
 namespace lockstep::options {
 

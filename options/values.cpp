@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "base/error.h"
+
 namespace lockstep::options {
 
 std::optional<Complaint> parse_integer(std::string_view text, std::int64_t low, std::int64_t high,

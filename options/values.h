@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/settings.h"
 #include "base/text.h"
+#include "lockstep/base/settings.h"
 #include "options/table.h"
 
 namespace lockstep::options {
@@ -152,7 +152,7 @@ Binding boolean(bool& target);
 Binding boolean(std::optional<bool>& target);
 Binding text(std::string& target);
 Binding text(std::optional<std::string>& target);
-/// One setting of a family (base/settings.h), held in `target` where it is given.
+/// One setting of a family (lockstep/base/settings.h), held in `target` where it is given.
 Binding setting(Settings& target, const SettingSpec& spec);
 
 }  // namespace lockstep::options

@@ -1,4 +1,4 @@
-#include "parallel/bound_gradients.h"
+#include "lockstep/parallel/bound_gradients.h"
 
 #include <algorithm>
 #include <map>

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "nn/ops/transfer.h"
+#include "base/error.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "nn/ops/transfer.h"
-#include "parallel/data_parallel.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/parallel/data_parallel.h"
 #include "parallel/pass.h"
 
 namespace lockstep::parallel {

@@ -1,10 +1,10 @@
-#include "parallel/data_parallel.h"
+#include "lockstep/parallel/data_parallel.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.h"
-#include "nn/ops/transfer.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "parallel/chunks.h"
 #include "parallel/pass.h"
 

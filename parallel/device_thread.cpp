@@ -1,4 +1,4 @@
-#include "parallel/device_thread.h"
+#include "lockstep/parallel/device_thread.h"
 
 #include <pthread.h>
 

@@ -1,4 +1,4 @@
-#include "parallel/devices.h"
+#include "lockstep/parallel/devices.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,11 +1,11 @@
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 
 #include <algorithm>
 
 #include "base/text.h"
 #include "comm/agree.h"
 #include "ddp/replicate.h"
-#include "parallel/data_parallel.h"
+#include "lockstep/parallel/data_parallel.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -118,7 +118,7 @@ std::string described(const std::string& name, const nn::Tensor& tensor) {
 }  // namespace
 
 // Differences are reported in the order of the keys: parameters before buffers ("state").
-comm::Manifest manifest_of(const nn::Module& module) {
+std::vector<std::pair<std::string, std::string>> manifest_of(const nn::Module& module) {
   const auto parameters = module.named_parameters();
   const auto buffers = module.named_buffers();
   comm::Manifest manifest = {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/data_parallel.h"
 #include "parallel/chunks.h"
-#include "parallel/data_parallel.h"
 
 namespace lockstep::parallel {
 

@@ -1,11 +1,12 @@
-#include "parallel/sync_batch_norm.h"
+#include "lockstep/parallel/sync_batch_norm.h"
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/agree.h"
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 
 namespace lockstep::parallel {
 namespace {

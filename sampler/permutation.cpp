@@ -1,4 +1,4 @@
-#include "sampler/permutation.h"
+#include "lockstep/sampler/permutation.h"
 
 #include <bit>
 #include <numeric>

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "comm/agree.h"
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/optim/optimizers.h"
 
 namespace lockstep::session {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/comm/process_group.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::session {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "lockstep/session/session.h"
 #include "options/table.h"
-#include "session/session.h"
 
 namespace lockstep::session {
 

@@ -1,4 +1,4 @@
-#include "session/session.h"
+#include "lockstep/session/session.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +15,7 @@
 #include "session/device_choice.h"
 #include "session/device_request.h"
 #include "session/device_view.h"
+#include "session/opening.h"
 
 namespace lockstep::session {
 namespace {
@@ -40,8 +41,9 @@ Session connect(const comm::GroupOptions& options, const std::function<void()>& 
 }
 
 void bind(Session& session, const devices::Locality& device) {
-  session.binding = comm::bind_to_share(*session.group, env, device);
-  session.threads = session.binding.cores;
+  const devices::Binding binding = comm::bind_to_share(*session.group, env, device);
+  session.threads = session.cores = binding.cores;
+  session.binding = binding.text;
 }
 
 /// Note [One context]
@@ -173,15 +175,22 @@ Session open_session(const SessionOptions& options, const SessionChecks& checks)
     session.threads = std::max(1, session.threads / static_cast<int>(devices_of(options.device, choice.device).size()));
   if (options.threads > 0) session.threads = options.threads;
   open_device(options, choice, session);
-  log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding.text,
+  log_debug("{}, {}, GOMP_SPINCOUNT {}", session.backend->describe(), session.binding,
             env("GOMP_SPINCOUNT").value_or("not set"));
   return session;
+}
+
+Session open_session(const SessionOptions& options) {
+  return open_session(options, {.before = [&] {
+                        check_log_level(options.log_level);
+                        check_cpu_numbers(options.device, parse_device(options.device));
+                      }});
 }
 
 Session open_session(const std::string& device) {
   SessionOptions options;
   options.device = device;
-  return open_session(options, {.before = [&] { check_cpu_numbers(device, parse_device(device)); }});
+  return open_session(options);
 }
 
 // The same command shall run on other machines and with other numbers of ranks.

@@ -7,11 +7,12 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "nn/io/weights.h"
-#include "nn/losses/losses.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/io/weights.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "session/device_request.h"
+#include "session/opening.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/settings.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizers.h"
-#include "sampler/sampler.h"
-#include "session/session.h"
+#include "lockstep/base/settings.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
+#include "lockstep/sampler/sampler.h"
+#include "lockstep/session/session.h"
 
 namespace lockstep::trainer {
 
@@ -30,7 +30,7 @@ struct TrainConfig : session::SessionOptions {
   ModelConfig model;
 
   // Data. At most one of batch and global_batch; neither means batch = kDefaultBatch.
-  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (data/open.h)
+  std::string data;                          // "digits", "mnist:DIR", "random:SHAPE,LEN", … (lockstep/data/open.h)
   Settings data_settings;                    // that its family declares
   std::optional<int> classes;                // default: what the data has
   std::optional<std::int64_t> batch;         // samples a rank and part of a step

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "lockstep/base/env.h"
 #include "session/device_request.h"
+#include "session/opening.h"
 
 namespace lockstep::trainer {
 namespace {

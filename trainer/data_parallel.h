@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/data_parallel.h"
-#include "session/session.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/session/session.h"
 #include "trainer/config.h"
 
 namespace lockstep::trainer {

@@ -1,13 +1,13 @@
-#include "trainer/evaluate.h"
+#include "lockstep/trainer/evaluate.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "base/stop.h"
-#include "data/loader.h"
-#include "sampler/slice.h"
-#include "trainer/forward.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/sampler/slice.h"
+#include "lockstep/trainer/forward.h"
 #include "trainer/in_flight.h"
 
 namespace lockstep::trainer {

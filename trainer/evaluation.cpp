@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "trainer/train.h"
 
 #include <algorithm>
@@ -7,12 +8,12 @@
 
 #include "base/stop.h"
 #include "comm/agree.h"
-#include "sampler/slice.h"
-#include "session/session.h"
+#include "lockstep/sampler/slice.h"
+#include "lockstep/session/session.h"
+#include "lockstep/trainer/evaluate.h"
+#include "lockstep/trainer/metrics.h"
 #include "trainer/build.h"
-#include "trainer/evaluate.h"
 #include "trainer/memory_estimate.h"
-#include "trainer/metrics.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -1,12 +1,13 @@
-// Settings that families declare (base/settings.h), as options: of models, data sets, optimizers and schedules.
+// Settings that families declare (lockstep/base/settings.h), as options: of models, data sets, optimizers and
+// schedules.
 #include <algorithm>
 
 #include "base/text.h"
 #include "checkpoint/model_options.h"
-#include "data/open.h"
-#include "nn/losses/losses.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizers.h"
+#include "data/families.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "options/declared_settings.h"
 #include "options/values.h"
 #include "trainer/options.h"

@@ -1,8 +1,10 @@
-#include "trainer/forward.h"
+#include "lockstep/trainer/forward.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
+
+#include "base/error.h"
 
 namespace lockstep::trainer {
 namespace {

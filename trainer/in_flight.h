@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "lockstep/base/function_ref.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::trainer {
 

@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
-#include "data/loader.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/trainer/forward.h"
 #include "nn/ops/meta_backend.h"
 #include "trainer/build.h"
-#include "trainer/forward.h"
 
 namespace lockstep::trainer {
 namespace {

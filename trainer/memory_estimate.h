@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "data/dataset.h"
+#include "lockstep/data/dataset.h"
 #include "session/memory.h"
 #include "trainer/config.h"
 

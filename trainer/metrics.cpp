@@ -1,4 +1,4 @@
-#include "trainer/metrics.h"
+#include "lockstep/trainer/metrics.h"
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/unique_fd.h"
 
 namespace lockstep::trainer {
 namespace {
@@ -61,9 +62,9 @@ Metrics::Metrics(const std::string& path) : Metrics(path, O_TRUNC) {}
 Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
   Metrics metrics(path, 0);
   struct stat there = {};
-  if (metrics.fd_ && ::fstat(metrics.fd_.get(), &there) == 0 && S_ISREG(there.st_mode)) {
+  if (metrics.fd_ && ::fstat(metrics.fd_->get(), &there) == 0 && S_ISREG(there.st_mode)) {
     const auto length = static_cast<off_t>(length_until(path, step));
-    if (length < there.st_size && ::ftruncate(metrics.fd_.get(), length) != 0)
+    if (length < there.st_size && ::ftruncate(metrics.fd_->get(), length) != 0)
       throw IoError(fmt::format("cannot append to metrics file {}: {}", path, errno_text(errno)),
                     "choose another --metrics file");
   }
@@ -73,22 +74,23 @@ Metrics Metrics::resumed(const std::string& path, std::int64_t step) {
 Metrics::Metrics(const std::string& path, int flags) : path_(path) {
   if (path.empty()) return;
   // Without O_NONBLOCK a named pipe that nobody reads would block here for ever, and one whose reader is slow later on.
-  fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags, 0644));
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags, 0644));
   const int opening = errno;
   struct stat there = {};
-  if (fd_ ? ::fstat(fd_.get(), &there) == 0 && S_ISFIFO(there.st_mode) && !is_standard_stream(there) : opening == ENXIO)
+  if (fd ? ::fstat(fd.get(), &there) == 0 && S_ISFIFO(there.st_mode) && !is_standard_stream(there) : opening == ENXIO)
     throw UsageError(fmt::format("metrics file {} is a pipe or a socket", path),
                      "give a file: training would wait for whoever reads a pipe");
-  if (!fd_)
+  if (!fd)
     throw IoError(fmt::format("cannot write metrics file {}: {}", path, errno_text(opening)),
                   "choose a path in an existing, writable directory");
-  ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) & ~O_NONBLOCK);
+  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
+  fd_ = std::make_shared<UniqueFd>(std::move(fd));
 }
 
 void Metrics::write_line(std::string line) {
   if (!fd_ || !failure_.empty()) return;
   line += '\n';
-  const ssize_t written = ::write(fd_.get(), line.data(), line.size());
+  const ssize_t written = ::write(fd_->get(), line.data(), line.size());
   if (written == static_cast<ssize_t>(line.size())) return;
   failure_ =
       fmt::format("metrics file {} is cut: {}", path_, written < 0 ? errno_text(errno) : "no space left on device");

@@ -3,10 +3,10 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/model_options.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/sources.h"
 #include "options/values.h"
-#include "parallel/distributed_data_parallel.h"
 #include "session/options.h"
 
 namespace lockstep::trainer {

@@ -1,8 +1,8 @@
 // The settings of a run: each is declared here once, and the command line, config files, the environment, help, ranges,
 // the refusal of settings without effect, what ranks compare and what checkpoints say all follow from it. Settings that
-// models, optimizers, schedules and data sets declare themselves (base/settings.h) are taken from their registries.
-// Each function adds some to `table`; they fill what they are given, which must outlive the table, and their defaults
-// in the help text are those that it holds now.
+// models, optimizers, schedules and data sets declare themselves (lockstep/base/settings.h) are taken from their
+// registries. Each function adds some to `table`; they fill what they are given, which must outlive the table, and
+// their defaults in the help text are those that it holds now.
 #pragma once
 
 #include "options/table.h"

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "checkpoint/folder.h"
-#include "data/open.h"
+#include "data/families.h"
 
 namespace lockstep::trainer {
 namespace {

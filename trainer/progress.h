@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
-#include "trainer/metrics.h"
+#include "lockstep/trainer/metrics.h"
 
 namespace lockstep::trainer {
 

@@ -10,10 +10,10 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "comm/agree.h"
-#include "data/open.h"
+#include "data/families.h"
 #include "ddp/replicate.h"
-#include "nn/io/state.h"
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "trainer/build.h"
 #include "trainer/options.h"
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "checkpoint/folder.h"
-#include "data/dataset.h"
 #include "lockstep/comm/process_group.h"
-#include "nn/layers/module.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "trainer/config.h"
 
 namespace lockstep::trainer {

@@ -2,8 +2,8 @@
 
 #include "base/error.h"
 #include "checkpoint/model_of_file.h"
-#include "data/open.h"
-#include "nn/io/weights.h"
+#include "data/families.h"
+#include "lockstep/nn/io/weights.h"
 #include "trainer/build.h"
 
 namespace lockstep::trainer {

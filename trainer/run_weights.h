@@ -5,7 +5,7 @@
 #include <string>
 
 #include "checkpoint/model_metadata.h"
-#include "nn/io/safetensors.h"
+#include "lockstep/nn/io/safetensors.h"
 #include "trainer/config.h"
 
 namespace lockstep::trainer {

@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "data/loader.h"
-#include "nn/losses/losses.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/distributed_data_parallel.h"
-#include "trainer/forward.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/trainer/forward.h"
 #include "trainer/in_flight.h"
 #include "trainer/step_graphs.h"
 #include "trainer/trace.h"

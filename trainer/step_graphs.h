@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "lockstep/base/function_ref.h"
-#include "nn/layers/module.h"
-#include "nn/ops/backend.h"
-#include "parallel/distributed_data_parallel.h"
-#include "trainer/forward.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/ops/backend.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/trainer/forward.h"
 
 namespace lockstep::trainer {
 

@@ -12,7 +12,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/timeline.h"
-#include "nn/layers/module.h"
+#include "lockstep/nn/layers/module.h"
 
 namespace lockstep::trainer {
 

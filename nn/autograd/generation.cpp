@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "base/error.h"
+
 namespace lockstep::nn {
 
 Var extend_attention(Tape& tape, Var qkv, std::int64_t heads, std::int64_t past, const Tensor& cache) {

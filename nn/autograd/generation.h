@@ -1,7 +1,7 @@
 // What generation alone computes: for tapes that do not record, and without a backward.
 #pragma once
 
-#include "nn/autograd/tape.h"
+#include "lockstep/nn/autograd/tape.h"
 
 namespace lockstep::nn {
 

@@ -1,6 +1,7 @@
 #include <cmath>
 
-#include "nn/autograd/functions.h"
+#include "base/error.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
 
 namespace lockstep::nn {

@@ -1,7 +1,8 @@
 #include <optional>
 #include <utility>
 
-#include "nn/autograd/functions.h"
+#include "base/error.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
 
 namespace lockstep::nn {

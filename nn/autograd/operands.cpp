@@ -1,5 +1,7 @@
 #include "nn/autograd/operands.h"
 
+#include "base/error.h"
+
 namespace lockstep::nn {
 
 void refuse_operand(const Tape& tape, Var x, const char* op) {

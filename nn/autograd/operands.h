@@ -1,7 +1,7 @@
 // What operators ask of their operands before they compute. Compares alone: no element is looked at.
 #pragma once
 
-#include "nn/autograd/tape.h"
+#include "lockstep/nn/autograd/tape.h"
 
 namespace lockstep::nn {
 

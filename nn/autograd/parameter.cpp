@@ -1,6 +1,8 @@
-#include "nn/autograd/parameter.h"
+#include "lockstep/nn/autograd/parameter.h"
 
 #include <atomic>
+
+#include "base/error.h"
 
 namespace lockstep::nn {
 

@@ -1,6 +1,8 @@
-#include "nn/autograd/tape.h"
+#include "lockstep/nn/autograd/tape.h"
 
 #include <utility>
+
+#include "base/error.h"
 
 namespace lockstep::nn {
 namespace {

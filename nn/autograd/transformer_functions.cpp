@@ -1,4 +1,5 @@
-#include "nn/autograd/functions.h"
+#include "base/error.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
 
 namespace lockstep::nn {

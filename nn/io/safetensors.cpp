@@ -1,4 +1,5 @@
-#include "nn/io/safetensors.h"
+#include "lockstep/nn/io/safetensors.h"
+#include "nn/io/safetensors_writer.h"
 
 #include <algorithm>
 #include <bit>

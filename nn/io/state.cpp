@@ -1,10 +1,11 @@
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/io/safetensors.h"
+#include "lockstep/nn/io/safetensors.h"
 
 namespace lockstep::nn {
 

@@ -1,4 +1,4 @@
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/weights.h"
 
 #include <algorithm>
 #include <array>

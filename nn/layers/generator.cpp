@@ -1,4 +1,4 @@
-#include "nn/layers/generator.h"
+#include "lockstep/nn/layers/generator.h"
 
 #include <algorithm>
 #include <cmath>

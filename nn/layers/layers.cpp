@@ -1,9 +1,10 @@
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 
 #include <cmath>
 #include <vector>
 
-#include "nn/ops/transfer.h"
+#include "base/error.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::nn {
 namespace {

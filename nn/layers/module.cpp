@@ -1,9 +1,11 @@
-#include "nn/layers/module.h"
+#include "lockstep/nn/layers/module.h"
 
 #include <cxxabi.h>
 
 #include <cstdlib>
 #include <typeinfo>
+
+#include "base/error.h"
 
 namespace lockstep::nn {
 

@@ -1,6 +1,6 @@
 // Softmax cross entropy, with labels smoothed as in Szegedy et al., "Rethinking the Inception Architecture for Computer
 // Vision" (2016).
-#include "nn/losses/losses.h"
+#include "lockstep/nn/losses/losses.h"
 
 namespace lockstep::nn {
 

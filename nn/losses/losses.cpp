@@ -1,4 +1,4 @@
-#include "nn/losses/losses.h"
+#include "lockstep/nn/losses/losses.h"
 
 #include "base/text.h"
 

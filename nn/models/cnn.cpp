@@ -1,7 +1,7 @@
 // A small convolutional network for small images.
 #include <cmath>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

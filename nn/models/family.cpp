@@ -1,8 +1,9 @@
 // What families have in common: nothing here builds a model.
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/text.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 

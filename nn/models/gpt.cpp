@@ -4,9 +4,10 @@
 #include <optional>
 #include <string>
 
+#include "base/error.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
 #include "nn/autograd/generation.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

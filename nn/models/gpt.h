@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "nn/layers/layers.h"
-#include "nn/models/language_model.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/models/language_model.h"
 
 namespace lockstep::nn {
 

@@ -1,5 +1,5 @@
 // One linear layer.
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "nn/models/models.h"
+#include "base/error.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

@@ -1,7 +1,8 @@
 // A multilayer perceptron.
 #include <algorithm>
 
-#include "nn/models/models.h"
+#include "base/error.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

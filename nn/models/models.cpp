@@ -1,10 +1,11 @@
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "nn/io/state.h"
+#include "base/error.h"
+#include "lockstep/nn/io/state.h"
 
 namespace lockstep::nn {
 

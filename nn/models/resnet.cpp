@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/models/models.h"
+#include "base/error.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

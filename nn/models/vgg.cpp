@@ -2,7 +2,7 @@
 // has it, with its names and its initial values. (N, H, W, channels) → (N, classes).
 #include <string>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 namespace {

@@ -1,5 +1,6 @@
-#include "nn/ops/transfer.h"
+#include "lockstep/nn/ops/transfer.h"
 
+#include "base/error.h"
 #include "nn/ops/cuda/transfer.h"
 
 namespace lockstep::nn {

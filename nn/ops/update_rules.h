@@ -4,7 +4,7 @@
 #include <cmath>
 #include <variant>
 
-#include "nn/ops/optim.h"
+#include "lockstep/nn/ops/optim.h"
 
 namespace lockstep::nn {
 

@@ -1,4 +1,5 @@
-#include "nn/ops/conv.h"
+#include "base/error.h"
+#include "lockstep/nn/ops/conv.h"
 
 namespace lockstep::nn {
 

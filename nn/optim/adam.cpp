@@ -1,8 +1,8 @@
 // Adam (Kingma and Ba, 2015). Its weight decay is a part of the gradient: PyTorch's Adam, where AdamW's is decoupled.
 #include <cmath>
 
+#include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
-#include "nn/optim/optimizers.h"
 
 namespace lockstep::nn {
 namespace {

@@ -1,8 +1,8 @@
 // Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 #include <cmath>
 
+#include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
-#include "nn/optim/optimizers.h"
 
 namespace lockstep::nn {
 namespace {

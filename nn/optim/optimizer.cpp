@@ -1,8 +1,9 @@
-#include "nn/optim/optimizer.h"
+#include "lockstep/nn/optim/optimizer.h"
 
 #include <algorithm>
 #include <set>
 
+#include "base/error.h"
 #include "nn/ops/update_rules.h"
 
 namespace lockstep::nn {

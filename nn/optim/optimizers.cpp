@@ -1,4 +1,4 @@
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/optim/optimizers.h"
 
 #include "base/text.h"
 

@@ -3,7 +3,7 @@
 #include <numbers>
 
 #include "base/text.h"
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/optim/optimizers.h"
 
 namespace lockstep::nn {
 namespace {

@@ -1,6 +1,6 @@
 // Stochastic gradient descent with momentum.
+#include "lockstep/nn/optim/optimizers.h"
 #include "nn/ops/update_rules.h"
-#include "nn/optim/optimizers.h"
 
 namespace lockstep::nn {
 namespace {

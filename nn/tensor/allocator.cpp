@@ -1,4 +1,4 @@
-#include "nn/tensor/allocator.h"
+#include "lockstep/nn/tensor/allocator.h"
 
 #include <algorithm>
 #include <array>

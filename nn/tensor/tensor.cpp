@@ -1,4 +1,6 @@
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
+
+#include "base/error.h"
 
 namespace lockstep::nn {
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "base/error.h"
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "base/error.h"
 #include "lockstep/base/env.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/reference.h"

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/error.h"
 #include "base/status_report.h"
 #include "comm/store.h"
 #include "comm/wait.h"

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "base/error.h"
-#include "data/open.h"
 #include "data/resample.h"
+#include "lockstep/data/open.h"
 #include "tests/data/idx_files.h"
 
 namespace lockstep::data {

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "data/open.h"
+#include "lockstep/data/open.h"
 
 namespace lockstep::data {
 namespace {

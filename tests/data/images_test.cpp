@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "data/loader.h"
-#include "data/open.h"
+#include "data/families.h"
+#include "lockstep/data/loader.h"
 #include "tests/data/golden.h"
 #include "tests/data/idx_files.h"
 

@@ -1,4 +1,4 @@
-#include "data/loader.h"
+#include "lockstep/data/loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "data/open.h"
+#include "lockstep/data/open.h"
 #include "tests/support/refusal.h"
 
 namespace lockstep::data {

@@ -1,4 +1,4 @@
-#include "data/open.h"
+#include "lockstep/data/open.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

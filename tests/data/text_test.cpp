@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "data/open.h"
 #include "data/tokens.h"
+#include "lockstep/data/open.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::data {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include "base/error.h"
 #include "lockstep/comm/make_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "tests/support/ranks.h"

@@ -1,5 +1,6 @@
 // The reducer on several ranks: sums, orders, uneven contributions, and what it refuses.
 #include "lockstep/ddp/reducer.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 #include "ddp/replicate.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Families for programs that read what files say of models and build none: the product's would bring all kernels along.
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::nn {
 

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/weights.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/temporary_directory.h"
 

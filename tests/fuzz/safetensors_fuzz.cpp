@@ -1,4 +1,4 @@
-#include "nn/io/safetensors.h"
+#include "lockstep/nn/io/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

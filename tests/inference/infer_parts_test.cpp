@@ -15,7 +15,7 @@
 #include "inference/streams.h"
 #include "inference/token_chooser.h"
 #include "inference/workers.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::inference {
 namespace {

@@ -7,10 +7,10 @@
 #include <sstream>
 
 #include "comm/backends.h"
-#include "data/open.h"
-#include "nn/losses/losses.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizers.h"
+#include "data/families.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizers.h"
 #include "options/sources.h"
 #include "tests/support/temporary_directory.h"
 

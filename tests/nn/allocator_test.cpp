@@ -1,10 +1,11 @@
-#include "nn/tensor/allocator.h"
+#include "lockstep/nn/tensor/allocator.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn::testing {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/autograd/functions.h"
+#include "lockstep/nn/autograd/functions.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn::testing {

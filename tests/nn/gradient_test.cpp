@@ -1,9 +1,10 @@
-// Every differentiable operator of nn/autograd/functions.h against central differences, on the device of
+// Every differentiable operator of lockstep/nn/autograd/functions.h against central differences, on the device of
 // make_gradient_backend().
 #include <gtest/gtest.h>
 
 #include <array>
 
+#include "base/error.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/nn/gradient_check.h"
 

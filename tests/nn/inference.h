@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/nn/values.h"
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {

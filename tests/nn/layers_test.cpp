@@ -1,4 +1,4 @@
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/nn/values.h"
 #include "tests/support/settings_of.h"
 

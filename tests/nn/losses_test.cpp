@@ -1,5 +1,5 @@
 // The registry of losses: each by its name, with its settings.
-#include "nn/losses/losses.h"
+#include "lockstep/nn/losses/losses.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

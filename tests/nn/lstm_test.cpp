@@ -1,12 +1,13 @@
 // LSTM on the CPU against plain loops in f64, the layer, and the products of a few rows beneath it.
-#include "nn/ops/lstm.h"
+#include "lockstep/nn/ops/lstm.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <tuple>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/panels.h"
 #include "tests/nn/values.h"

@@ -5,9 +5,10 @@
 #include <limits>
 #include <optional>
 
-#include "nn/layers/layers.h"
-#include "nn/ops/transfer.h"
-#include "nn/optim/optimizer.h"
+#include "base/error.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizer.h"
 #include "tests/nn/values.h"
 #include "tests/support/refusal.h"
 

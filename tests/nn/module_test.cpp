@@ -1,8 +1,8 @@
 // What modules are as a whole: their printed structure, and forward passes that differ from call to call.
 #include <gtest/gtest.h>
 
-#include "nn/layers/layers.h"
-#include "nn/ops/transfer.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "tests/nn/values.h"
 
 namespace lockstep::nn {

@@ -1,5 +1,5 @@
 // SGD, AdamW and Adam over 20 steps against f64 versions of the formulas in PyTorch's torch.optim documentation.
-#include "nn/optim/optimizers.h"
+#include "lockstep/nn/optim/optimizers.h"
 
 #include <gtest/gtest.h>
 

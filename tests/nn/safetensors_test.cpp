@@ -1,4 +1,4 @@
-#include "nn/io/safetensors.h"
+#include "lockstep/nn/io/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
 #include "nn/models/gpt.h"
 
 namespace lockstep::nn {

@@ -1,4 +1,5 @@
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
+#include "base/error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +7,7 @@
 #include <cstring>
 
 #include "base/hash.h"
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
 #include "tests/support/temporary_directory.h"
 

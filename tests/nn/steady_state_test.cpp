@@ -8,9 +8,9 @@
 #include <numeric>
 #include <thread>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizer.h"
 #include "nn/ops/cpu/spread_threads.h"
-#include "nn/optim/optimizer.h"
 #include "tests/nn/values.h"
 #include "tests/support/allocations.h"
 

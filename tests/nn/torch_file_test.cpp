@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "lockstep/nn/io/weights.h"
 #include "nn/io/unpickler.h"
-#include "nn/io/weights.h"
 #include "tests/support/json.h"
 #include "tests/support/temporary_directory.h"
 

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "lockstep/nn/io/weights.h"
 #include "nn/io/torch_file.h"
-#include "nn/io/weights.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::nn {

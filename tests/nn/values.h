@@ -6,8 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "base/splitmix.h"
-#include "nn/ops/transfer.h"
+#include "lockstep/nn/ops/transfer.h"
 
 namespace lockstep::nn::testing {
 

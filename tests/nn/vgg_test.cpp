@@ -5,8 +5,9 @@
 #include <cmath>
 #include <map>
 
-#include "nn/io/state.h"
-#include "nn/models/models.h"
+#include "base/error.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
 #include "nn/ops/meta_backend.h"
 #include "tests/nn/values.h"
 

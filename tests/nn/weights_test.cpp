@@ -1,5 +1,5 @@
 // Weight files of several kinds, and indices of several files.
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/weights.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

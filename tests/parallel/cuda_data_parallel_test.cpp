@@ -6,9 +6,9 @@
 
 #include "base/cuda/probe.h"
 #include "base/splitmix.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/data_parallel.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
 #include "tests/support/settings_of.h"
 
 namespace lockstep::parallel {

@@ -1,5 +1,5 @@
 // Several devices against one: the same gradients and the same training.
-#include "parallel/data_parallel.h"
+#include "lockstep/parallel/data_parallel.h"
 
 #include <gmock/gmock.h>
 
@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "base/splitmix.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
-#include "nn/optim/optimizer.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/nn/optim/optimizer.h"
 #include "tests/support/settings_of.h"
 
 namespace lockstep::parallel {

@@ -5,9 +5,9 @@
 
 #include "lockstep/comm/make_group.h"
 #include "lockstep/ddp/reducer.h"
-#include "nn/ops/transfer.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/nn/ops/transfer.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"
 

@@ -1,11 +1,12 @@
 // DistributedDataParallel on several ranks against one process: what a loop of one's own computes, and what is refused.
-#include "parallel/distributed_data_parallel.h"
+#include "base/error.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
 
 #include "base/splitmix.h"
-#include "parallel/sync_batch_norm.h"
-#include "sampler/slice.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/sampler/slice.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 #include "tests/support/refusal.h"

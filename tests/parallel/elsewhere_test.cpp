@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "base/error.h"
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "tests/parallel/rank_backend.h"
 #include "tests/support/ranks.h"
 

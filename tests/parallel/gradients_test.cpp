@@ -1,5 +1,5 @@
 // Several ranks against one process: the same gradients, and all ranks the same bits after every step.
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/splitmix.h"
-#include "nn/models/models.h"
-#include "sampler/slice.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/sampler/slice.h"
 #include "tests/support/ranks.h"
 #include "tests/support/settings_of.h"
 

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "base/error.h"
-#include "nn/layers/layers.h"
-#include "nn/optim/optimizer.h"
-#include "parallel/data_parallel.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/data_parallel.h"
 #include "tests/support/refusal.h"
 
 namespace lockstep::parallel {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/comm/make_group.h"
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::parallel {

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <thread>
 
-#include "nn/layers/layers.h"
-#include "parallel/distributed_data_parallel.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::parallel {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::testing {
 

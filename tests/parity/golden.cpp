@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nn/io/state.h"
+#include "lockstep/nn/io/state.h"
 #include "tests/parity/counter.h"
 
 namespace lockstep::parity {

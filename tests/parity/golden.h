@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/io/safetensors.h"
-#include "nn/layers/module.h"
+#include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/layers/module.h"
 
 namespace lockstep::parity {
 

@@ -1,13 +1,13 @@
 // Three steps of training, against the same models of torchvision, Hugging Face and PyTorch (make_models.py).
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <iostream>
 
-#include "nn/io/state.h"
-#include "nn/optim/optimizer.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/optim/optimizer.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"

@@ -4,7 +4,7 @@
 #include <functional>
 #include <iostream>
 
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"

@@ -3,9 +3,9 @@
 
 #include <iostream>
 
-#include "nn/io/state.h"
-#include "nn/optim/optimizers.h"
-#include "sampler/sampler.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/optim/optimizers.h"
+#include "lockstep/sampler/sampler.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"

@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "nn/io/state.h"
-#include "nn/io/weights.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/io/weights.h"
+#include "lockstep/nn/models/models.h"
 #include "nn/models/gpt.h"
-#include "nn/models/models.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
 #include "tests/support/json.h"

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "tests/program/command.h"
 #include "tests/program/events.h"
 #include "tests/support/free_port.h"

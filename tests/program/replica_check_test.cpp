@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/error.h"
 #include "lockstep/base/deadline.h"
 #include "tests/program/command.h"
 #include "tests/support/free_port.h"

@@ -1,4 +1,4 @@
-#include "sampler/permutation.h"
+#include "lockstep/sampler/permutation.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/splitmix.h"
-#include "sampler/slice.h"
+#include "lockstep/sampler/slice.h"
 
 namespace lockstep::sampler {
 namespace {

@@ -1,4 +1,4 @@
-#include "sampler/sampler.h"
+#include "lockstep/sampler/sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "session/session.h"
+#include "lockstep/session/session.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,10 @@
 // In place of nn/ops/cuda/conv.cpp, because cuDNN's graphs cannot be looked into: plain loops in f32.
-#include "nn/ops/conv.h"
+#include "lockstep/nn/ops/conv.h"
 
 #include <utility>
 
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 
 namespace lockstep::testing {
 

@@ -9,9 +9,9 @@
 #include <map>
 
 #include "base/error.h"
-#include "data/loader.h"
 #include "lockstep/comm/make_group.h"
-#include "nn/models/models.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/support/temporary_directory.h"
 #include "trainer/build.h"
 #include "trainer/resume.h"

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoints.h"
+#include "session/opening.h"
 #include "trainer/options.h"
 
 namespace lockstep::trainer {

@@ -13,13 +13,13 @@
 
 #include "base/splitmix.h"
 #include "comm/nccl/nccl_group.h"
-#include "data/open.h"
 #include "lockstep/comm/make_group.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/trainer/evaluate.h"
 #include "tests/support/settings_of.h"
 #include "tests/support/temporary_directory.h"
-#include "trainer/evaluate.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {

@@ -1,12 +1,13 @@
 // What a run is said to take, against what it takes.
 #include "trainer/memory_estimate.h"
+#include "base/error.h"
 
 #include <gmock/gmock.h>
 
 #include "base/memory.h"
+#include "lockstep/trainer/forward.h"
 #include "tests/support/ranks.h"
 #include "trainer/build.h"
-#include "trainer/forward.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/metrics.h"
+#include "lockstep/trainer/metrics.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "data/open.h"
+#include "lockstep/data/open.h"
 #include "tests/support/json.h"
 #include "trainer/build.h"
 

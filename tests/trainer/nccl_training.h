@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "comm/nccl/nccl_group.h"
-#include "data/open.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/trainer/evaluate.h"
 #include "tests/comm/nccl/fake_nccl.h"
 #include "tests/soft_cuda/soft_cuda.h"
 #include "tests/support/ranks.h"
-#include "trainer/evaluate.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {

@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <limits>
 
-#include "data/loader.h"
-#include "data/open.h"
-#include "nn/models/models.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/support/allocations.h"
 #include "tests/support/ranks.h"
 #include "tests/support/settings_of.h"

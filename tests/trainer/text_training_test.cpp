@@ -8,14 +8,14 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "data/loader.h"
-#include "data/open.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
+#include "lockstep/trainer/evaluate.h"
 #include "tests/support/ranks.h"
 #include "tests/support/settings_of.h"
 #include "tests/support/temporary_directory.h"
-#include "trainer/evaluate.h"
 #include "trainer/step.h"
 
 namespace lockstep::trainer {

@@ -1,4 +1,4 @@
-#include "nn/ops/attention.h"
+#include "lockstep/nn/ops/attention.h"
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/cpu.h"
+#include "base/error.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"

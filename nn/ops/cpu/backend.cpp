@@ -1,10 +1,11 @@
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 #include <omp.h>
 
 #include <cstring>
 
 #include "base/cpu.h"
+#include "base/error.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/spread_threads.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {
 

@@ -1,7 +1,8 @@
-#include "nn/ops/conv.h"
+#include "lockstep/nn/ops/conv.h"
 
 #include <string_view>
 
+#include "base/error.h"
 #include "nn/ops/cpu/blocked.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/onednn_versions.h"

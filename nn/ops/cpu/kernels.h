@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cpu/onednn.h"
 #include "nn/ops/cpu/packed_weights.h"
 

@@ -1,4 +1,4 @@
-#include "nn/ops/layer_norm.h"
+#include "lockstep/nn/ops/layer_norm.h"
 
 #include <algorithm>
 #include <cmath>

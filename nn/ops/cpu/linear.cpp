@@ -1,4 +1,4 @@
-#include "nn/ops/linear.h"
+#include "lockstep/nn/ops/linear.h"
 
 #include "base/cpu.h"
 #include "nn/ops/cpu/kernels.h"

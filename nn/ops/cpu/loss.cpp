@@ -1,10 +1,11 @@
-#include "nn/ops/loss.h"
+#include "lockstep/nn/ops/loss.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "base/cpu.h"
+#include "base/error.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"

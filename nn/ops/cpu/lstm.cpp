@@ -1,4 +1,4 @@
-#include "nn/ops/lstm.h"
+#include "lockstep/nn/ops/lstm.h"
 
 #include <algorithm>
 #include <cstring>

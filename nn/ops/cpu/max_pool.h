@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "nn/ops/pool.h"
+#include "lockstep/nn/ops/pool.h"
 
 namespace lockstep::nn::cpu {
 

@@ -1,9 +1,10 @@
-#include "nn/ops/norm.h"
+#include "lockstep/nn/ops/norm.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "base/error.h"
 #include "nn/ops/cpu/column_moments.h"
 #include "nn/ops/cpu/kernels.h"
 

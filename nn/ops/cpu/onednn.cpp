@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "base/error.h"
+
 namespace lockstep::nn::cpu {
 
 OneDnn::OneDnn() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}

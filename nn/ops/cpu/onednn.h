@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {
 

@@ -1,4 +1,4 @@
-#include "nn/ops/optim.h"
+#include "lockstep/nn/ops/optim.h"
 
 #include <algorithm>
 #include <cmath>

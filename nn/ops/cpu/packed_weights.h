@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/function_ref.h"
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {
 

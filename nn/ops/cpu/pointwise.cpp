@@ -1,9 +1,10 @@
-#include "nn/ops/pointwise.h"
+#include "lockstep/nn/ops/pointwise.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/cpu.h"
+#include "base/error.h"
 #include "nn/ops/cpu/fast_math.h"
 #include "nn/ops/cpu/kernels.h"
 #include "nn/ops/cpu/parallel.h"

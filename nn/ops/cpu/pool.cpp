@@ -1,4 +1,4 @@
-#include "nn/ops/pool.h"
+#include "lockstep/nn/ops/pool.h"
 
 #include <algorithm>
 

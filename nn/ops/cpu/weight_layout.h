@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "nn/tensor/tensor.h"
+#include "lockstep/nn/tensor/tensor.h"
 
 namespace lockstep::nn::cpu {
 

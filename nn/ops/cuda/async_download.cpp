@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "base/error.h"
+
 namespace lockstep::nn::cuda {
 
 CudaAsyncDownload::~CudaAsyncDownload() {

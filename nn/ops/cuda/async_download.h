@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {
 

@@ -1,8 +1,9 @@
-#include "nn/ops/attention.h"
+#include "lockstep/nn/ops/attention.h"
 
 #include <cstddef>
 #include <initializer_list>
 
+#include "base/error.h"
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/fused_attention.h"
 #include "nn/ops/cuda/kernels.h"

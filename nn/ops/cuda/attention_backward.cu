@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "nn/ops/cuda/attention_tiles.cuh"
 
 namespace lockstep::nn::cuda {

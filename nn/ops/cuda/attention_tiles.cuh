@@ -5,10 +5,10 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "lockstep/nn/ops/dropout.h"
 #include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"
-#include "nn/ops/dropout.h"
 
 namespace lockstep::nn::cuda {
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/cuda/probe.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"
 #include "nn/ops/cuda/async_download.h"

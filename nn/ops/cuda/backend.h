@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/ops/cuda/feed.h"
 #include "nn/ops/cuda/kernels.h"

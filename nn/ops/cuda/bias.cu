@@ -1,5 +1,6 @@
 #include "nn/ops/cuda/bias.h"
 
+#include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/vector.cuh"
 

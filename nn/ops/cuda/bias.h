@@ -1,8 +1,8 @@
 // What is done with biases apart from the products that they belong to.
 #pragma once
 
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "lockstep/base/device.h"
-#include "nn/ops/backend.h"
-#include "nn/tensor/allocator.h"
+#include "lockstep/nn/ops/backend.h"
+#include "lockstep/nn/tensor/allocator.h"
 
 namespace lockstep::nn::cuda {
 

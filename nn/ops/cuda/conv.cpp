@@ -1,9 +1,10 @@
-#include "nn/ops/conv.h"
+#include "lockstep/nn/ops/conv.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
+#include "base/error.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/epilogue_probes.h"

@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/device.h"
 #include "lockstep/base/dtype.h"
-#include "nn/ops/conv.h"
+#include "lockstep/nn/ops/conv.h"
 #include "nn/ops/cuda/plan_map.h"
 
 namespace lockstep::nn::cuda {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 
 namespace lockstep::nn::cuda {
 namespace {

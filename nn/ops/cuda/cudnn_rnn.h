@@ -13,8 +13,8 @@
 
 #include "lockstep/base/device.h"
 #include "lockstep/base/dtype.h"
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/plan_map.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

@@ -1,7 +1,8 @@
-#include "nn/ops/embedding.h"
+#include "lockstep/nn/ops/embedding.h"
 
 #include <limits>
 
+#include "base/error.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"

@@ -5,8 +5,8 @@
 
 #include "lockstep/base/dtype.h"
 #include "lockstep/base/function_ref.h"
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

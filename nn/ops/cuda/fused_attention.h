@@ -3,9 +3,9 @@
 
 #include <memory>
 
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/ops/cuda/grid.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

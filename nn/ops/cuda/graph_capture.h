@@ -6,7 +6,7 @@
 
 #include "lockstep/base/device.h"
 #include "lockstep/base/function_ref.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {
 

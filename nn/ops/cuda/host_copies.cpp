@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 
 namespace lockstep::nn::cuda {
 

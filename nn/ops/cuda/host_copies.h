@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

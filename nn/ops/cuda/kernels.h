@@ -4,18 +4,18 @@
 
 #include <memory>
 
-#include "nn/ops/attention.h"
-#include "nn/ops/conv.h"
+#include "lockstep/nn/ops/attention.h"
+#include "lockstep/nn/ops/conv.h"
+#include "lockstep/nn/ops/embedding.h"
+#include "lockstep/nn/ops/layer_norm.h"
+#include "lockstep/nn/ops/linear.h"
+#include "lockstep/nn/ops/loss.h"
+#include "lockstep/nn/ops/lstm.h"
+#include "lockstep/nn/ops/norm.h"
+#include "lockstep/nn/ops/optim.h"
+#include "lockstep/nn/ops/pointwise.h"
+#include "lockstep/nn/ops/pool.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/ops/embedding.h"
-#include "nn/ops/layer_norm.h"
-#include "nn/ops/linear.h"
-#include "nn/ops/loss.h"
-#include "nn/ops/lstm.h"
-#include "nn/ops/norm.h"
-#include "nn/ops/optim.h"
-#include "nn/ops/pointwise.h"
-#include "nn/ops/pool.h"
 
 namespace lockstep::nn::cuda {
 

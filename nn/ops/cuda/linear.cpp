@@ -1,4 +1,4 @@
-#include "nn/ops/linear.h"
+#include "lockstep/nn/ops/linear.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "nn/ops/cuda/bias.h"
 #include "nn/ops/cuda/cublaslt.h"
 #include "nn/ops/cuda/epilogue_probes.h"

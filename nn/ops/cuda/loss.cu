@@ -1,7 +1,8 @@
-#include "nn/ops/loss.h"
+#include "lockstep/nn/ops/loss.h"
 
 #include <limits>
 
+#include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/reduce.cuh"
 #include "nn/ops/cuda/vector.cuh"

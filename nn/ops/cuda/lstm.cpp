@@ -1,10 +1,11 @@
-#include "nn/ops/lstm.h"
+#include "lockstep/nn/ops/lstm.h"
 
 #include <array>
 #include <optional>
 #include <utility>
 
 #include "base/cuda/runtime.h"
+#include "base/error.h"
 #include "nn/ops/cuda/cudnn_rnn.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"

@@ -1,6 +1,6 @@
 // In place of nn/ops/cuda where the build has no CUDA.
 #include "base/cuda/probe.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/transfer.h"
 
 namespace lockstep::nn {

@@ -1,8 +1,9 @@
-#include "nn/ops/norm.h"
+#include "lockstep/nn/ops/norm.h"
 
 #include <algorithm>
 #include <initializer_list>
 
+#include "base/error.h"
 #include "nn/ops/cuda/columns.cuh"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"

@@ -1,5 +1,6 @@
-#include "nn/ops/pointwise.h"
+#include "lockstep/nn/ops/pointwise.h"
 
+#include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 #include "nn/ops/cuda/work.h"

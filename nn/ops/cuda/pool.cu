@@ -1,8 +1,9 @@
-#include "nn/ops/pool.h"
+#include "lockstep/nn/ops/pool.h"
 
 #include <limits>
 #include <type_traits>
 
+#include "base/error.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/vector.cuh"
 #include "nn/ops/cuda/work.h"

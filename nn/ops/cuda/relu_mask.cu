@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "nn/ops/cuda/product.h"
 #include "nn/ops/cuda/relu_mask.h"
 #include "nn/ops/cuda/vector.cuh"

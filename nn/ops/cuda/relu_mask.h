@@ -1,8 +1,8 @@
 // Where a ReLU's result is positive: a bit for each element.
 #pragma once
 
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

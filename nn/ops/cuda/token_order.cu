@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/error.h"
 #include "nn/ops/cuda/grid.h"
 #include "nn/ops/cuda/vector.cuh"
 

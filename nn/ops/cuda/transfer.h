@@ -1,7 +1,7 @@
 // Tensors from one GPU to another.
 #pragma once
 
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn::cuda {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "lockstep/nn/ops/optim.h"
 #include "nn/ops/cuda/grid.h"
-#include "nn/ops/optim.h"
 
 namespace lockstep::nn::cuda {
 

@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "base/cuda/device.cuh"
+#include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/grid.h"
-#include "nn/tensor/tensor.h"
 
 namespace lockstep::nn::cuda {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/context.h"
 
 namespace lockstep::nn::cuda {

@@ -1,6 +1,7 @@
 #include "nn/ops/cuda/write.h"
 
 #include "base/cuda/device.cuh"
+#include "base/error.h"
 
 namespace lockstep::nn::cuda {
 namespace {

@@ -1,6 +1,7 @@
 // CUDA's attention against the CPU's.
 #include <array>
 
+#include "base/error.h"
 #include "nn/ops/cuda/fused_attention.h"
 #include "tests/nn/cuda/device_values.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/memory.h"
 #include "tests/soft_cuda/soft_cuda.h"
 

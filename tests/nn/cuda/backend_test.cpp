@@ -1,5 +1,5 @@
 // A GPU as a Backend: its memory, and what goes there and comes back.
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>

@@ -2,6 +2,7 @@
 // against the same expectations.
 #include <fstream>
 
+#include "base/error.h"
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 #include "nn/ops/cuda/kernels.h"
 #include "nn/ops/cuda/product.h"
 #include "tests/nn/values.h"

@@ -1,4 +1,5 @@
 // CUDA's embeddings against the CPU's.
+#include "base/error.h"
 #include "nn/ops/cuda/token_order.h"
 #include "tests/nn/cuda/device_values.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 #include "tests/nn/values.h"
 #include "tests/soft_cuda/cublaslt.h"
 #include "tests/soft_cuda/soft_cuda.h"

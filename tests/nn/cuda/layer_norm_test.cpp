@@ -1,4 +1,5 @@
 // CUDA's layer normalisation against the CPU's, and against f64 where f32 sums could go wrong.
+#include "base/error.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {

@@ -1,4 +1,5 @@
 // Fully connected layers on CUDA against the CPU's.
+#include "base/error.h"
 #include "tests/nn/cuda/sums.h"
 
 namespace lockstep::nn {

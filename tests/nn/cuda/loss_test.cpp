@@ -1,4 +1,5 @@
 // CUDA's losses against the CPU's.
+#include "base/error.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {

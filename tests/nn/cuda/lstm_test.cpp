@@ -1,5 +1,6 @@
 // CUDA's LSTM against the CPU's. In software cuDNN's layers are plain loops (tests/soft_cuda/cudnn_rnn.cpp), whose
 // weights lie otherwise than parameters do.
+#include "base/error.h"
 #include "tests/nn/cuda/device_values.h"
 
 namespace lockstep::nn {

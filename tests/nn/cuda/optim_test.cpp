@@ -1,4 +1,5 @@
 // CUDA's optimizer kernels against the CPU's, over many arrays at once.
+#include "base/error.h"
 #include "nn/ops/cuda/update_chunk.h"
 #include "nn/ops/update_rules.h"
 #include "tests/nn/cuda/device_values.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "nn/models/models.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/nn/values.h"
 #include "tests/soft_cuda/cublaslt.h"
 

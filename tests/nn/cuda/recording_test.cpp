@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/cuda/runtime.h"
-#include "nn/ops/backend.h"
+#include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nn/layers/layers.h"
+#include "lockstep/nn/layers/layers.h"
 #include "tests/nn/uploads.h"
 
 namespace lockstep::nn {

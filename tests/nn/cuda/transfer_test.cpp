@@ -1,4 +1,4 @@
-#include "nn/ops/transfer.h"
+#include "lockstep/nn/ops/transfer.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include "base/cuda/probe.h"
 #include "base/cuda/runtime.h"
-#include "nn/io/state.h"
-#include "nn/models/models.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/models/models.h"
 #include "tests/nn/uploads.h"
 
 namespace lockstep::nn {

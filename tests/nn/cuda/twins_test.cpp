@@ -31,7 +31,7 @@ std::vector<std::smatch> all_matches(const std::string& text, const std::regex& 
 }
 
 struct Kernel {
-  std::string file;  // "conv", of nn/ops/conv.h
+  std::string file;  // "conv", of lockstep/nn/ops/conv.h
   std::string interface;
   std::string name;
 

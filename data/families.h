@@ -1,0 +1,46 @@
+// The registry of data sets: a family is one file in this directory, which declares a `DatasetFamily`, and a line in
+// open.cpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/base/settings.h"
+#include "lockstep/data/open.h"
+
+namespace lockstep::data {
+
+struct DatasetFamily {
+  std::string name;           // "mnist"
+  std::string argument = {};  // what follows the colon: "DIR"; empty: nothing
+  std::string about;          // "IDX files, plain or .gz"
+  std::string remedy = {};    // for an argument that is missing: "the directory with MNIST's IDX files"
+  std::vector<SettingSpec> settings = {};
+  /// Classes that its files have; fewer cannot be asked for. 0: they say it, or whoever opens it.
+  int classes = 0;
+  bool has_tokens = false;      // of all its samples
+  bool any_classes = false;     // its numbers do not say how many classes there are
+  bool any_image_size = false;  // its images are scaled to what is asked for
+  bool synthetic = false;       // nothing is read
+  /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0.
+  DataSplits (*open)(const std::string& spec, const std::string& argument, const OpenOptions& options) = nullptr;
+  /// The regular files that `argument` names; nullptr: it is a directory, or none.
+  std::vector<std::string> (*files)(const std::string& argument) = nullptr;
+};
+
+const std::vector<const DatasetFamily*>& dataset_families();
+/// That of "mnist:DIR"; nullptr: there is none.
+const DatasetFamily* find_dataset_family(const std::string& spec);
+/// "DIR" of "mnist:DIR"; empty where there is none.
+std::string dataset_argument(const std::string& spec);
+/// Whether its samples are tokens, as far as the name says: random ones may be.
+bool may_have_tokens(const std::string& spec);
+
+/// "digits (shipped), mnist:DIR (IDX files, plain or .gz), …"
+std::string dataset_help();
+
+inline constexpr const char *kAugment = "augment", *kImageSize = "image-size";
+/// Whether training samples are cropped and mirrored at random: of data sets of photographs.
+SettingSpec augment_setting();
+
+}  // namespace lockstep::data

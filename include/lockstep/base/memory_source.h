@@ -1,0 +1,28 @@
+// Where allocators get their memory from.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "lockstep/base/device.h"
+
+namespace lockstep {
+
+/// Memory of the host or of a device, in large pieces. Called rarely; must be thread-safe.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// At least 64-byte aligned. Throws OutOfMemoryError where there is not as much, DeviceError or CudaError for all
+  /// else; each says how much was asked.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+  virtual void free(std::byte* data, std::size_t bytes) noexcept = 0;
+  /// What makes the device usable here (a stream) ends: pieces that are still given are freed without it later.
+  virtual void outlive_device() noexcept {}
+  /// Whose memory it is.
+  virtual Device device() const { return {}; }
+};
+
+/// Host memory; large blocks ask for huge pages.
+std::unique_ptr<MemorySource> make_host_memory();
+
+}  // namespace lockstep

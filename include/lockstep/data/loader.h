@@ -1,0 +1,148 @@
+// Reads batches ahead of training, on its own threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/lifetime.h"
+#include "lockstep/base/memory_source.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/sampler/sampler.h"
+
+namespace lockstep::data {
+
+class StepSource;
+
+/// A rank's part of one step. The memory is the loader's: valid, and the caller's to overwrite, until the following
+/// next().
+struct Batch {
+  std::uint64_t count = 0;         // samples: plan.local_count
+  std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
+  std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
+  std::span<std::int32_t> labels;  // (count), or (count, T)
+  sampler::StepPlan plan;
+  sampler::SamplerState state_after;  // resuming from here continues with the following step
+
+  // For traces: the thread that assembled it (from 0; next() itself where there are none), and when.
+  int worker = 0;
+  Clock::time_point assembly_begin, assembly_end;
+
+  bool empty() const { return count == 0; }
+};
+
+struct LoaderOptions {
+  int workers = 1;  // threads; 0: batches are assembled inside next()
+  int depth = 0;    // batches kept ready, at most; 0: two per worker
+  /// Where the buffers come from; nullptr: the heap.
+  std::shared_ptr<MemorySource> memory = nullptr;
+};
+
+/// A row of batches in the steps' order, whatever the number of workers. A fixed ring of depth + 1 buffers (one is the
+/// caller's) is filled again and again: within an epoch nothing is allocated.
+///
+/// One thread uses it. It must outlive its batches and its epochs' iterators. A violation is an error where it can be
+/// detected, for a temporary loader at compile time. Workers block all signals, so that handlers run on the program's
+/// own threads. What a worker's read throws comes out of the next() whose batch it spoils, and out of each later one.
+/// The destructor waits for at most one sample per worker.
+class Loader {
+ public:
+  /// Training: the sampler's steps without end, from its present state; state_after says how far each batch is. Empty
+  /// batches are steps in which this rank has no sample. Samples are read changed (Dataset::read_augmented), by draws
+  /// that are a pure function of the sampler's seed, the epoch and the sample.
+  Loader(std::shared_ptr<const Dataset> dataset, const sampler::DistributedSampler& sampler, LoaderOptions options);
+  /// Evaluation: `range` of the data set in order and as it is, `batch` samples at a time; then empty batches.
+  Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// What its buffers take, for batches of at most `most` samples.
+  static std::uint64_t bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options);
+
+  const Batch& next() &;
+  const Batch& next() && = delete;  // of a temporary, the batch would be gone at once
+
+  /// The rest of the epoch, for one range-based for: `for (const Batch& batch : loader.epoch())`. After a `break`, the
+  /// next loop continues there. An evaluation has one epoch; those that follow have no batch.
+  class Epoch;
+  Epoch epoch() &;
+  Epoch epoch() && = delete;
+
+ private:
+  struct Slot;
+
+  Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSource> steps, LoaderOptions options);
+  void start_workers(int count);
+  void stop_workers();
+  void work(int worker);
+  void produce(std::unique_lock<std::mutex>& lock, int worker);
+  void assemble(Slot& slot) const;
+  Slot& slot_of(std::uint64_t step);
+
+  std::shared_ptr<const Dataset> dataset_;
+  std::shared_ptr<MemorySource> memory_;
+  std::vector<Slot> slots_;
+
+  std::mutex mutex_;  // guards what follows, and who owns which slot
+  std::condition_variable slot_free_;
+  std::condition_variable slot_ready_;
+  std::unique_ptr<StepSource> steps_;
+  std::uint64_t produced_ = 0;  // steps that have been handed to a worker
+  std::uint64_t taken_ = 0;     // steps that have been handed to the caller; the last of them is still in use
+  std::uint64_t released_ = 0;  // steps whose slot is free again
+
+  std::atomic<bool> stopping_ = false;
+  std::vector<std::thread> workers_;
+  Lifetime lifetime_;
+};
+
+class Loader::Epoch {
+ public:
+  struct End {};
+  class Iterator {
+   public:
+    explicit Iterator(Loader& loader) : loader_(loader), lifetime_(loader.lifetime_.ref()) { take(); }
+    const Batch& operator*() const { return *batch_; }
+    /// Throws UsageError where the loader is gone.
+    Iterator& operator++() {
+      if (!lifetime_.alive()) [[unlikely]]
+        refuse_gone();
+      if (batch_->plan.last_of_epoch)
+        batch_ = nullptr;
+      else
+        take();
+      return *this;
+    }
+    friend bool operator==(const Iterator& it, End) { return it.batch_ == nullptr; }
+
+   private:
+    void take() {
+      batch_ = &loader_.next();
+      if (batch_->plan.global_count == 0) batch_ = nullptr;  // after an evaluation
+    }
+
+    [[noreturn]] static void refuse_gone();
+
+    Loader& loader_;
+    Lifetime::Ref lifetime_;
+    const Batch* batch_ = nullptr;
+  };
+
+  explicit Epoch(Loader& loader) : loader_(loader) {}
+  Iterator begin() const { return Iterator(loader_); }
+  End end() const { return {}; }
+
+ private:
+  Loader& loader_;
+};
+
+inline Loader::Epoch Loader::epoch() & { return Epoch(*this); }
+
+}  // namespace lockstep::data

@@ -1,0 +1,30 @@
+// From a data set's name, as people type it, to the data set.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "lockstep/base/settings.h"
+#include "lockstep/data/dataset.h"
+
+namespace lockstep::data {
+
+inline constexpr std::int64_t kDefaultContext = 256;
+inline constexpr int kDefaultImageSize = 224;
+
+struct OpenOptions {
+  int classes = 0;                                    // 0: the data set's own number
+  std::uint64_t seed = 1;                             // of synthetic data
+  std::int64_t context = kDefaultContext;             // tokens of a sample
+  Settings settings = {};                             // its family's; those that are not given have their defaults
+  int usual_image_size = kDefaultImageSize;           // pixels, of data whose images may have any size
+  std::shared_ptr<const Characters> characters = {};  // text: the vocabulary; default: the text's own
+};
+
+/// Opens what `spec` names (`lockstep train --help` lists them). Throws UsageError for a name, shape, setting or number
+/// of classes that cannot be, naming the nearest right name, and IoError for files that are missing or malformed and
+/// for data sets without a sample.
+DataSplits open_data(const std::string& spec, const OpenOptions& options = {});
+
+}  // namespace lockstep::data

@@ -1,0 +1,103 @@
+// Differentiable operators: each computes its result at once and records its backward on the tape.
+// Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
+#pragma once
+
+#include <optional>
+
+#include "lockstep/nn/autograd/tape.h"
+
+namespace lockstep::nn {
+
+/// epilogue(x (…, I) · wᵀ + b), (…, O); w (O, I), b (O) or nullptr. GELU is kTanh.
+Var linear(Tape& tape, Var x, Parameter& w, Parameter* b, Epilogue epilogue = Epilogue::kNone);
+
+/// linear() for a model's last layer, whose result a loss reads: its rows lie apart where the device computes faster
+/// with that (Backend::pitch_of, Note [Pitch]), and so do those of its gradient.
+Var logits(Tape& tape, Var x, Parameter& w, Parameter* b);
+
+/// x (N, H, W, C), w (O, Kh, Kw, C), b (O) or nullptr → (N, H', W', O).
+Var conv2d(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue = Epilogue::kNone);
+
+/// pool2d(kMax, conv2d(x, w, b, window, epilogue), pool): the same values. What the convolution computes is never there
+/// as a whole, neither in forward nor in backward, for both work through the batch in pieces
+/// (Backend::cache_block_bytes).
+Var conv2d_max_pool(Tape& tape, Var x, Parameter& w, Parameter* b, const Window& window, Epilogue epilogue,
+                    const Window& pool);
+
+/// x (N, H, W, C) → (N, H', W', C).
+Var pool2d(Tape& tape, PoolKind kind, Var x, const Window& window);
+/// x (N, H, W, C) → (N, height, width, C), of any extents above 0: PyTorch's AdaptiveAvgPool2d.
+Var adaptive_avg_pool2d(Tape& tape, Var x, std::int64_t height, std::int64_t width);
+/// Of what pool2d returns for x of this shape; throws what it would.
+Shape pooled_shape(const Shape& x, const Window& window);
+
+struct BatchNormState {
+  const Tensor& running_mean;
+  const Tensor& running_variance;
+  double momentum = 0.1;
+  double eps = 1e-5;
+  StatisticsExchange* exchange = nullptr;  // of the ranks that share a batch; it must outlive the tape's next reset
+};
+/// Over the last axis. Training: the batch's statistics, and the running ones move towards them. Otherwise the
+/// running ones. With kRelu: relu(y + residual), where that may be absent, in the same pass; kGelu is not taken. With
+/// an exchange, training's statistics are those of all ranks' rows together, of which this one may have none, and
+/// forward and backward are collective.
+Var batch_norm(Tape& tape, Var x, Parameter& gamma, Parameter& beta, const BatchNormState& state, bool training,
+               Epilogue epilogue = Epilogue::kNone, std::optional<Var> residual = std::nullopt);
+
+/// Over the last axis, of C features: gamma and beta (C), beta may be nullptr.
+Var layer_norm(Tape& tape, Var x, Parameter& gamma, Parameter* beta, double eps = 1e-5);
+struct SumAndNorm {
+  Var sum, norm;
+};
+/// add(x, y) and layer_norm() of that, to the same bits, in one pass over both.
+SumAndNorm add_layer_norm(Tape& tape, Var x, Var y, Parameter& gamma, Parameter* beta, double eps = 1e-5);
+
+Var relu(Tape& tape, Var x);
+Var gelu(Tape& tape, Var x, GeluKind kind = GeluKind::kErf);
+/// In training: each element is zero with probability p < 1, and the others are divided by 1 - p. `layer` identifies a
+/// dropout within its model. What is kept depends on tape.dropout_state() (PointwiseKernels::dropout).
+Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
+
+/// tokens (…) i32, table (V, C) → (…, C).
+Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
+/// x (N, T, C) + rows [first, first + T) of table (P, C).
+Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
+/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels). Each weight is dropped with
+/// probability `drop`, as dropout() has it.
+Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop = 0.0, std::int64_t layer = 0);
+/// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
+struct LstmParameters {
+  Parameter& w_ih;
+  Parameter& w_hh;
+  Parameter& b_ih;
+  Parameter& b_hh;
+};
+/// x (N, T, I), or (N, T, W, C) whose rows of W · C = I features are the steps → (N, T, H). It begins with `state` and
+/// replaces it by the state after the last step, as constants: no gradient flows through it. nullptr, or undefined
+/// tensors: it begins with zeros.
+Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
+/// x (A, B, …) → (B, A, …), of at least three axes.
+Var swap_first_axes(Tape& tape, Var x);
+/// The rows of x (…, C) with these numbers (K) i32, counted over all axes but the last → (K, C).
+Var take_rows(Tape& tape, Var x, const Tensor& numbers);
+/// Same shapes.
+Var add(Tape& tape, Var x, Var y);
+/// relu(add(x, y)) in one pass.
+Var add_relu(Tape& tape, Var x, Var y);
+/// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
+Var flatten(Tape& tape, Var x);
+
+/// A loss summed over the local samples. `value.value()` is `totals`: (2) f32, the sum and the number of correct
+/// predictions (0 for squared error). Its gradient is that of scale · sum.
+struct Loss {
+  Var value;
+  const Tensor& totals() const { return value.value(); }
+};
+/// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's
+/// CrossEntropyLoss is scale = 1 / count(labels).
+Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing = 0.0f);
+/// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
+Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
+
+}  // namespace lockstep::nn

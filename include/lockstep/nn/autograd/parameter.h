@@ -1,0 +1,108 @@
+// A trainable tensor and its gradient.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "lockstep/base/lifetime.h"
+#include "lockstep/nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+/// How PyTorch stores what we keep as `value`: what weight files and checksums use.
+enum class FileLayout : std::uint8_t {
+  kSame,
+  kOhwiToOihw,  // convolution weights: we keep (O, Kh, Kw, I), files have (O, I, Kh, Kw)
+  kTransposed,  // GPT-2's products: we keep (out, in), files have (in, out)
+};
+
+/// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
+/// them. One thread uses it at a time.
+///
+/// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
+/// contribution after `clear_grad` overwrites it and later ones are added, so it is never zeroed. When the last
+/// contribution of a backward pass has landed, `on_ready` is called.
+class Parameter {
+ public:
+  Parameter(Backend& backend, const Shape& shape, FileLayout layout = FileLayout::kSame)
+      : backend_(&backend), value_(backend.empty(shape)), layout_(layout) {}
+  Parameter(const Parameter&) = delete;
+  Parameter& operator=(const Parameter&) = delete;
+
+  Backend& backend() const { return *backend_; }
+  const Tensor& value() const { return value_; }
+  FileLayout layout() const { return layout_; }
+
+  /// Changes whenever `value`'s content does, and is never that of another parameter (whose memory this one may have
+  /// got); never 0. Whoever writes the value calls `changed`.
+  std::uint64_t version() const { return version_; }
+  void changed() { version_ = next_version(); }
+
+  /// The value in the type that activations have: itself where that is f32, else its bf16 copy, which is made again
+  /// when the value has changed. Valid until the next change.
+  const Tensor& as(DType dtype);
+  /// The bf16 copy's content, nullptr where nobody has asked for it: who changes the value may write it along, and then
+  /// calls changed_with_copy().
+  BFloat16* copy() const { return copy_.defined() ? copy_.data<BFloat16>() : nullptr; }
+  void changed_with_copy() {
+    changed();
+    copy_version_ = version_;
+  }
+
+  bool requires_grad() const { return requires_grad_; }
+  void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
+
+  /// Moves the gradient's place to `storage` (same shape; content is not carried over). The storage must stay valid
+  /// until the next bind.
+  void bind_gradient(const Tensor& storage);
+  bool has_gradient() const { return has_gradient_; }
+  /// Valid if has_gradient().
+  const Tensor& gradient() const { return gradient_; }
+  /// The next contribution overwrites.
+  void clear_grad() { has_gradient_ = is_partial_ = false; }
+  /// Somebody else has written the bound gradient: a sum over ranks, of whom this one may have contributed nothing.
+  void mark_grad_valid() {
+    has_gradient_ = true;
+    is_partial_ = false;
+  }
+  /// The gradient is this rank's part of a sum over ranks that is still due (DistributedDataParallel::no_sync()): an
+  /// optimizer refuses it. Until mark_grad_valid() or clear_grad().
+  bool is_partial() const { return is_partial_; }
+  void mark_partial() { is_partial_ = true; }
+  /// Whether operators that a tape has recorded, and backward has not walked yet, contribute to it.
+  bool awaits_backward() const { return pending_uses_ > 0; }
+
+  /// Where an operator's backward puts its contribution: writes, or adds when `accumulate`.
+  struct Target {
+    const Tensor& gradient;
+    bool accumulate;
+  };
+  Target contribute();
+
+  /// Ends with it: for whoever keeps a pointer.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
+  /// Called by the tape on the thread that runs backward, once in each pass that contributes.
+  std::function<void()> on_ready;
+
+ private:
+  friend class Tape;
+  static std::uint64_t next_version();
+
+  Backend* backend_;
+  Tensor value_;
+  Tensor gradient_;
+  FileLayout layout_;
+  std::uint64_t version_ = next_version();
+  Tensor copy_;  // bf16; undefined until it is asked for
+  static constexpr std::uint64_t kNoVersion = 0;
+  std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
+  int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
+  bool requires_grad_ = true;
+  bool has_gradient_ = false;
+  bool is_partial_ = false;
+  bool touched_ = false;  // has contributed in the backward pass under way
+  Lifetime lifetime_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,294 @@
+// Reverse-mode differentiation: operators record what they did, backward walks it in reverse.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/nn/autograd/parameter.h"
+#include "lockstep/nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+class Tape;
+
+/// A tensor on a tape. Copying is free; valid until the tape's next reset, or its end. Backward takes the values of
+/// what operators computed away again, all but its root's: who wants to see one afterwards copies `value()` (a handle)
+/// before. Using one that is no longer valid, or a value that is gone, is a UsageError.
+class Var {
+ public:
+  Var() = default;
+  /// Contiguous: replaces a value whose rows lie apart by a copy.
+  const Tensor& value() const {
+    const Tensor& known = rows();
+    if (!known.is_contiguous()) [[unlikely]]
+      make_contiguous();
+    return known;
+  }
+  /// For operators: the value as it was made; its rows may lie apart (Note [Pitch]).
+  const Tensor& rows() const {
+    const State& known = state();
+    if (known.walked && !known.value.defined()) [[unlikely]]
+      refuse_released();
+    return known.value;
+  }
+  const Shape& shape() const { return rows().shape(); }
+  DType dtype() const { return rows().dtype(); }
+  bool needs_grad() const { return state().needs_grad; }
+  /// Whether backward has walked the operator that computed it: nothing more can flow through it.
+  bool walked() const { return state().walked; }
+  /// Whether Tape::backward() may start from it without a gradient: Tape::make_loss().
+  bool is_loss() const { return state().is_loss; }
+  /// For operators: the activation that this is the result of, where the device has kept something of its input
+  /// (LinearKernels::saved_preactivation_of), and that; kNone and undefined for most.
+  Epilogue activation() const { return state().activation; }
+  const Tensor& saved_preactivation() const { return state().saved_preactivation; }
+
+ private:
+  friend class Tape;
+  struct State {
+    Tensor value;
+    Tensor grad;  // undefined until the first consumer's backward has run
+    bool needs_grad = false;
+    bool walked = false;
+    bool is_loss = false;
+    Epilogue activation = Epilogue::kNone;
+    Tensor saved_preactivation;
+    Backend* backend = nullptr;  // of a value with a pitch
+    Tensor grad_through;         // what consumers have contributed that have differentiated the activation themselves
+  };
+  Var(State* state, Lifetime::Ref pass) : state_(state), pass_(pass) {}
+  State& state() const {
+    if (!pass_.alive()) [[unlikely]]
+      refuse_expired();
+    return *state_;
+  }
+  void make_contiguous() const;
+  [[noreturn]] void refuse_expired() const;
+  [[noreturn]] static void refuse_released();
+
+  State* state_ = nullptr;
+  Lifetime::Ref pass_;  // of the tape, until it forgets
+};
+
+/// An operator's name in reports, and the parameter that identifies its layer (nullptr: it has none).
+struct OpLabel {
+  const char* op = "";
+  const Parameter* parameter = nullptr;
+};
+
+/// Is notified when operators begin and end to compute, forward and backward; never nested. Must not throw.
+class TapeObserver {
+ public:
+  virtual ~TapeObserver() = default;
+  virtual void op_begins() = 0;
+  virtual void op_ended(const OpLabel& label, bool backward) = 0;
+};
+
+/// Is notified of one backward pass, on the thread that runs it.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  virtual void backward_begins() = 0;
+  virtual void node_walked() = 0;
+  /// All gradients of this pass have landed. Not called where it ends with an exception.
+  virtual void backward_ended() = 0;
+
+  /// Ends with it: for the tape that it listens to.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
+ private:
+  Lifetime lifetime_;
+};
+
+/// One recorded operation: holds what its backward needs. Lives in the tape's memory.
+class Node {
+ public:
+  /// Those that it contributes to; nullptr: none.
+  using Parameters = std::array<Parameter*, 4>;
+  explicit Node(Var output, Parameters parameters = {}) : output_(output), parameters_(parameters) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i] != nullptr) lifetimes_[i] = parameters_[i]->lifetime();
+  }
+  virtual ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// Reads tape.grad(output()), contributes to inputs (tape.contribute) and parameters (Parameter::contribute). Where
+  /// it has more to do when the parameters have got theirs, it says so (tape.parameters_done).
+  virtual void backward(Tape& tape) = 0;
+
+  Var output() const { return output_; }
+  const Parameters& parameters() const { return parameters_; }
+
+ private:
+  friend class Tape;
+  bool is_there(std::size_t parameter) const { return lifetimes_[parameter].alive(); }
+
+  Var output_;
+  Parameters parameters_;
+  std::array<Lifetime::Ref, std::tuple_size_v<Parameters>> lifetimes_;  // a module may end before the tape
+  bool parameters_done_ = false;
+  OpLabel label_;  // of the operator that recorded it
+};
+
+/// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
+/// One thread uses it. The backend must outlive it or its next reset. So must the parameters used, or backward is a
+/// UsageError.
+class Tape {
+ public:
+  explicit Tape(Backend& backend);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  Backend& backend() const { return backend_; }
+
+  /// Whether operators record themselves (training) or only compute (evaluation).
+  bool recording() const { return recording_; }
+  void set_recording(bool wanted) { recording_ = wanted; }
+
+  /// What operators compute in that have no activations to take it from (embedding): f32, or bf16 where the backend
+  /// computes in it.
+  DType activations() const { return activations_; }
+  void set_activations(DType dtype) { activations_ = dtype; }
+
+  /// DropoutState as (3) i64 on the device: whoever records passes sets its content before each, and leaves it alone
+  /// until backward is through. Undefined at first: then there is no dropout.
+  const Tensor& dropout_state() const { return dropout_state_; }
+  void set_dropout_state(Tensor state) { dropout_state_ = std::move(state); }
+
+  /// A constant: no gradient flows into it. Throws UsageError for a tensor that holds nothing, or another device's.
+  Var input(Tensor value) { return make_var(checked(std::move(value)), false); }
+  /// An input whose gradient is wanted (read it with grad() after backward).
+  Var differentiable_input(Tensor value) { return make_var(checked(std::move(value)), true); }
+
+  /// For operators: a result. It needs a gradient if wanted and the tape is recording.
+  Var make_var(Tensor value, bool needs_grad);
+  /// The same for an operator that backward may start from: its node asks for no gradient of its own.
+  Var make_loss(Tensor value, bool needs_grad);
+
+  /// Whether it is of this tape, and since its last reset.
+  bool has(Var v) const { return v.pass_ == lifetime_.ref(); }
+
+  /// For operators: records a node if its output needs a gradient. NodeType's constructor takes (output, args…).
+  template <class NodeType, class... Args>
+  void record(Var output, Args&&... args) {
+    static_assert(std::is_base_of_v<Node, NodeType>);
+    if (!recording_ || !output.needs_grad()) return;
+    static_assert(alignof(NodeType) <= alignof(std::max_align_t));
+    push(new (take_memory(sizeof(NodeType))) NodeType(output, std::forward<Args>(args)...));
+  }
+
+  /// Adds `grad` (of v's shape) to v's gradient. Takes the tensor over when it is the first.
+  void contribute(Var v, Tensor grad);
+  /// The same with the gradient of what `v` is the activation of, which take_grad_through() is not to differentiate
+  /// again.
+  void contribute_through(Var v, Tensor grad);
+  /// For operators: `v` is the result of `activation`, and this what the device has kept of its input.
+  void save_preactivation(Var v, Epilogue activation, Tensor saved_preactivation) {
+    v.state_->activation = activation;
+    v.state_->saved_preactivation = std::move(saved_preactivation);
+  }
+  /// v's gradient, contiguous; undefined if nothing has flowed into it.
+  const Tensor& grad(Var v) const;
+
+  /// For a node's backward: v's gradient so far, which may be added to in place; undefined: contribute() is to be
+  /// called.
+  Tensor grad_in_place(Var v) const {
+    const Tensor& known = v.state().grad;
+    return known.is_contiguous() && known.is_sole_owner() ? known : Tensor();
+  }
+
+  /// For a node's backward: its output's gradient, moved out of the tape, so that it can be changed in place when
+  /// nobody else holds it.
+  Tensor take_grad(Var v) { return std::exchange(v.state().grad, Tensor()); }
+
+  /// The same of what `v` is the result of `activation` of. GELU needs what was kept of its input.
+  Tensor take_grad_through(Var v, Epilogue activation);
+
+  /// For a node's backward: it will contribute no more to its parameters. These may thus be ready before it ends, and
+  /// their collective overlaps with its remainder. They keep their values until backward() returns.
+  void parameters_done(Node& node);
+
+  /// Walks the tape from `root`, which must be the result of a loss, or a sum of such (its gradient is taken as one:
+  /// losses carry their own scale). Calls on_ready of each parameter when its last contribution has landed. Tensors are
+  /// released as soon as nothing needs them. Once for each forward pass. Throws UsageError for all else, for a value
+  /// that depends on no parameter, and where a parameter or the listener is gone; after an error, reset() comes next.
+  void backward(Var root);
+  /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
+  void backward(Var root, Tensor grad);
+
+  /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
+  class OpScope {
+   public:
+    OpScope(Tape& tape, const char* op, const Parameter* parameter = nullptr) : tape_(tape) {
+      tape.label_ = {op, parameter};
+      if (tape.observer_ != nullptr) tape.observer_->op_begins();
+    }
+    ~OpScope() {
+      if (tape_.observer_ != nullptr) tape_.observer_->op_ended(tape_.label_, false);
+      tape_.label_ = {};
+    }
+    OpScope(const OpScope&) = delete;
+    OpScope& operator=(const OpScope&) = delete;
+
+   private:
+    Tape& tape_;
+  };
+
+  /// nullptr: none. It must outlive the tape or its next observer.
+  void set_observer(TapeObserver* observer) { observer_ = observer; }
+
+  /// Called after each node of backward: where collectives without a thread of their own make progress.
+  void set_node_hook(std::function<void()> hook) { node_hook_ = std::move(hook); }
+
+  /// Of the next backward(), or until the next reset(), or another listener: it must live until then, or that backward
+  /// is a UsageError. nullptr: none.
+  void set_listener(BackwardListener* listener) {
+    listener_ = listener;
+    listener_lifetime_ = listener != nullptr ? listener->lifetime() : Lifetime::Ref();
+  }
+  /// The listener of the next backward(); nullptr where there is none, or none any more.
+  const BackwardListener* listener() const { return listener_lifetime_.alive() ? listener_ : nullptr; }
+
+  /// Forgets everything recorded, also after an exception half way through backward.
+  void reset();
+
+ private:
+  Tensor checked(Tensor value) const;
+  void check_root(Var root) const;
+  void push(Node* node);
+  void walk(Node& node);
+  void walk_all(Var root);
+  void* take_memory(std::size_t bytes);
+  void hold_memory(std::size_t bytes);
+  static void forget_uses(const Node& node);
+  static void finish_uses(Node& node);
+  void add_to_grad(Tensor& sum, Tensor grad);
+
+  Backend& backend_;
+  bool recording_ = true;
+  DType activations_ = DType::kF32;
+  Tensor dropout_state_;
+  std::vector<std::byte> held_memory_;  // grows to what the longest pass has used
+  std::unique_ptr<std::pmr::monotonic_buffer_resource> memory_;
+  std::size_t used_bytes_ = 0;
+  std::vector<Node*> nodes_;  // those that backward has not walked yet
+  std::vector<Var::State*> vars_;
+  std::function<void()> node_hook_;
+  OpLabel label_;  // of the operator that computes
+  TapeObserver* observer_ = nullptr;
+  BackwardListener* listener_ = nullptr;
+  Lifetime::Ref listener_lifetime_;
+  bool walking_ = false;  // or left in the middle by an error
+  Lifetime lifetime_;     // of the pass
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,76 @@
+// A module's parameters and buffers as a state dict: names, shapes and bytes as PyTorch has them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/optim/optimizer.h"
+
+namespace lockstep::nn {
+
+/// Parameters, then buffers, in registration order and file layout. Where all names begin with "module.", as those of a
+/// module within a wrapper do, they are without it.
+std::vector<HostTensor> state_of(const Module& module);
+
+/// The names of `tensors` without what wrappers put before all of them: "module." (PyTorch's DataParallel and
+/// DistributedDataParallel) and "_orig_mod." (torch.compile), each once and in either order, and the "transformer." of
+/// a file of GPT-2 with its head. In the order of `tensors`.
+std::vector<std::string> plain_names(const std::vector<HostTensor>& tensors);
+
+/// The first of `names` in quotes, and how many more there are, for an error.
+std::string few_of(const std::vector<std::string>& names);
+
+/// Whether type, shape and bytes are the same, whatever the names.
+bool same_content(const HostTensor& a, const HostTensor& b);
+
+struct LoadOptions {
+  /// Names that are missing or unexpected are errors; otherwise they are returned. Shapes that differ always are
+  /// errors.
+  bool strict = true;
+  /// Names are taken as they are. Otherwise those of the file are its plain_names(), and a "module." is also taken off
+  /// where all of the model's have it.
+  bool keep_prefix = false;
+  /// Names that start so are neither loaded nor missed; empty: none.
+  std::string without = {};
+};
+
+/// What was not loaded.
+struct LoadReport {
+  std::vector<std::string> missing, unexpected;
+};
+
+/// Sets parameters and buffers. Everything is checked before anything is changed: what does not fit is listed in one
+/// UsageError. Floating-point numbers of any width are loaded into f32. As PyTorch does, it takes files that lack
+/// num_batches_tracked, which then stays. Into a GPT-2 it takes files that hold its attention's masks (unused), and its
+/// head (the table of tokens again: unexpected if it differs, or the table itself where that is missing; a GPT-2 with a
+/// head of its own loads that). Of many names an error lists a few, and how many more there are.
+LoadReport load_state(Module& module, const std::vector<HostTensor>& tensors, const std::string& source,
+                      const LoadOptions& options = {});
+
+/// One tensor of a module's or an optimizer's state: where it lies, and how files have it. For those who copy now and
+/// write later.
+struct StateEntry {
+  std::string name;
+  Tensor value;
+  Backend* backend = nullptr;
+  FileLayout layout = FileLayout::kSame;
+
+  TensorHeader header() const;
+  /// `memory`: a copy of the value's bytes. Empty where that is in the file's order as it is.
+  std::vector<std::byte> in_file_order(std::span<const std::byte> memory) const;
+};
+
+/// Those of state_of(), with the same names and in the same order.
+std::vector<StateEntry> entries_of(const Module& module);
+std::vector<StateEntry> entries_of(const Optimizer& optimizer);
+/// Sets the entries from tensors with exactly these names, types and shapes, which it checks before it changes any.
+/// Throws UsageError naming `source` and what does not fit.
+void load_entries(const std::vector<StateEntry>& entries, const std::vector<HostTensor>& tensors,
+                  const std::string& source);
+
+/// SHA-256 over name bytes and little-endian f32 bytes of all parameters, in name order and file layout.
+std::string parameters_sha256(const Module& module);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,29 @@
+// Weight files of all kinds, by their content.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/nn/io/safetensors.h"
+
+namespace lockstep::nn {
+
+/// Reads a safetensors file, what torch.save() has written of a state dict, or the index of several of either
+/// (model.safetensors.index.json: a JSON object whose "weight_map" names the file of each tensor, which lies beside the
+/// index). Throws IoError naming file and place for what is missing, malformed or not as the index says.
+std::vector<HostTensor> read_weights(const std::string& path);
+
+/// What a file of write_weights() or any safetensors file says beside its tensors; nothing for files of other kinds.
+/// Throws as read_weights() does.
+std::map<std::string, std::string> read_weights_metadata(const std::string& path);
+
+/// Throws UsageError for a path whose ending says that the file is of a format that write_weights() does not write.
+void check_weights_path(const std::string& path);
+
+/// Writes what the ending of `path` says: what torch.load() reads for .pt, .pth and .bin, else safetensors. `path` is
+/// either the old file or the whole new one. Throws as check_weights_path() does, and IoError naming the file.
+void write_weights(const std::string& path, const std::vector<HostTensor>& tensors,
+                   const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace lockstep::nn

@@ -1,0 +1,253 @@
+// The layers: PyTorch's, with its names, argument meanings and initialisations.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "lockstep/nn/layers/module.h"
+
+namespace lockstep::nn {
+
+/// y = x · wᵀ + b. weight (out, in), bias (out), both uniform in ±1/sqrt(in): what PyTorch's
+/// kaiming_uniform(a = sqrt(5)) amounts to.
+class Linear final : public Module {
+ public:
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, bool bias = true);
+  /// GPT-2's: normal weights of this deviation, zero bias, and transposed in files.
+  struct Gpt2 {
+    double deviation = 0.02;
+  };
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Gpt2 style);
+  /// Normal weights of this deviation, zero bias.
+  struct Normal {
+    double deviation;
+  };
+  Linear(Context& context, std::int64_t in_features, std::int64_t out_features, Normal style);
+  Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
+  /// With the activation that follows fused in.
+  Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// As a model's last layer (nn::logits).
+  Var logits(Tape& tape, Var x) { return nn::logits(tape, x, weight_, bias_); }
+  std::string type_name() const override { return "Linear"; }
+  std::string details() const override;
+
+ private:
+  Parameter& weight_;
+  Parameter* bias_;
+};
+
+/// The rows of a table by their numbers. weight (num, dim), normal with a deviation of 1 as PyTorch's, or what is
+/// given.
+class Embedding final : public Module {
+ public:
+  Embedding(Context& context, std::int64_t num_embeddings, std::int64_t embedding_dim, double deviation = 1.0);
+  /// x: numbers, i32.
+  Var forward(Tape& tape, Var x) override { return embedding(tape, x.value(), weight_); }
+  Parameter& weight() { return weight_; }
+  std::string type_name() const override { return "Embedding"; }
+  std::string details() const override;
+
+ private:
+  Parameter& weight_;
+};
+
+/// Over the last axis. weight ones, bias zeros.
+class LayerNorm final : public Module {
+ public:
+  explicit LayerNorm(Context& context, std::int64_t normalized_shape, double eps = 1e-5);
+  Var forward(Tape& tape, Var x) override { return layer_norm(tape, x, weight_, &bias_, eps_); }
+  /// add(x, y), and forward() of that, in one pass.
+  SumAndNorm forward_added(Tape& tape, Var x, Var y) { return add_layer_norm(tape, x, y, weight_, &bias_, eps_); }
+  std::string type_name() const override { return "LayerNorm"; }
+  std::string details() const override;
+
+ private:
+  double eps_;
+  Parameter& weight_;
+  Parameter& bias_;
+};
+
+class GELU final : public Module {
+ public:
+  explicit GELU(GeluKind kind = GeluKind::kErf) : kind_(kind) {}
+  Var forward(Tape& tape, Var x) override { return gelu(tape, x, kind_); }
+  std::string type_name() const override { return "GELU"; }
+  std::string details() const override;
+
+ private:
+  GeluKind kind_;
+};
+
+/// In training mode; otherwise nothing. `layer` identifies a dropout within its model.
+class Dropout final : public Module {
+ public:
+  Dropout(double p, std::int64_t layer) : p_(p), layer_(layer) {}
+  Var forward(Tape& tape, Var x) override { return training() ? dropout(tape, x, p_, layer_) : x; }
+  std::string type_name() const override { return "Dropout"; }
+  std::string details() const override;
+
+ private:
+  double p_;
+  std::int64_t layer_;
+};
+
+/// Layers of long short-term memory, one on the other: PyTorch's LSTM, with batch_first unless that is false.
+/// weight_ih_l0 (4 · hidden, input), weight_hh_l0 (4 · hidden, hidden), bias_ih_l0, bias_hh_l0 (4 · hidden), …_l1, …,
+/// all uniform in ±1/sqrt(hidden). In training mode what a layer hands to the next is dropped with probability
+/// `dropout`; `drop_layer` and the num_layers - 2 numbers that follow identify these dropouts within the model.
+class Lstm final : public Module {
+ public:
+  Lstm(Context& context, std::int64_t input_size, std::int64_t hidden_size, std::int64_t num_layers = 1,
+       double dropout = 0.0, std::int64_t drop_layer = 0, bool batch_first = true);
+  /// x (N, T, input) or (N, T, W, C) → (N, T, hidden), where the batch is not first (T, N, …) → (T, N, hidden); every
+  /// sequence begins with zeros.
+  Var forward(Tape& tape, Var x) override { return forward(tape, x, {}); }
+  /// Begins with `states`, one for each layer, and leaves there the states with which the next call continues. Empty:
+  /// begins with zeros, and returns no states.
+  Var forward(Tape& tape, Var x, std::span<LstmState> states);
+  std::int64_t num_layers() const { return static_cast<std::int64_t>(layers_.size()); }
+  std::string type_name() const override { return "LSTM"; }
+  std::string details() const override;
+
+ private:
+  double dropout_;
+  std::int64_t drop_layer_;
+  bool batch_first_;
+  std::vector<LstmParameters> layers_;
+};
+
+class BatchNorm;
+
+/// weight (out, kernel, kernel, in) in memory and (out, in, kernel, kernel) in files; uniform in ±1/sqrt(fan in).
+class Conv2d final : public Module {
+ public:
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, bool bias = true);
+  /// Normal with a deviation of sqrt(2 / (out · kernel area)), PyTorch's kaiming_normal(mode = "fan_out"); a bias
+  /// begins with zeros.
+  struct FanOut {
+    bool bias = false;
+  };
+  Conv2d(Context& context, std::int64_t in_channels, std::int64_t out_channels, const Window& window, FanOut style);
+  Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
+  Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// And with the maximum pooling after that.
+  Var forward(Tape& tape, Var x, Epilogue epilogue, const Window& max_pool);
+  /// From now on computes what `norm` makes of its result in evaluation mode, and `norm` hands that on as it is. For
+  /// fuse_children().
+  void absorb(BatchNorm& norm);
+  std::string type_name() const override { return "Conv2d"; }
+  std::string details() const override;
+
+ private:
+  Window window_;
+  Parameter& weight_;
+  Parameter* bias_;
+};
+
+class MaxPool2d final : public Module {
+ public:
+  explicit MaxPool2d(const Window& window) : window_(window) {}
+  Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kMax, x, window_); }
+  const Window& window() const { return window_; }
+  std::string type_name() const override { return "MaxPool2d"; }
+  std::string details() const override;
+
+ private:
+  Window window_;
+};
+
+class AvgPool2d final : public Module {
+ public:
+  explicit AvgPool2d(const Window& window) : window_(window) {}
+  Var forward(Tape& tape, Var x) override { return pool2d(tape, PoolKind::kAverage, x, window_); }
+  std::string type_name() const override { return "AvgPool2d"; }
+  std::string details() const override;
+
+ private:
+  Window window_;
+};
+
+class AdaptiveAvgPool2d final : public Module {
+ public:
+  AdaptiveAvgPool2d(std::int64_t height, std::int64_t width) : height_(height), width_(width) {}
+  Var forward(Tape& tape, Var x) override { return adaptive_avg_pool2d(tape, x, height_, width_); }
+  std::string type_name() const override { return "AdaptiveAvgPool2d"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t height_, width_;
+};
+
+/// Over the last axis of (N, H, W, C) or (N, C). weight ones, bias zeros, running_mean zeros, running_var ones,
+/// num_batches_tracked 0 (i64).
+class BatchNorm final : public Module {
+ public:
+  BatchNorm(Context& context, std::int64_t num_features, double eps = 1e-5, double momentum = 0.1);
+  Var forward(Tape& tape, Var x) override { return forward(tape, x, Epilogue::kNone); }
+  /// With the activation that follows.
+  Var forward(Tape& tape, Var x, Epilogue epilogue);
+  /// relu(forward(x) + residual)
+  Var forward_add_relu(Tape& tape, Var x, Var residual);
+  /// Whether a convolution computes all of it (Conv2d::absorb).
+  bool absorbed() const { return absorbed_; }
+  /// The activation of norm(conv(x)); `conv` computes all of it where it has absorbed this.
+  Var forward_behind(Conv2d& conv, Tape& tape, Var x, Epilogue epilogue);
+  /// Sets the weight to 0.
+  void start_at_zero();
+  /// In training mode, statistics are from now on those of the rows that all ranks of `exchange` have; the ranks then
+  /// run forward and backward in step, also those without rows. nullptr: again its own.
+  void synchronise(std::shared_ptr<StatisticsExchange> exchange) { exchange_ = std::move(exchange); }
+  bool synchronised() const { return exchange_ != nullptr; }
+  std::int64_t num_features() const { return weight_.value().count(); }
+  std::string type_name() const override { return synchronised() ? "SyncBatchNorm" : "BatchNorm2d"; }
+  std::string details() const override;
+
+ private:
+  friend class Conv2d;
+
+  Var normalise(Tape& tape, Var x, Epilogue epilogue, std::optional<Var> residual);
+
+  double eps_, momentum_;
+  bool absorbed_ = false;
+  std::shared_ptr<StatisticsExchange> exchange_;
+  Parameter& weight_;
+  Parameter& bias_;
+  Tensor& running_mean_;
+  Tensor& running_variance_;
+  Tensor& num_batches_tracked_;
+};
+
+class ReLU final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override { return relu(tape, x); }
+  std::string type_name() const override { return "ReLU"; }
+};
+
+class Flatten final : public Module {
+ public:
+  Var forward(Tape& tape, Var x) override { return flatten(tape, x); }
+  std::string type_name() const override { return "Flatten"; }
+  std::string details() const override;
+};
+
+/// One after the other; children are named "0", "1", …. A ReLU after a Linear or Conv2d runs inside it, and so does a
+/// MaxPool2d after a Conv2d or its ReLU.
+class Sequential final : public Module {
+ public:
+  Sequential() = default;
+  template <class M>
+  Sequential& then(std::unique_ptr<M> module) {
+    steps_.push_back(&register_module(std::to_string(steps_.size()), std::move(module)));
+    return *this;
+  }
+  Var forward(Tape& tape, Var x) override;
+  std::string type_name() const override { return "Sequential"; }
+
+ protected:
+  void fuse_children() override;
+
+ private:
+  std::vector<Module*> steps_;
+};
+
+}  // namespace lockstep::nn

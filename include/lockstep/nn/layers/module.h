@@ -1,0 +1,140 @@
+// What models are made of: named parameters and buffers, and a forward pass.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/nn/autograd/functions.h"
+#include "lockstep/nn/layers/generator.h"
+
+namespace lockstep::nn {
+
+/// What a module is built with: where it lives and where its first values come from.
+struct Context {
+  Backend& backend;
+  Generator& generator;
+};
+
+struct NamedParameter {
+  std::string name;  // "fc1.weight"
+  Parameter* parameter;
+};
+
+/// State that is saved but not trained.
+struct NamedBuffer {
+  std::string name;  // "bn1.running_mean"
+  Tensor* tensor;
+  Backend* backend;
+};
+
+/// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
+/// registration, their names are joined by dots, as in PyTorch. Registering throws UsageError for a name that is empty,
+/// is another one's of the same module, or begins with that and a dot, and for nothing. Not copyable; one thread uses
+/// it at a time. The backend it was built with must outlive it.
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  virtual Var forward(Tape& tape, Var x) = 0;
+  /// The same.
+  Var operator()(Tape& tape, Var x) { return forward(tape, x); }
+
+  /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
+  using Factory = std::function<std::unique_ptr<Module>(Context& context)>;
+  /// How this one was built, for whoever needs copies of it on other devices; empty where nobody has said. nn::build
+  /// says it.
+  const Factory& factory() const { return factory_; }
+  void set_factory(Factory factory) { factory_ = std::move(factory); }
+
+  /// For people: the class's name, and what its layer was made with, as PyTorch prints them ("Linear",
+  /// "in_features=10, out_features=1, bias=True").
+  virtual std::string type_name() const;
+  virtual std::string details() const { return ""; }
+
+  /// This module and all below it, depth first; it itself has no name.
+  std::vector<std::pair<std::string, Module*>> named_modules();
+  /// All of this module and its children, depth first; its own come before its children's.
+  std::vector<NamedParameter> named_parameters() const;
+  std::vector<NamedBuffer> named_buffers() const;
+
+  /// Training mode (the default) or evaluation mode, for this module and its children. Throws UsageError for training
+  /// after fuse().
+  void train(bool training);
+  bool training() const { return training_; }
+  /// This module and its children take the modes of `like` and its children; fused where that is. Both were built by
+  /// one factory; else UsageError.
+  void take_modes(const Module& like);
+  bool fused() const { return fused_; }
+
+  /// Evaluation mode for good, with less to compute: where nothing comes between a convolution and a batch
+  /// normalisation, that becomes part of the convolution, which gets a bias. So parameters are not to be saved any
+  /// more.
+  void fuse();
+
+  /// Ends with it: for whoever keeps a reference.
+  Lifetime::Ref lifetime() const { return lifetime_.ref(); }
+
+ protected:
+  Module() = default;
+
+  /// fuse() for this module's own children alone; theirs follow.
+  virtual void fuse_children() {}
+
+  Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
+  Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
+  template <class M>
+  M& register_module(std::string name, std::unique_ptr<M> child) {
+    check_child(name, child.get());
+    M& reference = *child;
+    children_.emplace_back(std::move(name), std::move(child));
+    return reference;
+  }
+  /// The same with a child that somebody else owns and keeps alive.
+  void register_borrowed(std::string name, Module& child) {
+    check_child(name, &child);
+    children_.emplace_back(std::move(name), std::shared_ptr<Module>(&child, [](Module*) {}));
+  }
+
+ private:
+  friend std::string to_string(const Module& module);
+
+  template <class Visit>
+  void walk(const std::string& prefix, const Visit& visit) const;
+  void check_name(const std::string& name, const char* what) const;
+  void check_child(const std::string& name, const Module* child) const;
+
+  bool training_ = true;
+  bool fused_ = false;
+  std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
+  struct Buffer {
+    std::string name;
+    Backend* backend;
+    std::unique_ptr<Tensor> tensor;
+  };
+  std::vector<Buffer> buffers_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  Factory factory_;
+  Lifetime lifetime_;
+};
+
+/// std::make_unique<M>(context, args…), with a factory that does the same again: so `args` are copied, and what they
+/// refer to must outlive the module.
+template <class M, class... Args>
+std::unique_ptr<M> build(Context& context, Args... args) {
+  auto made = std::make_unique<M>(context, args...);
+  made->set_factory([args...](Context& other) { return std::make_unique<M>(other, args...); });
+  return made;
+}
+
+/// What `factory` builds, and it: for modules that are put together rather than constructed.
+std::unique_ptr<Module> build_from(Context& context, Module::Factory factory);
+
+/// The structure of a module, in lines, as PyTorch prints it.
+std::string to_string(const Module& module);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,36 @@
+// The registry of losses. A loss is one file in this directory, which declares a `LossFamily`, and a line in
+// losses.cpp. Nobody else knows one by its name.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/settings.h"
+#include "lockstep/nn/autograd/functions.h"
+
+namespace lockstep::nn {
+
+/// A loss with its settings: of a model's outputs, against the targets that the data have for them.
+using LossFunction = std::function<Loss(Tape& tape, Var outputs, const Tensor& targets, float scale)>;
+
+struct LossFamily {
+  std::string name;
+  std::string about;  // for help: what its targets are
+  /// Those of Role::kTraining are for training alone: evaluations measure with their defaults, so that one of a weights
+  /// file needs no settings of the training that it comes from.
+  std::vector<SettingSpec> settings = {};
+  /// `settings` are complete.
+  LossFunction (*make)(const Settings& settings) = nullptr;
+};
+
+const std::vector<const LossFamily*>& loss_families();
+/// Where nothing else is asked for.
+const LossFamily& usual_loss();
+/// Throws UsageError for another name, with the nearest right one.
+const LossFamily& loss_family(const std::string& name);
+std::vector<std::string> loss_names();
+/// Throws UsageError for settings that the loss does not have.
+LossFunction make_loss(const LossFamily& family = usual_loss(), const Settings& settings = {});
+
+}  // namespace lockstep::nn

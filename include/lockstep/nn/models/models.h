@@ -1,0 +1,141 @@
+// The registry of models: a family is one file in this directory, which declares a `ModelFamily`, and a line in
+// models.cpp. Nobody else knows a model by its name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/settings.h"
+#include "lockstep/nn/io/safetensors.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/models/language_model.h"
+
+namespace lockstep::nn {
+
+/// What a model is built for. Vectors are {F}, images {H, W, C}, tokens {T}.
+struct ModelSpec {
+  std::string name;
+  std::vector<std::int64_t> sample_shape;
+  std::int64_t classes = 10;  // of a language model: tokens of its vocabulary
+  Settings settings = {};     // its family's; those that are not given have the defaults of its name
+};
+
+/// A model, and what was said of it: settings that its family declares.
+struct ModelConfig {
+  std::string name;  // one of model_names()
+  Settings settings;
+};
+
+/// A layer as the matrix product that it is for one sample: a convolution has a row for each pixel that it computes, a
+/// layer of a transformer one for each token. Attention is two, queries by keys and weights by values: a row for each
+/// pair of a token and one that it sees, of all heads, T (T + 1) / 2 · heads of them.
+struct MatrixProduct {
+  std::int64_t rows = 1;
+  std::int64_t in = 0;      // a convolution's: kernel height · kernel width · channels
+  std::int64_t out = 0;     // features or channels
+  bool reads_data = false;  // so nothing needs the gradient of its input
+};
+
+/// Tensors of a weights file by name, without what wrappers put before all names (plain_names()).
+class TensorsByName {
+ public:
+  /// `tensors` must outlive it.
+  explicit TensorsByName(const std::vector<HostTensor>& tensors);
+
+  /// nullptr: there is none of so many dimensions.
+  const HostTensor* find(const std::string& name, std::size_t dims) const;
+  /// Its shape; nullptr: there is none of so many dimensions.
+  const std::vector<std::int64_t>* shape(const std::string& name, std::size_t dims) const;
+
+ private:
+  std::map<std::string, const HostTensor*> by_name_;
+};
+
+/// A name of a family, with what it means.
+struct ModelVariant {
+  std::string name;
+  Settings defaults = {};                                   // where they differ from the family's
+  std::vector<std::int64_t> sample_shape = {};              // that it is known for: {224, 224, 3}; empty: tokens
+  std::optional<std::int64_t> classes_of_random_data = {};  // default: the data set's
+  std::optional<std::int64_t> classes_of_weights = {};      // of a weights file that does not say how many; default: 10
+  bool whole_images = false;  // its images are small and taken whole, where others are cropped
+};
+
+/// What a family is trained with where nothing else is asked for.
+struct TrainingDefaults {
+  std::string optimizer = "adamw";
+  // With that optimizer alone; others have their own defaults.
+  std::optional<double> lr_per_256 = {};  // samples of the global batch
+  std::optional<double> weight_decay = {};
+};
+
+struct ModelFamily {
+  std::string title = {};  // "ResNets": what help calls all its models together; empty: their names
+  std::vector<ModelVariant> variants;
+  std::vector<SettingSpec> settings = {};
+  // What a sample may be.
+  bool takes_vectors = false, takes_images = false, takes_tokens = false;
+  /// Of its settings the one that says how many tokens a sample has; empty: none.
+  std::string tokens_setting = {};
+  /// The tensor of its weights files that has a row for each token; empty: none.
+  std::string token_table = {};
+  bool batch_norm = false;      // some layer has running statistics
+  bool attention = false;       // some layer is causal_attention()
+  bool separate_head = true;    // its last layer has parameters of its own: they can start anew
+  bool any_image_size = false;  // one set of weights fits images of all sizes
+  TrainingDefaults training = {};
+
+  /// Throws UsageError for a sample shape or settings that it cannot have. `spec` is complete.
+  std::unique_ptr<Module> (*build)(Context& context, const ModelSpec& spec) = nullptr;
+  /// In the order of its forward pass. `spec` is complete.
+  std::vector<MatrixProduct> (*products)(const ModelSpec& spec) = nullptr;
+  /// Fills sample shape, classes and settings with what the shapes of a weights file say; `spec` comes with the
+  /// settings that were given, which stay, and the variant's usual sample shape and classes.
+  void (*read_tensors)(const TensorsByName& tensors, ModelSpec& spec) = nullptr;
+
+  /// Its names: "gpt", "gpt2".
+  std::vector<std::string> names() const;
+  const ModelVariant& variant(const std::string& name) const;
+  /// Settings as a model of this name has them where nothing is given.
+  std::vector<SettingSpec> settings_of(const std::string& name) const;
+};
+
+const std::vector<const ModelFamily*>& model_families();
+/// nullptr: no model has this name.
+const ModelFamily* find_model_family(const std::string& name);
+/// Throws UsageError for another name, with the nearest right one.
+const ModelFamily& model_family(const std::string& name);
+
+/// All names, in the order of help texts.
+const std::vector<std::string>& model_names();
+inline void check_model_name(const std::string& name) { model_family(name); }
+/// Those whose family does, for texts: "gpt, gpt2 and lstm".
+std::string models_that(bool (*does)(const ModelFamily& family), const char* before_last = "and");
+
+/// `spec` with all settings. Throws UsageError for an unknown name and for settings that its family does not have.
+ModelSpec complete(const ModelSpec& spec);
+/// With a factory. Throws UsageError for an unknown name (with the nearest right one) or a sample shape or settings
+/// that the model cannot take.
+std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
+/// What the shapes of a weights file's tensors say of the model `name`; settings that are `given` hold.
+ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const std::vector<HostTensor>& tensors);
+/// The most tokens that the model takes at once, if that is one of its sizes.
+std::optional<std::int64_t> most_tokens(const ModelSpec& spec);
+/// Matrix products of a sample's forward pass.
+std::vector<MatrixProduct> products_of(const ModelSpec& spec);
+
+/// A size of a model: a whole number of at least 1.
+SettingSpec size_setting(const char* name, std::int64_t fallback, const char* help,
+                         SettingSpec::Role role = SettingSpec::Role::kStructure);
+/// The probability with which an element is dropped in training.
+SettingSpec dropout_setting();
+/// Numbers of a sample.
+std::int64_t features_of(const ModelSpec& spec);
+/// Throws UsageError unless samples are images of at least `least` pixels each way.
+void check_images(const ModelSpec& spec, std::int64_t least);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,207 @@
+// A device as the operators see it: its memory and its kernels.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/device.h"
+#include "lockstep/base/function_ref.h"
+#include "lockstep/nn/ops/attention.h"
+#include "lockstep/nn/ops/conv.h"
+#include "lockstep/nn/ops/embedding.h"
+#include "lockstep/nn/ops/layer_norm.h"
+#include "lockstep/nn/ops/linear.h"
+#include "lockstep/nn/ops/loss.h"
+#include "lockstep/nn/ops/lstm.h"
+#include "lockstep/nn/ops/norm.h"
+#include "lockstep/nn/ops/optim.h"
+#include "lockstep/nn/ops/pointwise.h"
+#include "lockstep/nn/ops/pool.h"
+
+namespace lockstep::nn {
+
+/// What Backend::record() has taken down: the kernels, their order and their addresses. What they read may change from
+/// run to run, what was decided on the host while recording does not. The backend, and all memory that the work
+/// touches, must outlive it.
+class CapturedGraph {
+ public:
+  virtual ~CapturedGraph() = default;
+  /// Gives the work to the device, after what has been given before.
+  virtual void run() = 0;
+  /// How many kernels it starts on the device.
+  virtual std::int64_t kernels() const = 0;
+};
+
+/// What computes an operation.
+struct EngineChoice {
+  std::string engine;        // "cuDNN …"
+  std::string because = {};  // of a fallback: why it is not a faster one
+};
+
+/// What the operations of one kind took on the device.
+struct OperationCost {
+  std::string operation;  // "batch normalisation"
+  std::int64_t calls = 0;
+  double ms = 0;
+  double bytes = 0;  // of their tensors, each counted once a call: the least that they have to read and write
+  double flops = 0;  // of products and convolutions: 2 for each multiply-add
+};
+
+/// Brings a few numbers to the host without stopping the device: begin() in the order of the work that is given, then
+/// later, when ready(), bytes(). One at a time; used again and again.
+class AsyncDownload {
+ public:
+  virtual ~AsyncDownload() = default;
+  /// Takes `from` as it is when all work given before is done.
+  virtual void begin(const Tensor& from) = 0;
+  /// Whether it has arrived. Throws what the device has failed with.
+  virtual bool ready() = 0;
+  /// What begin() took; only when ready(), until the next begin().
+  virtual std::span<const std::byte> bytes() const = 0;
+};
+
+/// One device of this process. Operators, layers and optimizers reach memory and kernels through it alone, so that
+/// another device is another Backend and nothing else. Kernels run in the order of their calls on one stream; one
+/// thread calls them. Must outlive every tensor, parameter and tape made on it.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  virtual Device device() const = 0;
+  /// By operation ("attention, bf16"), as far as there has been a choice. Of a fallback it has warned.
+  virtual std::map<std::string, EngineChoice> engines() const { return {}; }
+  /// For people: "cpu, 2 threads, oneDNN 2.6.3, avx512_core".
+  virtual std::string describe() const = 0;
+  virtual CachingAllocator& allocator() = 0;
+
+  /// How many bytes of a result the kernel that follows still finds close by. Chains of kernels may run in pieces of
+  /// this size, so that what lies between them never goes to memory and back. Depends on the number of threads alone:
+  /// where sums are cut decides on their last bits.
+  virtual std::size_t cache_block_bytes() const = 0;
+
+  virtual LinearKernels& linear() = 0;
+  virtual ConvKernels& conv() = 0;
+  virtual PoolKernels& pool() = 0;
+  virtual NormKernels& norm() = 0;
+  virtual LayerNormKernels& layer_norm() = 0;
+  virtual EmbeddingKernels& embedding() = 0;
+  virtual AttentionKernels& attention() = 0;
+  virtual LstmKernels& lstm() = 0;
+  virtual PointwiseKernels& pointwise() = 0;
+  virtual LossKernels& loss() = 0;
+  virtual OptimKernels& optim() = 0;
+
+  /// How many elements the rows of a matrix of so many columns had best be apart, where matrix products write and read
+  /// it (Note [Pitch]).
+  virtual std::int64_t pitch_of(std::int64_t columns, DType dtype) const {
+    static_cast<void>(dtype);
+    return columns;
+  }
+  /// `x`, or a copy of it without a pitch.
+  virtual Tensor contiguous(const Tensor& x) {
+    if (!x.is_contiguous()) throw InternalError(to_string(x.shape()) + " with a pitch");
+    return x;
+  }
+
+  /// Another backend of this device, for the thread that calls this: with a stream and memory of its own, so that the
+  /// kernels of both run at the same time, and `threads` compute threads where it is the CPU. It may read this one's
+  /// tensors: all work given before is done. What its kernels pack of weights they share with all other streams of
+  /// this one, which must outlive them. Several threads may call this at once.
+  virtual std::unique_ptr<Backend> make_stream(int threads) = 0;
+
+  /// The calling thread is the one that calls the kernels from now on. The thread that has made it need not say so.
+  virtual void move_to_this_thread() {}
+
+  /// How many kernel objects have been built; constant in a steady state.
+  virtual std::uint64_t primitives_created() const = 0;
+
+  /// Where work given to this device goes.
+  virtual StreamView stream() = 0;
+  /// How many steps may be given to the device before the results of the first of them are read: 0 where work is done
+  /// when a kernel returns.
+  virtual int steps_ahead() const = 0;
+  /// Whether activations may be bf16.
+  virtual bool computes_in_bf16() const = 0;
+
+  /// A batch, in memory of staging_memory(), as a tensor of this device, which is valid until the second following call
+  /// for the same shape and type. On the CPU it is a view. The host's memory must stay valid and unchanged until
+  /// finish_inputs(), on the CPU for as long as the tensor is used.
+  virtual Tensor from_host(void* data, const Shape& shape, DType dtype) = 0;
+  /// Waits until everything given to from_host() has been read.
+  virtual void finish_inputs() = 0;
+  /// Host memory that from_host() reads fastest.
+  virtual std::shared_ptr<MemorySource> staging_memory() = 0;
+
+  /// Blocking copies between the host's bytes and as many of a tensor's first ones, after all work given before.
+  virtual void upload(std::span<const std::byte> from, const Tensor& to) = 0;
+  virtual void download(const Tensor& from, std::span<std::byte> to) = 0;
+  /// The same for at most kMostWritten bytes, in the order of the work that is given, without waiting: `from` may be
+  /// changed at once.
+  virtual void write(std::span<const std::byte> from, const Tensor& to) = 0;
+  static constexpr std::size_t kMostWritten = 64;
+  /// For results of at most `bytes`.
+  virtual std::unique_ptr<AsyncDownload> make_async_download(std::size_t bytes) = 0;
+
+  /// How much memory of its own the device has left; nothing where it has the host's, or does not say.
+  virtual std::optional<std::size_t> free_bytes() { return std::nullopt; }
+
+  /// Whether record() may succeed.
+  virtual bool records() const { return false; }
+  /// Calls `work` and takes down what it gives to this device; nothing of it is done. nullptr where the device refuses,
+  /// or where `work` does what cannot be recorded (waiting, allocating memory, an error of CUDA's): `why_not` then says
+  /// what, and nothing has changed on the device. Other errors pass through.
+  virtual std::unique_ptr<CapturedGraph> record(FunctionRef<void()> work, std::string& why_not) {
+    static_cast<void>(work);
+    why_not = "this device records nothing";
+    return nullptr;
+  }
+
+  /// Calls `work`, which is not captured, and times the operations of it that this device computes: those that took
+  /// longest first. Nothing where the device cannot say. Waits for the device.
+  virtual std::vector<OperationCost> profile(FunctionRef<void()> work) {
+    work();
+    return {};
+  }
+  /// What the device's memory can move in a second, reads and writes together; nothing where it is not known.
+  virtual std::optional<double> peak_bytes_per_s() const { return std::nullopt; }
+
+  Tensor empty(const Shape& shape, DType dtype = DType::kF32) { return Tensor::empty(allocator(), shape, dtype); }
+  Tensor zeros(const Shape& shape) {
+    Tensor made = empty(shape);
+    pointwise().fill(made, 0.0f);
+    return made;
+  }
+
+ protected:
+  Backend() = default;
+};
+
+/// What a CUDA device computes in, and how its kernels are chosen.
+struct CudaOptions {
+  int device = 0;              // CUDA's index, among those that this process may see
+  bool tf32 = false;           // f32 products on matrix units, with 10 bits of mantissa
+  bool deterministic = true;   // false: attention's gradient may have other bits each time, where that is faster
+  std::string plan_file = {};  // where the fastest of the libraries' kernels are noted; empty: theirs without timing
+};
+
+/// Makes the device this thread's and opens cuBLASLt; cuDNN is opened at the first convolution. Throws CudaError; where
+/// the build has no CUDA, or the machine no GPU, DeviceError.
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
+
+/// `threads` compute threads at most (at least 1), OpenMP's on the calling thread: the thread that makes the backend
+/// is the one that calls its kernels.
+std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+/// The instruction set that oneDNN uses here: "avx512_core_amx", "avx2"…; honours ONEDNN_MAX_CPU_ISA.
+std::string cpu_kernel_isa();
+/// "2.6.3"
+std::string onednn_version();
+
+}  // namespace lockstep::nn

@@ -1,0 +1,68 @@
+// Matrix products of fully connected layers.
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+/// What a kernel does with its result before it hands it over. ReLU leaves NaN as it is; GELU is GeluKind::kTanh, and
+/// after fully connected layers alone.
+enum class Epilogue : std::uint8_t { kNone, kRelu, kGelu };
+
+/// What a device keeps of the input of an activation, so that whoever reads its result next can differentiate it while
+/// it computes its own input's gradient. Without elements: the device gains nothing by that.
+struct SavedPreactivation {
+  Shape shape = {0};
+  DType dtype = DType::kU8;
+};
+
+/// N samples (0 is allowed), I inputs, O outputs; w is (O, I), b is (O) or undefined (no bias). Activations, w and b
+/// are of one type, f32 or, where the backend computes in it, bf16; dw and db are f32 always. Sums are f32. y of
+/// forward() without epilogue and dy of backward_…() may have a pitch, of a device whose Backend::pitch_of() asks for
+/// one.
+class LinearKernels {
+ public:
+  virtual ~LinearKernels() = default;
+  /// y (N, O) = epilogue(x (N, I) · wᵀ + b)
+  virtual void forward(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue, const Tensor& y) = 0;
+  /// dx (N, I) = dy (N, O) · w
+  virtual void backward_input(const Tensor& dy, const Tensor& w, const Tensor& dx) = 0;
+  /// dw (O, I) = dyᵀ · x, added to what dw holds when `accumulate`
+  virtual void backward_weight(const Tensor& x, const Tensor& dy, bool accumulate, const Tensor& dw) = 0;
+  /// db (O) = column sums of dy (N, O), added to what db holds when `accumulate`
+  virtual void backward_bias(const Tensor& dy, bool accumulate, const Tensor& db) = 0;
+
+  /// Both of the same dy, which a device may read once.
+  virtual void backward_weight_and_bias(const Tensor& x, const Tensor& dy, bool accumulate_w, const Tensor& dw,
+                                        bool accumulate_b, const Tensor& db) {
+    backward_bias(dy, accumulate_b, db);
+    backward_weight(x, dy, accumulate_w, dw);
+  }
+
+  /// Of the activation `epilogue` of y (N, O), y being of `dtype`. ReLU's says where y is positive, packed as the
+  /// device likes; GELU's is what GELU is taken of, as a tensor of y's shape and type. Where it has no elements the
+  /// functions below are not to be called.
+  virtual SavedPreactivation saved_preactivation_of(Epilogue epilogue, std::int64_t samples, std::int64_t out,
+                                                    DType dtype) const {
+    static_cast<void>(epilogue), static_cast<void>(samples), static_cast<void>(out), static_cast<void>(dtype);
+    return {};
+  }
+  /// forward(), which also fills `saved_preactivation`.
+  virtual void forward_saved_preactivation(const Tensor& x, const Tensor& w, const Tensor& b, Epilogue epilogue,
+                                           const Tensor& y, const Tensor& saved_preactivation) {
+    static_cast<void>(x), static_cast<void>(w), static_cast<void>(b), static_cast<void>(epilogue);
+    static_cast<void>(y), static_cast<void>(saved_preactivation);
+    throw InternalError("this device saves no preactivation");
+  }
+  /// dx (N, I) = (dy (N, O) · w) · activation'(what x is the activation of), where `saved_preactivation` is that of x.
+  virtual void backward_input_through(const Tensor& dy, const Tensor& w, Epilogue epilogue,
+                                      const Tensor& saved_preactivation, const Tensor& dx) {
+    static_cast<void>(dy), static_cast<void>(w), static_cast<void>(epilogue), static_cast<void>(saved_preactivation);
+    static_cast<void>(dx);
+    throw InternalError("this device saves no preactivation");
+  }
+};
+
+}  // namespace lockstep::nn

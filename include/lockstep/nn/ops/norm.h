@@ -1,0 +1,86 @@
+// Batch normalisation over the last axis.
+#pragma once
+
+#include "lockstep/nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+/// x, y, dx and dy are (…, C), of one type, f32 or bf16; all statistics, parameters and their gradients are (C) f32. M
+/// is the number of rows, count(x) / C, at least 1 in training.
+class NormKernels {
+ public:
+  virtual ~NormKernels() = default;
+  /// y = (x − mean) / sqrt(var + eps) · gamma + beta with the batch's own mean and biased variance, which are returned
+  /// in `mean` and `variance`.
+  virtual void forward_train(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, const Tensor& y,
+                             const Tensor& mean, const Tensor& variance) = 0;
+  /// y = max(forward_train's + residual, 0) in the same pass, NaN staying; residual (…, C), of x's type, may be
+  /// undefined.
+  virtual void forward_train_relu(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps,
+                                  const Tensor& residual, const Tensor& y, const Tensor& mean,
+                                  const Tensor& variance) = 0;
+  /// forward_train's with given statistics.
+  virtual void forward_infer(const Tensor& x, const Tensor& gamma, const Tensor& beta, const Tensor& mean,
+                             const Tensor& variance, double eps, const Tensor& y) = 0;
+  /// Gradients of forward_train, or of forward_infer if the statistics were given; overwrites dx, dgamma and dbeta.
+  virtual void backward(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                        const Tensor& variance, bool given_statistics, double eps, const Tensor& dx,
+                        const Tensor& dgamma, const Tensor& dbeta) = 0;
+  /// Gradients of forward_train_relu, which made y. With a residual, dy is set to 0 wherever y is not above 0, and then
+  /// is the residual's gradient; without, what it holds afterwards is unspecified. dx may be dy. A device may find out
+  /// from x where y is above 0.
+  virtual void backward_relu(const Tensor& x, const Tensor& y, bool residual, const Tensor& dy, const Tensor& gamma,
+                             const Tensor& beta, const Tensor& mean, const Tensor& variance, double eps,
+                             const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta) = 0;
+  /// running = (1 − momentum) · running + momentum · batch; the variance is made unbiased (· M / (M − 1)) first, as
+  /// PyTorch does.
+  virtual void update_running(const Tensor& mean, const Tensor& variance, std::int64_t rows, double momentum,
+                              const Tensor& running_mean, const Tensor& running_variance) = 0;
+  /// What running statistics move by in training.
+  struct Running {
+    const Tensor& mean;
+    const Tensor& variance;
+    double momentum;
+  };
+  /// forward_train(), or with `relu` forward_train_relu(), and update_running() with its statistics.
+  virtual void forward_train_moving(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps, bool relu,
+                                    const Tensor& residual, const Running& running, const Tensor& y, const Tensor& mean,
+                                    const Tensor& variance) {
+    if (relu)
+      forward_train_relu(x, gamma, beta, eps, residual, y, mean, variance);
+    else
+      forward_train(x, gamma, beta, eps, y, mean, variance);
+    update_running(mean, variance, x.count() / mean.count(), running.momentum, running.mean, running.variance);
+  }
+
+  // forward_train and its backward over rows that several ranks have; x may be without rows. What a rank knows of its
+  // own travels (StatisticsExchange), and the number of all rows lies on the device: nobody waits for it.
+
+  /// part (2 · C + 1) f32: the means of x's M rows, the sums of their squared distances from them, and M.
+  virtual void moments(const Tensor& x, const Tensor& part) = 0;
+  /// Joins parts (R, P), each of which begins with what moments() makes, in their order (Chan, Golub and LeVeque,
+  /// "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979): mean, biased variance, and the
+  /// number of all rows (1) f32. The running statistics move as in update_running().
+  virtual void join_moments(const Tensor& parts, double momentum, const Tensor& mean, const Tensor& variance,
+                            const Tensor& rows, const Tensor& running_mean, const Tensor& running_variance) = 0;
+  /// sums (2 · C) f32: these rows' part of dgamma, then of dbeta.
+  virtual void backward_sums(const Tensor& x, const Tensor& dy, const Tensor& mean, const Tensor& variance, double eps,
+                             const Tensor& sums) = 0;
+  /// These rows' dx; `sums` are added up over all ranks.
+  virtual void backward_input(const Tensor& x, const Tensor& dy, const Tensor& gamma, const Tensor& mean,
+                              const Tensor& variance, const Tensor& rows, const Tensor& sums, double eps,
+                              const Tensor& dx) = 0;
+};
+
+/// Carries what each rank knows of a batch to all of them. Its calls are collectives, which every rank makes in the
+/// same order, in the order of the backend's work. Results lie in memory of its own, until the next call.
+class StatisticsExchange {
+ public:
+  virtual ~StatisticsExchange() = default;
+  /// Every rank's `mine` (P) f32, in rank order: (ranks, at least P), whose rows begin with them.
+  virtual Tensor gather(const Tensor& mine) = 0;
+  /// The sum of all ranks' `mine` (P) f32.
+  virtual Tensor sum(const Tensor& mine) = 0;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,53 @@
+// Element by element, and moves between layouts.
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/nn/ops/dropout.h"
+#include "lockstep/nn/tensor/tensor.h"
+
+namespace lockstep::nn {
+
+enum class GeluKind : std::uint8_t {
+  kErf,   // x Φ(x), PyTorch's default
+  kTanh,  // x / 2 · (1 + tanh(√(2 / π) (x + 0.044715 x³))), GPT-2's
+};
+
+/// f32 or bf16, all operands of one type, unless said otherwise. Inputs and outputs have the same number of elements.
+class PointwiseKernels {
+ public:
+  virtual ~PointwiseKernels() = default;
+  virtual void fill(const Tensor& y, float value) = 0;
+  /// Any dtype.
+  virtual void copy(const Tensor& x, const Tensor& y) = 0;
+  /// Between f32 and bf16, either way; to bf16 rounding to nearest, ties to even.
+  virtual void cast(const Tensor& x, const Tensor& y) = 0;
+  /// One more than before: counter () i64.
+  virtual void increment(const Tensor& counter) = 0;
+  /// y += alpha · x; x may be bf16 where y is f32.
+  virtual void add_to(const Tensor& x, float alpha, const Tensor& y) = 0;
+  /// z = x + y
+  virtual void add(const Tensor& x, const Tensor& y, const Tensor& z) = 0;
+  /// z = max(x + y, 0); z may be x or y. NaN stays NaN.
+  virtual void add_relu(const Tensor& x, const Tensor& y, const Tensor& z) {
+    add(x, y, z);
+    relu(z, z);
+  }
+  /// y = max(x, 0); may be in place. NaN stays NaN.
+  virtual void relu(const Tensor& x, const Tensor& y) = 0;
+  /// dx = dy where y > 0, else 0; dx may be dy.
+  virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// y = gelu(x) (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016); may be in place.
+  virtual void gelu(const Tensor& x, GeluKind kind, const Tensor& y) = 0;
+  /// dx = dy · gelu'(x); dx may be dy.
+  virtual void gelu_backward(const Tensor& x, GeluKind kind, const Tensor& dy, const Tensor& dx) = 0;
+  /// y (N, …) = x / (1 − p) where an element is kept, else 0; y may be x. 0 ≤ p < 1. Whether element e of sample n is
+  /// kept is a pure function (dropout_bits) of state's seed and step, of `layer`, of first_sample + n and of e, so it
+  /// does not depend on how samples are shared out among ranks. state: DropoutState as (3) i64, on the device.
+  /// Backward is the same call on dy.
+  virtual void dropout(const Tensor& x, double p, const Tensor& state, std::int64_t layer, const Tensor& y) = 0;
+  /// y (N, C, R) = x (N, R, C) with its last two axes exchanged.
+  virtual void swap_last_axes(const Tensor& x, const Tensor& y) = 0;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,25 @@
+// Tensors from one device to another.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "lockstep/nn/ops/backend.h"
+
+namespace lockstep::nn {
+
+/// `tensor`, made on `source`, as a tensor of `target` with the same shape, type and bits: a copy, or `tensor` itself
+/// where the two are one backend. Between GPUs directly where they reach each other, else by way of the host. It comes
+/// after all work that `source` was given, and what is given to either from now on comes after it; the host waits where
+/// one of them is the CPU.
+Tensor to_device(Backend& target, const Tensor& tensor, Backend& source);
+
+/// The same into memory that is there: `to`, made on `target`, of as many bytes.
+void copy_to(Backend& target, const Tensor& to, const Tensor& from, Backend& source);
+
+/// torch.tensor(values, device=target).reshape(shape): f32, of as many values.
+Tensor tensor_of(Backend& target, const Shape& shape, std::span<const float> values);
+/// tensor.cpu().flatten().tolist(): the values of an f32 tensor, after all work that `source` was given.
+std::vector<float> values_of(Backend& source, const Tensor& tensor);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,79 @@
+// The registries of optimizers and of learning-rate schedules. An optimizer is one file in this directory, which
+// declares an `OptimizerFamily`, and a line in optimizers.cpp; a schedule is a row of the table in schedules.cpp.
+// Nobody else knows one by its name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/settings.h"
+#include "lockstep/nn/optim/optimizer.h"
+
+namespace lockstep::nn {
+
+struct OptimizerFamily {
+  std::string name;                        // "sgd"
+  std::vector<SettingSpec> settings = {};  // beside learning rate and weight decay, which all of them have
+  // Where neither the user nor the model says anything.
+  double lr = 1e-3;
+  double weight_decay = 0;
+  /// `settings` are complete. Throws UsageError for those that PyTorch refuses.
+  std::unique_ptr<Optimizer> (*make)(std::vector<NamedParameter> parameters, const Settings& settings,
+                                     double weight_decay) = nullptr;
+  /// Flags with which it remembers nothing of a parameter; empty: there are none.
+  std::string leanest = {};
+  /// What its state on disk is: a run resumes with the same. nullptr: its name.
+  std::string (*state)(const Settings& settings) = nullptr;
+};
+
+const std::vector<const OptimizerFamily*>& optimizer_families();
+/// Throws UsageError for another name, with the nearest right one.
+const OptimizerFamily& optimizer_family(const std::string& name);
+std::vector<std::string> optimizer_names();
+/// Throws UsageError for an unknown name and for settings that it does not have.
+std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
+                                          const Settings& settings, double weight_decay);
+
+/// What Adam and its kin have in common.
+struct AdamConstants {
+  double beta1 = 0.9, beta2 = 0.999;  // decay of the two moments
+  double eps = 1e-8;
+};
+std::vector<SettingSpec> adam_settings();
+/// `settings` are complete.
+AdamConstants adam_constants(const Settings& settings);
+
+struct ScheduleFamily {
+  std::string name;  // "cosine"
+  std::vector<SettingSpec> settings = {};
+  /// The rate once `done`, from 0 to below 1, of the steps after warm-up are over. `settings` are complete.
+  double (*at)(double done, double lr, const Settings& settings) = nullptr;
+};
+
+const std::vector<const ScheduleFamily*>& schedule_families();
+/// Throws UsageError for another name, with the nearest right one.
+const ScheduleFamily& schedule_family(const std::string& name);
+std::vector<std::string> schedule_names();
+
+/// The learning rates of `total_steps` steps. A pure function; steps count from 0. During the first `warmup` steps
+/// lr · (step + 1) / warmup; then what the schedule says of the share of the remaining steps that is done. `settings`
+/// are complete.
+class LearningRate {
+ public:
+  LearningRate(const ScheduleFamily& schedule, Settings settings, double lr, std::int64_t warmup,
+               std::int64_t total_steps)
+      : schedule_(schedule), settings_(std::move(settings)), lr_(lr), warmup_(warmup), total_steps_(total_steps) {}
+  double at(std::int64_t step) const;
+
+ private:
+  const ScheduleFamily& schedule_;
+  Settings settings_;
+  double lr_;
+  std::int64_t warmup_, total_steps_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,120 @@
+// Device memory that is asked for once and then reused.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "lockstep/base/memory_source.h"
+
+namespace lockstep::nn {
+
+class Heap;
+
+/// More was asked for than a MemoryLimit allows.
+class MemoryLimitReached : public std::runtime_error {
+ public:
+  MemoryLimitReached() : std::runtime_error("more memory was asked for than is allowed here") {}
+};
+
+/// A piece of memory with a reference count. Owned by its heap, shared by tensors.
+struct Block {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;  // capacity
+  std::size_t asked = 0;  // of them, by acquire()
+  std::atomic<int> references{0};
+  int size_class = 0;
+  int pool = 0;
+  Heap* owner = nullptr;
+  Block* next_free = nullptr;
+};
+
+/// Takes a block without references back.
+void recycle(Block* block) noexcept;
+/// Whose memory it is.
+Device device_of(const Block& block);
+
+/// Keeps memory that it can do without: what a recording reads and writes.
+class MemoryHolder {
+ public:
+  /// Gives it up, so that the blocks are idle, and never comes back to it; false where it cannot now.
+  virtual bool give_up() noexcept = 0;
+
+ protected:
+  ~MemoryHolder() = default;
+};
+
+/// Keeps freed blocks in lists by size class (four classes for each power of two, so that at most a fifth of a block is
+/// wasted; 256 bytes at least) and hands them out again: a training loop of fixed shapes asks the system for nothing
+/// after its first steps. Blocks are never cut or put together: where memory runs out, those that lie idle are given
+/// back to the source, which is then asked once more; after that, holders are asked to give up theirs.
+/// Thread-safe. Tensors may outlive it: what they hold goes back to the source with the last of them.
+class CachingAllocator {
+ public:
+  explicit CachingAllocator(std::unique_ptr<MemorySource> source);
+  ~CachingAllocator();
+  CachingAllocator(const CachingAllocator&) = delete;
+  CachingAllocator& operator=(const CachingAllocator&) = delete;
+
+  /// A block of at least `bytes` with one reference; its content is unspecified. Throws what the source does, and
+  /// MemoryLimitReached.
+  Block* acquire(std::size_t bytes);
+  /// Note [Recorded memory]
+  /// What a recording reads and writes must be nobody else's between two of its runs, though the host's handles are
+  /// gone by then. So blocks acquired while it is made come from a pool of their own, and go back there. Recordings
+  /// share one: they run one after the other, and leave nothing for each other in it. Its idle blocks go back to the
+  /// source only where memory runs out and all holders have given up; those are asked by the thread that added them.
+  enum class Pool { kOrdinary, kRecorded };
+  void use(Pool pool);
+  void add(MemoryHolder& holder);
+  void remove(MemoryHolder& holder) noexcept;
+
+  /// Whose memory it gives.
+  Device device() const;
+
+  /// From now on acquire() is given no more than so many bytes together; nullopt: as many as there are.
+  void limit(std::optional<std::size_t> bytes);
+
+  struct Stats {
+    std::size_t bytes_in_use = 0;
+    std::size_t peak_bytes_in_use = 0;
+    std::size_t bytes_asked = 0, peak_bytes_asked = 0;  // of those in use, without what sizes are rounded up by
+    std::size_t bytes_held = 0;                         // in use or cached
+    std::uint64_t system_allocations = 0;               // requests that the cache could not serve
+  };
+  Stats stats() const;
+
+ private:
+  Heap* heap_;  // lives until this and all of its blocks are gone
+};
+
+/// In its scope, what is acquired is limited: for sizes that come out of a file.
+class MemoryLimit {
+ public:
+  MemoryLimit(CachingAllocator& allocator, std::size_t bytes) : allocator_(allocator) { allocator_.limit(bytes); }
+  ~MemoryLimit() { allocator_.limit(std::nullopt); }
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
+
+ private:
+  CachingAllocator& allocator_;
+};
+
+/// Acquires from the recordings' pool in its scope.
+class RecordedMemory {
+ public:
+  explicit RecordedMemory(CachingAllocator& allocator) : allocator_(allocator) {
+    allocator_.use(CachingAllocator::Pool::kRecorded);
+  }
+  ~RecordedMemory() { allocator_.use(CachingAllocator::Pool::kOrdinary); }
+  RecordedMemory(const RecordedMemory&) = delete;
+  RecordedMemory& operator=(const RecordedMemory&) = delete;
+
+ private:
+  CachingAllocator& allocator_;
+};
+
+}  // namespace lockstep::nn

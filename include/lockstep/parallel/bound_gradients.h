@@ -1,0 +1,77 @@
+// A module's gradients as the slots of a reducer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/function_ref.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/reducer.h"
+#include "lockstep/nn/layers/module.h"
+
+namespace lockstep::parallel {
+
+/// Binds each trained parameter's gradient to the reducer's arena, and marks it ready from the tape's hook, so that
+/// collectives run during backward. Group, backend and parameters must outlive its last step; one thread uses it.
+class BoundGradients {
+ public:
+  /// Collective: allocates the arena. `parameters` are the slots.
+  BoundGradients(comm::ProcessGroup& group, nn::Backend& backend, std::vector<nn::NamedParameter> parameters,
+                 const ddp::BucketLimits& limits, const ddp::Reducer::Options& options);
+  ~BoundGradients();
+  BoundGradients(const BoundGradients&) = delete;
+  BoundGradients& operator=(const BoundGradients&) = delete;
+
+  const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  ddp::Reducer& reducer() { return reducer_; }
+  const ddp::Reducer& reducer() const { return reducer_; }
+
+  /// Before a backward pass writes gradients: buckets take the order that the ranks have come to, and gradients that
+  /// parameters hold move along.
+  void apply_order();
+  /// Gradients are where they will stay: from the second step with samples on.
+  bool settled() const { return settled_; }
+  /// The order of buckets, by parameters' names; empty while the ranks have not come to one.
+  std::vector<std::string> order() const;
+  /// Before the first step: the order that an earlier run has come to. Ignored unless it names these parameters, each
+  /// once.
+  void set_order(const std::vector<std::string>& names);
+
+  /// From here to finish(), gradients that become ready are reduced. Those that parameters hold already are added to.
+  void begin_reduction(std::int64_t step);
+  bool reducing() const { return reducing_; }
+  /// Before the last backward pass of a reduction: parameters that it does not reach delay no bucket.
+  void mark_unreached();
+  /// In place of that pass: what parameters hold is all that this rank has, which may be nothing.
+  void contribute_held();
+  /// Waits for the sums, bucket by bucket (ddp::Reducer::finish). In `on_bucket(slots)`, and from then on until they
+  /// are cleared, those parameters' gradients are sums over all ranks. Collective after the first step with samples.
+  void finish(FunctionRef<void(std::span<const std::size_t>)> on_bucket);
+  /// A reduction that was captured and not run is forgotten.
+  void abandon();
+
+  /// Before gradients that finish() has summed are added to: only rank 0 keeps them, for the next sum.
+  void keep_sums_once();
+  /// While true, a gradient that becomes ready outside of a reduction is a UsageError out of Tape::backward(): nobody
+  /// would sum it.
+  void refuse_strays(bool wanted) { refuse_strays_ = wanted; }
+  /// Gradients that parameters hold are this rank's alone: Parameter::mark_partial(), until finish().
+  void mark_partial();
+
+ private:
+  void bind();
+  [[noreturn]] void refuse_stray(std::size_t slot) const;
+
+  comm::ProcessGroup& group_;
+  nn::Backend& backend_;
+  std::vector<nn::NamedParameter> parameters_;  // the reducer's slots
+  std::vector<Lifetime::Ref> lifetimes_;        // theirs
+  ddp::Reducer reducer_;
+  std::vector<std::size_t> next_order_;  // agreed, and not applied yet
+  bool agreed_ = false, settled_ = false;
+  bool reducing_ = false;
+  bool refuse_strays_ = false;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,130 @@
+// One process, several devices: PyTorch's DataParallel.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/function_ref.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/parallel/device_thread.h"
+#include "lockstep/parallel/devices.h"
+
+namespace lockstep::parallel {
+
+/// Numbers of devices, or all that there are: `{0, 2}`, `kAllDevices`.
+class DeviceIds {
+ public:
+  DeviceIds() = default;  // all
+  DeviceIds(std::initializer_list<int> ids) : ids_(ids) {}
+  DeviceIds(std::vector<int> ids) : ids_(std::move(ids)) {}  // NOLINT(google-explicit-constructor): as lists are
+  const std::optional<std::vector<int>>& given() const { return ids_; }
+
+ private:
+  std::optional<std::vector<int>> ids_;
+};
+inline const DeviceIds kAllDevices;
+
+/// What has become of a device since the DataParallel was made.
+struct DeviceUse {
+  int id = 0;
+  std::chrono::nanoseconds cpu_time{};        // of the thread that computes on it; output_device's is the caller's
+  std::uint64_t bytes_in = 0, bytes_out = 0;  // from and to the other devices
+};
+
+/// Note [Data parallel]
+/// A module whose forward cuts its input along axis `dim` (chunks_of), gives each piece to a device, brings that
+/// device's copy of the module up to date, runs all copies at once, each on a thread of its device, and puts their
+/// results together on output_device, where the caller computes the loss. Backward goes the same way back, and leaves
+/// in the parameters of the module that was given the sum of all copies' gradients. So the first device holds the
+/// parameters that are optimised, all results and the loss, and sends and receives what all the others do: what
+/// several processes (DistributedDataParallel) spare it.
+///
+/// The module itself is the copy of device_ids[0]. The others are built by its factory (Module::factory) where a batch
+/// first reaches their device, and kept: a parameter is sent again when its version has changed, buffers are sent in
+/// each forward, and what the copies do to theirs is forgotten, as in PyTorch. The sum is taken in the order of
+/// device_ids: the same bits in each run.
+///
+/// A tape's backward may be walked once, so each forward has tapes of its own on the devices, which the outer tape
+/// gives back when it forgets the pass: several passes may be on one outer tape, of any size.
+///
+/// One thread uses it, with tapes on output_backend(); it must outlive what they have recorded (else their backward is
+/// a UsageError), and `devices` it.
+class DataParallel final : public nn::Module {
+ public:
+  /// The module's parameters and buffers are on device_ids[0]. Absent are: device_ids (all), output_device
+  /// (device_ids[0]). Throws UsageError where a number is given twice or is no device's, the module is elsewhere, or it
+  /// has no factory and there are several devices.
+  DataParallel(std::unique_ptr<nn::Module> module, Devices& devices, const DeviceIds& device_ids = {},
+               std::optional<int> output_device = std::nullopt, int dim = 0);
+  /// Around a module that somebody else owns and keeps alive.
+  DataParallel(nn::Module& module, Devices& devices, const DeviceIds& device_ids = {},
+               std::optional<int> output_device = std::nullopt, int dim = 0);
+  ~DataParallel() override;
+
+  /// x is on output_backend(), as is what it returns. Where x needs a gradient it gets one.
+  nn::Var forward(nn::Tape& tape, nn::Var x) override;
+  /// Of an input that may be on any device: `where`.
+  nn::Var forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where);
+
+  nn::Module& module() { return module_; }
+  const std::vector<int>& device_ids() const { return device_ids_; }
+  int output_device() const { return output_device_; }
+  nn::Backend& output_backend() { return output_; }
+  std::string type_name() const override { return "DataParallel"; }
+
+  /// Of device_ids in their order, and after them output_device where it is none of them.
+  std::vector<DeviceUse> use();
+
+ private:
+  struct Copy;
+  struct Pass;
+  class Lease;
+  class Gather;
+  class AddUp;
+
+  DataParallel(std::unique_ptr<nn::Module> owned, nn::Module* module, Devices& devices, const DeviceIds& device_ids,
+               std::optional<int> output_device, int dim);
+  void check_place() const;
+  nn::Var run(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, const nn::Var* differentiable);
+  void scatter(const nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, Pass& pass);
+  void share_dropout(const nn::Tape& tape, Pass& pass);
+  void prepare(std::size_t count);
+  void build(Copy& copy) const;
+  void list_state(Copy& copy, nn::Module& built) const;
+  void compare(const Copy& copy) const;
+  void take_parameters(Copy& copy);
+  nn::Tensor gather(Pass& pass);
+  void add_up_later(nn::Tape& tape, Pass& pass);
+  void run_backward(nn::Tape& tape, Pass& pass, nn::Var output, const nn::Var* x);
+  void gather_gradient(nn::Tape& tape, const Pass& pass, nn::Var x);
+  void add_up(std::size_t parameter, std::size_t copies);
+  void clear_grads();
+  void on_devices(std::size_t count, FunctionRef<void(std::size_t)> work);
+  DeviceUse& use_of(const nn::Backend& backend);
+  void moved(std::uint64_t bytes, const nn::Backend& from, const nn::Backend& to);
+
+  nn::Module& module_;
+  Devices& devices_;
+  std::vector<int> device_ids_;
+  int output_device_;
+  int dim_;
+  nn::Backend& output_;
+  std::vector<nn::NamedParameter> parameters_;
+  std::vector<nn::NamedBuffer> buffers_;
+  bool fused_ = false;
+  nn::Tensor mark_;                            // (1), the value of what AddUp nodes are the backward of
+  std::vector<std::unique_ptr<Copy>> copies_;  // by place in device_ids
+  std::vector<std::unique_ptr<Pass>> idle_;
+  std::size_t passes_ = 0;  // that exist
+  DeviceUse output_use_;    // where it is none of device_ids
+  DeviceUse elsewhere_;     // of devices that are none of these, together
+  std::chrono::nanoseconds caller_began_;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,204 @@
+// DistributedDataParallel, as PyTorch's tutorials call it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/ddp/reducer.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/bound_gradients.h"
+
+namespace lockstep::parallel {
+
+inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
+
+/// A module whose gradients are summed over the ranks of a group while backward computes them. A loop over it:
+///
+///   DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+///   const auto optimizer = nn::make_sgd(ddp.parameters(), {});
+///   for (…) {
+///     optimizer->zero_grad();  // here, or anywhere before backward
+///     const nn::Var y = ddp(tape, x);
+///     const nn::Loss loss = nn::cross_entropy(tape, y, labels, 1.0f / all_ranks_samples);
+///     tape.backward(loss.value);  // collectives start while it runs; after it, gradients are the sums
+///     optimizer->step(lr);
+///     tape.reset();
+///   }
+///
+/// Note [Sums]
+/// Gradients are summed, where PyTorch's are averaged. A loss that is scaled by 1 / samples of all ranks gives the
+/// global batch's gradient, however many samples each rank has; one scaled by 1 / (own samples · group.size()) gives
+/// PyTorch's average of averages.
+///
+/// It is a module itself, whose child is named "module"; nn::state_of() takes that off, as it does for DataParallel. A
+/// pass that is not recorded computes and nothing else, but for buffers (see broadcast_buffers); to evaluate on some of
+/// the ranks alone, call module(). A pass through the module itself that is recorded and walked backwards is a
+/// UsageError: its gradients would be summed by nobody. Module, group and the backend must outlive its last pass, and
+/// it the tape's next reset or backward; where they do not, that is a UsageError. Several may share a group, but
+/// neither a module nor the tape of a pass. One thread uses it.
+///
+/// `lockstep train` is a loop over it (trainer/step.h).
+class DistributedDataParallel final : public nn::Module, private nn::BackwardListener {
+ public:
+  struct Options {
+    /// At most one: the index of the device that the module is on. Empty: whichever that is.
+    std::vector<int> device_ids = {};
+    /// The same; results stay on the module's device.
+    std::optional<int> output_device = std::nullopt;
+    /// Before the first pass, and the first pass after each whose backward sums, rank 0's buffers (running statistics)
+    /// become everyone's: a collective.
+    bool broadcast_buffers = true;
+    /// Parameters may be left out of a pass, on some ranks or on all. Those that no rank has used have no gradient
+    /// then, and Optimizer::step() leaves them alone. Without it, that is a UsageError on every rank, out of
+    /// Tape::backward(), which names them.
+    bool find_unused_parameters = false;
+    /// MiB; default: ProcessGroup::preferred_bucket_bytes().
+    std::optional<double> bucket_cap_mb = std::nullopt;
+    double first_bucket_mb = 1.0;
+    /// On a device, backward returns before it is known there whether a parameter was unused: the caller reads
+    /// unused_count() and calls refuse_unused(). Not with find_unused_parameters, with which backward always waits.
+    bool defer_unused_check = false;
+  };
+
+  /// Collective: checks the arguments on all ranks, compares modules and options, and rank 0's parameters and buffers
+  /// become everyone's. Throws UsageError for a module without parameters to train, or that another one wraps, or that
+  /// is not as a whole on one device, the group's; OutOfStepError where ranks differ, naming what and which; PeerError
+  /// on the others.
+  DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group, const Options& options);
+  DistributedDataParallel(nn::Module& module, comm::ProcessGroup& group)
+      : DistributedDataParallel(module, group, Options()) {}
+
+  nn::Module& module() const { return module_; }
+  comm::ProcessGroup& group() const { return group_; }
+  /// Those that are trained: for the optimizer. Their names are those of module(), and of the module inside if that is
+  /// a DataParallel.
+  const std::vector<nn::NamedParameter>& parameters() const { return gradients_->parameters(); }
+  const ddp::Reducer& reducer() const { return gradients_->reducer(); }
+
+  nn::Var forward(nn::Tape& tape, nn::Var x) override;
+  nn::Var operator()(nn::Tape& tape, nn::Var x) { return forward(tape, x); }
+  std::string type_name() const override { return "DistributedDataParallel"; }
+  using nn::Module::lifetime;
+
+  /// In place of a step's forward and backward, on a rank that has no samples in it, or none for its last part.
+  void contribute_nothing();
+
+  /// While one lives, passes begun by forward() only add to this rank's gradients: of a global batch in several parts,
+  /// all but the last. Several may live at once, and end in any order. An optimizer refuses such gradients until a pass
+  /// has summed them.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp), lifetime_(ddp.lifetime()) { ++ddp.no_syncs_; }
+    ~NoSync() {
+      if (lifetime_.alive()) --ddp_.no_syncs_;
+    }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DistributedDataParallel& ddp_;
+    Lifetime::Ref lifetime_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+
+  /// Called within backward() and contribute_nothing() for each bucket in order, when work given to the backend's
+  /// stream finds its sums: an optimizer may move those parameters (indices into parameters()) while later buckets are
+  /// still on their way. Parameters that no rank has used come in no bucket. What it throws ends backward; the process
+  /// must end then (ddp::Reducer).
+  void set_bucket_callback(std::function<void(std::span<const std::size_t>)> callback) {
+    on_bucket_ = std::move(callback);
+  }
+
+  /// (kScalars) f32 on the module's device, zero at first: numbers of this rank, a loss or a count, that are summed
+  /// over the ranks along with the gradients. What it holds when a backward that sums begins is sent; it keeps its
+  /// content.
+  static constexpr std::int64_t kScalars = ddp::Reducer::kTailFloats;
+  const nn::Tensor& scalars();
+  /// Their sums: from the first bucket's callback until the next step begins.
+  nn::Tensor summed_scalars() const;
+
+  /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce.
+  void register_comm_hook(std::shared_ptr<ddp::CommHook> hook);
+
+  /// Collective: throws OutOfStepError unless all ranks' parameters are bitwise equal: now and then, and before they
+  /// are saved.
+  void check() const;
+  /// The same of the buffers too, for where broadcast_buffers() has made them equal.
+  void check_with_buffers() const;
+  /// Collective: rank 0's buffers become everyone's now; before they are used or saved.
+  void broadcast_buffers();
+  /// What rank 0 sends of them to each of the others in a step.
+  std::size_t buffer_bytes() const { return buffer_arena_ != nullptr ? buffer_arena_->bytes() : 0; }
+
+  /// The loop's own number of the step that comes next, the same on all ranks: messages name it, and ranks compare it,
+  /// so that one that leaves out a step is found, instead of its gradients going into the sums of other steps. Without
+  /// it steps are counted here, with which a difference between the ranks' loops shows only at their end.
+  void set_step(std::int64_t step) { step_ = step - 1; }
+
+  /// The order of buckets, which follows that in which gradients became ready in the first step, by parameters' names;
+  /// empty before that.
+  std::vector<std::string> bucket_order() const { return gradients_->order(); }
+  /// Before the first step: the order of an earlier run. Ignored unless it names these parameters, each once.
+  void set_bucket_order(const std::vector<std::string>& names) { gradients_->set_order(names); }
+
+  /// Whether it is the caller who checks for unused parameters: Options::defer_unused_check, on a device.
+  bool defers_unused_check() const { return defers_unused_check_; }
+  /// (1) f32 on the device: the number of missing gradients of all ranks together in the last step.
+  nn::Tensor unused_count() const;
+  /// Collective: throws the UsageError that names them.
+  [[noreturn]] void refuse_unused() { gradients_->reducer().refuse_unused(); }
+
+  // For steps that a device captures as a graph.
+  /// Addresses stay from here on.
+  bool settled() const { return gradients_->settled(); }
+  /// A step that was captured, and not to its end, is forgotten.
+  void abandon_step() { gradients_->abandon(); }
+
+ private:
+  void share_buffers();
+  void sync_buffers();
+  void check_intact() const;
+  void begin_pass();
+  void begin_gradients();
+  void begin_reduction();
+  void finish();
+  void backward_begins() override;
+  void node_walked() override;
+  void backward_ended() override;
+
+  nn::Module& module_;
+  comm::ProcessGroup& group_;
+  nn::Backend* backend_ = nullptr;
+  std::vector<nn::NamedParameter> frozen_;  // the module's that are not trained
+  Lifetime::Ref module_lifetime_, group_lifetime_;
+  std::optional<BoundGradients> gradients_;
+  std::function<void(std::span<const std::size_t>)> on_bucket_;
+  nn::Tensor scalars_;  // undefined: nobody has asked for them
+
+  struct SharedBuffer {
+    nn::Tensor* mine;
+    nn::Tensor sent;  // its place in the arena
+  };
+  std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
+  std::vector<SharedBuffer> buffers_;
+
+  int no_syncs_ = 0;        // that live
+  bool pass_syncs_ = true;  // of the pass that forward() has begun
+  bool buffers_due_ = true;
+  bool defers_unused_check_;
+  bool sums_held_ = false;  // gradients may still be those that finish() has summed
+  std::int64_t step_ = 0;
+};
+
+/// What ranks compare of a module before they train it together: how many parameters and buffers there are; then each
+/// one's place, name, dtype and shape, and of a parameter whether it is trained.
+std::vector<std::pair<std::string, std::string>> manifest_of(const nn::Module& module);
+
+}  // namespace lockstep::parallel

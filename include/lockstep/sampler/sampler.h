@@ -1,0 +1,106 @@
+// Which samples a rank sees at each step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "lockstep/sampler/permutation.h"
+#include "lockstep/sampler/slice.h"
+
+namespace lockstep::sampler {
+
+/// What happens to the samples at the end of an epoch that do not fill a global batch.
+enum class Tail {
+  kExact,  // the last step is short: every sample once
+  kPad,    // PyTorch's DistributedSampler with drop_last=False: the epoch is filled up to a multiple of the world size
+           // with its own first samples, so that the last, short step is equally long on all ranks
+  kDrop,   // only whole global batches: up to global_batch - 1 samples of an epoch are not seen
+};
+
+/// The same on every rank.
+struct SamplerConfig {
+  std::uint64_t length = 0;        // samples in the data set
+  std::uint64_t seed = 1;          // of the order
+  std::uint64_t global_batch = 1;  // samples of a step, over all ranks
+  Tail tail = Tail::kExact;
+  bool shuffle = true;  // false: the data set's own order, every epoch
+};
+
+/// How far a run has come; independent of the world size, so that it resumes at any.
+struct SamplerState {
+  std::uint64_t epoch = 0;
+  std::uint64_t cursor = 0;  // samples that all ranks together have consumed in this epoch
+
+  friend bool operator==(const SamplerState&, const SamplerState&) = default;
+};
+
+/// One step. Ranges are positions in the epoch's order; the local one lies within the global one.
+struct StepPlan {
+  std::uint64_t epoch = 0;
+  std::uint64_t step_in_epoch = 0;
+  std::uint64_t global_begin = 0;
+  std::uint64_t global_count = 0;  // at least 1: the divisor of the step's mean
+  std::uint64_t local_begin = 0;
+  std::uint64_t local_count = 0;  // may be 0: such a rank contributes zeros
+  bool last_of_epoch = false;
+
+  friend bool operator==(const StepPlan&, const StepPlan&) = default;
+};
+
+/// Throws unless the three can go together: IoError for an empty data set; UsageError for a rank outside the world, a
+/// global batch of 0, Tail::kPad with a global batch that is no multiple of the world size, and Tail::kDrop with a
+/// global batch above the length.
+void check(const SamplerConfig& config, int rank, int world_size);
+
+// The pure functions below require arguments that passed check(); plan_step looks again.
+
+/// The end of an epoch's positions: the length, with Tail::kPad rounded up to a multiple of the world size.
+std::uint64_t epoch_end(const SamplerConfig& config, int world_size);
+
+/// `state`, or the start of the next epoch if its epoch has no further step. That is what lets the epoch advance by
+/// itself, also where a run resumes with another tail, batch or world size at a cursor beyond the new end.
+SamplerState normalized(const SamplerConfig& config, const SamplerState& state, int world_size);
+
+/// The step that starts at `state`, which must be normalized (else UsageError): positions [cursor, cursor +
+/// global_batch), cut at epoch_end; of these, `rank` takes slice_of(count, rank, world_size).
+StepPlan plan_step(const SamplerConfig& config, const SamplerState& state, int rank, int world_size);
+
+/// Walks one rank through the steps. A small value: copy it to look ahead. Const members may run concurrently.
+class DistributedSampler {
+ public:
+  /// Throws what check() throws.
+  DistributedSampler(const SamplerConfig& config, int rank, int world_size);
+
+  const SamplerConfig& config() const { return config_; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+
+  /// Steps of an epoch that starts at cursor 0; the same on all ranks.
+  std::uint64_t steps_per_epoch() const;
+  /// An upper bound of local_count, for buffers.
+  std::uint64_t max_local_count() const;
+
+  /// The step that comes next.
+  StepPlan plan() const;
+  /// Writes the step's samples for this rank, each below config().length. out.size() must be plan.local_count,
+  /// else UsageError.
+  void indices(const StepPlan& plan, std::span<std::uint64_t> out) const;
+  /// Goes to the following step, in the next epoch after the last one.
+  void advance();
+
+  SamplerState state() const { return state_; }
+  /// Continues from `state`. Throws UsageError if the cursor cannot come from a data set of this length.
+  void restore(const SamplerState& state);
+
+ private:
+  void move_to(const SamplerState& state);
+
+  SamplerConfig config_;
+  int rank_;
+  int world_size_;
+  SamplerState state_;                // normalized
+  std::optional<Permutation> order_;  // of state_.epoch; nothing without shuffling
+};
+
+}  // namespace lockstep::sampler

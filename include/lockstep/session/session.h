@@ -1,0 +1,67 @@
+// This process among its ranks: who it is, who it talks to, what it computes on.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/device.h"
+#include "lockstep/base/dtype.h"
+#include "lockstep/comm/make_group.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/nn/ops/backend.h"
+
+namespace lockstep::session {
+
+/// What a rank computes on, how it talks to the others and how much it says.
+struct SessionOptions {
+  std::string device = "auto";               // auto, cpu, cpu:0,1, cuda, cuda:0,3, cuda:free (session/device_request.h)
+  bool share_devices = false;                // several ranks may compute on one GPU
+  bool all_devices = false;                  // this process computes on all devices that are named: it is alone
+  std::string backend = comm::kAutoBackend;  // what moves the gradients (comm/backends.h)
+  Precision precision = Precision::kF32;
+  bool tf32 = false;                  // f32 products of GPUs on matrix units, with 10 bits of mantissa
+  bool deterministic = true;          // false: attention's gradient on GPUs may have other bits each time
+  std::optional<bool> autotune;       // GPUs time the libraries' kernels and keep the fastest; default: no
+  int threads = 0;                    // compute threads per device; 0: its share of the cores
+  double timeout_seconds = 300;       // longest wait for another rank
+  double stall_warning_seconds = 10;  // after which a wait is reported; 0: never
+  bool encrypt = false;               // what ranks of different hosts send to each other
+  std::string log_level = "info";     // debug: also when each bucket of each step was ready, started and ended
+  bool quiet = false;
+};
+
+/// Destroyed in reverse: the gradients' group first, which is on the backend's stream, then the backend's memory, the
+/// group last. Ending in order takes shutdown().
+struct Session {
+  comm::World world;
+  std::unique_ptr<comm::ProcessGroup> group;  // joins the processes; its arenas are the host's memory
+  Device device;                              // of this rank; all ranks' are of one kind
+  int cores = 1;                              // this process's share
+  std::string binding;                        // "2 cores (processors 0-1), bound", for logs
+  int threads = 1;                            // that compute on each device
+  std::unique_ptr<nn::Backend> backend;
+  std::unique_ptr<comm::ProcessGroup> gradient_group;  // on GPUs: NCCL's; nullptr: `group`
+
+  /// What joins the memory of the ranks' devices.
+  comm::ProcessGroup& gradients() const { return gradient_group != nullptr ? *gradient_group : *group; }
+
+  /// Collective: the orderly end of both groups.
+  void shutdown();
+  /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. That waits for
+  /// mpirun, which may have been asked to end too, and which the launcher has stopped so that it does not kill the
+  /// ranks.
+  void leave();
+};
+
+/// Collective: connects the ranks, chooses each one's device (choose_device), binds this process to cores close to it,
+/// and opens it. The GPU is the only one on which this process ever has a context. Sets CUDA_DEVICE_ORDER to PCI_BUS_ID
+/// unless it is set. Throws what cannot be.
+Session open_session(const SessionOptions& options);
+
+/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has
+/// it.
+Session open_session(const std::string& device = "auto");
+
+}  // namespace lockstep::session

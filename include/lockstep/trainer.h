@@ -1,0 +1,16 @@
+// Data-parallel training of own models, on data sets of one's own or those that lockstep reads:
+// find_package(lockstep COMPONENTS trainer).
+#pragma once
+
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/ddp.h"
+#include "lockstep/nn.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/parallel/devices.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/session/session.h"
+#include "lockstep/trainer/evaluate.h"
+#include "lockstep/trainer/forward.h"
+#include "lockstep/trainer/metrics.h"

@@ -1,0 +1,44 @@
+// Loss and accuracy over an evaluation set, shared out among the ranks.
+#pragma once
+
+#include <memory>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/trainer/metrics.h"
+
+namespace lockstep::trainer {
+
+/// Runs a module over a data set. Every sample is looked at by exactly one rank, none twice. The group, module and
+/// backend must outlive it.
+class Evaluator {
+ public:
+  /// Collective. `group`'s arenas are host memory. `batch`: samples of a forward pass on this rank. `activations`: see
+  /// forward().
+  Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
+            std::int64_t batch, int workers, DType activations = DType::kF32, nn::LossFunction loss = nn::make_loss());
+
+  /// Reports also say how often the label is among the five likeliest classes, where samples have one label.
+  void count_top5() { top5_ = dataset_->labels_per_sample() == 1; }
+
+  /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
+  /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and
+  /// every rank's report says `stopped`.
+  EvalReport run(nn::Module& module, std::int64_t step);
+
+ private:
+  comm::ProcessGroup& group_;
+  nn::Backend& backend_;
+  std::shared_ptr<const data::Dataset> dataset_;
+  std::int64_t batch_;
+  int workers_;
+  DType activations_;
+  nn::LossFunction loss_;
+  bool top5_ = false;
+  nn::Tape tape_;
+  std::unique_ptr<comm::Arena> sums_;
+};
+
+}  // namespace lockstep::trainer

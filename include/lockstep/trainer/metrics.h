@@ -1,0 +1,80 @@
+// The metrics file: one JSON object per line.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+class UniqueFd;
+}
+
+namespace lockstep::trainer {
+
+struct StepReport {
+  std::int64_t step = 0;   // steps done, this one included
+  std::int64_t epoch = 0;  // from 1
+  double loss = 0;         // mean over the global batch
+  double lr = 0;
+  double grad_norm = 0;  // L2, before clipping; 0 where neither clipping nor the metrics file wants it
+  double step_ms = 0;
+  double comm_wait_ms = 0;   // of it, stood waiting for collectives
+  double samples_per_s = 0;  // of all ranks together
+};
+
+struct EvalReport {
+  std::int64_t step = 0;
+  double loss = 0;      // mean over the evaluation set
+  double accuracy = 0;  // 0 to 1
+  std::int64_t samples = 0;
+  std::optional<double> top5 = {};  // 0 to 1: where it was asked for
+  bool stopped = false;             // not all samples were looked at
+};
+
+struct FinalReport {
+  std::int64_t steps = 0, epochs = 0;
+  int world_size = 1;
+  double wall_s = 0;
+  double loss = 0, accuracy = 0;                // of the last evaluation
+  std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
+  std::string params_sha256;
+};
+
+struct ResumeReport {
+  std::int64_t step = 0;  // the last one that had been done
+  int world_size = 1;
+};
+
+/// Writes each line with one system call, so that readers never see half of one. Where a line cannot be written (a full
+/// disk) it warns once and training continues; `failure()` then says what happened. Not thread-safe.
+class Metrics {
+ public:
+  Metrics() = default;
+  /// Creates or empties `path`; an empty path writes nothing. Throws IoError naming the file, UsageError for a named
+  /// pipe.
+  explicit Metrics(const std::string& path);
+  /// Appends to the file of a run that is resumed after `step`: what it has of later steps, of an evaluation after
+  /// that step, and a line that is cut, are taken off. Other files than regular ones are written on.
+  static Metrics resumed(const std::string& path, std::int64_t step);
+
+  explicit operator bool() const { return fd_ != nullptr; }
+  void write(const StepReport& report);
+  void write(const EvalReport& report);
+  void write(const FinalReport& report);
+  void write(const ResumeReport& report);
+
+  /// Empty, or why the file lacks lines.
+  const std::string& failure() const { return failure_; }
+
+ private:
+  Metrics(const std::string& path, int flags);
+  void write_line(std::string line);
+
+  std::string path_;
+  std::shared_ptr<UniqueFd> fd_;  // nullptr: nothing is written
+  std::string failure_;
+};
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,44 @@
+// How a session is opened, in the steps and with the checks of lockstep's own programs.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/session/session.h"
+
+namespace lockstep::session {
+
+/// Where GPUs' fastest kernels are noted: in the user's cache directory, by `lookup` of its environment. Empty, with a
+/// warning, where it has none.
+std::string file_of_kernels(const EnvLookup& lookup);
+/// How GPU `index` is opened.
+nn::CudaOptions cuda_options(const SessionOptions& options, int index);
+
+/// Throws UsageError for what a device of this kind does not do. `why`: why it is one of this kind; empty where the
+/// options say so.
+void check_kind(const SessionOptions& options, DeviceKind kind, const std::string& why = {});
+/// What only the ranks together know: throws UsageError where encryption cannot hold for GPUs that `several_hosts`
+/// have.
+void check_encryption(const SessionOptions& options, DeviceKind kind, bool several_hosts);
+/// Throws UsageError for another level than debug, info, warn and error.
+void check_log_level(const std::string& level);
+
+/// Collective: connects the ranks, continues only if `check` passes on all of them (comm::run_collectively), and binds
+/// this process to its share of the cores. There is no backend yet.
+Session join_session(const comm::GroupOptions& options, const std::function<void()>& check);
+
+/// Checks that are made on all ranks; if one throws, all end with it.
+struct SessionChecks {
+  std::function<void()> before = [] {};  // once the ranks are connected
+  /// Once it is known what the ranks compute on; `why`: see check_kind().
+  std::function<void(DeviceKind kind, const std::string& why)> device = [](DeviceKind, const std::string&) {};
+};
+
+/// open_session(), with checks of the caller's; throws what they throw.
+Session open_session(const SessionOptions& options, const SessionChecks& checks);
+
+/// Warns of options that have no effect because of the machine and the number of ranks. On one rank.
+void warn_of_unused(const SessionOptions& options, const Session& session);
+
+}  // namespace lockstep::session
