@@ -11,6 +11,7 @@
 
 #include "base/splitmix.h"
 #include "data/image_views.h"
+#include "lockstep/data/open.h"
 
 namespace {
 

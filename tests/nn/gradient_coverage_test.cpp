@@ -25,7 +25,7 @@ std::string camel(const std::string& snake) {
 }
 
 TEST(GradientCoverage, EveryOperatorOfTheHeaderIsChecked) {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/nn/autograd/functions.h");
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/include/lockstep/nn/autograd/functions.h");
   ASSERT_TRUE(file);
   std::stringstream header;
   header << file.rdbuf();

@@ -1,4 +1,5 @@
 #include "lockstep/session/session.h"
+#include "session/opening.h"
 
 #include <gtest/gtest.h>
 

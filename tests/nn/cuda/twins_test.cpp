@@ -38,12 +38,12 @@ struct Kernel {
   std::string text() const { return fmt::format("{}::{}", interface, name); }
 };
 
-// The pure virtual functions of nn/ops/*.h's classes whose names end in Kernels.
+// The pure virtual functions of lockstep/nn/ops/*.h's classes whose names end in Kernels.
 std::vector<Kernel> kernels_of(const fs::path& root) {
   static const std::regex kInterface(R"(class\s+(\w+Kernels)\b[^;{]*\{)");
   static const std::regex kPure(R"(virtual\s[^;({}]*?(\w+)\s*\([^;{}]*\)[^;{}]*=\s*0\s*;)");
   std::vector<fs::path> headers;
-  for (const auto& entry : fs::directory_iterator(root / "nn/ops"))
+  for (const auto& entry : fs::directory_iterator(root / "include/lockstep/nn/ops"))
     if (entry.path().extension() == ".h") headers.push_back(entry.path());
   std::ranges::sort(headers);
   std::vector<Kernel> kernels;
@@ -96,7 +96,7 @@ TEST(CudaTwins, MissingOnesAreNamed) {
   const lockstep::testing::TemporaryDirectory directory;
   const fs::path tree = directory.path();
   const auto write = [&](const std::string& file, const std::string& text) { directory.write(file, text); };
-  write("nn/ops/scan.h",
+  write("include/lockstep/nn/ops/scan.h",
         "class Tensor;\nclass ScanKernels {\n public:\n  virtual ~ScanKernels() = default;\n  /// up() and down()\n"
         "  virtual void up(const Tensor& x,\n                  float by) = 0;\n  virtual std::vector<int> down() = 0;\n"
         "  virtual int sideways() = 0;\n  int helper();\n};\nclass Scan {\n  virtual void other() = 0;\n};\n");
