@@ -50,6 +50,15 @@ std::string to_string(const SettingValue& value) {
       value.any());
 }
 
+void check_family_name(const std::string& what, const std::string& name) {
+  const auto can_be_typed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
+           c == '_';
+  };
+  if (!name.empty() && std::ranges::all_of(name, can_be_typed) && name.front() != '-') return;
+  throw UsageError(fmt::format("a {} named '{}'", what, name), "use letters, digits, '.', '-' and '_'");
+}
+
 const SettingValue* Settings::find(const std::string& name) const {
   const auto found = values_.find(name);
   return found == values_.end() ? nullptr : &found->second;

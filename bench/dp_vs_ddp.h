@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "bench/timings.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::bench {
 

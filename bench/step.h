@@ -11,7 +11,7 @@
 #include "bench/timeline.h"
 #include "bench/timings.h"
 #include "lockstep/nn/ops/backend.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::bench {
 

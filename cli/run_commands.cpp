@@ -3,8 +3,8 @@
 
 #include "cli/commands.h"
 #include "inference/infer.h"
+#include "lockstep/trainer/train.h"
 #include "trainer/options.h"
-#include "trainer/train.h"
 
 namespace lockstep::cli {
 

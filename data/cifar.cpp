@@ -11,9 +11,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/splitmix.h"
-#include "data/families.h"
 #include "data/image_form.h"
 #include "data/resample.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 

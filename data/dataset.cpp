@@ -4,12 +4,38 @@
 
 namespace lockstep::data {
 
-Dataset::Dataset(Info info) : info_(std::move(info)) {
+namespace {
+
+std::size_t product(const std::vector<std::int64_t>& dims, const std::string& name, const char* what) {
   constexpr std::size_t kMost = std::size_t{1} << 60;
-  for (const auto dim : info_.dims)
-    if (dim < 0 || __builtin_mul_overflow(elements_, static_cast<std::size_t>(dim), &elements_) || elements_ > kMost)
-      throw UsageError(fmt::format("the data set '{}' has samples of an extent of {}", name(), dim),
+  std::size_t elements = 1;
+  for (const auto dim : dims)
+    if (dim < 0 || __builtin_mul_overflow(elements, static_cast<std::size_t>(dim), &elements) || elements > kMost)
+      throw UsageError(fmt::format("the data set '{}' has {} of an extent of {}", name, what, dim),
                        "give extents of at least 0 whose product fits into memory");
+  return elements;
+}
+
+}  // namespace
+
+Dataset::Dataset(Info info) : info_(std::move(info)) {
+  elements_ = product(info_.dims, name(), "samples");
+  if (info_.tokens) {
+    check_usage(info_.target_dims.empty() && !info_.numeric_targets, "a data set of tokens with targets of its own",
+                "its targets are a label for each token: leave Info::target_dims and numeric_targets out");
+    info_.target_dims = info_.dims;
+  }
+  targets_ = product(info_.target_dims, name(), "targets");
+}
+
+void Dataset::read_sample(std::uint64_t index, const Sample& sample) const {
+  if (has_tokens()) return read_tokens(index, sample.tokens, sample.labels);
+  if (has_numeric_targets() || sample.labels.size() != 1)
+    throw UsageError(fmt::format("the data set '{}' does not say how its samples are read", name()),
+                     "override read_sample(std::uint64_t, const Sample&) const in its class, which reads targets of "
+                     "any shape");
+  if (sample.draw) return read_augmented(index, *sample.draw, sample.x, sample.labels[0]);
+  read(index, sample.x, sample.labels[0]);
 }
 
 void Dataset::read(std::uint64_t, std::span<float>, std::int32_t&) const {
@@ -17,8 +43,8 @@ void Dataset::read(std::uint64_t, std::span<float>, std::int32_t&) const {
     throw UsageError(fmt::format("the data set '{}' has tokens, and is read as numbers", name()),
                      "read it with read_tokens()");
   throw UsageError(fmt::format("the data set '{}' does not say how its samples are read", name()),
-                   "override read(std::uint64_t, std::span<float>, std::int32_t&) const in its class; for tokens set "
-                   "Info::tokens, and override read_tokens()");
+                   "override read_sample(), or read(std::uint64_t, std::span<float>, std::int32_t&) const, in its "
+                   "class; for tokens set Info::tokens, and override read_tokens()");
 }
 
 void Dataset::read_augmented(std::uint64_t index, std::uint64_t, std::span<float> x, std::int32_t& label) const {

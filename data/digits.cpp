@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "data/families.h"
 #include "data/image_form.h"
+#include "lockstep/data/families.h"
 
 extern "C" {
 extern const unsigned char lockstep_digits[];

@@ -12,9 +12,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "data/families.h"
 #include "data/image_form.h"
 #include "data/image_list.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 

@@ -140,8 +140,8 @@ class RangeSteps final : public StepSource {
 /// its following next().
 struct Loader::Slot {
   Step step;
-  Buffer x;       // f32, or i32 tokens
-  Buffer labels;  // i32
+  Buffer x;        // f32, or i32 tokens
+  Buffer targets;  // labels (i32), or numbers (f32)
   Batch batch;
   std::exception_ptr error;  // once set, the caller never gets past this step
   bool ready = false;
@@ -184,7 +184,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::Distribute
 
 std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
   constexpr std::uint64_t kNumber = 4;
-  return slot_count(options) * most * (dataset.sample_elements() + dataset.labels_per_sample()) * kNumber;
+  return slot_count(options) * most * (dataset.sample_elements() + dataset.targets_per_sample()) * kNumber;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
@@ -198,7 +198,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSourc
   const std::uint64_t most = steps_->max_count();
   for (Slot& slot : slots_) {
     slot.x = allocate_numbers(*memory_, most, dataset_->sample_elements());
-    slot.labels = allocate_numbers(*memory_, most, dataset_->labels_per_sample());
+    slot.targets = allocate_numbers(*memory_, most, dataset_->targets_per_sample());
     slot.step.indices.reserve(most);
   }
   start_workers(options.workers);
@@ -276,11 +276,14 @@ void Loader::produce(std::unique_lock<std::mutex>& lock, int worker) {
 }
 
 void Loader::assemble(Slot& slot) const {
-  const std::size_t elements = dataset_->sample_elements(), labels_each = dataset_->labels_per_sample();
+  const std::size_t elements = dataset_->sample_elements(), targets = dataset_->targets_per_sample();
   const std::size_t count = slot.step.indices.size();
   Batch& batch = slot.batch;
   batch.count = count;
-  batch.labels = {slot.labels.data<std::int32_t>(), count * labels_each};
+  if (dataset_->has_numeric_targets())
+    batch.targets = {slot.targets.data<float>(), count * targets};
+  else
+    batch.labels = {slot.targets.data<std::int32_t>(), count * targets};
   if (dataset_->has_tokens())
     batch.tokens = {slot.x.data<std::int32_t>(), count * elements};
   else
@@ -288,13 +291,15 @@ void Loader::assemble(Slot& slot) const {
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
     const std::uint64_t index = slot.step.indices[i];
-    const auto labels = batch.labels.subspan(i * labels_each, labels_each);
-    if (dataset_->has_tokens())
-      dataset_->read_tokens(index, batch.tokens.subspan(i * elements, elements), labels);
-    else if (slot.step.key)
-      dataset_->read_augmented(index, mix64(*slot.step.key, index), batch.x.subspan(i * elements, elements), labels[0]);
-    else
-      dataset_->read(index, batch.x.subspan(i * elements, elements), labels[0]);
+    const auto part = [i](const auto& all, std::size_t each) {
+      return all.empty() ? all : all.subspan(i * each, each);
+    };
+    Sample sample{.x = part(batch.x, elements),
+                  .tokens = part(batch.tokens, elements),
+                  .labels = part(batch.labels, targets),
+                  .targets = part(batch.targets, targets)};
+    if (slot.step.key) sample.draw = mix64(*slot.step.key, index);
+    dataset_->read_sample(index, sample);
   }
   batch.plan = slot.step.plan;
   batch.state_after = slot.step.state_after;

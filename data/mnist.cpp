@@ -5,9 +5,9 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "data/families.h"
 #include "data/idx.h"
 #include "data/image_form.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 

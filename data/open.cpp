@@ -1,4 +1,4 @@
-#include "data/families.h"
+#include "lockstep/data/families.h"
 
 #include <algorithm>
 
@@ -16,8 +16,10 @@ const DatasetFamily& text_family();
 const DatasetFamily& tokens_family();
 const DatasetFamily& random_family();
 
-const std::vector<const DatasetFamily*>& dataset_families() {
-  static const std::vector<const DatasetFamily*> families = {
+namespace {
+
+std::vector<const DatasetFamily*>& registry() {
+  static std::vector<const DatasetFamily*> families = {
       &digits_family(),    //
       &mnist_family(),     //
       &cifar10_family(),   //
@@ -30,7 +32,10 @@ const std::vector<const DatasetFamily*>& dataset_families() {
   return families;
 }
 
-namespace {
+std::deque<DatasetFamily>& own_families() {
+  static std::deque<DatasetFamily> own;
+  return own;
+}
 
 std::string written(const DatasetFamily& family) {
   return family.argument.empty() ? family.name : fmt::format("{}:{}", family.name, family.argument);
@@ -59,6 +64,17 @@ void check_settings(const DatasetFamily& family, const Settings& given) {
 }
 
 }  // namespace
+
+const std::vector<const DatasetFamily*>& dataset_families() { return registry(); }
+
+void register_dataset(DatasetFamily family) {
+  check_usage(family.open != nullptr, "a data set without a way to open it", "give DatasetFamily::open");
+  check_family_name("data set", family.name);
+  const auto is_same = [name = family.name](const DatasetFamily& one) { return one.name == name; };
+  if (find_family(dataset_families(), family.name) != nullptr && std::ranges::none_of(own_families(), is_same))
+    throw UsageError(fmt::format("a second data set named '{}'", family.name), "choose another name");
+  register_family(registry(), own_families(), std::move(family), is_same);
+}
 
 const DatasetFamily* find_dataset_family(const std::string& spec) {
   return find_family(dataset_families(), spec.substr(0, spec.find(':')));

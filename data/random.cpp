@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/splitmix.h"
 #include "base/text.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 

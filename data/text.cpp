@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/families.h"
 #include "data/tokens.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 namespace {

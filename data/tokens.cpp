@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::data {
 

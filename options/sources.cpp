@@ -40,7 +40,7 @@ std::string shortened(std::string_view value) {
 /// "did you mean --batch?", with the candidates as people write them in this source.
 std::string suggestion(const OptionTable& table, std::string_view name, std::string (*spelling)(std::string_view)) {
   const auto close = nearest(with_dashes(name), table.names());
-  if (!close) return fmt::format("lockstep {} --help lists them all", table.subcommand());
+  if (!close) return fmt::format("{} --help lists them all", table.command());
   return fmt::format("did you mean {}?", spelling(table.find(*close)->name));
 }
 
@@ -51,16 +51,15 @@ std::string as_key(std::string_view name) { return std::string(name); }
   if (word.starts_with("--")) {
     const std::string name = word.substr(2, word.find('=') - 2);
     if (const auto owner = foreign.find(name); owner != foreign.end())
-      throw UsageError(
-          fmt::format("unknown flag --{} on the command line: lockstep {} has none", name, table.subcommand()),
-          fmt::format("it is a flag of lockstep {}", owner->second));
+      throw UsageError(fmt::format("unknown flag --{} on the command line: {} has none", name, table.command()),
+                       fmt::format("it is a flag of lockstep {}", owner->second));
     throw UsageError(fmt::format("unknown flag --{} on the command line", shortened(name)),
                      suggestion(table, name, as_flag));
   }
   const auto& positionals = table.positionals();
-  std::string remedy =
-      positionals.empty() ? fmt::format("lockstep {} takes flags only", table.subcommand())
-                          : fmt::format("lockstep {} takes one {}", table.subcommand(), positionals.back().placeholder);
+  std::string remedy = positionals.empty()
+                           ? fmt::format("{} takes flags only", table.command())
+                           : fmt::format("{} takes one {}", table.command(), positionals.back().placeholder);
   if (table.accepts_program()) remedy = "put -- before the program and its arguments";
   throw UsageError(fmt::format("unexpected argument '{}'", shortened(word)), remedy);
 }
@@ -275,7 +274,7 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
   std::vector<std::string> arguments;
   Values values = read_command_line(table, foreign, normalised.words, arguments);
   if (normalised.has_program && !table.accepts_program())
-    throw UsageError(fmt::format("lockstep {} takes no program after --", table.subcommand()), "remove the --");
+    throw UsageError(fmt::format("{} takes no program after --", table.command()), "remove the --");
   check_exclusive(table, values);
 
   const Values from_environment = read_environment(table, foreign, sources);
@@ -296,7 +295,7 @@ ParsedOptions parse_options(const OptionTable& table, const Sources& sources, co
   for (std::size_t i = 0; i < table.positionals().size(); ++i) {
     const auto& positional = table.positionals()[i];
     if (i >= arguments.size())
-      throw UsageError(fmt::format("lockstep {} needs a {}", table.subcommand(), positional.placeholder),
+      throw UsageError(fmt::format("{} needs a {}", table.command(), positional.placeholder),
                        fmt::format("{}", positional.help));
     apply(positional.value.set, {arguments[i], fmt::format("{} {}", positional.placeholder, shortened(arguments[i]))},
           positional.placeholder);

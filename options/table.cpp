@@ -53,7 +53,7 @@ std::string description(const Option& option) {
 }  // namespace
 
 OptionTable::OptionTable(std::string subcommand, std::string about)
-    : subcommand_(std::move(subcommand)), about_(std::move(about)) {}
+    : subcommand_(std::move(subcommand)), command_("lockstep " + subcommand_), about_(std::move(about)) {}
 
 void OptionTable::group(std::string title) { groups_.push_back({std::move(title), options_.size()}); }
 
@@ -70,6 +70,18 @@ void OptionTable::positional(Positional positional) { positionals_.push_back(std
 void OptionTable::exclusive(std::vector<std::string> names) {
   for (const auto& name : names) LOCKSTEP_ASSERT(find(name) != nullptr, "exclusive names an unknown option {}", name);
   exclusive_.push_back(std::move(names));
+}
+
+void OptionTable::become_program(std::string program, std::string about, const std::set<std::string>& without) {
+  command_ = std::move(program);
+  about_ = std::move(about);
+  positionals_.clear();
+  for (std::size_t i = options_.size(); i-- > 0;) {
+    if (!without.contains(options_[i].name)) continue;
+    options_.erase(options_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (auto& group : groups_)
+      if (group.first > i) --group.first;
+  }
 }
 
 std::optional<Complaint> inapplicable(const Option& option) {
@@ -117,7 +129,7 @@ std::vector<std::string> OptionTable::excluded_by(std::string_view name) const {
 }
 
 std::string OptionTable::help() const {
-  std::string usage = "Usage: lockstep " + subcommand_;
+  std::string usage = "Usage: " + command_;
   for (const auto& positional : positionals_) usage += " " + positional.placeholder;
   usage += " [flags]";
   if (takes_program_) usage += " -- PROGRAM ARGS…";

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -112,7 +113,13 @@ class OptionTable {
   /// Throws UsageError for the first option that holds what is out of range, or is asked for where it has no effect:
   /// for those who fill the targets without text.
   void check() const;
+  /// Makes it the table of a program of its own called `program`, which fills the positionals itself and has no options
+  /// of these names.
+  void become_program(std::string program, std::string about, const std::set<std::string>& without);
+
   const std::string& subcommand() const { return subcommand_; }
+  /// What people type: "lockstep train", or the program's name.
+  const std::string& command() const { return command_; }
   const std::vector<Option>& options() const { return options_; }
   const std::vector<Positional>& positionals() const { return positionals_; }
   bool accepts_program() const { return takes_program_; }
@@ -126,6 +133,7 @@ class OptionTable {
     std::size_t first;  // index of its first option
   };
   std::string subcommand_;
+  std::string command_;
   std::string about_;
   std::vector<Option> options_;
   std::vector<Group> groups_;

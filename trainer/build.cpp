@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "checkpoint/model_of_file.h"
-#include "data/families.h"
 #include "lockstep/base/env.h"
+#include "lockstep/data/families.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "session/opening.h"
@@ -177,7 +177,22 @@ void freeze(nn::Module& model, const std::string& patterns) {
 
 namespace {
 
+// Whether the loss can compare the model's outputs with what the data have for them.
+void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
+  const nn::LossFamily& loss = nn::loss_family(loss_of(config));
+  const bool numbers = dataset.has_numeric_targets();
+  if (numbers ? loss.takes_numbers : loss.takes_labels) return;
+  std::vector<std::string> others;
+  for (const auto* other : nn::loss_families())
+    if (numbers ? other->takes_numbers : other->takes_labels) others.push_back("--loss " + other->name);
+  throw UsageError(fmt::format("the targets of {} are {}, and the loss {} takes {}", dataset.name(),
+                               numbers ? "numbers" : "labels", loss.name, numbers ? "labels" : "numbers"),
+                   fmt::format("use {}", listed(others, "or")));
+}
+
 void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
+  check_targets(config, dataset);
+  if (nn::model_family(config.model.name).any_samples) return;
   check_fit(config.model.name, dataset);
   for (const auto& setting : nn::model_family(config.model.name).settings) {
     const SettingValue* const given = config.model.settings.find(setting.name);

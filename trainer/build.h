@@ -12,7 +12,7 @@
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/sampler/sampler.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 #include "trainer/run_weights.h"
 #include "trainer/step.h"
 

@@ -6,7 +6,7 @@
 
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/session/session.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::trainer {
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "base/stop.h"
@@ -58,10 +59,10 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Var outputs = module.forward(tape_, tape_.input(inputs.x));
-    const nn::Loss loss = loss_(tape_, outputs, inputs.labels, 1.0f);
+    const nn::Loss loss = loss_(tape_, outputs, inputs.targets, 1.0f);
     backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
     if (top5_)
-      backend_.loss().count_in_top(outputs.rows(), inputs.labels, 5,
+      backend_.loss().count_in_top(outputs.rows(), inputs.targets, 5,
                                    nn::Tensor::view_of(numbers.data<float>() + 2, {}));
     batches.add(batch->count, numbers);
     tape_.reset();
@@ -71,12 +72,12 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
   while (batches.waiting() > 0) take();
   module.train(true);
   group_.all_reduce({.arena = sums_.get(), .count = kSums, .dtype = DType::kF64}, comm::ReduceOp::kSum).wait_host();
-  const double labels = sums[2] * static_cast<double>(format.labels);
+  const double targets = sums[2] * static_cast<double>(format.targets);
   return {.step = step,
-          .loss = sums[0] / labels,
-          .accuracy = sums[1] / labels,
+          .loss = sums[0] / targets,
+          .accuracy = format.numeric_targets ? std::nan("") : sums[1] / targets,
           .samples = static_cast<std::int64_t>(sums[2]),
-          .top5 = top5_ ? std::optional(sums[3] / labels) : std::nullopt,
+          .top5 = top5_ ? std::optional(sums[3] / targets) : std::nullopt,
           .stopped = sums[4] > 0};
 }
 

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "checkpoint/model_options.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"

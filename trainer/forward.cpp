@@ -22,23 +22,25 @@ nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t
 SampleFormat format_of(const data::Dataset& dataset) {
   return {.dims = dataset.sample_dims(),
           .tokens = dataset.has_tokens(),
-          .labels = static_cast<std::int64_t>(dataset.labels_per_sample())};
+          .target_dims = dataset.target_dims(),
+          .numeric_targets = dataset.has_numeric_targets(),
+          .targets = static_cast<std::int64_t>(dataset.targets_per_sample())};
 }
 
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format) {
   const auto samples = static_cast<std::int64_t>(batch.count);
-  const nn::Shape shape = batch_shape(format.dims, samples);
-  if (format.tokens)
-    return {.x = backend.from_host(batch.tokens.data(), shape, DType::kI32),
-            .labels = backend.from_host(batch.labels.data(), shape, DType::kI32)};
-  return {.x = backend.from_host(batch.x.data(), shape, DType::kF32),
-          .labels = backend.from_host(batch.labels.data(), {samples}, DType::kI32)};
+  const nn::Shape shape = batch_shape(format.dims, samples), targets = batch_shape(format.target_dims, samples);
+  return {.x = format.tokens ? backend.from_host(batch.tokens.data(), shape, DType::kI32)
+                             : backend.from_host(batch.x.data(), shape, DType::kF32),
+          .targets = format.numeric_targets ? backend.from_host(batch.targets.data(), targets, DType::kF32)
+                                            : backend.from_host(batch.labels.data(), targets, DType::kI32)};
 }
 
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations) {
   const nn::Shape shape = batch_shape(format.dims, 0);
-  return {.x = backend.empty(shape, format.tokens ? DType::kI32 : activations),
-          .labels = backend.empty(format.tokens ? shape : nn::Shape{0}, DType::kI32)};
+  return {
+      .x = backend.empty(shape, format.tokens ? DType::kI32 : activations),
+      .targets = backend.empty(batch_shape(format.target_dims, 0), format.numeric_targets ? DType::kF32 : DType::kI32)};
 }
 
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {
@@ -50,7 +52,9 @@ Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) 
 }
 
 nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale) {
-  return loss(tape, module.forward(tape, tape.input(inputs.x)), inputs.labels, scale);
+  const nn::Var outputs = module.forward(tape, tape.input(inputs.x));
+  const bool numbers = inputs.targets.dtype() == DType::kF32;  // a loss compares them with such as they are
+  return loss(tape, numbers ? nn::to_f32(tape, outputs) : outputs, inputs.targets, scale);
 }
 
 }  // namespace lockstep::trainer

@@ -19,11 +19,12 @@ nn::Tensor on_host(nn::Backend& backend, const nn::Shape& shape, DType dtype) {
 }
 
 Inputs inputs_of_shapes(nn::Backend& backend, const SampleFormat& format, std::int64_t samples) {
-  std::vector<std::int64_t> dims = {samples};
-  dims.insert(dims.end(), format.dims.begin(), format.dims.end());
-  const nn::Shape shape{std::span<const std::int64_t>(dims)};
-  return {.x = on_host(backend, shape, format.tokens ? DType::kI32 : DType::kF32),
-          .labels = on_host(backend, format.tokens ? shape : nn::Shape{samples}, DType::kI32)};
+  const auto shape = [samples](std::vector<std::int64_t> dims) {
+    dims.insert(dims.begin(), samples);
+    return nn::Shape{std::span<const std::int64_t>(dims)};
+  };
+  return {.x = on_host(backend, shape(format.dims), format.tokens ? DType::kI32 : DType::kF32),
+          .targets = on_host(backend, shape(format.target_dims), format.numeric_targets ? DType::kF32 : DType::kI32)};
 }
 
 /// The largest pass of one device. Gradients lie in the reducer's arena, not among what is asked for here.

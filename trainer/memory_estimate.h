@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "lockstep/data/dataset.h"
+#include "lockstep/trainer/config.h"
 #include "session/memory.h"
-#include "trainer/config.h"
 
 namespace lockstep::trainer {
 

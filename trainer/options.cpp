@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/model_options.h"
+#include "lockstep/data/families.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "options/sources.h"
@@ -341,6 +342,22 @@ OptionTable train_options(TrainConfig& config) {
   add_ddp_options(table, config);
   add_checkpoint_options(table, config);
   add_report_options(table, config, /*training=*/true);
+  return table;
+}
+
+OptionTable own_training_options(TrainConfig& config, const std::string& program) {
+  std::set<std::string> without = {"data", "classes"};
+  std::set<std::string> own;
+  const auto add = [&](const std::string& name, const std::string& chosen, const std::vector<SettingSpec>& settings) {
+    for (const auto& setting : settings) (name == chosen ? own : without).insert(setting.name);
+  };
+  for (const auto* family : nn::model_families())
+    for (const auto& variant : family->variants) add(variant.name, config.model.name, family->settings);
+  for (const auto* family : data::dataset_families()) add(family->name, config.data, family->settings);
+  for (const auto& name : own) without.erase(name);
+  OptionTable table = train_options(config);
+  table.become_program(
+      program, "Trains as one rank of the world that mpirun, srun or lockstep launch has started, or alone.", without);
   return table;
 }
 

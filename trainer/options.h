@@ -5,8 +5,8 @@
 // their defaults in the help text are those that it holds now.
 #pragma once
 
+#include "lockstep/trainer/config.h"
 #include "options/table.h"
-#include "trainer/config.h"
 
 namespace lockstep::trainer {
 
@@ -15,6 +15,9 @@ using options::OptionTable;
 
 /// All of lockstep train.
 OptionTable train_options(TrainConfig& config);
+/// Those of a program that trains what `config` names already: without MODEL, --data and settings of other models and
+/// data sets.
+OptionTable own_training_options(TrainConfig& config, const std::string& program);
 /// All of lockstep eval.
 OptionTable eval_options(TrainConfig& config);
 

@@ -1,4 +1,4 @@
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "checkpoint/folder.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 
 namespace lockstep::trainer {
 namespace {

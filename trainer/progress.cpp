@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "base/log.h"
@@ -34,6 +35,13 @@ std::string duration_text(double seconds) {
   const auto s = static_cast<std::int64_t>(seconds + 0.5);
   if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
   return fmt::format("{}:{:02}", s / 60, s % 60);
+}
+
+std::string accuracy_text(double accuracy) { return fmt::format("accuracy {:.2f} %", 100.0 * accuracy); }
+
+// Small ones keep their digits.
+std::string loss_text(double loss) {
+  return loss != 0 && std::abs(loss) < 0.01 ? fmt::format("{:.3e}", loss) : fmt::format("{:.4f}", loss);
 }
 
 std::string rate_text(double samples_per_s) { return fmt::format("{:.0f} samples/s", samples_per_s); }
@@ -80,8 +88,8 @@ void Progress::announce(const std::string& line) {
 
 void Progress::step(const StepReport& report) {
   if (style_ == Style::kLines && (report.step % log_every_ == 0 || report.step == first_steps_ + 1)) {
-    announce(fmt::format("epoch {}/{}  step {}/{}  loss {:.4f}  lr {:.3g}  {}", report.epoch, epochs_, report.step,
-                         total_steps_, report.loss, report.lr, rate_text(report.samples_per_s)));
+    announce(fmt::format("epoch {}/{}  step {}/{}  loss {}  lr {:.3g}  {}", report.epoch, epochs_, report.step,
+                         total_steps_, loss_text(report.loss), report.lr, rate_text(report.samples_per_s)));
   } else if (style_ == Style::kBar) {
     const auto now = Clock::now();
     if (now - last_draw_ < kDrawEvery && report.step != total_steps_) return;
@@ -96,8 +104,8 @@ void Progress::draw(const StepReport& report) {
   const double left =
       seconds_between(start_, Clock::now()) / steps_here * static_cast<double>(total_steps_ - report.step);
   const std::string text =
-      fmt::format(" epoch {}/{} step {}/{} loss {:.4f} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
-                  report.loss, rate_text(report.samples_per_s), duration_text(left));
+      fmt::format(" epoch {}/{} step {}/{} loss {} {} ETA {}", report.epoch, epochs_, report.step, total_steps_,
+                  loss_text(report.loss), rate_text(report.samples_per_s), duration_text(left));
   const int columns = std::max(1, terminal_columns() - 1);  // asked each time: windows are resized; the last one wraps
   const int room = std::min(30, columns - 2 - static_cast<int>(text.size()));
   std::string bar;
@@ -113,8 +121,9 @@ void Progress::draw(const StepReport& report) {
 }
 
 void Progress::evaluation(const EvalReport& report, std::int64_t epoch) {
-  announce(fmt::format("epoch {}/{}  step {}  test loss {:.4f}  accuracy {:.2f} % of {}", epoch, epochs_, report.step,
-                       report.loss, 100.0 * report.accuracy, report.samples));
+  announce(fmt::format("epoch {}/{}  step {}  test loss {}{} of {}", epoch, epochs_, report.step,
+                       loss_text(report.loss), std::isnan(report.accuracy) ? "" : "  " + accuracy_text(report.accuracy),
+                       report.samples));
 }
 
 void Progress::summary(const Summary& s) {
@@ -122,11 +131,12 @@ void Progress::summary(const Summary& s) {
   const double rate = s.train_s > 0 ? static_cast<double>(s.samples) / s.train_s : 0.0;
   const std::string steps = s.steps_here == s.final.steps ? fmt::to_string(s.final.steps)
                                                           : fmt::format("{} of {}", s.steps_here, s.final.steps);
-  std::printf("%s", fmt::format("accuracy {:.2f} %  loss {:.4f}  {} steps in {:.1f} s on {} rank{}  {}  waiting for "
-                                "communication {:.2f} s ({:.1f} %)\n",
-                                100.0 * s.final.accuracy, s.final.loss, steps, s.final.wall_s, s.final.world_size,
-                                s.final.world_size == 1 ? "" : "s", rate_text(rate), s.comm_wait_s,
-                                s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
+  std::string result = std::isnan(s.final.accuracy) ? "" : accuracy_text(s.final.accuracy) + "  ";
+  if (!std::isnan(s.final.loss)) result += fmt::format("loss {}  ", loss_text(s.final.loss));
+  std::printf("%s", fmt::format("{}{} steps in {:.1f} s on {} rank{}  {}  waiting for communication {:.2f} s ({:.1f} "
+                                "%)\n",
+                                result, steps, s.final.wall_s, s.final.world_size, s.final.world_size == 1 ? "" : "s",
+                                rate_text(rate), s.comm_wait_s, s.train_s > 0 ? 100.0 * s.comm_wait_s / s.train_s : 0.0)
                         .c_str());
   std::fflush(stdout);
 }

@@ -11,7 +11,7 @@
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::trainer {
 

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "checkpoint/model_of_file.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 #include "lockstep/nn/io/weights.h"
 #include "trainer/build.h"
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/model_metadata.h"
 #include "lockstep/nn/io/safetensors.h"
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::trainer {
 

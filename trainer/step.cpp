@@ -103,8 +103,8 @@ void TrainingStep::compute_part(std::int64_t step, const Inputs& inputs, const s
   std::optional<DistributedDataParallel::NoSync> no_sync;
   if (!last) no_sync.emplace(ddp_);
   if (part.count < plan.local_count) write_dropout_state(step, plan, part);
-  const float labels = static_cast<float>(plan.global_count) * static_cast<float>(format_.labels);
-  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / labels);
+  const float targets = static_cast<float>(plan.global_count) * static_cast<float>(format_.targets);
+  const nn::Loss loss = forward(tape_, ddp_, rows_of(inputs, part), options_.loss, 1.0f / targets);
   add_to_scalars(loss, part.begin + part.count);
   if (last) begin_update();
   tape_.backward(loss.value);
@@ -119,7 +119,7 @@ void TrainingStep::add_to_scalars(const nn::Loss& loss, std::uint64_t samples) {
 Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
   if (!inputs.x.defined()) return no_inputs(backend_, format_, options_.activations);
   const auto begin = static_cast<std::int64_t>(part.begin), end = static_cast<std::int64_t>(part.begin + part.count);
-  return {.x = inputs.x.slice(begin, end), .labels = inputs.labels.slice(begin, end)};
+  return {.x = inputs.x.slice(begin, end), .targets = inputs.targets.slice(begin, end)};
 }
 
 void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part) {

@@ -84,12 +84,12 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
     const bool tokens = inputs.x.dtype() == DType::kI32;
     if (rehearsal)
       entry.inputs = {.x = backend_.empty(inputs.x.shape(), tokens ? DType::kI32 : activations_),
-                      .labels = backend_.empty(inputs.labels.shape(), inputs.labels.dtype())};
+                      .targets = backend_.empty(inputs.targets.shape(), inputs.targets.dtype())};
     if (tokens)
       backend_.pointwise().copy(inputs.x, entry.inputs.x);
     else
       backend_.pointwise().cast(inputs.x, entry.inputs.x);
-    backend_.pointwise().copy(inputs.labels, entry.inputs.labels);
+    backend_.pointwise().copy(inputs.targets, entry.inputs.targets);
   }
   if (rehearsal) {
     rehearsing_ = &entry;

@@ -1,4 +1,4 @@
-#include "trainer/train.h"
+#include "lockstep/trainer/train.h"
 
 #include <algorithm>
 #include <cmath>
@@ -50,12 +50,13 @@ class Run {
       splits_ = open_splits(config_, weights.metadata);
       sampler_.emplace(make_sampler(config_, splits_.train->size(), group_.rank(), group_.size()));
       const bool several = config_.parallel == Parallel::kDp;
-      needs = estimate_memory(config_, backend_, *splits_.train,
-                              {.samples = samples_at_once(),
-                               .devices = several ? session::devices_of(config_.device, session.device).size() : 1,
-                               .workers = config_.workers,
-                               .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
-                               .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
+      if (config_.estimate_memory)
+        needs = estimate_memory(config_, backend_, *splits_.train,
+                                {.samples = samples_at_once(),
+                                 .devices = several ? session::devices_of(config_.device, session.device).size() : 1,
+                                 .workers = config_.workers,
+                                 .batch = static_cast<std::int64_t>(sampler_->max_local_count()),
+                                 .checkpoints = !config_.checkpoint_dir.empty() && group_.rank() == 0});
     });
     session::check_memory(group_, backend_, needs);
     comm::run_collectively(group_, [&] {
@@ -127,9 +128,11 @@ class Run {
                                   config_.model.name, splits_.train->name(), splits_.train->size(), group_.size(),
                                   group_.size() == 1 ? "" : "s", sampler_->config().global_batch,
                                   data_parallel_ ? data_parallel_->describe() : backend_.describe()));
-    Evaluator evaluator(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),
+    std::optional<Evaluator> evaluator;
+    if (splits_.test != nullptr)
+      evaluator.emplace(group_, backend_, splits_.test, samples_at_once(), config_.workers, dtype_of(config_.precision),
                         evaluation_loss(config_));
-    EvalReport evaluation;
+    EvalReport evaluation{.loss = std::nan(""), .accuracy = std::nan("")};
     if (resumed_) {
       progress.announce(fmt::format("resuming at step {}, from {}", first_steps() + 1, resumed_->path));
       // Checkpoints are taken before the evaluation that is due after their steps.
@@ -240,7 +243,7 @@ class Run {
     const StepReport report{
         .step = outcome.step,
         .epoch = static_cast<std::int64_t>(outcome.plan.epoch) + 1,
-        .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->labels_per_sample())),
+        .loss = outcome.totals.loss / (outcome.totals.count * static_cast<double>(splits_.train->targets_per_sample())),
         .lr = outcome.lr,
         .grad_norm = outcome.grad_norm,
         .step_ms = 1e3 * seconds,
@@ -263,12 +266,13 @@ class Run {
   }
 
   // Whether it came to an end; the ranks may have been asked to stop.
-  bool evaluate(Evaluator& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
+  bool evaluate(std::optional<Evaluator>& evaluator, std::int64_t step, std::uint64_t epochs_done, Progress& progress,
                 EvalReport& report) {
+    if (!evaluator) return true;
     const TraceSpan span(trace(), Trace::kSteps, "evaluate");
     if (graphs_) graphs_->expect_other_work();
     ddp_->broadcast_buffers();  // what is evaluated is one model, rank 0's: the one that is saved
-    report = evaluator.run(forwarded(), step);
+    report = evaluator->run(forwarded(), step);
     if (report.stopped) return false;
     metrics_.write(report);
     const auto epoch = static_cast<std::int64_t>(epochs_done);
@@ -325,6 +329,7 @@ class Run {
   // Ranks come upon the same files in different epochs: the largest number is the nearest to that of files.
   void report_corrupt() {
     for (const auto& dataset : {splits_.train, splits_.test}) {
+      if (dataset == nullptr) continue;
       const auto counts = group_.all_gather_numbers(static_cast<std::int64_t>(dataset->corrupt()));
       const std::int64_t most = *std::ranges::max_element(counts);
       if (most == 0 || group_.rank() != 0) continue;

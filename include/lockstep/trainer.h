@@ -14,3 +14,4 @@
 #include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/forward.h"
 #include "lockstep/trainer/metrics.h"
+#include "lockstep/trainer/train.h"

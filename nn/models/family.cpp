@@ -37,14 +37,11 @@ const ModelFamily& model_family(const std::string& name) {
   throw_unknown("model", name, model_names());
 }
 
-const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const auto* family : model_families())
-      for (const auto& variant : family->variants) all.push_back(variant.name);
-    return all;
-  }();
-  return names;
+std::vector<std::string> model_names() {
+  std::vector<std::string> all;
+  for (const auto* family : model_families())
+    for (const auto& variant : family->variants) all.push_back(variant.name);
+  return all;
 }
 
 std::string models_that(bool (*does)(const ModelFamily& family), const char* before_last) {

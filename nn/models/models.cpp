@@ -17,8 +17,10 @@ const ModelFamily& vgg_family();
 const ModelFamily& gpt_family();
 const ModelFamily& lstm_family();
 
-const std::vector<const ModelFamily*>& model_families() {
-  static const std::vector<const ModelFamily*> families = {
+namespace {
+
+std::vector<const ModelFamily*>& registry() {
+  static std::vector<const ModelFamily*> families = {
       &linear_family(),  //
       &mlp_family(),     //
       &cnn_family(),     //
@@ -28,6 +30,30 @@ const std::vector<const ModelFamily*>& model_families() {
       &lstm_family(),
   };
   return families;
+}
+
+std::deque<ModelFamily>& own_families() {
+  static std::deque<ModelFamily> own;
+  return own;
+}
+
+}  // namespace
+
+const std::vector<const ModelFamily*>& model_families() { return registry(); }
+
+void register_model(ModelFamily family) {
+  check_usage(family.build != nullptr, "a model without a way to build it", "give ModelFamily::build");
+  check_usage(!family.variants.empty(), "a model without a name", "give ModelFamily::variants at least one");
+  const auto names = family.names();
+  for (const auto& name : names) {
+    check_family_name("model", name);
+    const ModelFamily* const other = find_model_family(name);
+    const auto is_other = [other](const ModelFamily& one) { return &one == other; };
+    if (other != nullptr && (std::ranges::none_of(own_families(), is_other) || other->names() != names))
+      throw UsageError(fmt::format("a second model named '{}'", name), "choose another name");
+  }
+  register_family(registry(), own_families(), std::move(family),
+                  [&](const ModelFamily& one) { return one.names() == names; });
 }
 
 TensorsByName::TensorsByName(const std::vector<HostTensor>& tensors) {
@@ -47,7 +73,8 @@ const std::vector<std::int64_t>* TensorsByName::shape(const std::string& name, s
 
 std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
-  if (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, [](std::int64_t d) { return d >= 1; }))
+  if (!family.any_samples &&
+      (spec.classes < 1 || !std::ranges::all_of(spec.sample_shape, [](std::int64_t d) { return d >= 1; })))
     throw UsageError(
         fmt::format("a model with {} classes and inputs of [{}]", spec.classes, fmt::join(spec.sample_shape, ", ")),
         "all sizes are at least 1");
@@ -59,7 +86,7 @@ ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const 
   const ModelVariant& variant = family.variant(name);
   ModelSpec spec{.name = name, .sample_shape = variant.sample_shape, .settings = given};
   spec.classes = variant.classes_of_weights.value_or(spec.classes);
-  family.read_tensors(TensorsByName(tensors), spec);
+  if (family.read_tensors) family.read_tensors(TensorsByName(tensors), spec);
   for (const auto& [setting, value] : given) spec.settings.set(setting, value);
   spec = complete(spec);
   if (!family.tokens_setting.empty() && spec.sample_shape.empty())
@@ -69,6 +96,7 @@ ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const 
 
 std::vector<MatrixProduct> products_of(const ModelSpec& spec) {
   const ModelFamily& family = model_family(spec.name);
+  if (!family.products) return {};
   const std::size_t dims = spec.sample_shape.size();
   LOCKSTEP_ASSERT((dims == 3 && family.takes_images) || (dims == 1 && (family.takes_tokens || family.takes_vectors)),
                   "{} over samples of {} dimensions", spec.name, dims);

@@ -9,10 +9,7 @@ namespace {
 class MetaMemory final : public MemorySource {
  public:
   explicit MetaMemory(Device device) : device_(device) {}
-  std::byte* allocate(std::size_t) override {
-    constexpr std::uintptr_t kNowhere = 4096;
-    return reinterpret_cast<std::byte*>(kNowhere);
-  }
+  std::byte* allocate(std::size_t) override { return static_cast<std::byte*>(meta_address()); }
   void free(std::byte*, std::size_t) noexcept override {}
   Device device() const override { return device_; }
 
@@ -88,6 +85,18 @@ class MetaLayerNorm final : public LayerNormKernels {
 
  private:
   Backend& like_;
+};
+
+class MetaElementwise final : public ElementwiseKernels {
+ public:
+  void unary(UnaryOp, T, T) override {}
+  void unary_backward(UnaryOp, T, T, T, T) override {}
+  void binary(BinaryOp, T, T, T) override {}
+  void binary_backward(BinaryOp, T, T, T, T, T) override {}
+  void affine(T, float, float, T) override {}
+  void sum_rows(T, T) override {}
+  void spread_rows(T, T) override {}
+  void total(T, T) override {}
 };
 
 class MetaEmbedding final : public EmbeddingKernels {
@@ -177,6 +186,7 @@ class MetaBackend final : public Backend {
   AttentionKernels& attention() override { return attention_; }
   LstmKernels& lstm() override { return lstm_; }
   PointwiseKernels& pointwise() override { return pointwise_; }
+  ElementwiseKernels& elementwise() override { return elementwise_; }
   LossKernels& loss() override { return loss_; }
   OptimKernels& optim() override { return optim_; }
   std::int64_t pitch_of(std::int64_t columns, DType dtype) const override { return like_.pitch_of(columns, dtype); }
@@ -210,6 +220,7 @@ class MetaBackend final : public Backend {
   MetaAttention attention_;
   MetaLstm lstm_{allocator_};
   MetaPointwise pointwise_;
+  MetaElementwise elementwise_;
   MetaLoss loss_;
   MetaOptim optim_;
 };

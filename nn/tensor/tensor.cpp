@@ -9,7 +9,12 @@ void Tensor::refuse_type(DType wanted) const {
                    "read it as the type that it has (Tensor::dtype()), or give one of the type that is wanted");
 }
 
-void Tensor::refuse_nothing() {
+void Tensor::refuse_nothing() const {
+  check_usage(
+      data_ == nullptr,
+      "a model or a loss looks at numbers, and is run on shapes alone to find out what memory it takes",
+      "compute with operators (nn/autograd/functions.h); set TrainConfig::estimate_memory to false where it has "
+      "to look");
   throw UsageError("a tensor that holds nothing is read",
                    "ask Tensor::defined() before; gradients are there after backward, and only where some has flowed");
 }

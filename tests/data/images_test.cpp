@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 #include "lockstep/data/loader.h"
 #include "tests/data/golden.h"
 #include "tests/data/idx_files.h"

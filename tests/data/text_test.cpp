@@ -62,7 +62,7 @@ TEST_F(Text, RowsFollowOneAnother) {
   const auto splits = open_data("text:" + directory_.write("a.txt", text), {.context = 4});
   EXPECT_TRUE(splits.train->has_tokens());
   EXPECT_EQ(splits.train->classes(), 26);
-  EXPECT_EQ(splits.train->labels_per_sample(), 4u);
+  EXPECT_EQ(splits.train->targets_per_sample(), 4u);
   ASSERT_EQ(splits.train->size(), 22u);  // of 90 tokens, the last of which is only a label
   ASSERT_EQ(splits.test->size(), 2u);    // of 10
   std::vector<std::int32_t> tokens(4), labels(4);

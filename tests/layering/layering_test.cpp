@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "comm/backends.h"
-#include "data/families.h"
+#include "lockstep/data/families.h"
 #include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
 #include "lockstep/nn/optim/optimizers.h"

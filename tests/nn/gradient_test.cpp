@@ -275,6 +275,96 @@ TEST_F(Gradient, CrossEntropy) {
   }
 }
 
+// Of values in [low, low + 2), away from where there is no slope.
+#define LOCKSTEP_UNARY_GRADIENT(Name, function, low)                                                        \
+  TEST_F(Gradient, Name) {                                                                                  \
+    for (const Shape& shape : {Shape{3}, Shape{2, 5, 3}}) {                                                 \
+      const Tensor x = random_tensor(*backend, shape, 1);                                                   \
+      backend->elementwise().affine(x, 1.0f, 1.0f + (low), x);                                              \
+      expect_gradients(*backend, {{x}, {}},                                                                 \
+                       [&](Tape& tape, std::span<const Var> inputs) { return function(tape, inputs[0]); }); \
+    }                                                                                                       \
+  }
+LOCKSTEP_UNARY_GRADIENT(Exp, exp, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Log, log, 0.5f)
+LOCKSTEP_UNARY_GRADIENT(Sqrt, sqrt, 0.5f)
+LOCKSTEP_UNARY_GRADIENT(Square, square, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Sin, sin, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Cos, cos, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Tanh, tanh, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Sigmoid, sigmoid, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(Softplus, softplus, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(ToF32, to_f32, -1.0f)
+
+TEST_F(Gradient, Abs) {
+  expect_gradients(*backend, {{shuffled_grid(*backend, {4, 5}, 1)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return abs(tape, x[0]); });
+}
+
+// The second operand lies in [1, 3): nothing is divided by 0.
+#define LOCKSTEP_BINARY_GRADIENT(Name, function)                                                                     \
+  TEST_F(Gradient, Name) {                                                                                           \
+    const Tensor x = random_tensor(*backend, {3, 5}, 1), y = random_tensor(*backend, {3, 5}, 2);                     \
+    backend->elementwise().affine(y, 1.0f, 2.0f, y);                                                                 \
+    expect_gradients(*backend, {{x, y}, {}},                                                                         \
+                     [&](Tape& tape, std::span<const Var> inputs) { return function(tape, inputs[0], inputs[1]); }); \
+    expect_gradients(*backend, {{x}, {}}, [&](Tape& tape, std::span<const Var> inputs) {                             \
+      return function(tape, inputs[0], tape.input(y));                                                               \
+    });                                                                                                              \
+    expect_gradients(*backend, {{y}, {}}, [&](Tape& tape, std::span<const Var> inputs) {                             \
+      return function(tape, tape.input(x), inputs[0]);                                                               \
+    });                                                                                                              \
+  }
+LOCKSTEP_BINARY_GRADIENT(Sub, sub)
+LOCKSTEP_BINARY_GRADIENT(Mul, mul)
+LOCKSTEP_BINARY_GRADIENT(Div, div)
+
+TEST_F(Gradient, MinimumAndMaximum) {
+  const Tensor x = shuffled_grid(*backend, {4, 5}, 1), y = shuffled_grid(*backend, {4, 5}, 2);
+  backend->elementwise().affine(y, 1.0f, 0.03f, y);  // no two are equal
+  for (const auto function : {minimum, maximum})
+    expect_gradients(*backend, {{x, y}, {}},
+                     [&](Tape& tape, std::span<const Var> inputs) { return function(tape, inputs[0], inputs[1]); });
+}
+TEST_F(Gradient, MaximumOfEquals) {
+  Tape tape(*backend);
+  const Var x = tape.differentiable_input(tensor_of(*backend, {2}, {1, 2}));
+  const Var y = tape.differentiable_input(tensor_of(*backend, {2}, {1, 3}));
+  tape.backward(sum(tape, maximum(tape, x, y), 1.0f).value);
+  EXPECT_EQ(values_of(*backend, tape.grad(x)), (std::vector<float>{0.5f, 0}));
+  EXPECT_EQ(values_of(*backend, tape.grad(y)), (std::vector<float>{0.5f, 1}));
+}
+
+TEST_F(Gradient, Affine) {
+  expect_gradients(*backend, {{random_tensor(*backend, {3, 5}, 1)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return affine(tape, x[0], -1.5f, 0.25f); });
+}
+TEST_F(Gradient, SumLast) {
+  for (const Shape& shape : {Shape{3}, Shape{4, 1}, Shape{2, 3, 300}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return sum_last(tape, x[0]); });
+}
+TEST_F(Gradient, SpreadLast) {
+  for (const Shape& shape : {Shape{}, Shape{3}, Shape{2, 3}})
+    expect_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}},
+                     [&](Tape& tape, std::span<const Var> x) { return spread_last(tape, x[0], 4); });
+}
+TEST_F(Gradient, Sum) {
+  for (const Shape& shape : {Shape{3}, Shape{5, 300}})
+    expect_loss_gradients(*backend, {{random_tensor(*backend, shape, 1)}, {}}, 0.5,
+                          [&](Tape& tape, std::span<const Var> x) { return sum(tape, x[0], 0.5f).value; });
+}
+// A value that several read, on its way to a loss: the one of a variational autoencoder.
+TEST_F(Gradient, OwnLoss) {
+  const auto divergence = [](Tape& tape, Var mean, Var logarithm) {
+    const Var inside = sub(tape, add(tape, square(tape, mean), exp(tape, logarithm)), affine(tape, logarithm, 1, 1));
+    return sum(tape, affine(tape, sum_last(tape, inside), 0.5f), 0.25f).value;
+  };
+  const Tensor mean = random_tensor(*backend, {3, 4}, 1), logarithm = random_tensor(*backend, {3, 4}, 2);
+  expect_loss_gradients(*backend, {{mean, logarithm}, {}}, 0.25,
+                        [&](Tape& tape, std::span<const Var> x) { return divergence(tape, x[0], x[1]); });
+}
+
 TEST_F(Gradient, SquaredError) {
   for (const Shape& shape : {Shape{3}, Shape{5, 3}, Shape{2, 3, 2, 1}}) {
     const Tensor target = random_tensor(*backend, shape, 2);

@@ -6,10 +6,10 @@
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizers.h"
 #include "lockstep/sampler/sampler.h"
+#include "lockstep/trainer/config.h"
 #include "tests/nn/gradient_backend.h"
 #include "tests/parity/counter.h"
 #include "tests/parity/golden.h"
-#include "trainer/config.h"
 
 namespace lockstep::parity {
 namespace {

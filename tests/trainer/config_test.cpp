@@ -1,4 +1,4 @@
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

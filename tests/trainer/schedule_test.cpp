@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "trainer/config.h"
+#include "lockstep/trainer/config.h"
 
 namespace lockstep::trainer {
 namespace {

@@ -1,5 +1,5 @@
 // train() itself, in a world of one: tests/trainer/steady_state_test.cpp looks at the steps that it is made of.
-#include "trainer/train.h"
+#include "lockstep/trainer/train.h"
 
 #include <gtest/gtest.h>
 

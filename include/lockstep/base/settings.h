@@ -2,8 +2,10 @@
 // own file, and the values that were given.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <limits>
 #include <map>
@@ -151,6 +153,26 @@ const Family& family_named(const std::string& what, const std::vector<const Fami
   if (const auto* family = find_family(families, name)) return *family;
   throw_unknown(what, name, names_of(families));
 }
+
+/// A program's own family takes its place in a registry: at the end, or that of an earlier one of its own with the same
+/// name, which `is_same` knows. It lives as long as the process. Before threads read the registry.
+template <class Family, class IsSame>
+void register_family(std::vector<const Family*>& families, std::deque<Family>& own, Family family,
+                     const IsSame& is_same) {
+  const Family* const added = &own.emplace_back(std::move(family));
+  const auto mine = [&](const Family* one) {
+    return std::any_of(own.begin(), own.end(), [&](const Family& other) { return &other == one; });
+  };
+  for (auto& one : families)
+    if (mine(one) && is_same(*one)) {
+      one = added;
+      return;
+    }
+  families.push_back(added);
+}
+
+/// Throws UsageError for a `what` ("model") whose name cannot be typed: of letters, digits, dots, '-' and '_'.
+void check_family_name(const std::string& what, const std::string& name);
 
 /// The one with that name; nullptr: there is none.
 const SettingSpec* find_setting(std::span<const SettingSpec> specs, std::string_view name);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,8 +15,20 @@ namespace lockstep::data {
 class Characters;
 struct ImageForm;
 
-/// A fixed, numbered set of labelled samples. Immutable: all members may be called from several threads at once.
-/// A sample is an array of numbers (f32) with one label, or a row of tokens (i32) with a label for each.
+/// Memory for one sample, of which the data set fills what it has; the others are empty.
+struct Sample {
+  std::span<float> x;
+  std::span<std::int32_t> tokens;
+  std::span<std::int32_t> labels;
+  std::span<float> targets;
+  /// Training may change the sample at random (crop, mirror, …), as a pure function of its number and of this, any two
+  /// of which are independent. Nothing: as it is.
+  std::optional<std::uint64_t> draw = {};
+};
+
+/// A fixed, numbered set of samples with targets. Immutable: all members may be called from several threads at once.
+/// A sample is an array of numbers (f32) or of tokens (i32). Its targets are labels (i32) or numbers (f32): one, an
+/// array, or a label for each token.
 class Dataset {
  public:
   struct Info {
@@ -23,8 +36,10 @@ class Dataset {
     std::uint64_t size = 0;  // samples, at least 1
     std::vector<std::int64_t>
         dims;         // of a sample: {H, W, C} for images (NHWC without N), {F} for vectors, {T} for tokens
-    int classes = 0;  // labels, and tokens, lie in [0, classes)
+    int classes = 0;  // labels, and tokens, lie in [0, classes); 0 where targets are numbers
     bool tokens = false;
+    std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one. Tokens have a label for each
+    bool numeric_targets = false;                // they are numbers, and not labels
     // How samples were made of what people have, so that a model trained on them can be given more of it.
     std::vector<std::string> class_names = {};               // of the first classes; the others are numbers
     std::shared_ptr<const Characters> characters = nullptr;  // whose tokens they are
@@ -46,10 +61,18 @@ class Dataset {
   const std::vector<std::string>& class_names() const { return info_.class_names; }
   const std::shared_ptr<const Characters>& characters() const { return info_.characters; }
   const std::shared_ptr<const ImageForm>& image() const { return info_.image; }
-  std::size_t labels_per_sample() const { return info_.tokens ? elements_ : 1; }
+  /// Extents of a sample's targets; {}: it has one.
+  const std::vector<std::int64_t>& target_dims() const { return info_.target_dims; }
+  /// Their product.
+  std::size_t targets_per_sample() const { return targets_; }
+  bool has_numeric_targets() const { return info_.numeric_targets; }
 
-  /// Writes sample `index` < size(): x.size() must be sample_elements(). Throws IoError if it cannot be read. A data
-  /// set that has neither this nor read_augmented() throws UsageError; one of tokens has read_tokens() instead.
+  /// Writes sample `index` < size(), whose memory has the sizes above. Throws IoError if it cannot be read. A data set
+  /// of labelled numbers or tokens may override one of the functions below instead; one that overrides none throws
+  /// UsageError.
+  virtual void read_sample(std::uint64_t index, const Sample& sample) const;
+
+  /// Numbers with one label.
   virtual void read(std::uint64_t index, std::span<float> x, std::int32_t& label) const;
   /// The same sample changed at random (cropped, mirrored, …): a pure function of (index, draw), of which any two draws
   /// are independent. What training reads; data sets that change nothing are read as they are.
@@ -61,18 +84,19 @@ class Dataset {
   virtual std::uint64_t corrupt() const { return 0; }
 
  protected:
-  /// Throws UsageError for extents below 0, or of more numbers than memory has.
+  /// Throws UsageError for extents below 0, or of more numbers than memory has, and for targets of tokens other than
+  /// their labels.
   explicit Dataset(Info info);
 
  private:
   Info info_;
-  std::size_t elements_ = 1;
+  std::size_t elements_ = 1, targets_ = 1;
 };
 
 /// The training and validation samples; no sample is in both.
 struct DataSplits {
-  std::shared_ptr<const Dataset> train;
-  std::shared_ptr<const Dataset> test;
+  std::shared_ptr<const Dataset> train = nullptr;
+  std::shared_ptr<const Dataset> test = nullptr;
 };
 
 }  // namespace lockstep::data

@@ -26,7 +26,8 @@ struct Batch {
   std::uint64_t count = 0;         // samples: plan.local_count
   std::span<float> x;              // (count, sample dims…), 64-byte aligned; empty where samples are tokens
   std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
-  std::span<std::int32_t> labels;  // (count), or (count, T)
+  std::span<std::int32_t> labels;  // (count, target dims…), or (count, T) of tokens; empty where targets are numbers
+  std::span<float> targets;        // (count, target dims…); empty where they are labels
   sampler::StepPlan plan;
   sampler::SamplerState state_after;  // resuming from here continues with the following step
 

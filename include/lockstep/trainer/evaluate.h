@@ -21,7 +21,7 @@ class Evaluator {
             std::int64_t batch, int workers, DType activations = DType::kF32, nn::LossFunction loss = nn::make_loss());
 
   /// Reports also say how often the label is among the five likeliest classes, where samples have one label.
-  void count_top5() { top5_ = dataset_->labels_per_sample() == 1; }
+  void count_top5() { top5_ = dataset_->targets_per_sample() == 1; }
 
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only
   /// passed on to the report. Where stops are deferred, a rank that is asked to stop looks at no further samples, and

@@ -12,26 +12,29 @@ namespace lockstep::trainer {
 
 /// What a data set's samples look like.
 struct SampleFormat {
-  std::vector<std::int64_t> dims;  // of one sample, without N
-  bool tokens = false;             // i32, with a label for each; else f32 with one label
-  std::int64_t labels = 1;         // of a sample
+  std::vector<std::int64_t> dims;         // of one sample, without N
+  bool tokens = false;                    // i32; else f32
+  std::vector<std::int64_t> target_dims;  // of one sample's targets; {}: one
+  bool numeric_targets = false;           // f32; else labels, i32
+  std::int64_t targets = 1;               // of a sample
 };
 SampleFormat format_of(const data::Dataset& dataset);
 
 /// A batch on the device.
 struct Inputs {
-  nn::Tensor x;       // (N, sample dims…)
-  nn::Tensor labels;  // (N), or (N, T) with tokens; i32
+  nn::Tensor x;        // (N, sample dims…)
+  nn::Tensor targets;  // (N, target dims…): labels (i32) or numbers (f32)
 };
 
 /// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::from_host() says.
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
 /// Of no samples.
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);
-/// With numbers as `activations`: f32, or bf16 where the backend computes in it.
+/// With the numbers of samples as `activations`: f32, or bf16 where the backend computes in it. Targets stay as they
+/// are.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
 
-/// Runs `module` on them and returns the loss, summed over the labels and scaled as nn::Loss says.
+/// Runs `module` on them and returns the loss, summed over the targets and scaled as nn::Loss says.
 nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale);
 
 }  // namespace lockstep::trainer

@@ -27,7 +27,7 @@ struct StepReport {
 struct EvalReport {
   std::int64_t step = 0;
   double loss = 0;      // mean over the evaluation set
-  double accuracy = 0;  // 0 to 1
+  double accuracy = 0;  // 0 to 1; NaN: there is none, for targets are numbers, or the loss does not count
   std::int64_t samples = 0;
   std::optional<double> top5 = {};  // 0 to 1: where it was asked for
   bool stopped = false;             // not all samples were looked at
@@ -37,7 +37,7 @@ struct FinalReport {
   std::int64_t steps = 0, epochs = 0;
   int world_size = 1;
   double wall_s = 0;
-  double loss = 0, accuracy = 0;                // of the last evaluation
+  double loss = 0, accuracy = 0;                // of the last evaluation; NaN: there was none
   std::vector<std::int64_t> peak_memory_bytes;  // resident, by rank
   std::string params_sha256;
 };

@@ -88,15 +88,55 @@ Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 
+// Of each element, for losses of one's own. Operands are f32 (to_f32()); those of two have one shape, and nothing is
+// broadcast (Note [Own losses]).
+
+/// The same numbers as f32.
+Var to_f32(Tape& tape, Var x);
+Var abs(Tape& tape, Var x);
+Var exp(Tape& tape, Var x);
+Var log(Tape& tape, Var x);
+Var sqrt(Tape& tape, Var x);
+Var square(Tape& tape, Var x);
+Var sin(Tape& tape, Var x);
+Var cos(Tape& tape, Var x);
+Var tanh(Tape& tape, Var x);
+Var sigmoid(Tape& tape, Var x);
+/// log(1 + eˣ), also where that is too large to be computed so.
+Var softplus(Tape& tape, Var x);
+Var sub(Tape& tape, Var x, Var y);
+Var mul(Tape& tape, Var x, Var y);
+Var div(Tape& tape, Var x, Var y);
+Var minimum(Tape& tape, Var x, Var y);
+Var maximum(Tape& tape, Var x, Var y);
+/// scale · x + shift.
+Var affine(Tape& tape, Var x, float scale, float shift = 0.0f);
+/// x (…, C) → (…): sums over the last axis.
+Var sum_last(Tape& tape, Var x);
+/// x (…) → (…, count): each number as often as that.
+Var spread_last(Tape& tape, Var x, std::int64_t count);
+
 /// A loss summed over the local samples. `value.value()` is `totals`: (2) f32, the sum and the number of correct
 /// predictions (0 for squared error). Its gradient is that of scale · sum.
 struct Loss {
   Var value;
+  /// The second is NaN where nothing is counted: sum().
   const Tensor& totals() const { return value.value(); }
 };
 /// outputs (…, K), logits; labels (…) i32 in [0, K), smoothed by `smoothing` in [0, 1) (LossKernels). PyTorch's
 /// CrossEntropyLoss is scale = 1 / count(labels).
 Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, float smoothing = 0.0f);
+/// The sum of all elements of x as a loss.
+///
+/// Note [Own losses]
+/// A loss of one's own computes, with the functions above, a number for each sample, or for each target, and returns
+/// sum() of them:
+///
+///   Loss huber(Tape& tape, Var y, const Tensor& targets, float scale) {
+///     const Var d = square(tape, sub(tape, y, tape.input(targets)));
+///     return sum(tape, affine(tape, sqrt(tape, affine(tape, d, 1, 1)), 1, -1), scale);
+///   }
+Loss sum(Tape& tape, Var x, float scale);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
 

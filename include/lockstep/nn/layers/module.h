@@ -87,6 +87,11 @@ class Module {
 
   Parameter& register_parameter(std::string name, std::unique_ptr<Parameter> parameter);
   Tensor& register_buffer(std::string name, Backend& backend, Tensor tensor);
+  /// register_module<Linear>("fc", context, 2, 64): makes the child too.
+  template <class M, class... Args>
+  M& register_module(std::string name, Context& context, Args&&... args) {
+    return register_module(std::move(name), std::make_unique<M>(context, std::forward<Args>(args)...));
+  }
   template <class M>
   M& register_module(std::string name, std::unique_ptr<M> child) {
     check_child(name, child.get());
@@ -129,6 +134,12 @@ std::unique_ptr<M> build(Context& context, Args... args) {
   auto made = std::make_unique<M>(context, args...);
   made->set_factory([args...](Context& other) { return std::make_unique<M>(other, args...); });
   return made;
+}
+
+/// A factory alone, which builds an M(context, args…) whenever it is called; `args` are copied.
+template <class M, class... Args>
+Module::Factory factory(Args... args) {
+  return [args...](Context& context) -> std::unique_ptr<Module> { return build<M>(context, args...); };
 }
 
 /// What `factory` builds, and it: for modules that are put together rather than constructed.

@@ -11,7 +11,9 @@
 
 namespace lockstep::nn {
 
-/// A loss with its settings: of a model's outputs, against the targets that the data have for them.
+/// A loss with its settings: of a model's outputs, against the targets that the data have for them. `scale` is 1 /
+/// targets of the global batch: what a summed loss is multiplied with for its gradient to be the mean's. It is called
+/// with empty batches too, and on a device whose tensors have shapes and no values, to find out what memory it takes.
 using LossFunction = std::function<Loss(Tape& tape, Var outputs, const Tensor& targets, float scale)>;
 
 struct LossFamily {
@@ -20,11 +22,15 @@ struct LossFamily {
   /// Those of Role::kTraining are for training alone: evaluations measure with their defaults, so that one of a weights
   /// file needs no settings of the training that it comes from.
   std::vector<SettingSpec> settings = {};
+  bool takes_numbers = false;  // its targets are numbers, and not labels
+  bool takes_labels = true;
   /// `settings` are complete.
-  LossFunction (*make)(const Settings& settings) = nullptr;
+  std::function<LossFunction(const Settings& settings)> make = {};
 };
 
 const std::vector<const LossFamily*>& loss_families();
+/// Adds a program's own, as register_model() does a model.
+void register_loss(LossFamily family);
 /// Where nothing else is asked for.
 const LossFamily& usual_loss();
 /// Throws UsageError for another name, with the nearest right one.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -87,15 +88,17 @@ struct ModelFamily {
   bool attention = false;       // some layer is causal_attention()
   bool separate_head = true;    // its last layer has parameters of its own: they can start anew
   bool any_image_size = false;  // one set of weights fits images of all sizes
+  bool any_samples = false;     // `build` decides: samples and classes are not looked at before
   TrainingDefaults training = {};
 
   /// Throws UsageError for a sample shape or settings that it cannot have. `spec` is complete.
-  std::unique_ptr<Module> (*build)(Context& context, const ModelSpec& spec) = nullptr;
-  /// In the order of its forward pass. `spec` is complete.
-  std::vector<MatrixProduct> (*products)(const ModelSpec& spec) = nullptr;
+  std::function<std::unique_ptr<Module>(Context& context, const ModelSpec& spec)> build = {};
+  /// In the order of its forward pass. `spec` is complete. Empty: nobody knows its products.
+  std::function<std::vector<MatrixProduct>(const ModelSpec& spec)> products = {};
   /// Fills sample shape, classes and settings with what the shapes of a weights file say; `spec` comes with the
   /// settings that were given, which stay, and the variant's usual sample shape and classes.
-  void (*read_tensors)(const TensorsByName& tensors, ModelSpec& spec) = nullptr;
+  /// Empty: they say nothing.
+  std::function<void(const TensorsByName& tensors, ModelSpec& spec)> read_tensors = {};
 
   /// Its names: "gpt", "gpt2".
   std::vector<std::string> names() const;
@@ -105,13 +108,17 @@ struct ModelFamily {
 };
 
 const std::vector<const ModelFamily*>& model_families();
+/// Adds a program's own, which then has all that lockstep's have: flags for its settings, checkpoints, evaluation.
+/// Before threads start. One of the program's own with the same name is replaced; throws UsageError for a name of
+/// lockstep's, or one that cannot be typed.
+void register_model(ModelFamily family);
 /// nullptr: no model has this name.
 const ModelFamily* find_model_family(const std::string& name);
 /// Throws UsageError for another name, with the nearest right one.
 const ModelFamily& model_family(const std::string& name);
 
 /// All names, in the order of help texts.
-const std::vector<std::string>& model_names();
+std::vector<std::string> model_names();
 inline void check_model_name(const std::string& name) { model_family(name); }
 /// Those whose family does, for texts: "gpt, gpt2 and lstm".
 std::string models_that(bool (*does)(const ModelFamily& family), const char* before_last = "and");
@@ -125,7 +132,7 @@ std::unique_ptr<Module> make_model(Context& context, const ModelSpec& spec);
 ModelSpec spec_of_tensors(const std::string& name, const Settings& given, const std::vector<HostTensor>& tensors);
 /// The most tokens that the model takes at once, if that is one of its sizes.
 std::optional<std::int64_t> most_tokens(const ModelSpec& spec);
-/// Matrix products of a sample's forward pass.
+/// Matrix products of a sample's forward pass; none where the family does not say.
 std::vector<MatrixProduct> products_of(const ModelSpec& spec);
 
 /// A size of a model: a whole number of at least 1.

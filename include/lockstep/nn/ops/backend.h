@@ -13,6 +13,7 @@
 #include "lockstep/base/function_ref.h"
 #include "lockstep/nn/ops/attention.h"
 #include "lockstep/nn/ops/conv.h"
+#include "lockstep/nn/ops/elementwise.h"
 #include "lockstep/nn/ops/embedding.h"
 #include "lockstep/nn/ops/layer_norm.h"
 #include "lockstep/nn/ops/linear.h"
@@ -95,6 +96,7 @@ class Backend {
   virtual AttentionKernels& attention() = 0;
   virtual LstmKernels& lstm() = 0;
   virtual PointwiseKernels& pointwise() = 0;
+  virtual ElementwiseKernels& elementwise() = 0;
   virtual LossKernels& loss() = 0;
   virtual OptimKernels& optim() = 0;
 

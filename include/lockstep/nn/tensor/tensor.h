@@ -41,6 +41,9 @@ constexpr DType dtype_of<std::uint8_t>() {
   return DType::kU8;
 }
 
+/// From here on are the elements of tensors that have shapes alone (nn/ops/meta_backend.h): no address of a program's.
+inline constexpr std::uintptr_t kShapesAlone = std::uintptr_t{1} << 60;
+
 /// A handle: copies share the memory. Either it holds a reference to an allocator's block, or it is a view of memory
 /// that somebody else owns and keeps alive (`view_of`). Reference counts are atomic; the content is not guarded.
 /// Reading one that holds nothing, or as another type than it has, and parts and shapes that it has not, are
@@ -138,7 +141,7 @@ class Tensor {
   T* data() const {
     if (dtype_of<T>() != dtype_) [[unlikely]]
       refuse_type(dtype_of<T>());
-    if (data_ == nullptr && count() > 0) [[unlikely]]
+    if ((data_ == nullptr && count() > 0) || reinterpret_cast<std::uintptr_t>(data_) >= kShapesAlone) [[unlikely]]
       refuse_nothing();
     return static_cast<T*>(raw());
   }
@@ -185,7 +188,7 @@ class Tensor {
   }
   [[noreturn]] void refuse_pitch() const;
   [[noreturn]] void refuse_type(DType wanted) const;
-  [[noreturn]] static void refuse_nothing();
+  [[noreturn]] void refuse_nothing() const;
   [[noreturn]] void refuse_shape(const Shape& wanted) const;
   [[noreturn]] void refuse_rows(std::int64_t begin, std::int64_t end) const;
 

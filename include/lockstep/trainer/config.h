@@ -68,6 +68,9 @@ struct TrainConfig : session::SessionOptions {
   std::int64_t check_replicas =
       0;  // every so many steps, beside checkpoints and the end, compare all ranks' parameters
 
+  // Before it takes any, a run finds out what memory it needs: model and loss are run on shapes alone.
+  bool estimate_memory = true;
+
   // Files and reports.
   std::string weights;       // to start from: safetensors, or what torch.save() has written
   bool non_strict = false;   // weights that are missing or unexpected are left alone

@@ -2,6 +2,7 @@
 // open.cpp.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace lockstep::data {
 struct DatasetFamily {
   std::string name;           // "mnist"
   std::string argument = {};  // what follows the colon: "DIR"; empty: nothing
-  std::string about;          // "IDX files, plain or .gz"
+  std::string about = {};     // "IDX files, plain or .gz"
   std::string remedy = {};    // for an argument that is missing: "the directory with MNIST's IDX files"
   std::vector<SettingSpec> settings = {};
   /// Classes that its files have; fewer cannot be asked for. 0: they say it, or whoever opens it.
@@ -23,12 +24,14 @@ struct DatasetFamily {
   bool any_image_size = false;  // its images are scaled to what is asked for
   bool synthetic = false;       // nothing is read
   /// `spec`: all that was typed, for messages. `options` have all settings, and the family's classes for 0.
-  DataSplits (*open)(const std::string& spec, const std::string& argument, const OpenOptions& options) = nullptr;
-  /// The regular files that `argument` names; nullptr: it is a directory, or none.
-  std::vector<std::string> (*files)(const std::string& argument) = nullptr;
+  std::function<DataSplits(const std::string& spec, const std::string& argument, const OpenOptions& options)> open = {};
+  /// The regular files that `argument` names; empty: it is a directory, or none.
+  std::function<std::vector<std::string>(const std::string& argument)> files = {};
 };
 
 const std::vector<const DatasetFamily*>& dataset_families();
+/// Adds a program's own, as nn::register_model() does a model.
+void register_dataset(DatasetFamily family);
 /// That of "mnist:DIR"; nullptr: there is none.
 const DatasetFamily* find_dataset_family(const std::string& spec);
 /// "DIR" of "mnist:DIR"; empty where there is none.

@@ -1,0 +1,56 @@
+// A run of this process, as a rank of its world.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/nn/layers/module.h"
+#include "lockstep/nn/losses/losses.h"
+#include "lockstep/trainer/config.h"
+
+namespace lockstep::trainer {
+
+/// Runs `config` from start to end as one rank of the world that the environment describes (a world of one without a
+/// launcher). Progress goes to stdout on rank 0. Collective: every rank of the world calls it with the same
+/// configuration. Returns the exit code 0, or 75 where it was asked to stop and has saved a checkpoint first
+/// (config.checkpoint_dir); throws lockstep::Error otherwise.
+///
+/// `refusal`: what this rank found wrong with its flags. It is not thrown before the ranks are connected, so that a
+/// flag that is wrong on all of them is complained about once.
+int train(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
+
+/// What a program trains of its own. Model and loss are also called on a device whose tensors have shapes and no
+/// values, to find out what memory they take: they must not look at numbers.
+struct OwnTraining {
+  /// Builds the model. For a class `Net` with a constructor Net(nn::Context&, …): nn::factory<Net>(…).
+  nn::Module::Factory model = {};
+  data::DataSplits data = {};  // `test` may be nullptr: nothing is evaluated
+  nn::LossFunction loss = {};  // none: the one that the configuration names
+  std::string name = "model";  // in messages, checkpoints and weight files
+};
+
+/// train() for a model, data and a loss of the program's own, with all that `lockstep train` has: checkpoints and
+/// resuming, metrics, progress, trace, schedules, clipping, evaluation, stop signals. `config` has the settings; model
+/// and data are not named in it.
+int train(TrainConfig config, const OwnTraining& own);
+
+/// The same for a program whose command line has the flags of `lockstep train`, of which `config` holds the defaults:
+///
+///   int main(int argc, char** argv) {
+///     return lockstep::run_main([&] { return lockstep::train(argc, argv, {.lr = 0.01}, {…}); });
+///   }
+int train(int argc, char** argv, TrainConfig config, const OwnTraining& own);
+
+/// Collective: what `config.weights` make of the data's test part: every sample is looked at by one rank. Prints loss
+/// and accuracy (top-1, and top-5 where there are more than five classes; of tokens the perplexity) on rank 0, and
+/// writes them to the metrics file. `refusal`: as train() has it. Returns the exit code 0; throws lockstep::Error
+/// otherwise.
+int evaluate(const TrainConfig& config, const std::optional<UsageError>& refusal = std::nullopt);
+
+}  // namespace lockstep::trainer
+
+namespace lockstep {
+using trainer::train;
+}

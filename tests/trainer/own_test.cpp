@@ -1,0 +1,193 @@
+// Training of a program's own model, data and loss, as its calls go wrong.
+#include <gmock/gmock.h>
+
+#include "base/error.h"
+#include "lockstep/data/families.h"
+#include "lockstep/trainer.h"
+#include "tests/support/temporary_directory.h"
+
+namespace lockstep::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// `size` samples of two numbers; targets, or labels of three classes, follow from them.
+class Points final : public data::Dataset {
+ public:
+  explicit Points(Info info) : Dataset(std::move(info)) {}
+  void read_sample(std::uint64_t index, const data::Sample& sample) const override {
+    for (std::size_t i = 0; i < sample.x.size(); ++i)
+      sample.x[i] = static_cast<float>((index * 7 + i * 3) % 11) / 11.0f - 0.5f;
+    for (std::size_t i = 0; i < sample.targets.size(); ++i) sample.targets[i] = sample.x[0] * static_cast<float>(i + 1);
+    for (std::size_t i = 0; i < sample.labels.size(); ++i) sample.labels[i] = sample.x[0] > 0 ? 1 : 0;
+  }
+};
+
+std::shared_ptr<Points> numbers(std::vector<std::int64_t> target_dims = {1}) {
+  return std::make_shared<Points>(data::Dataset::Info{
+      .name = "points", .size = 40, .dims = {2}, .target_dims = std::move(target_dims), .numeric_targets = true});
+}
+
+class Net final : public nn::Module {
+ public:
+  Net(nn::Context& context, std::int64_t out) : out_(register_module<nn::Linear>("out", context, 2, out)) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override { return out_.forward(tape, x); }
+
+ private:
+  nn::Linear& out_;
+};
+
+class LooksAtNumbers final : public nn::Module {
+ public:
+  explicit LooksAtNumbers(nn::Context& context) : out_(register_module<nn::Linear>("out", context, 2, 1)) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    return out_.forward(tape, x.value().count() > 0 && x.value().f32()[0] > 0 ? x : nn::relu(tape, x));
+  }
+
+ private:
+  nn::Linear& out_;
+};
+
+nn::Loss absolute(nn::Tape& tape, nn::Var y, const nn::Tensor& targets, float scale) {
+  return nn::sum(tape, nn::abs(tape, nn::sub(tape, y, tape.input(targets))), scale);
+}
+
+TrainConfig quiet() {
+  TrainConfig config;
+  config.quiet = true;
+  config.steps = 3;
+  config.threads = 1;
+  return config;
+}
+
+std::string error_of(const TrainConfig& config, const OwnTraining& own) {
+  try {
+    train(config, own);
+  } catch (const UsageError& error) {
+    return error.line();
+  }
+  return "no error";
+}
+
+TEST(OwnTraining, TrainsWithAndWithoutAnEvaluation) {
+  EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}), 0);
+  EXPECT_EQ(
+      train(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers(), .test = numbers()}, .loss = absolute}),
+      0);
+}
+
+TEST(OwnTraining, TakesALossByName) {
+  TrainConfig config = quiet();
+  config.loss = "squared_error";
+  EXPECT_EQ(train(config, {.model = nn::factory<Net>(6), .data = {.train = numbers({6})}}), 0);
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}}),
+              HasSubstr("the targets of points are numbers, and the loss cross_entropy takes labels → use --loss "
+                        "squared_error"));
+}
+
+// As many as a sample has: PyTorch's mean over all of them.
+TEST(OwnTraining, LossesAreMeansOverTargets) {
+  testing::TemporaryDirectory directory;
+  TrainConfig config = quiet();
+  config.loss = "squared_error";
+  config.lr = 0;
+  config.metrics = (directory.path() / "m.jsonl").string();
+  const auto zero = [](nn::Context& context) -> std::unique_ptr<nn::Module> {
+    auto net = std::make_unique<Net>(context, 2);
+    for (const auto& [name, parameter] : net->named_parameters())
+      context.backend.pointwise().fill(parameter->value(), 0.0f);
+    return net;
+  };
+  config.batch = 40;
+  config.steps = 1;
+  ASSERT_EQ(train(config, {.model = zero, .data = {.train = numbers({2})}}), 0);
+  double sum = 0;
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    float x[2], targets[2];
+    numbers({2})->read_sample(i, {.x = x, .tokens = {}, .labels = {}, .targets = targets});
+    for (const float t : targets) sum += static_cast<double>(t) * static_cast<double>(t);
+  }
+  const std::string text = testing::read_file(directory.path() / "m.jsonl");
+  const auto at = text.find("\"loss\":");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_NEAR(std::stod(text.substr(at + 7)), sum / 80, 1e-6);
+}
+
+TEST(OwnTraining, LabelsOfAnyShape) {
+  const auto labels = std::make_shared<Points>(
+      data::Dataset::Info{.name = "pixels", .size = 40, .dims = {3, 2}, .classes = 2, .target_dims = {3}});
+  EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(2), .data = {.train = labels, .test = labels}}), 0);
+}
+
+TEST(OwnTraining, WhatIsMissingOrNamedTwice) {
+  EXPECT_THAT(error_of(quiet(), {.data = {.train = numbers()}}), HasSubstr("training without a model → "));
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(1)}), HasSubstr("training without data → "));
+  TrainConfig named = quiet();
+  named.model.name = "mlp";
+  EXPECT_THAT(error_of(named, {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}),
+              HasSubstr("a configuration that names a model or data, beside a program's own"));
+  TrainConfig with_loss = quiet();
+  with_loss.loss = "squared_error";
+  EXPECT_THAT(error_of(with_loss, {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute}),
+              HasSubstr("a configuration that names a loss"));
+  EXPECT_THAT(
+      error_of(quiet(), {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute, .name = "mlp"}),
+      HasSubstr("a second model named 'mlp' → choose another name"));
+  EXPECT_THAT(
+      error_of(quiet(),
+               {.model = nn::factory<Net>(1), .data = {.train = numbers()}, .loss = absolute, .name = "my net"}),
+      HasSubstr("a model named 'my net' → use letters"));
+}
+
+TEST(OwnTraining, ShapesThatDoNotFit) {
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(3), .data = {.train = numbers()}, .loss = absolute}),
+              HasSubstr("sub of [32, 3] and [32, 1] → operands have one shape"));
+}
+
+// Before it takes memory, a run is walked on tensors that have shapes alone.
+TEST(OwnTraining, AModelThatLooksAtNumbers) {
+  const OwnTraining own = {.model = nn::factory<LooksAtNumbers>(), .data = {.train = numbers()}, .loss = absolute};
+  EXPECT_THAT(error_of(quiet(), own), HasSubstr("looks at numbers, and is run on shapes alone"));
+  TrainConfig config = quiet();
+  config.estimate_memory = false;
+  EXPECT_EQ(train(config, own), 0);
+}
+
+TEST(OwnTraining, ADataSetThatDoesNotReadItsTargets) {
+  class Lazy final : public data::Dataset {
+   public:
+    Lazy() : Dataset({.name = "lazy", .size = 4, .dims = {2}, .target_dims = {1}, .numeric_targets = true}) {}
+  };
+  EXPECT_THAT(
+      error_of(quiet(), {.model = nn::factory<Net>(1), .data = {.train = std::make_shared<Lazy>()}, .loss = absolute}),
+      HasSubstr("the data set 'lazy' does not say how its samples are read → override read_sample"));
+}
+
+TEST(Registries, FamiliesOfAProgram) {
+  const auto build = [](nn::Context& context, const nn::ModelSpec& spec) -> std::unique_ptr<nn::Module> {
+    return std::make_unique<Net>(context, spec.settings.integer("outputs"));
+  };
+  nn::register_model({.variants = {{.name = "netlet"}},
+                      .settings = {nn::size_setting("outputs", 2, "numbers that come out")},
+                      .any_samples = true,
+                      .build = build});
+  EXPECT_EQ(nn::model_family("netlet").settings.size(), 1U);
+  data::register_dataset(
+      {.name = "points", .about = "forty of them", .open = [](const auto&, const auto&, const auto&) {
+         return data::DataSplits{.train = numbers({2}), .test = numbers({2})};
+       }});
+  TrainConfig config = quiet();
+  config.model = {.name = "netlet", .settings = {{"outputs", 2}}};
+  config.data = "points";
+  config.loss = "squared_error";
+  EXPECT_EQ(train(config), 0);
+  EXPECT_THROW(nn::register_model({.variants = {{.name = "cnn"}}, .build = build}), UsageError);
+  EXPECT_THROW(nn::register_model({.variants = {{.name = "nothing"}}}), UsageError);
+  EXPECT_THROW(
+      data::register_dataset(
+          {.name = "digits", .open = [](const auto&, const auto&, const auto&) { return data::DataSplits(); }}),
+      UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep::trainer
