@@ -114,9 +114,8 @@ template <int kBits>
 [[LOCKSTEP_CRC_AVX512]] inline __m512i fold(__m512i value, __m512i next) {
   constexpr long long kLow = low_factor(kBits), kHigh = high_factor(kBits);
   const __m512i factors = _mm512_set_epi64(kHigh, kLow, kHigh, kLow, kHigh, kLow, kHigh, kLow);
-  constexpr int kXorOfThree = 0x96;
-  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, factors, 0x00),
-                                   _mm512_clmulepi64_epi128(value, factors, 0x11), next, kXorOfThree);
+  return _mm512_xor_si512(next, _mm512_xor_si512(_mm512_clmulepi64_epi128(value, factors, 0x00),
+                                                 _mm512_clmulepi64_epi128(value, factors, 0x11)));
 }
 
 template <int kBits>

@@ -111,6 +111,7 @@ function(lockstep_test_program result)
     set_target_properties(${program} PROPERTIES LOCKSTEP_SOFT_CUDA ON)
     target_include_directories(${program} BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/tests/soft_cuda)
   elseif(kind STREQUAL "gpu")
+    target_link_libraries(${program} PRIVATE lockstep::cuda)  # its headers
     set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TEST_TARGETS ${program})
   endif()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_TEST_TARGETS ${program})
