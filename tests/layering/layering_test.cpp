@@ -66,6 +66,8 @@ TEST(Layering, NobodyKnowsAFamilyByItsName) {
   std::vector<std::string> own = {"nn/models/", "nn/optim/", "nn/losses/", "nn/autograd/", "nn/ops/"};
   for (const auto* family : data::dataset_families()) own.push_back("data/" + family->name);
   own.push_back("data/cifar");  // of several families
+  for (const char* module : {"models", "optim", "losses", "autograd", "ops"})
+    own.push_back(std::string("include/lockstep/nn/") + module + "/");
   for (const auto* family : comm::backend_families()) own.push_back("comm/" + family->name + "/");
   own.push_back("bench/peers/");
   EXPECT_THAT(names_elsewhere(kRoot, names, words, own), IsEmpty());

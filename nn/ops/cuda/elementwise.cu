@@ -13,11 +13,11 @@ namespace lockstep::nn::cuda {
 namespace {
 
 constexpr int kElementsPerThread = 4;
-constexpr int kMostParts = 1024;
+constexpr int kMostTotalParts = 1024;
 
 // Calls body(i) for this thread's elements, a block's width apart.
 template <class Body>
-__device__ void for_own(std::int64_t count, const Body& body) {
+__device__ void for_own_elements(std::int64_t count, const Body& body) {
   const std::int64_t first = std::int64_t{blockIdx.x} * (kBlock * kElementsPerThread) + threadIdx.x;
   for (int k = 0; k < kElementsPerThread; ++k)
     if (const std::int64_t i = first + k * kBlock; i < count) body(i);
@@ -25,21 +25,21 @@ __device__ void for_own(std::int64_t count, const Body& body) {
 
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) map_one(std::int64_t count, const float* x, float* y) {
-  for_own(count, [&](std::int64_t i) { y[i] = Rule::value(x[i]); });
+  for_own_elements(count, [&](std::int64_t i) { y[i] = Rule::value(x[i]); });
 }
 template <class Rule>
 __global__ void __launch_bounds__(kBlock)
     map_one_back(std::int64_t count, const float* x, const float* y, const float* dy, float* dx) {
-  for_own(count, [&](std::int64_t i) { dx[i] = dy[i] * Rule::slope(x[i], y[i]); });
+  for_own_elements(count, [&](std::int64_t i) { dx[i] = dy[i] * Rule::slope(x[i], y[i]); });
 }
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) map_two(std::int64_t count, const float* x, const float* y, float* z) {
-  for_own(count, [&](std::int64_t i) { z[i] = Rule::value(x[i], y[i]); });
+  for_own_elements(count, [&](std::int64_t i) { z[i] = Rule::value(x[i], y[i]); });
 }
 template <class Rule>
 __global__ void __launch_bounds__(kBlock)
     map_two_back(std::int64_t count, const float* x, const float* y, const float* dz, float* dx, float* dy) {
-  for_own(count, [&](std::int64_t i) {
+  for_own_elements(count, [&](std::int64_t i) {
     const float gradient = dz[i], a = x[i], b = y[i];
     if (dx != nullptr) dx[i] = gradient * Rule::slope_x(a, b);
     if (dy != nullptr) dy[i] = gradient * Rule::slope_y(a, b);
@@ -47,15 +47,15 @@ __global__ void __launch_bounds__(kBlock)
 }
 __global__ void __launch_bounds__(kBlock)
     scale_and_shift(std::int64_t count, const float* x, float scale, float shift, float* y) {
-  for_own(count, [&](std::int64_t i) { y[i] = scale * x[i] + shift; });
+  for_own_elements(count, [&](std::int64_t i) { y[i] = scale * x[i] + shift; });
 }
 __global__ void __launch_bounds__(kBlock)
-    fill_rows(std::int64_t count, std::int64_t columns, const float* x, float* y) {
-  for_own(count, [&](std::int64_t i) { y[i] = x[i / columns]; });
+    spread_each_row(std::int64_t count, std::int64_t columns, const float* x, float* y) {
+  for_own_elements(count, [&](std::int64_t i) { y[i] = x[i / columns]; });
 }
 
 // A block a row.
-__global__ void __launch_bounds__(kBlock) add_rows(std::int64_t columns, const float* x, float* y) {
+__global__ void __launch_bounds__(kBlock) sum_each_row(std::int64_t columns, const float* x, float* y) {
   const float* const row = x + std::int64_t{blockIdx.x} * columns;
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < columns; i += kBlock) sum += static_cast<double>(row[i]);
@@ -63,14 +63,15 @@ __global__ void __launch_bounds__(kBlock) add_rows(std::int64_t columns, const f
   if (threadIdx.x == 0) y[blockIdx.x] = static_cast<float>(sum);
 }
 
-__global__ void __launch_bounds__(kBlock) add_chunks(SumPlan plan, std::int64_t count, const float* x, double* parts) {
+__global__ void __launch_bounds__(kBlock)
+    total_of_chunks(SumPlan plan, std::int64_t count, const float* x, double* parts) {
   const std::int64_t begin = std::int64_t{blockIdx.x} * plan.chunk, end = at_most(begin + plan.chunk, count);
   double sum = 0;
   for (std::int64_t i = begin + threadIdx.x; i < end; i += kBlock) sum += static_cast<double>(x[i]);
   sum = block_sum<kBlock>(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
-__global__ void __launch_bounds__(kSumBlock) add_parts(std::int64_t chunks, const double* parts, float* totals) {
+__global__ void __launch_bounds__(kSumBlock) total_of_parts(std::int64_t chunks, const double* parts, float* totals) {
   double sum = 0;
   for (std::int64_t i = threadIdx.x; i < chunks; i += kSumBlock) sum += parts[i];
   sum = block_sum<kSumBlock>(sum);
@@ -127,24 +128,24 @@ class CudaElementwise final : public ElementwiseKernels {
     const Work work(context_, "sums of rows", {&x, &y});
     LOCKSTEP_ASSERT(x.size(0) == y.count() && y.count() <= kMostBlocks);
     if (y.count() == 0) return;
-    launch("sums of rows", add_rows, dim3(static_cast<unsigned>(y.count())), dim3(kBlock), context_.stream, x.size(1),
-           x.f32(), y.f32());
+    launch("sums of rows", sum_each_row, dim3(static_cast<unsigned>(y.count())), dim3(kBlock), context_.stream,
+           x.size(1), x.f32(), y.f32());
   }
 
   void spread_rows(const Tensor& x, const Tensor& y) override {
     const Work work(context_, "filling rows", {&x, &y});
     LOCKSTEP_ASSERT(y.size(0) == x.count());
-    start("filling rows", fill_rows, y.count(), y.size(1), x.f32(), y.f32());
+    start("filling rows", spread_each_row, y.count(), y.size(1), x.f32(), y.f32());
   }
 
   void total(const Tensor& x, const Tensor& totals) override {
     const Work work(context_, "a sum", {&x, &totals});
-    const SumPlan plan = plan_sum(x.count(), kBlock * kElementsPerThread, kMostParts);
+    const SumPlan plan = plan_sum(x.count(), kBlock * kElementsPerThread, kMostTotalParts);
     const Tensor parts = Tensor::empty(context_.allocator, {plan.chunks}, DType::kF64);
     if (plan.chunks > 0)
-      launch("a sum", add_chunks, dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan,
+      launch("a sum", total_of_chunks, dim3(static_cast<unsigned>(plan.chunks)), dim3(kBlock), context_.stream, plan,
              x.count(), x.f32(), parts.data<double>());
-    launch("a sum", add_parts, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks, parts.data<double>(),
+    launch("a sum", total_of_parts, dim3(1), dim3(kSumBlock), context_.stream, plan.chunks, parts.data<double>(),
            totals.f32());
   }
 
