@@ -9,7 +9,7 @@ namespace {
 using namespace lockstep::nn::testing;
 
 // Around what a block does: 1024.
-constexpr std::int64_t kCounts[] = {0, 1, 3, 255, 1023, 1024, 1025, 20005};
+constexpr std::int64_t kLengths[] = {0, 1, 3, 255, 1023, 1024, 1025, 20005};
 constexpr UnaryOp kUnary[] = {UnaryOp::kAbs, UnaryOp::kExp, UnaryOp::kLog,  UnaryOp::kSqrt,    UnaryOp::kSquare,
                               UnaryOp::kSin, UnaryOp::kCos, UnaryOp::kTanh, UnaryOp::kSigmoid, UnaryOp::kSoftplus};
 constexpr BinaryOp kBinary[] = {BinaryOp::kSub, BinaryOp::kMul, BinaryOp::kDiv, BinaryOp::kMin, BinaryOp::kMax};
@@ -30,7 +30,7 @@ class CudaElementwise : public DeviceTest {
 
 TEST_P(CudaElementwise, Unary) {
   for (const UnaryOp op : kUnary)
-    for (const std::int64_t n : kCounts) {
+    for (const std::int64_t n : kLengths) {
       const Tensor x_host = values(n, 1, shift_for(op)), dy_host = random_tensor(*cpu, {n}, 2),
                    y_host = cpu->empty({n});
       const Tensor dx_host = cpu->empty({n});
@@ -47,7 +47,7 @@ TEST_P(CudaElementwise, Unary) {
 
 TEST_P(CudaElementwise, Binary) {
   for (const BinaryOp op : kBinary)
-    for (const std::int64_t n : kCounts) {
+    for (const std::int64_t n : kLengths) {
       const Tensor x_host = values(n, 1, 0.0f), y_host = values(n, 2, 2.0f), dz_host = random_tensor(*cpu, {n}, 3);
       const Tensor z_host = cpu->empty({n}), dx_host = cpu->empty({n}), dy_host = cpu->empty({n});
       cpu->elementwise().binary(op, x_host, y_host, z_host);
@@ -69,7 +69,7 @@ TEST_P(CudaElementwise, Binary) {
 }
 
 TEST_P(CudaElementwise, Affine) {
-  for (const std::int64_t n : kCounts) {
+  for (const std::int64_t n : kLengths) {
     const Tensor x_host = values(n, 1, 0.0f), y_host = cpu->empty({n});
     cpu->elementwise().affine(x_host, -1.5f, 0.25f, y_host);
     const Tensor x = on_device(x_host, DType::kF32, GetParam().offset);
