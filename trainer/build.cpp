@@ -1,7 +1,5 @@
 #include "trainer/build.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
 #include "base/cpu.h"
@@ -53,7 +51,10 @@ int usual_image_size(const std::string& model) {
 
 std::unique_ptr<nn::Optimizer> make_optimizer(const TrainConfig& config,
                                               const std::vector<nn::NamedParameter>& parameters) {
-  return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config));
+  std::vector<nn::ParameterGroup> groups;
+  if (!config.no_decay.empty()) groups.push_back({.patterns = split(config.no_decay, ','), .weight_decay = 0.0});
+  return nn::make_optimizer(optimizer_of(config), parameters, config.optimizer_settings, weight_decay_of(config),
+                            groups);
 }
 
 data::DataSplits open_splits(const TrainConfig& config, const std::optional<checkpoint::ModelMetadata>& metadata) {
@@ -155,19 +156,8 @@ void load_weights(const TrainConfig& config, nn::Module& model, const std::vecto
 void freeze(nn::Module& model, const std::string& patterns) {
   const auto parameters = model.named_parameters();
   for (const std::string& pattern : split(patterns, ',')) {
-    bool any = false;
-    for (const auto& [name, parameter] : parameters)
-      if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) {
-        parameter->set_requires_grad(false);
-        any = true;
-      }
-    if (any) continue;
-    std::vector<std::string> names;
-    for (const auto& parameter : parameters) names.push_back(parameter.name);
-    const auto near = nearest(pattern, names);
-    throw UsageError(fmt::format("--freeze {}: no parameter has such a name", pattern),
-                     near ? fmt::format("did you mean '{}'? * stands for any characters", *near)
-                          : fmt::format("names are such as {}; * stands for any characters", names.front()));
+    for (const std::size_t i : nn::find_parameters(parameters, pattern, "--freeze " + pattern))
+      parameters[i].parameter->set_requires_grad(false);
   }
   check_usage(std::ranges::any_of(parameters, [](const auto& named) { return named.parameter->requires_grad(); }),
               "--freeze leaves no parameter to train", "freeze fewer");

@@ -187,6 +187,17 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
                              }),
              .value = number(config.weight_decay, {}),
              .agree = Agree::kValue});
+  table.add({.name = "no-decay",
+             .kind = options::OptionKind::kList,
+             .placeholder = "PATTERN,…",
+             .help = "parameters without weight decay, by their names; * stands for any characters: '*.bias'",
+             .value = text(config.no_decay),
+             .applies = {.to = "runs with weight decay",
+                         .unless = [&config]() -> std::optional<std::string> {
+                           return when(is_known(config.model) && weight_decay_of(config) == 0, "it is 0 here");
+                         }},
+             .agree = Agree::kValue,
+             .may_change = true});
   table.add({.name = "clip-norm",
              .placeholder = "X",
              .help = "largest L2 norm of all gradients together; 0: no clipping",

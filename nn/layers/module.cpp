@@ -1,13 +1,31 @@
 #include "lockstep/nn/layers/module.h"
 
+#include <fnmatch.h>
+
 #include <cxxabi.h>
 
 #include <cstdlib>
 #include <typeinfo>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::nn {
+
+std::vector<std::size_t> find_parameters(const std::vector<NamedParameter>& parameters, const std::string& pattern,
+                                         const std::string& whose) {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (::fnmatch(pattern.c_str(), parameters[i].name.c_str(), 0) == 0) found.push_back(i);
+  if (!found.empty()) return found;
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters) names.push_back(parameter.name);
+  const auto near = nearest(pattern, names);
+  throw UsageError(fmt::format("{}: no parameter has such a name", whose),
+                   near            ? fmt::format("did you mean '{}'? * stands for any characters", *near)
+                   : names.empty() ? "there are no parameters"
+                                   : fmt::format("names are such as {}; * stands for any characters", names.front()));
+}
 
 std::string Module::type_name() const {
   const char* const mangled = typeid(*this).name();

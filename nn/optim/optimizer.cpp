@@ -31,21 +31,41 @@ std::vector<NamedParameter> checked(std::vector<NamedParameter> parameters) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& rule, std::vector<std::string> moments)
-    : parameters_(checked(std::move(parameters))), rule_(std::make_unique<UpdateRule>(rule)) {
-  LOCKSTEP_ASSERT(std::ssize(moments) == moments_of(rule), "{} names for {} moments", moments.size(), moments_of(rule));
-  for (std::string& name : moments) {
-    Moment& moment = moments_.emplace_back(Moment{.name = std::move(name), .values = {}});
+Optimizer::Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
+                     const std::vector<ParameterGroup>& groups)
+    : parameters_(checked(std::move(parameters))), method_(std::move(method)) {
+  add_group(1, method_.weight_decay);
+  LOCKSTEP_ASSERT(std::ssize(method_.moments) == moments_of(*groups_.front().rule), "{} names for {} moments",
+                  method_.moments.size(), moments_of(*groups_.front().rule));
+  group_of_.assign(parameters_.size(), 0);
+  for (const auto& group : groups) {
+    add_group(group.lr_factor, group.weight_decay.value_or(method_.weight_decay));
+    for (const auto& pattern : group.patterns)
+      for (const std::size_t i : find_parameters(parameters_, pattern, fmt::format("a group of '{}'", pattern)))
+        if (group_of_[i] == 0) group_of_[i] = groups_.size() - 1;
+  }
+  for (const std::string& name : method_.moments) {
+    Moment& moment = moments_.emplace_back(Moment{.name = name, .values = {}});
     moment.values.reserve(parameters_.size());
     for (const auto& [of, parameter] : parameters_)
       moment.values.push_back(parameter->backend().zeros(parameter->value().shape()));
   }
   if (parameters_.empty()) return;
   backend_ = &parameters_.front().parameter->backend();
-  control_ = backend_->empty({StepControl::kSize});
+  for (Group& group : groups_) group.control = backend_->empty({StepControl::kSize});
   for (const auto& [name, parameter] : parameters_) lifetimes_.push_back(parameter->lifetime());
   arrays_.reserve(parameters_.size());
+  together_.reserve(parameters_.size());
   missed_.assign(parameters_.size(), 0);
+}
+
+void Optimizer::add_group(double lr_factor, double weight_decay) {
+  check_usage(weight_decay >= 0, "an optimizer with a negative weight decay");  // or one that is no number
+  check_usage(lr_factor >= 0, "a group of parameters with a negative factor of the learning rate");
+  groups_.push_back({.lr_factor = lr_factor,
+                     .weight_decay = weight_decay,
+                     .rule = std::make_unique<UpdateRule>(method_.rule(weight_decay)),
+                     .control = {}});
 }
 
 Optimizer::~Optimizer() = default;
@@ -63,7 +83,8 @@ void Optimizer::zero_grad() {
   }
 }
 
-void Optimizer::step(double lr) {
+void Optimizer::step(const StepOptions& options) {
+  check_usage(options.clip_norm >= 0, "an optimizer step that clips to a negative norm", "give 0 for no clipping");
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_there(i);
@@ -71,14 +92,24 @@ void Optimizer::step(double lr) {
   }
   check_usage(!with_gradient_.empty(), "an optimizer's step where none of its parameters has a gradient",
               "run Tape::backward() of a loss that they have part in before, and zero_grad() before that");
-  begin_step(lr);
+  begin_step(options.lr);
+  const bool clips = options.clip_norm > 0;
+  if (clips) {
+    if (!squares_.defined()) {
+      nothing_ = backend_->zeros({1});
+      squares_ = backend_->empty({1}, DType::kF64);
+    }
+    backend_->pointwise().fill(Tensor::view_of(squares_.raw(), {2}), 0.0f);  // an f64 of zero bits
+    add_squares(with_gradient_, squares_);
+  }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].parameter->has_gradient()) ++missed_[i];
   std::ranges::stable_sort(with_gradient_, {}, [this](std::size_t i) { return missed_[i]; });
   for (auto from = with_gradient_.begin(); from != with_gradient_.end();) {
     const std::int64_t missed = missed_[*from];
     const auto to = std::find_if(from, with_gradient_.end(), [&](std::size_t i) { return missed_[i] != missed; });
-    if (missed > 0) write_control(lr, step_ - missed);
+    if (missed > 0) write_control(options.lr, step_ - missed);
+    if (clips) compute_update_scale(nothing_, squares_, options.clip_norm);
     update({from, to});
     from = to;
   }
@@ -100,11 +131,13 @@ void Optimizer::begin_step(double lr) {
 }
 
 void Optimizer::write_control(double lr, std::int64_t step) {
-  std::array<float, StepControl::kSize> control{};
-  std::ranges::copy(rates(lr, step), control.begin());
-  control[StepControl::kGradientScale] = 1.0f;
-  control[StepControl::kApply] = 1.0f;
-  backend_->write(std::as_bytes(std::span(control)), control_);
+  for (const Group& group : groups_) {
+    std::array<float, StepControl::kSize> control{};
+    std::ranges::copy(method_.rates(group.lr_factor * lr, step, group.weight_decay), control.begin());
+    control[StepControl::kGradientScale] = 1.0f;
+    control[StepControl::kApply] = 1.0f;
+    backend_->write(std::as_bytes(std::span(control)), group.control);
+  }
 }
 
 Parameter& Optimizer::parameter(std::size_t index) const {
@@ -140,13 +173,23 @@ void Optimizer::add_squares(std::span<const std::size_t> indices, const Tensor& 
 }
 
 void Optimizer::compute_update_scale(const Tensor& loss, const Tensor& squares, double clip_norm) {
-  if (backend_ != nullptr) backend_->optim().compute_update_scale(loss, squares, clip_norm, control_);
+  if (backend_ == nullptr) return;
+  for (const Group& group : groups_) backend_->optim().compute_update_scale(loss, squares, clip_norm, group.control);
 }
 
 void Optimizer::update(std::span<const std::size_t> indices) {
-  const auto all = arrays_of(indices);
-  if (all.empty()) return;
-  backend_->optim().update(*rule_, control_, all);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    std::span<const std::size_t> own = indices;
+    if (groups_.size() > 1) {
+      together_.clear();
+      std::ranges::copy_if(indices, std::back_inserter(together_), [&](std::size_t i) {
+        return g == (i < group_of_.size() ? group_of_[i] : 0);  // parameter() complains of others
+      });
+      own = together_;
+    }
+    if (const auto all = arrays_of(own); !all.empty())
+      backend_->optim().update(*groups_[g].rule, groups_[g].control, all);
+  }
   for (const std::size_t index : indices) parameters_[index].parameter->changed_with_copy();
 }
 

@@ -1,6 +1,7 @@
 #include "lockstep/nn/optim/optimizers.h"
 
 #include "base/text.h"
+#include "nn/ops/update_rules.h"
 
 namespace lockstep::nn {
 
@@ -24,9 +25,11 @@ const OptimizerFamily& optimizer_family(const std::string& name) {
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
-                                          const Settings& settings, double weight_decay) {
+                                          const Settings& settings, double weight_decay,
+                                          const std::vector<ParameterGroup>& groups) {
   const OptimizerFamily& family = optimizer_family(name);
-  return family.make(std::move(parameters), resolve(family.settings, settings, "optimizer " + name), weight_decay);
+  UpdateMethod method = family.method(resolve(family.settings, settings, "optimizer " + name), weight_decay);
+  return std::make_unique<Optimizer>(std::move(parameters), std::move(method), groups);
 }
 
 std::vector<SettingSpec> adam_settings() {

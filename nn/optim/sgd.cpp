@@ -5,31 +5,28 @@
 namespace lockstep::nn {
 namespace {
 
-UpdateRule rule_of(const SgdOptions& options) {
-  check_usage(options.momentum >= 0 && options.weight_decay >= 0, "SGD with a negative momentum or weight decay");
+UpdateMethod method_of(const SgdOptions& options) {
+  check_usage(options.momentum >= 0, "SGD with a negative momentum");
   check_usage(!options.nesterov || options.momentum > 0, "Nesterov momentum without momentum", "set momentum above 0");
-  const auto momentum = static_cast<float>(options.momentum), weight_decay = static_cast<float>(options.weight_decay);
-  if (options.nesterov) return SgdNesterovRule{.momentum = momentum, .weight_decay = weight_decay};
-  if (options.momentum > 0) return SgdMomentumRule{.momentum = momentum, .weight_decay = weight_decay};
-  return SgdRule{.weight_decay = weight_decay};
+  return {.weight_decay = options.weight_decay,
+          .rule = [momentum = static_cast<float>(options.momentum),
+                   nesterov = options.nesterov](double decay) -> UpdateRule {
+            const auto weight_decay = static_cast<float>(decay);
+            if (nesterov) return SgdNesterovRule{.momentum = momentum, .weight_decay = weight_decay};
+            if (momentum > 0) return SgdMomentumRule{.momentum = momentum, .weight_decay = weight_decay};
+            return SgdRule{.weight_decay = weight_decay};
+          },
+          .rates = [](double lr, std::int64_t, double) -> std::array<float, StepControl::kRates> {
+            return {static_cast<float>(lr)};
+          },
+          .moments = options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}};
 }
-
-class Sgd final : public Optimizer {
- public:
-  Sgd(std::vector<NamedParameter> parameters, const SgdOptions& options)
-      : Optimizer(std::move(parameters), rule_of(options),
-                  options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}) {}
-
- private:
-  std::array<float, StepControl::kRates> rates(double lr, std::int64_t) const override {
-    return {static_cast<float>(lr)};
-  }
-};
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options) {
-  return std::make_unique<Sgd>(std::move(parameters), options);
+std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options,
+                                    const std::vector<ParameterGroup>& groups) {
+  return std::make_unique<Optimizer>(std::move(parameters), method_of(options), groups);
 }
 
 const OptimizerFamily& sgd_family() {
@@ -48,12 +45,12 @@ const OptimizerFamily& sgd_family() {
                     .need = {.what = "a momentum above 0",
                              .otherwise = "the momentum is 0",
                              .holds = [](const Settings& all) { return all.number("momentum") > 0; }}}},
-      .make = [](std::vector<NamedParameter> parameters, const Settings& settings,
-                 double weight_decay) -> std::unique_ptr<Optimizer> {
-        return make_sgd(std::move(parameters), {.momentum = settings.number("momentum"),
-                                                .nesterov = settings.flag("nesterov"),
-                                                .weight_decay = weight_decay});
-      },
+      .method =
+          [](const Settings& settings, double weight_decay) {
+            return method_of({.momentum = settings.number("momentum"),
+                              .nesterov = settings.flag("nesterov"),
+                              .weight_decay = weight_decay});
+          },
       .leanest = "--momentum 0",
       .state = [](const Settings& settings) -> std::string {
         return settings.number("momentum") > 0 ? "sgd with momentum" : "sgd without momentum";

@@ -335,5 +335,125 @@ TEST(Optimizer, StepsLeaveParametersWithoutAGradientAlone) {
   }
 }
 
+// Parameters "a.weight", "a.bias" and "b.weight" of 5 numbers, with gradients.
+class Groups : public ::testing::Test {
+ protected:
+  Groups() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i] = std::make_unique<Parameter>(*backend_, Shape{5});
+      backend_->pointwise().copy(random_tensor(*backend_, {5}, i + 1), parameters_[i]->value());
+    }
+    give_gradients();
+  }
+  void give_gradients() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i]->clear_grad();
+      backend_->pointwise().copy(random_tensor(*backend_, {5}, i + 10), parameters_[i]->contribute().gradient);
+    }
+  }
+  std::vector<NamedParameter> named(const std::vector<std::size_t>& which) {
+    const char* names[] = {"a.weight", "a.bias", "b.weight"};
+    std::vector<NamedParameter> all;
+    for (const std::size_t i : which) all.push_back({names[i], parameters_[i].get()});
+    return all;
+  }
+  std::vector<float> values(std::size_t i) { return values_of(parameters_[i]->value()); }
+  void restore() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      backend_->pointwise().copy(random_tensor(*backend_, {5}, i + 1), parameters_[i]->value());
+      parameters_[i]->changed();
+    }
+    give_gradients();
+  }
+
+  std::unique_ptr<Backend> backend_ = make_cpu_backend(1);
+  std::array<std::unique_ptr<Parameter>, 3> parameters_;
+};
+
+// The same bits as optimizers of their own.
+TEST_F(Groups, RatesAndDecayAreTheirOwn) {
+  const auto together =
+      make_adamw(named({0, 1, 2}), {.weight_decay = 0.1},
+                 {{.patterns = {"*.bias"}, .weight_decay = 0.0}, {.patterns = {"b.*", "a.bias"}, .lr_factor = 0.5}});
+  for (int step = 0; step < 3; ++step) together->step(0.01);
+  const std::vector<std::vector<float>> got = {values(0), values(1), values(2)};
+  restore();
+  const auto first = make_adamw(named({0}), {.weight_decay = 0.1}),
+             second = make_adamw(named({1}), {.weight_decay = 0}),
+             third = make_adamw(named({2}), {.weight_decay = 0.1});
+  for (int step = 0; step < 3; ++step) {
+    first->step(0.01);
+    second->step(0.01);
+    third->step(0.005);
+  }
+  EXPECT_EQ(got[0], values(0));
+  EXPECT_EQ(got[1], values(1)) << "of the first group that names it";
+  EXPECT_EQ(got[2], values(2));
+}
+
+TEST_F(Groups, DecayOfSgdIsInItsRule) {
+  const auto together =
+      make_sgd(named({0, 1}), {.momentum = 0.9, .weight_decay = 0.1}, {{.patterns = {"a.bias"}, .weight_decay = 0.0}});
+  for (int step = 0; step < 3; ++step) together->step(0.01);
+  const auto got = values(0), got_bias = values(1);
+  restore();
+  const auto first = make_sgd(named({0}), {.momentum = 0.9, .weight_decay = 0.1}),
+             second = make_sgd(named({1}), {.momentum = 0.9});
+  for (int step = 0; step < 3; ++step) first->step(0.01), second->step(0.01);
+  EXPECT_EQ(got, values(0));
+  EXPECT_EQ(got_bias, values(1));
+}
+
+// torch.nn.utils.clip_grad_norm_, over all groups together.
+TEST_F(Groups, ClippingScalesAllGradients) {
+  double squares = 0;
+  std::vector<std::vector<float>> before, gradients;
+  for (std::size_t i = 0; i < 3; ++i) {
+    before.push_back(values(i));
+    gradients.push_back(values_of(parameters_[i]->gradient()));
+    for (const float g : gradients.back()) squares += static_cast<double>(g) * static_cast<double>(g);
+  }
+  const auto optimizer = make_sgd(named({0, 1, 2}), {}, {{.patterns = {"*.bias"}, .lr_factor = 0.5}});
+  optimizer->step({.lr = 0.1, .clip_norm = 0.25});
+  const double scale = 0.25 / (std::sqrt(squares) + 1e-6);
+  ASSERT_LT(scale, 1);
+  for (std::size_t i = 0; i < 3; ++i)
+    for (std::size_t k = 0; k < 5; ++k)
+      EXPECT_NEAR(
+          static_cast<double>(values(i)[k]),
+          static_cast<double>(before[i][k]) - (i == 1 ? 0.05 : 0.1) * scale * static_cast<double>(gradients[i][k]),
+          1e-6);
+  restore();
+  optimizer->step({.lr = 0.1, .clip_norm = 1e6});
+  const auto unclipped = values(2);
+  restore();
+  optimizer->step(0.1);
+  EXPECT_EQ(unclipped, values(2)) << "a norm below it changes nothing";
+}
+
+TEST_F(Groups, NothingMovesByANormThatIsNoNumber) {
+  parameters_[1]->gradient().f32()[3] = std::nanf("");
+  const auto before = values(0);
+  make_sgd(named({0, 1, 2}), {})->step({.lr = 0.1, .clip_norm = 1});
+  EXPECT_EQ(values(0), before);
+}
+
+TEST_F(Groups, MistakesAreNamed) {
+  const auto error_of = [&](const std::vector<ParameterGroup>& groups) -> std::string {
+    try {
+      make_sgd(named({0, 1, 2}), {}, groups);
+    } catch (const UsageError& error) {
+      return error.line();
+    }
+    return "none";
+  };
+  EXPECT_EQ(error_of({{.patterns = {"a.biass"}}}),
+            "a group of 'a.biass': no parameter has such a name → did you mean 'a.bias'? * stands for any characters");
+  EXPECT_EQ(error_of({{.patterns = {"*"}, .lr_factor = -1}}),
+            "a group of parameters with a negative factor of the learning rate");
+  EXPECT_EQ(error_of({{.patterns = {"*"}, .weight_decay = -1.0}}), "an optimizer with a negative weight decay");
+  EXPECT_THROW(make_sgd(named({0}), {})->step({.lr = 0.1, .clip_norm = -1}), UsageError);
+}
+
 }  // namespace
 }  // namespace lockstep::nn

@@ -51,6 +51,7 @@ struct TrainConfig : session::SessionOptions {
   Settings optimizer_settings;         // that it declares
   std::optional<double> lr;            // default: learning_rate_of()
   std::optional<double> weight_decay;  // default: weight_decay_of()
+  std::string no_decay;                // patterns of parameters without weight decay, with commas between: "*.bias"
   std::string schedule = "constant";   // one of nn::schedule_names()
   Settings schedule_settings;          // that it declares
   std::int64_t warmup = 0;             // steps over which the rate rises linearly from 0

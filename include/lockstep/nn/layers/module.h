@@ -23,6 +23,11 @@ struct NamedParameter {
   Parameter* parameter;
 };
 
+/// The places of those whose name fits `pattern`, in which * stands for any characters, ? for one, and [ab] for one of
+/// these. Throws UsageError, naming `whose` ("--freeze fc.*"), where no name does, with the nearest one.
+std::vector<std::size_t> find_parameters(const std::vector<NamedParameter>& parameters, const std::string& pattern,
+                                         const std::string& whose);
+
 /// State that is saved but not trained.
 struct NamedBuffer {
   std::string name;  // "bn1.running_mean"

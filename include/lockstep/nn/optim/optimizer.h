@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,13 +20,39 @@ struct NamedMoment {
   Tensor value;
 };
 
+/// Parameters that are trained in another way than the rest.
+struct ParameterGroup {
+  std::vector<std::string> patterns;        // of their names; * stands for any characters: "*.bias"
+  double lr_factor = 1;                     // of the step's learning rate
+  std::optional<double> weight_decay = {};  // default: the optimizer's
+};
+
+/// How an optimizer moves parameters, with its constants: what a file of nn/optim/ makes.
+struct UpdateMethod {
+  double weight_decay = 0;
+  /// Of parameters with this weight decay.
+  std::function<UpdateRule(double weight_decay)> rule;
+  /// What the rule calls its rates, for step `step` (from 1).
+  std::function<std::array<float, StepControl::kRates>(double lr, std::int64_t step, double weight_decay)> rates;
+  std::vector<std::string> moments = {};  // PyTorch's names of what it remembers ("exp_avg"), as many as the rule does
+};
+
+struct StepOptions {
+  double lr = 0;         // at least 0
+  double clip_norm = 0;  // largest L2 norm of all gradients together; 0: no clipping
+};
+
 /// Updates parameters from their gradients. A step is begin_step() and then update() once for every parameter that has
 /// a gradient, in any order and any groups: so that one bucket's parameters can move while another's gradients still
 /// travel. Between the two, compute_update_scale() may hold the step back or scale its gradients.
 /// The parameters must outlive it: to use one that is gone is a UsageError.
-class Optimizer {
+class Optimizer final {
  public:
-  virtual ~Optimizer();
+  /// A parameter belongs to the first of `groups` that names it. Throws UsageError for a parameter that is none or
+  /// comes twice, for parameters on several devices, for a pattern that no name has, and for negative rates.
+  Optimizer(std::vector<NamedParameter> parameters, UpdateMethod method,
+            const std::vector<ParameterGroup>& groups = {});
+  ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -34,7 +62,10 @@ class Optimizer {
   /// and the step does not count for them: AdamW's corrections go by a parameter's own steps. Throws UsageError where
   /// none has one (backward has not run, or zero_grad() after it), and for a gradient that is this rank's part of a
   /// sum over ranks (Parameter::is_partial()).
-  void step(double lr);
+  void step(double lr) { step(StepOptions{.lr = lr}); }
+  /// The same with the gradients' norm clipped, as torch.nn.utils.clip_grad_norm_ does it. Where that norm is no finite
+  /// number, nothing moves.
+  void step(const StepOptions& options);
 
   /// `lr`: this step's learning rate, at least 0 (else UsageError).
   void begin_step(double lr);
@@ -51,15 +82,14 @@ class Optimizer {
   /// Moves these parameters (their places in the list the optimizer was made with) by their gradients.
   void update(std::span<const std::size_t> indices);
 
- protected:
-  /// `rule` moves the parameters; `moments`: PyTorch's names of what it remembers ("exp_avg"), as many as it does.
-  /// Throws UsageError for a parameter that is none or comes twice, and for parameters on several devices.
-  Optimizer(std::vector<NamedParameter> parameters, const UpdateRule& rule, std::vector<std::string> moments);
-
-  /// What the rule calls its rates, for step `step` (from 1).
-  virtual std::array<float, StepControl::kRates> rates(double lr, std::int64_t step) const = 0;
-
  private:
+  /// Parameters that move alike.
+  struct Group {
+    double lr_factor, weight_decay;
+    std::unique_ptr<const UpdateRule> rule;
+    Tensor control;
+  };
+  void add_group(double lr_factor, double weight_decay);
   void write_control(double lr, std::int64_t step);
   std::span<const UpdateArrays> arrays_of(std::span<const std::size_t> indices);
   Parameter& parameter(std::size_t index) const;
@@ -71,12 +101,15 @@ class Optimizer {
   };
 
   std::vector<NamedParameter> parameters_;
-  std::unique_ptr<const UpdateRule> rule_;
+  UpdateMethod method_;
+  std::vector<Group> groups_;          // the first: of all that no other names
+  std::vector<std::size_t> group_of_;  // by parameter
   std::vector<Moment> moments_;
-  Backend* backend_ = nullptr;  // nullptr: there are no parameters
-  Tensor control_;
+  Backend* backend_ = nullptr;              // nullptr: there are no parameters
+  Tensor nothing_, squares_;                // of step(): a loss of 0, and the squares of gradients
   std::vector<Lifetime::Ref> lifetimes_;    // by parameter
   std::vector<UpdateArrays> arrays_;        // of one call
+  std::vector<std::size_t> together_;       // of one group, in one call
   std::vector<std::size_t> with_gradient_;  // of one step()
   std::vector<std::int64_t> missed_;        // by parameter: calls of step() in which it had no gradient
   std::int64_t step_ = 0;                   // 0 before the first step
@@ -94,7 +127,9 @@ struct AdamWOptions {
 };
 
 /// Throw UsageError for options that PyTorch refuses (negative rates, Nesterov without momentum…).
-std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options);
-std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options);
+std::unique_ptr<Optimizer> make_sgd(std::vector<NamedParameter> parameters, const SgdOptions& options,
+                                    const std::vector<ParameterGroup>& groups = {});
+std::unique_ptr<Optimizer> make_adamw(std::vector<NamedParameter> parameters, const AdamWOptions& options,
+                                      const std::vector<ParameterGroup>& groups = {});
 
 }  // namespace lockstep::nn

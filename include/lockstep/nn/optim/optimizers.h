@@ -22,8 +22,7 @@ struct OptimizerFamily {
   double lr = 1e-3;
   double weight_decay = 0;
   /// `settings` are complete. Throws UsageError for those that PyTorch refuses.
-  std::unique_ptr<Optimizer> (*make)(std::vector<NamedParameter> parameters, const Settings& settings,
-                                     double weight_decay) = nullptr;
+  UpdateMethod (*method)(const Settings& settings, double weight_decay) = nullptr;
   /// Flags with which it remembers nothing of a parameter; empty: there are none.
   std::string leanest = {};
   /// What its state on disk is: a run resumes with the same. nullptr: its name.
@@ -36,7 +35,8 @@ const OptimizerFamily& optimizer_family(const std::string& name);
 std::vector<std::string> optimizer_names();
 /// Throws UsageError for an unknown name and for settings that it does not have.
 std::unique_ptr<Optimizer> make_optimizer(const std::string& name, std::vector<NamedParameter> parameters,
-                                          const Settings& settings, double weight_decay);
+                                          const Settings& settings, double weight_decay,
+                                          const std::vector<ParameterGroup>& groups = {});
 
 /// What Adam and its kin have in common.
 struct AdamConstants {
