@@ -17,6 +17,8 @@
 
 namespace lockstep::comm {
 
+struct Subgroup;
+
 /// Ranks that a store has introduced to each other. A group that is made of them takes `store` and `peers`; where it
 /// cannot be made, both are left as they were, of use for another backend.
 struct JoinedRanks {
@@ -25,6 +27,7 @@ struct JoinedRanks {
   std::unique_ptr<Store>& store;
   Peers& peers;
   Clock::duration timeout;
+  const Subgroup* subgroup = nullptr;  // they are a part of a group, which is being split
 };
 
 /// Why ranks cannot use a backend.

@@ -36,6 +36,16 @@ std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOpti
   return make_mpi_group(make_mpi_store(world, Deadline::after(timeout)), timeout);
 }
 
+bool has_mpi(const Store* store) { return dynamic_cast<const MpiStore*>(store) != nullptr; }
+
+std::unique_ptr<Store> make_mpi_store(const World& world, const Store& store, const std::vector<int>& members,
+                                      JobRanks job_ranks, bool oversubscribed, Deadline deadline) {
+  const auto* const mpi = dynamic_cast<const MpiStore*>(&store);
+  LOCKSTEP_ASSERT(mpi != nullptr, "ranks of another store");
+  return std::make_unique<MpiStore>(
+      world, deadline, MpiRanks{mpi->session().make_comm_of(members), true, std::move(job_ranks), oversubscribed});
+}
+
 bool mpi_available() { return true; }
 
 std::string mpi_library_version() {

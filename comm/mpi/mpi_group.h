@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/store.h"
 #include "lockstep/comm/make_group.h"
@@ -23,6 +24,14 @@ std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store> store, Clock
 
 /// Both in one; `options` say whether a thread of the group is to call MPI.
 std::unique_ptr<ProcessGroup> make_mpi_group(const World& world, const GroupOptions& options);
+
+/// Whether groups of some of its ranks can be made of `store` by make_mpi_store(), on the calling thread: it has
+/// MPI.
+bool has_mpi(const Store* store);
+/// Joins some ranks of `store`, which has_mpi(); collective among them. `members` are their numbers in it, in the order
+/// of the ranks of `world`, and `job_ranks` those in the job.
+std::unique_ptr<Store> make_mpi_store(const World& world, const Store& store, const std::vector<int>& members,
+                                      JobRanks job_ranks, bool oversubscribed, Deadline deadline);
 
 /// Whether this build can join several processes by MPI.
 bool mpi_available();

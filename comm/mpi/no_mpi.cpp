@@ -14,6 +14,12 @@ std::unique_ptr<Store> make_mpi_store(const World& world, Deadline) {
                     "RANK and WORLD_SIZE in the environment, which needs no MPI");
 }
 
+bool has_mpi(const Store*) { return false; }
+
+std::unique_ptr<Store> make_mpi_store(const World&, const Store&, const std::vector<int>&, JobRanks, bool, Deadline) {
+  throw InternalError("a store over MPI in a build without");
+}
+
 std::unique_ptr<ProcessGroup> make_mpi_group(std::unique_ptr<Store>, Clock::duration) {
   throw InternalError("a group over MPI in a build without");
 }

@@ -45,6 +45,7 @@ class Work {
 };
 
 class Store;
+struct GroupOrigin;
 
 /// Note [Same order]
 /// Every rank issues the same collectives, on the same regions, in the same order. Each one takes the group's next
@@ -61,6 +62,12 @@ class Store;
 /// order itself, by how the GPUs are connected: every rank receives the same bits there too, but not those of the other
 /// backends.
 ///
+/// Note [Several groups]
+/// A process may have several groups at a time: of the whole job (make_group() again) and of some of its ranks
+/// (split()). Each has memory, connections and communicators of its own, so they may be used by different threads, and
+/// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
+/// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
+///
 /// Threads: one thread issues operations and waits for them; the backend may use others inside.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
 /// Destructors issue nothing; a normal end calls shutdown() on every rank.
@@ -72,6 +79,8 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// The number that rank `rank` of this group has in the job: launchers, logs and messages name ranks by it.
+  int job_rank(int rank) const;
   /// "self", "shm", "hosts", "mpi", "nccl".
   virtual std::string name() const = 0;
   /// Whether there are other hosts, and what it says to them is encrypted (GroupOptions::encrypt).
@@ -137,12 +146,23 @@ class ProcessGroup {
   virtual void watch_peers() { poll(); }
 
   /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
-  /// caller's thread uses it. nullptr where there is none, or another thread has it.
+  /// caller's thread uses it. nullptr where there is none (groups of split() have none), or another thread has it.
   virtual Store* store() { return nullptr; }
 
   /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing
   /// to do where each operation is compared before it moves anything.
   virtual void check_in_step() {}
+
+  /// Collective, blocking, as MPI_Comm_split: the ranks that give the same `color` become a group of their own, in the
+  /// order of `key`, those with the same key in the order of this group. A negative color: in none, and nullptr is
+  /// returned. The backend is chosen anew by the options of make_group(): a part on one host shares memory. The part
+  /// does not depend on this group afterwards, and may end after it (Note [Several groups]).
+  ///
+  /// All ranks have succeeded, or all throw: what make_group() throws where the ranks of a part cannot be joined, and
+  /// PeerError on the others; then this group is as it was. Throws UsageError for a group of GPUs.
+  std::unique_ptr<ProcessGroup> split(int color, int key = 0);
+  /// split() of all ranks into one group: the same ranks once more.
+  std::unique_ptr<ProcessGroup> duplicate() { return split(0, rank_); }
 
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;
@@ -169,6 +189,9 @@ class ProcessGroup {
   /// Whether the memory that operations up to this one work on may be freed. Neither waits nor throws.
   virtual bool has_let_go(std::uint64_t sequence) const noexcept = 0;
 
+  /// Whether the ranks of this machine may run on fewer cores than they are, as far as the group knows.
+  virtual bool oversubscribed() const { return false; }
+
   /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
   /// sequence numbers.
   virtual void start(const Op& op) = 0;
@@ -192,6 +215,7 @@ class ProcessGroup {
  private:
   friend class Arena;
   friend class Work;
+  friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
   void all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op);
@@ -202,11 +226,12 @@ class ProcessGroup {
   Clock::duration timeout_;
   std::uint64_t sequence_ = 0;
   std::int64_t step_ = -1;
-  std::uint64_t waited_for_ = 0;    // by the host: operations up to this one are complete
-  std::uint32_t allocated_ = 0;     // arenas, so far
-  std::vector<Arena*> arenas_;      // those that live
-  std::unique_ptr<Arena> control_;  // for objects; allocated at first use
-  std::unique_ptr<Arena> staging_;  // for the host's memory; likewise
+  std::uint64_t waited_for_ = 0;               // by the host: operations up to this one are complete
+  std::uint32_t allocated_ = 0;                // arenas, so far
+  std::vector<Arena*> arenas_;                 // those that live
+  std::unique_ptr<Arena> control_;             // for objects; allocated at first use
+  std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
+  std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
   Lifetime lifetime_;
 };
 
