@@ -17,6 +17,7 @@
 
 namespace lockstep::comm {
 
+struct MpiRanks;
 struct Subgroup;
 
 /// Ranks that a store has introduced to each other. A group that is made of them takes `store` and `peers`; where it
@@ -53,8 +54,9 @@ struct BackendFamily {
   /// Collective, blocking. DeviceError where this backend cannot carry the data between these ranks (PeerError with its
   /// code on the others).
   std::unique_ptr<ProcessGroup> (*make)(JoinedRanks ranks) = nullptr;
-  /// Joins the ranks itself, without a store; nullptr where it does not.
-  std::unique_ptr<ProcessGroup> (*start)(const World& world, const GroupOptions& options) = nullptr;
+  /// Joins the ranks itself, without a store; nullptr where it does not. `over`: make_group_over().
+  std::unique_ptr<ProcessGroup> (*start)(const World& world, const GroupOptions& options,
+                                         const MpiRanks* over) = nullptr;
 
   // Of GPUs.
   std::unique_ptr<DeviceGroup> (*make_on_device)(ProcessGroup& control, const DeviceGroupOptions& options) = nullptr;

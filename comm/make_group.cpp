@@ -112,9 +112,9 @@ void check_encryption(const World& world, const GroupOptions& options, const Bac
                                  kJobSecretVariable));
 }
 
-std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options) {
+std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options, const MpiRanks* over) {
   const auto deadline = Deadline::after(duration_of(options.timeout_seconds));
-  auto store = world.over_tcp() ? make_tcp_store(world, deadline) : make_mpi_store(world, deadline);
+  auto store = world.over_tcp() ? make_tcp_store(world, deadline) : make_mpi_store(world, deadline, over);
   try {
     return make_joined_group(world, options, store);
   } catch (const Error&) {
@@ -123,17 +123,17 @@ std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions&
   }
 }
 
-std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options) {
+std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options, const MpiRanks* over) {
   const BackendFamily* named = backend_family(options.backend);
   check_encryption(world, options, named);
   set_stall_warning(duration_of(options.stall_warning_seconds));
   if (world.size == 1) return std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
   for (const auto* family : candidates(named)) {
     if (family->lack(world, options, nullptr)) continue;
-    if (family->start != nullptr) return family->start(world, options);
+    if (family->start != nullptr) return family->start(world, options, over);
     break;
   }
-  return join_ranks(world, options);
+  return join_ranks(world, options, over);
 }
 
 }  // namespace
@@ -149,16 +149,21 @@ std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupO
   return make_first_of(usable(candidates(backend_family(options.backend)), ranks), ranks);
 }
 
-std::unique_ptr<ProcessGroup> make_group(const World& given, const GroupOptions& options) {
+std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOptions& options, JobRanks job_ranks,
+                                              const MpiRanks* over) {
   if (!(options.timeout_seconds > 0 && options.timeout_seconds <= kMostTimeoutSeconds))
     throw UsageError(fmt::format("a timeout of {:g} seconds, where more than 0 and up to {:g} are possible",
                                  options.timeout_seconds, kMostTimeoutSeconds),
                      "--timeout-seconds 300");
   World world = given;
   world.rendezvous.encrypts = options.encrypt;
-  auto group = make(world, options);
-  GroupOrigin::set(*group, {world, options, {}});
+  auto group = make(world, options, over);
+  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
   return group;
+}
+
+std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options) {
+  return make_group_over(world, options, {}, nullptr);
 }
 
 std::unique_ptr<DeviceGroup> make_device_group(ProcessGroup& control, const DeviceGroupOptions& options,

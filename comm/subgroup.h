@@ -12,6 +12,8 @@
 
 namespace lockstep::comm {
 
+struct MpiRanks;
+
 /// What a group was made of.
 struct GroupOrigin {
   World world;
@@ -37,5 +39,10 @@ struct Subgroup {
 /// where it was, except after refusals, which all ranks agree on.
 std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupOptions& options,
                                                 std::unique_ptr<Store>& store, const Subgroup* subgroup = nullptr);
+
+/// make_group(); of ranks that have other numbers in the job than in `world`, and of those of a communicator `over`
+/// (comm/mpi/session.h), which is needed until it returns.
+std::unique_ptr<ProcessGroup> make_group_over(const World& world, const GroupOptions& options, JobRanks job_ranks,
+                                              const MpiRanks* over);
 
 }  // namespace lockstep::comm

@@ -30,7 +30,8 @@ const BackendFamily& mpi_backend() {
                                         part.oversubscribed, Deadline::after(ranks.timeout));
             return make_mpi_group(std::move(store), ranks.timeout);
           },
-      .start = [](const World& world, const GroupOptions& options) { return make_mpi_group(world, options); },
+      .start = [](const World& world, const GroupOptions& options,
+                  const MpiRanks* over) { return make_mpi_group(world, options, over); },
   };
   return family;
 }

@@ -91,7 +91,11 @@ void Session::start_or_join() {
         started_here ? "keep the first group, make the second one before the first is shut down, or call MPI_Init in "
                        "the program: lockstep then leaves MPI running"
                      : "make groups before MPI_Finalize");
-  if (mpi_says(MPI_Is_thread_main) || allows_threads()) return;
+  check_mpi_thread();
+}
+
+void check_mpi_thread() {
+  if (mpi_says(MPI_Is_thread_main) || Session::allows_threads()) return;
   throw UsageError("MPI runs in this process already, and allows calls by the thread that has started it alone",
                    "make the group on that thread, with Progress::kInline, or start MPI by MPI_Init_thread with "
                    "MPI_THREAD_MULTIPLE");

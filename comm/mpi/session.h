@@ -76,6 +76,9 @@ class Session {
   bool oversubscribed_ = false;
 };
 
+/// Throws UsageError where MPI, which runs, does not allow this thread to call it.
+void check_mpi_thread();
+
 /// MPI's text for an error code.
 std::string mpi_error_text(int code);
 

@@ -41,22 +41,30 @@ class Installed(unittest.TestCase):
         cls.headers = [path for path in cls.headers if path.suffix]
         cls.library = next(cls.prefix.rglob("liblockstep_comm.so"))
         cls.libraries = sorted(cls.prefix.rglob("liblockstep_*.so"))
-        cls.version = re.search(r"(\d+\.\d+\.\d+)", run([cls.prefix / "bin/lockstep", "version"]).stdout)[1]
+        version = run([cls.prefix / "bin/lockstep", "version"]).stdout
+        cls.has_mpi = "Open MPI v" in version
+        cls.version = re.search(r"(\d+\.\d+\.\d+)", version)[1]
 
     def compile_header(self, header, *flags):
         run([*COMPILER, "-fsyntax-only", *flags, f"-I{self.prefix / 'include'}", "-x", "c++", "-"],
             input=f"#include <{header}>\n#include <{header}>\n")
 
+    # The only header that includes another library's.
+    def flags_of(self, header):
+        return run(["mpicc", "--showme:compile"]).stdout.split() if header.name == "mpi.h" else []
+
     def test_nothing_but_lockstep(self):
         tops = sorted(path.name for path in (self.prefix / "include").iterdir())
         self.assertEqual(tops, ["lockstep"])
         wanted = {path.relative_to(SOURCE / "include") for path in (SOURCE / "include").rglob("*.h")}
+        if not self.has_mpi:
+            wanted.remove(pathlib.Path("lockstep/comm/mpi.h"))
         self.assertEqual(set(self.headers), wanted)
 
     def test_each_header_compiles_alone(self):
         for header in self.headers:
             with self.subTest(header=str(header)):
-                self.compile_header(header)
+                self.compile_header(header, *self.flags_of(header))
 
     # LibTorch's own folder has other versions of libraries that lockstep is made with.
     def test_headers_behind_libtorchs(self):
@@ -64,7 +72,7 @@ class Installed(unittest.TestCase):
         if not found:
             self.skipTest("PyTorch is not installed → bench/peers/setup")
         for header in self.headers:
-            self.compile_header(header, f"-I{found[0]}")
+            self.compile_header(header, f"-I{found[0]}", *self.flags_of(header))
 
     def test_the_libraries_show_their_own_names_and_need_what_they_use(self):
         functions = {}
@@ -92,7 +100,8 @@ class Installed(unittest.TestCase):
         script = self.here / "consumer/CMakeLists.txt"
         script.write_text(script.read_text().replace("@VERSION@", self.version.rpartition(".")[0]))
         run(["cmake", "-S", self.here / "consumer", "-B", self.here / "consumer/build",
-             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}"])
+             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}",
+             f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}"])
         run(["cmake", "--build", self.here / "consumer/build"])
         return program
 
@@ -112,6 +121,12 @@ class Installed(unittest.TestCase):
                 self.assertEqual(self.ranks(count, self.consumer("sum")).stdout,
                                  f"{count} ranks: {count * (count + 1) // 2}\n")
                 self.assertEqual(self.ranks(count, self.consumer("reduce")).stdout, f"w = 3.000 on {count} ranks\n")
+
+    def test_a_program_with_a_communicator_of_its_own(self):
+        if not self.has_mpi:
+            self.skipTest("built without MPI")
+        done = run([SOURCE / "tests/support/run_ranks", 3, self.consumer("over_mpi")])
+        self.assertEqual(done.stdout, "2 of 3 ranks: 1, the least sum: 1\n")
 
     def test_mistakes_blame_the_program(self):
         done = self.ranks(1, self.consumer(), "view", code=2)
