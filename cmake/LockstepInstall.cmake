@@ -6,14 +6,14 @@ option(LOCKSTEP_INSTALL "Make install rules, and the shared libraries that they 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# lockstep_component(NAME DESCRIPTION text MODULES modules… [NEEDS components…]): liblockstep_NAME.so, with everything of these
+# lockstep_component(NAME DESCRIPTION text MODULES modules… [NEEDS components…] [HEADER file]): liblockstep_NAME.so, with everything of these
 # modules, and lockstep::NAME for those who find the package. A consumer needs its headers and that library alone: what it
-# is made with stays inside. MODULES are those that none of the components which it NEEDS has.
+# is made with stays inside. HEADER is what its programs include, NAME.h otherwise. MODULES are those that none of the components which it NEEDS has.
 function(lockstep_component name)
   if(NOT LOCKSTEP_INSTALL)
     return()
   endif()
-  cmake_parse_arguments(C "" "DESCRIPTION" "MODULES;NEEDS" ${ARGN})
+  cmake_parse_arguments(C "" "DESCRIPTION;HEADER" "MODULES;NEEDS" ${ARGN})
   set(target lockstep_${name}_shared)
   add_library(${target} SHARED)
   # First: what they have is not taken from the static libraries below.
@@ -49,7 +49,10 @@ function(lockstep_component name)
               DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep FILES_MATCHING PATTERN "*.h" ${without_mpi})
     endif()
   endforeach()
-  install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
+  if(NOT C_HEADER)
+    set(C_HEADER ${name}.h)
+  endif()
+  install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep/${C_HEADER} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
 
   list(TRANSFORM C_NEEDS PREPEND lockstep_ OUTPUT_VARIABLE requires)
   list(JOIN requires " " requires)

@@ -175,6 +175,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
     }
     GroupOrigin::set(*group, std::move(origin));
   };
+  // Whatever fails in a part, its ranks take part in the rounds until all are done.
   run_collectively(*this, [&] {
     Rounds rounds(*this, members);
     try {

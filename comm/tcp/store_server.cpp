@@ -94,10 +94,11 @@ void StoreServer::run() {
   } catch (const std::exception& error) {
     // Out of memory, most likely. All ranks, rank 0 too, notice that nobody serves them.
     log_error("the ranks' store has failed: {}", error.what());
-    stop_listening();
-    clients_.clear();
     const std::lock_guard lock(mutex_);
     opened_.clear();
+    clients_.clear();
+    listens_ = false;
+    listeners_.clear();
   }
 }
 

@@ -51,7 +51,9 @@ class Installed(unittest.TestCase):
 
     # The only header that includes another library's.
     def flags_of(self, header):
-        return run(["mpicc", "--showme:compile"]).stdout.split() if header.name == "mpi.h" else []
+        if header.name != "mpi.h":
+            return []
+        return re.sub(r"(^|\s)-I", r"\1-isystem", run(["mpicc", "--showme:compile"]).stdout).split()
 
     def test_nothing_but_lockstep(self):
         tops = sorted(path.name for path in (self.prefix / "include").iterdir())
@@ -128,6 +130,25 @@ class Installed(unittest.TestCase):
         done = run([SOURCE / "tests/support/run_ranks", 3, self.consumer("over_mpi")])
         self.assertEqual(done.stdout, "2 of 3 ranks: 1, the least sum: 1\n")
 
+    def test_programs_in_c_and_python(self):
+        for count in (1, 2, 3):
+            with self.subTest(ranks=count):
+                sum_of_ranks = count * (count - 1) // 2
+                self.assertEqual(self.ranks(count, self.consumer("all_reduce_c")).stdout,
+                                 f"{count} ranks: {3 * count}, gradients {sum_of_ranks} and {count}\n")
+        library = next(self.prefix.rglob("liblockstep_c.so"))
+        done = run([self.prefix / "bin/lockstep", "launch", "-n", 3, "--", sys.executable, SOURCE / "examples/allreduce.py"],
+                   env=os.environ | {"LIBLOCKSTEP": str(library)})
+        self.assertIn("3 ranks: 6, the slowest: 0.5", done.stdout)
+
+    def test_the_c_header_is_c(self):
+        for language, standard in (("c", "c99"), ("c", "c11"), ("c++", "c++98"), ("c++", "c++20")):
+            with self.subTest(standard=standard):
+                flags = [] if standard == "c++98" else ["-pedantic"]  # which has neither long long nor its header
+                run([{"c": "cc", "c++": "c++"}[language], f"-std={standard}", "-Wall", "-Wextra", "-Werror", *flags,
+                     "-fsyntax-only", f"-I{self.prefix / 'include'}", "-x", language, "-"],
+                    input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
+
     def test_mistakes_blame_the_program(self):
         done = self.ranks(1, self.consumer(), "view", code=2)
         self.assertIn("2 elements of 4 bytes at byte 60 do not fit an arena of 64 bytes → ", done.stderr)
@@ -152,6 +173,11 @@ class Installed(unittest.TestCase):
         env = os.environ | {"PKG_CONFIG_PATH": str(self.library.parent / "pkgconfig")}
         flags = run(["pkg-config", "--cflags", "--libs", "lockstep_comm"], env=env).stdout.split()
         self.assertEqual(run(["pkg-config", "--modversion", "lockstep_comm"], env=env).stdout.strip(), self.version)
+        c_flags = run(["pkg-config", "--cflags", "--libs", "lockstep_c"], env=env).stdout.split()
+        in_c = self.here / "all_reduce_c"
+        run(["cc", "-std=c99", "-pedantic", "-Werror", SOURCE / "examples/all_reduce.c", "-o", in_c, *c_flags,
+             f"-Wl,-rpath,{self.library.parent}"])
+        self.assertEqual(run([in_c]).stdout, "1 ranks: 3, gradients 0 and 1\n")
         program = self.here / "sum"
         run([*COMPILER, SOURCE / "examples/sum.cpp", "-o", program, *flags, f"-Wl,-rpath,{self.library.parent}"])
         self.assertEqual(run([program]).stdout, "1 ranks: 1\n")

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/device.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/base/lifetime.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
@@ -113,8 +114,32 @@ class ProcessGroup {
   /// the group keeps. For what is not worth an arena: it copies twice.
   template <class T>
   void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
-    all_reduce_staged(values.data(), values.size(), dtype_of<T>(), op);
+    all_reduce_host(values.data(), values.size(), dtype_of<T>(), op);
   }
+  /// Likewise: afterwards `values` are rank `root`'s on every rank.
+  template <class T>
+  void broadcast(std::span<T> values, int root) {
+    broadcast_host(values.data(), values.size(), dtype_of<T>(), root);
+  }
+  /// Likewise: afterwards `all`, size() times as many values, are every rank's `mine`, in rank order.
+  template <class T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    check_parts(mine.size(), all.size());
+    all_gather_host(mine.data(), mine.size(), dtype_of<T>(), all.data());
+  }
+  /// Likewise: `all` is size() times as many values as `mine`, a part for each rank, in rank order. Afterwards `mine`
+  /// is the reduction of this rank's part over all ranks.
+  template <class T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine, ReduceOp op = ReduceOp::kSum) {
+    check_parts(mine.size(), all.size());
+    reduce_scatter_host(all.data(), mine.data(), mine.size(), dtype_of<T>(), op);
+  }
+  /// The same of types that are known at run time; `count` is of all values, or of one rank's part.
+  void all_reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op);
+  void broadcast_host(void* values, std::size_t count, DType dtype, int root);
+  void all_gather_host(const void* mine, std::size_t count, DType dtype, void* all);
+  void reduce_scatter_host(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op);
+
   /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
@@ -218,7 +243,13 @@ class ProcessGroup {
   friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
-  void all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op);
+  struct Piece;
+  void stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
+             FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take);
+  Region piece_of(const Piece& piece, DType dtype) const;
+  Region parts_of(const Piece& piece, DType dtype) const;
+  std::size_t most_of_part(DType dtype) const;
+  void check_parts(std::size_t mine, std::size_t all) const;
   bool detach(const Arena& arena) noexcept;
 
   int rank_;
