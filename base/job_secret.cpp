@@ -63,6 +63,8 @@ std::string random_bytes(std::size_t count) {
   return bytes;
 }
 
+bool operator==(const JobSecret& a, const JobSecret& b) { return equal_in_constant_time(a.text_, b.text_); }
+
 bool equal_in_constant_time(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }

@@ -34,6 +34,7 @@ class Unpacker {
   /// Also Malformed: longer than `most_bytes`.
   std::string text(std::size_t most_bytes);
   void end() const;
+  bool at_end() const { return rest_.empty(); }
 
  private:
   std::string_view rest_;

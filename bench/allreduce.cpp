@@ -21,26 +21,30 @@ constexpr double kSizeUs = 250'000;  // all rounds of one size
 constexpr int kFewestRounds = 5, kMostRounds = 1000;
 constexpr int kWarmups = 3;
 
-/// What rank `rank` puts in at `i`: small whole numbers, whose sums are exact in every type (bf16: rounded once).
-int contribution(std::size_t i, int rank) {
-  return static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31);
+/// What rank `rank` puts in at `i`: small whole numbers, whose sums are exact in every type (bf16 and f16: rounded
+/// once); of a product 1 and 2, and 1 of most ranks.
+int contribution(std::size_t i, int rank, comm::ReduceOp op) {
+  const auto number = static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31);
+  if (op != comm::ReduceOp::kProd) return number;
+  return rank < 8 ? 1 + number % 2 : 1;
 }
 
 int expected(std::size_t i, comm::ReduceOp op, int world_size) {
-  int result = contribution(i, 0);
+  int result = contribution(i, 0, op);
   for (int rank = 1; rank < world_size; ++rank) {
-    const int next = contribution(i, rank);
+    const int next = contribution(i, rank, op);
     if (op == comm::ReduceOp::kSum) result += next;
     if (op == comm::ReduceOp::kMin) result = std::min(result, next);
     if (op == comm::ReduceOp::kMax) result = std::max(result, next);
+    if (op == comm::ReduceOp::kProd) result *= next;
   }
   return result;
 }
 
 template <class T>
 T from_int(int value) {
-  if constexpr (std::is_same_v<T, BFloat16>)
-    return BFloat16::from_float(static_cast<float>(value));
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>)
+    return T::from_float(static_cast<float>(value));
   else
     return static_cast<T>(value);
 }
@@ -52,6 +56,7 @@ void with_type(DType dtype, Run&& run) {
     case DType::kF32: return run(float{});
     case DType::kF64: return run(double{});
     case DType::kBF16: return run(BFloat16{});
+    case DType::kF16: return run(Float16{});
     case DType::kI32: return run(std::int32_t{});
     case DType::kI64: return run(std::int64_t{});
     case DType::kU8: break;  // its sums overflow
@@ -127,7 +132,7 @@ class AllReduceBenchmark {
   void fill(const comm::Arena& arena, std::size_t count) {
     with_type(options_.dtype, [&]<class T>(T) {
       const auto values = arena.view<T>(0, count);
-      for (std::size_t i = 0; i < count; ++i) values[i] = from_int<T>(contribution(i, group_.rank()));
+      for (std::size_t i = 0; i < count; ++i) values[i] = from_int<T>(contribution(i, group_.rank(), options_.op));
     });
   }
 

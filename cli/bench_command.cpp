@@ -126,21 +126,23 @@ OptionTable bench_allreduce_options(bench::AllReduceOptions& options) {
              .value = integer(options.factor, 2, 1 << 20)});
   table.group("Operation");
   table.add({.name = "dtype",
-             .placeholder = "f32|f64|bf16|i32|i64",
+             .placeholder = "f32|f64|bf16|f16|i32|i64",
              .help = "type of the elements",
              .default_text = name_of(options.dtype),
              .value = choice(options.dtype, {{"f32", DType::kF32},
                                              {"f64", DType::kF64},
                                              {"bf16", DType::kBF16},
+                                             {"f16", DType::kF16},
                                              {"i32", DType::kI32},
                                              {"i64", DType::kI64}})});
-  table.add(
-      {.name = "op",
-       .placeholder = "sum|min|max",
-       .help = "what becomes of the ranks' elements",
-       .default_text = comm::name_of(options.op),
-       .value = choice(options.op,
-                       {{"sum", comm::ReduceOp::kSum}, {"min", comm::ReduceOp::kMin}, {"max", comm::ReduceOp::kMax}})});
+  table.add({.name = "op",
+             .placeholder = "sum|min|max|prod",
+             .help = "what becomes of the ranks' elements",
+             .default_text = comm::name_of(options.op),
+             .value = choice(options.op, {{"sum", comm::ReduceOp::kSum},
+                                          {"min", comm::ReduceOp::kMin},
+                                          {"max", comm::ReduceOp::kMax},
+                                          {"prod", comm::ReduceOp::kProd}})});
   table.add({.name = "iterations",
              .placeholder = "N",
              .help = "timed rounds a size",

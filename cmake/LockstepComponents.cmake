@@ -7,11 +7,11 @@ option(LOCKSTEP_INSTALL "Make install rules, and the libraries that they install
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# lockstep_component(NAME ABOUT text MODULES modules… [NEEDS components…]): declares one. MODULES are those that none of the
-# components which it needs has, each after those that it sees.
+# lockstep_component(NAME ABOUT text MODULES modules… [NEEDS components…] [HEADERS files…]): declares one. MODULES are those
+# that none of the components which it needs has, each after those that it sees. HEADERS are its own beside the modules'.
 function(lockstep_component name)
-  cmake_parse_arguments(C "" "ABOUT" "MODULES;NEEDS" ${ARGN})
-  foreach(field IN ITEMS ABOUT MODULES NEEDS)
+  cmake_parse_arguments(C "" "ABOUT" "MODULES;NEEDS;HEADERS" ${ARGN})
+  foreach(field IN ITEMS ABOUT MODULES NEEDS HEADERS)
     set_property(GLOBAL PROPERTY LOCKSTEP_${field}_${name} ${C_${field}})
   endforeach()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ALL_COMPONENTS ${name})
@@ -148,11 +148,19 @@ function(lockstep_static_component name)
 endfunction()
 
 function(lockstep_install_headers name)
+  set(without_mpi "")
+  if(NOT LOCKSTEP_HAVE_MPI)
+    set(without_mpi PATTERN mpi.h EXCLUDE)
+  endif()
+  get_property(headers GLOBAL PROPERTY LOCKSTEP_HEADERS_${name})
+  foreach(header IN LISTS headers)
+    install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
+  endforeach()
   get_property(modules GLOBAL PROPERTY LOCKSTEP_MODULES_${name})
   foreach(module IN LISTS modules)
     if(EXISTS ${PROJECT_SOURCE_DIR}/include/lockstep/${module})
       install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep/${module}
-              DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep FILES_MATCHING PATTERN "*.h")
+              DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep FILES_MATCHING PATTERN "*.h" ${without_mpi})
     endif()
     if(EXISTS ${PROJECT_SOURCE_DIR}/include/lockstep/${module}.h)
       install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep/${module}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)

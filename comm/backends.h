@@ -17,6 +17,9 @@
 
 namespace lockstep::comm {
 
+struct MpiRanks;
+struct Subgroup;
+
 /// Ranks that a store has introduced to each other. A group that is made of them takes `store` and `peers`; where it
 /// cannot be made, both are left as they were, of use for another backend.
 struct JoinedRanks {
@@ -25,6 +28,7 @@ struct JoinedRanks {
   std::unique_ptr<Store>& store;
   Peers& peers;
   Clock::duration timeout;
+  const Subgroup* subgroup = nullptr;  // they are a part of a group, which is being split
 };
 
 /// Why ranks cannot use a backend.
@@ -50,8 +54,9 @@ struct BackendFamily {
   /// Collective, blocking. DeviceError where this backend cannot carry the data between these ranks (PeerError with its
   /// code on the others).
   std::unique_ptr<ProcessGroup> (*make)(JoinedRanks ranks) = nullptr;
-  /// Joins the ranks itself, without a store; nullptr where it does not.
-  std::unique_ptr<ProcessGroup> (*start)(const World& world, const GroupOptions& options) = nullptr;
+  /// Joins the ranks itself, without a store; nullptr where it does not. `over`: make_group_over().
+  std::unique_ptr<ProcessGroup> (*start)(const World& world, const GroupOptions& options,
+                                         const MpiRanks* over) = nullptr;
 
   // Of GPUs.
   std::unique_ptr<DeviceGroup> (*make_on_device)(ProcessGroup& control, const DeviceGroupOptions& options) = nullptr;

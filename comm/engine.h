@@ -108,7 +108,8 @@ class Engine {
   /// What has to stay while an exchange is under way.
   std::shared_ptr<void> texts_memory() const { return texts_memory_; }
 
-  /// The TimeoutError of first(), which waits for `ranks`, or for nobody who is known; `names` says who they are.
+  /// The TimeoutError of first(), which waits for `ranks` of the job, or for nobody who is known; `names` says who they
+  /// are.
   [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
 
  private:

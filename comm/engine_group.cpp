@@ -29,7 +29,9 @@ class EngineGroup : public ProcessGroup {
 
  protected:
   EngineGroup(int rank, int size, std::unique_ptr<Engine> engine, std::unique_ptr<Store> store, Clock::duration timeout)
-      : ProcessGroup(rank, size, timeout), store_(std::move(store)), engine_(std::move(engine)) {}
+      : ProcessGroup(rank, size, timeout),
+        store_(store != nullptr && store->lasts() ? std::move(store) : nullptr),
+        engine_(std::move(engine)) {}
 
   /// Gives the engine its next operation; its op_index.
   virtual std::uint64_t hand_over(const Op& op) = 0;
@@ -40,6 +42,7 @@ class EngineGroup : public ProcessGroup {
         bytes, [&](const std::string& mine, bool within_host) { return exchange_texts(mine, within_host); });
   }
   std::vector<std::string> exchange(const std::string& mine) final { return exchange_texts(mine, false); }
+  bool oversubscribed() const final { return engine_->oversubscribed(); }
   void start(const Op& op) final { hand_over(op); }
 
   void leave_store() {

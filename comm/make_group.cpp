@@ -8,6 +8,7 @@
 #include "comm/mpi/mpi_group.h"
 #include "comm/shm/peers.h"
 #include "comm/store.h"
+#include "comm/subgroup.h"
 #include "comm/wait.h"
 #include "lockstep/comm/arena.h"
 
@@ -98,22 +99,6 @@ std::unique_ptr<ProcessGroup> make_first_of(const Families& families, const Join
   }
 }
 
-std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options, const Families& families,
-                                         Clock::duration timeout) {
-  auto store = world.over_tcp() ? make_tcp_store(world, Deadline::after(timeout))
-                                : make_mpi_store(world, Deadline::after(timeout));
-  Peers peers(*store, Deadline::after(timeout));
-  if (!world.over_tcp() && peers.hosts().size() > 1) agree_on_encryption(*store, world, Deadline::after(timeout));
-  const JoinedRanks ranks{.world = world, .options = options, .store = store, .peers = peers, .timeout = timeout};
-  const Families to_try = usable(families, ranks);
-  try {
-    return make_first_of(to_try, ranks);
-  } catch (const Error&) {
-    if (store != nullptr && world.over_tcp()) part(*store, timeout);
-    throw;
-  }
-}
-
 void check_encryption(const World& world, const GroupOptions& options, const BackendFamily* named) {
   if (!options.encrypt) return;
   if (named != nullptr && named->memory == DeviceKind::kCpu && !named->encrypts)
@@ -127,27 +112,58 @@ void check_encryption(const World& world, const GroupOptions& options, const Bac
                                  kJobSecretVariable));
 }
 
+std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions& options, const MpiRanks* over) {
+  const auto deadline = Deadline::after(duration_of(options.timeout_seconds));
+  auto store = world.over_tcp() ? make_tcp_store(world, deadline) : make_mpi_store(world, deadline, over);
+  try {
+    return make_joined_group(world, options, store);
+  } catch (const Error&) {
+    if (store != nullptr && world.over_tcp()) part(*store, duration_of(options.timeout_seconds));
+    throw;
+  }
+}
+
+std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options, const MpiRanks* over) {
+  const BackendFamily* named = backend_family(options.backend);
+  check_encryption(world, options, named);
+  set_stall_warning(duration_of(options.stall_warning_seconds));
+  if (world.size == 1) return std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
+  for (const auto* family : candidates(named)) {
+    if (family->lack(world, options, nullptr)) continue;
+    if (family->start != nullptr) return family->start(world, options, over);
+    break;
+  }
+  return join_ranks(world, options, over);
+}
+
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_group(const World& given, const GroupOptions& options) {
+std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupOptions& options,
+                                                std::unique_ptr<Store>& store, const Subgroup* subgroup) {
+  const auto timeout = duration_of(options.timeout_seconds);
+  Peers peers(*store, Deadline::after(timeout), subgroup != nullptr && subgroup->oversubscribed);
+  if (subgroup == nullptr && !world.over_tcp() && peers.hosts().size() > 1)
+    agree_on_encryption(*store, world, Deadline::after(timeout));
+  const JoinedRanks ranks{
+      .world = world, .options = options, .store = store, .peers = peers, .timeout = timeout, .subgroup = subgroup};
+  return make_first_of(usable(candidates(backend_family(options.backend)), ranks), ranks);
+}
+
+std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOptions& options, JobRanks job_ranks,
+                                              const MpiRanks* over) {
   if (!(options.timeout_seconds > 0 && options.timeout_seconds <= kMostTimeoutSeconds))
     throw UsageError(fmt::format("a timeout of {:g} seconds, where more than 0 and up to {:g} are possible",
                                  options.timeout_seconds, kMostTimeoutSeconds),
                      "--timeout-seconds 300");
   World world = given;
   world.rendezvous.encrypts = options.encrypt;
-  const BackendFamily* named = backend_family(options.backend);
-  check_encryption(world, options, named);
-  const auto timeout = duration_of(options.timeout_seconds);
-  set_stall_warning(duration_of(options.stall_warning_seconds));
-  if (world.size == 1) return std::make_unique<SelfGroup>(timeout);
-  const Families families = candidates(named);
-  for (const auto* family : families) {
-    if (family->lack(world, options, nullptr)) continue;
-    if (family->start != nullptr) return family->start(world, options);
-    break;
-  }
-  return join_ranks(world, options, families, timeout);
+  auto group = make(world, options, over);
+  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
+  return group;
+}
+
+std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options) {
+  return make_group_over(world, options, {}, nullptr);
 }
 
 std::unique_ptr<DeviceGroup> make_device_group(ProcessGroup& control, const DeviceGroupOptions& options,

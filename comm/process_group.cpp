@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -79,9 +80,10 @@ void ProcessGroup::check_region(const Region& region, const char* doing) const {
   const std::size_t element = size_of(region.dtype);
   if (region.offset_bytes % element != 0 || region.offset_bytes > region.arena->bytes() ||
       region.count > (region.arena->bytes() - region.offset_bytes) / element)
-    throw UsageError(fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", doing,
-                                 region.count, lockstep::name_of(region.dtype), region.offset_bytes,
-                                 region.arena->bytes()));
+    throw UsageError(
+        fmt::format("{} of {} {} elements at byte {} does not fit an arena of {} bytes", doing, region.count,
+                    lockstep::name_of(region.dtype), region.offset_bytes, region.arena->bytes()),
+        "name elements that lie within it, at a multiple of their size");
 }
 
 // ---- Operations ----
@@ -90,7 +92,8 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
-    check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world");
+    check_usage(root >= 0 && root < size_, "a broadcast names a root outside the world",
+                "name a rank below ProcessGroup::size()");
   }
   Op op;
   op.sequence = ++sequence_;
@@ -118,33 +121,6 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
 Work ProcessGroup::all_reduce(const Region& region, ReduceOp op, std::int32_t bucket) {
   return issue(OpKind::kAllReduce, op, 0, region, bucket);
 }
-void ProcessGroup::all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op) {
-  if (staging_ == nullptr) staging_ = allocate(2 * kStagedBytes);
-  auto* const bytes = static_cast<std::byte*>(values);
-  const std::size_t element = size_of(dtype), most = kStagedBytes / element;
-  struct Piece {
-    std::byte* from = nullptr;
-    Region region;
-    Work work;
-  } pieces[2];
-  const auto finish = [&](Piece& piece) {
-    if (piece.from == nullptr) return;
-    piece.work.wait_host();
-    copy(piece.from, piece.region.data(), piece.region.bytes());
-    piece.from = nullptr;
-  };
-  std::size_t done = 0;
-  for (std::size_t i = 0; done < count || i == 0; ++i) {  // of no values too: the ranks compare that there are none
-    Piece& piece = pieces[i % 2];
-    finish(piece);
-    piece.from = bytes + done * element;
-    piece.region = {staging_.get(), i % 2 * kStagedBytes, std::min(most, count - done), dtype};
-    copy(piece.region.data(), piece.from, piece.region.bytes());
-    piece.work = all_reduce(piece.region, op);
-    done += piece.region.count;
-  }
-  for (Piece& piece : pieces) finish(piece);
-}
 Work ProcessGroup::reduce_scatter(const Region& region, ReduceOp op) {
   return issue(OpKind::kReduceScatter, op, 0, region);
 }
@@ -153,6 +129,132 @@ Work ProcessGroup::broadcast(const Region& region, int root) {
   return issue(OpKind::kBroadcast, ReduceOp::kSum, root, region);
 }
 Work ProcessGroup::barrier() { return issue(OpKind::kBarrier, ReduceOp::kSum, 0, {}); }
+
+// ---- The host's buffers ----
+
+/// Elements of a buffer, and where they are in staging_.
+struct ProcessGroup::Piece {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+  std::size_t offset_bytes = 0;
+};
+
+/// A buffer of `count` elements, or parts of so many, goes through the halves of staging_, at most `most` elements at a
+/// time: one half is copied while the other is on its way. Of no elements too: the ranks compare that there are none.
+void ProcessGroup::stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
+                         FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take) {
+  const std::size_t half = std::max(kStagedBytes, static_cast<std::size_t>(size_) * kArenaAlignment);
+  if (staging_ == nullptr) staging_ = allocate(2 * half);
+  Piece pieces[2];
+  std::optional<Work> works[2];
+  const auto finish = [&](std::size_t i) {
+    if (!works[i]) return;
+    works[i]->wait_host();
+    take(pieces[i]);
+    works[i].reset();
+  };
+  std::size_t done = 0, i = 0;
+  do {
+    finish(i);
+    pieces[i] = {done, std::min(most, count - done), i * half};
+    fill(pieces[i]);
+    works[i] = issue(pieces[i]);
+    done += pieces[i].count;
+    i = 1 - i;
+  } while (done < count);
+  finish(i);
+  finish(1 - i);
+}
+
+Region ProcessGroup::piece_of(const Piece& piece, DType dtype) const {
+  return {staging_.get(), piece.offset_bytes, piece.count, dtype};
+}
+
+/// The piece of every rank's part, each in a slice_of() its own.
+Region ProcessGroup::parts_of(const Piece& piece, DType dtype) const {
+  const std::size_t part = align_up(piece.count * size_of(dtype)) / size_of(dtype);
+  return {staging_.get(), piece.offset_bytes, part * static_cast<std::size_t>(size_), dtype};
+}
+
+std::size_t ProcessGroup::most_of_part(DType dtype) const {
+  const std::size_t lines = std::max<std::size_t>(kStagedBytes / kArenaAlignment / static_cast<std::size_t>(size_), 1);
+  return lines * kArenaAlignment / size_of(dtype);
+}
+
+void ProcessGroup::check_parts(std::size_t mine, std::size_t all) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (all % ranks != 0 || all / ranks != mine)
+    throw UsageError(fmt::format("{} values of each of {} ranks, and a buffer of {} for all of them", mine, size_, all),
+                     "make it ProcessGroup::size() times as large");
+}
+
+void ProcessGroup::all_reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op) {
+  auto* const bytes = static_cast<std::byte*>(values);
+  const std::size_t element = size_of(dtype);
+  stage(
+      count, kStagedBytes / element,
+      [&](const Piece& piece) {
+        copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
+      },
+      [&](const Piece& piece) { return all_reduce(piece_of(piece, dtype), op); },
+      [&](const Piece& piece) {
+        copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
+      });
+}
+
+void ProcessGroup::broadcast_host(void* values, std::size_t count, DType dtype, int root) {
+  auto* const bytes = static_cast<std::byte*>(values);
+  const std::size_t element = size_of(dtype);
+  stage(
+      count, kStagedBytes / element,
+      [&](const Piece& piece) {
+        if (rank_ == root) copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
+      },
+      [&](const Piece& piece) { return broadcast(piece_of(piece, dtype), root); },
+      [&](const Piece& piece) {
+        if (rank_ != root) copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
+      });
+}
+
+void ProcessGroup::all_gather_host(const void* mine, std::size_t count, DType dtype, void* all) {
+  const auto* const from = static_cast<const std::byte*>(mine);
+  auto* const to = static_cast<std::byte*>(all);
+  const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
+  stage(
+      count, most_of_part(dtype),
+      [&](const Piece& piece) {
+        const Region parts = parts_of(piece, dtype);
+        copy(parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_), from + piece.begin * element,
+             piece.count * element);
+      },
+      [&](const Piece& piece) { return all_gather(parts_of(piece, dtype)); },
+      [&](const Piece& piece) {
+        const Region parts = parts_of(piece, dtype);
+        for (std::size_t r = 0; r < ranks; ++r)
+          copy(to + (r * count + piece.begin) * element, parts.data() + parts.bytes() / ranks * r,
+               piece.count * element);
+      });
+}
+
+void ProcessGroup::reduce_scatter_host(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op) {
+  const auto* const from = static_cast<const std::byte*>(all);
+  auto* const to = static_cast<std::byte*>(mine);
+  const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
+  stage(
+      count, most_of_part(dtype),
+      [&](const Piece& piece) {
+        const Region parts = parts_of(piece, dtype);
+        for (std::size_t r = 0; r < ranks; ++r)
+          copy(parts.data() + parts.bytes() / ranks * r, from + (r * count + piece.begin) * element,
+               piece.count * element);
+      },
+      [&](const Piece& piece) { return reduce_scatter(parts_of(piece, dtype), op); },
+      [&](const Piece& piece) {
+        const Region parts = parts_of(piece, dtype);
+        copy(to + piece.begin * element, parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_),
+             piece.count * element);
+      });
+}
 
 void ProcessGroup::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);

@@ -24,8 +24,9 @@ namespace {
 /// Stores that go past the caches would be slower: the lines are there, for they have just been read.
 /// Where the bytes may fit the core's own caches both only cost time.
 ///
-/// All this is for the sums that gradients are: of f32 and bf16, compiled once for each instruction set. Other
-/// reductions are of a few numbers, and go block by block through a plain loop (reduce_by_blocks()).
+/// All this is for the sums that gradients are, of f32, bf16 and f16, and for products of the latter two, which are
+/// rounded once as well; compiled once for each instruction set. Other reductions are of a few numbers, and go block by
+/// block through a plain loop (reduce_by_blocks()).
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAheadBytes = 1024;
 constexpr std::size_t kStrips = 4;
@@ -48,29 +49,20 @@ struct F32Line {
 
   LOCKSTEP_INLINE void load(const std::byte* from) { std::memcpy(&sum, from, kLine); }
   LOCKSTEP_INLINE void store(std::byte* to) const { std::memcpy(to, &sum, kLine); }
-  LOCKSTEP_INLINE void add(const F32Line& other) { sum += other.sum; }
+  LOCKSTEP_INLINE void join(const F32Line& other) { sum += other.sum; }
 };
 
-/// A line of bf16: two of f32, one of every other element each, so that nothing has to move between lanes.
-struct Widened {
-  Line<float> low, high;
-
-  LOCKSTEP_INLINE void load(const std::byte* from) {
-    Line<std::uint32_t> pairs;
-    std::memcpy(&pairs, from, kLine);
-    low = reinterpret_cast<Line<float>>(pairs << 16);
-    high = reinterpret_cast<Line<float>>(pairs & 0xffff0000u);
+/// The upper halves of f32.
+struct Bf16Halves {
+  LOCKSTEP_INLINE static void widen(Line<float>& even, Line<float>& odd, const Line<std::uint32_t>& pairs) {
+    even = reinterpret_cast<Line<float>>(pairs << 16);
+    odd = reinterpret_cast<Line<float>>(pairs & 0xffff0000u);
   }
-  LOCKSTEP_INLINE void store(std::byte* to) const {
-    Line<std::uint32_t> even, odd;
-    round(even, low);
-    round(odd, high);
-    const Line<std::uint32_t> pairs = (even >> 16) | (odd & 0xffff0000u);
-    std::memcpy(to, &pairs, kLine);
-  }
-  LOCKSTEP_INLINE void add(const Widened& other) {
-    low += other.low;
-    high += other.high;
+  LOCKSTEP_INLINE static void narrow(Line<std::uint32_t>& pairs, const Line<float>& even, const Line<float>& odd) {
+    Line<std::uint32_t> low, high;
+    round(low, even);
+    round(high, odd);
+    pairs = (low >> 16) | (high & 0xffff0000u);
   }
 
  private:
@@ -78,6 +70,71 @@ struct Widened {
   LOCKSTEP_INLINE static void round(Line<std::uint32_t>& bits, const Line<float>& value) {
     const auto u = reinterpret_cast<Line<std::uint32_t>>(value);
     bits = value != value ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+  }
+};
+
+struct F16Halves {
+  LOCKSTEP_INLINE static void widen(Line<float>& even, Line<float>& odd, const Line<std::uint32_t>& pairs) {
+    widen(even, pairs & 0xffffu);
+    widen(odd, pairs >> 16);
+  }
+  LOCKSTEP_INLINE static void narrow(Line<std::uint32_t>& pairs, const Line<float>& even, const Line<float>& odd) {
+    Line<std::uint32_t> low, high;
+    round(low, even);
+    round(high, odd);
+    pairs = low | high << 16;
+  }
+
+ private:
+  using Bits = Line<std::uint32_t>;
+
+  /// Float16::to_float().
+  LOCKSTEP_INLINE static void widen(Line<float>& value, const Bits& half) {
+    const Bits magnitude = (half & 0x7fffu) << 13, exponent = magnitude >> 23;
+    const Bits infinite = exponent == 31u ? Bits{} + (112u << 23) : Bits{};
+    const Bits normal = magnitude + (112u << 23) + infinite;
+    const Bits one = Bits{} + (113u << 23);
+    const Line<float> small = reinterpret_cast<Line<float>>(magnitude + one) - reinterpret_cast<Line<float>>(one);
+    value = reinterpret_cast<Line<float>>((half & 0x8000u) << 16 |
+                                          (exponent == 0u ? reinterpret_cast<Bits>(small) : normal));
+  }
+  /// Float16::from_float() in the lower halves.
+  LOCKSTEP_INLINE static void round(Bits& half, const Line<float>& value) {
+    const auto u = reinterpret_cast<Bits>(value);
+    const Bits magnitude = u & 0x7fffffffu, add = Bits{} + (126u << 23);
+    const Bits small =
+        reinterpret_cast<Bits>(reinterpret_cast<Line<float>>(magnitude) + reinterpret_cast<Line<float>>(add)) - add;
+    const Bits normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    const Bits nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+    const Bits large = magnitude > 0x7f800000u ? nan : Bits{} + 0x7c00u;
+    const Bits finite = magnitude < 113u << 23 ? small : normal;
+    half = (u >> 16 & 0x8000u) | (magnitude >= 143u << 23 ? large : finite);
+  }
+};
+
+/// A line of 16-bit numbers: two of f32, one of every other element each, so that nothing has to move between lanes.
+template <class Halves, ReduceOp kOp>
+struct Widened {
+  Line<float> even, odd;
+
+  LOCKSTEP_INLINE void load(const std::byte* from) {
+    Line<std::uint32_t> pairs;
+    std::memcpy(&pairs, from, kLine);
+    Halves::widen(even, odd, pairs);
+  }
+  LOCKSTEP_INLINE void store(std::byte* to) const {
+    Line<std::uint32_t> pairs;
+    Halves::narrow(pairs, even, odd);
+    std::memcpy(to, &pairs, kLine);
+  }
+  LOCKSTEP_INLINE void join(const Widened& other) {
+    if constexpr (kOp == ReduceOp::kSum) {
+      even += other.even;
+      odd += other.odd;
+    } else {
+      even *= other.even;
+      odd *= other.odd;
+    }
   }
 };
 
@@ -124,7 +181,7 @@ LOCKSTEP_INLINE void reduce_line(const Ends& ends, std::size_t at) {
   sum.load(ends.sources[0] + at);
   for (std::size_t r = 1; r < ends.sources.size(); ++r) {
     next.load(ends.sources[r] + at);
-    sum.add(next);
+    sum.join(next);
   }
   ends.each_target([&](std::byte * target) __attribute__((always_inline)) { sum.store(target + at); });
 }
@@ -156,7 +213,7 @@ void reduce_rest(const Ends& ends, std::size_t at, std::size_t bytes) {
   for (std::size_t r = 1; r < ends.sources.size(); ++r) {
     std::memcpy(line.data(), ends.sources[r] + at, bytes);
     next.load(line.data());
-    sum.add(next);
+    sum.join(next);
   }
   sum.store(line.data());
   ends.each_target([&](std::byte* target) { std::memcpy(target + at, line.data(), bytes); });
@@ -172,21 +229,29 @@ void reduce_as(const Ends& ends, std::size_t bytes) {
 // Bytes that are worked on at a time where no lines are.
 constexpr std::size_t kBlockBytes = 4096;
 
+template <class T>
+constexpr bool kIs16Bit = std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
+
 template <ReduceOp kOp, class T>
 T joined(T a, T b) {
-  static_assert(kOp != ReduceOp::kSum || !std::is_same_v<T, BFloat16>);
-  if constexpr (std::is_same_v<T, BFloat16>)
-    return BFloat16::from_float(joined<kOp>(a.to_float(), b.to_float()));
-  else if constexpr (kOp == ReduceOp::kSum && std::is_integral_v<T>)
+  constexpr bool kRounds = kOp == ReduceOp::kSum || kOp == ReduceOp::kProd;
+  static_assert(!kRounds || !kIs16Bit<T>, "by lines: rounded once, not with each contribution");
+  if constexpr (kIs16Bit<T>) {
+    return T::from_float(joined<kOp>(a.to_float(), b.to_float()));
+  } else if constexpr (kRounds && std::is_integral_v<T>) {
     // Signed integers wrap around as unsigned ones.
-    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
-  else if constexpr (kOp == ReduceOp::kSum)
+    const auto x = static_cast<std::make_unsigned_t<T>>(a), y = static_cast<std::make_unsigned_t<T>>(b);
+    return static_cast<T>(kOp == ReduceOp::kSum ? x + y : x * y);
+  } else if constexpr (kOp == ReduceOp::kSum) {
     return a + b;
-  // `a != a` keeps a NaN on the left; one on the right makes the comparison false, which takes b.
-  else if constexpr (kOp == ReduceOp::kMin)
+  } else if constexpr (kOp == ReduceOp::kProd) {
+    return a * b;
+    // `a != a` keeps a NaN on the left; one on the right makes the comparison false, which takes b.
+  } else if constexpr (kOp == ReduceOp::kMin) {
     return a < b || a != a ? a : b;
-  else
+  } else {
     return a > b || a != a ? a : b;
+  }
 }
 
 /// sums[i] = sums[i] op next[i].
@@ -203,19 +268,24 @@ void join(std::byte* sums, const std::byte* next, std::size_t bytes) {
   }
 }
 
+template <ReduceOp kOp, class T>
+constexpr Join join_unless_rounded() {
+  if constexpr (rounds(lockstep::dtype_of<T>(), kOp))
+    return nullptr;
+  else
+    return join<kOp, T>;
+}
+
 template <ReduceOp kOp>
 Join join_of(DType dtype) {
   switch (dtype) {
     case DType::kF32: return join<kOp, float>;
     case DType::kF64: return join<kOp, double>;
-    case DType::kBF16:
-      if constexpr (kOp == ReduceOp::kSum)
-        break;  // rounded once, not with each contribution: by lines
-      else
-        return join<kOp, BFloat16>;
+    case DType::kBF16: return join_unless_rounded<kOp, BFloat16>();
     case DType::kI32: return join<kOp, std::int32_t>;
     case DType::kI64: return join<kOp, std::int64_t>;
     case DType::kU8: return join<kOp, std::uint8_t>;
+    case DType::kF16: return join_unless_rounded<kOp, Float16>();
   }
   return nullptr;
 }
@@ -225,6 +295,7 @@ Join join_of(DType dtype, ReduceOp op) {
     case ReduceOp::kSum: return join_of<ReduceOp::kSum>(dtype);
     case ReduceOp::kMin: return join_of<ReduceOp::kMin>(dtype);
     case ReduceOp::kMax: return join_of<ReduceOp::kMax>(dtype);
+    case ReduceOp::kProd: return join_of<ReduceOp::kProd>(dtype);
   }
   return nullptr;
 }
@@ -243,26 +314,50 @@ void reduce_by_blocks(Join join, const Ends& ends, std::size_t bytes) {
 
 template <class Ends>
 void reduce(DType dtype, ReduceOp op, const Ends& ends, std::size_t bytes) {
-  if (op == ReduceOp::kSum && dtype == DType::kF32) return reduce_as<F32Line>(ends, bytes);
-  if (op == ReduceOp::kSum && dtype == DType::kBF16) return reduce_as<Widened>(ends, bytes);
-  reduce_by_blocks(join_of(dtype, op), ends, bytes);
+  const bool sums = op == ReduceOp::kSum;
+  if (sums && dtype == DType::kF32) return reduce_as<F32Line>(ends, bytes);
+  if (!rounds(dtype, op)) return reduce_by_blocks(join_of(dtype, op), ends, bytes);
+  if (dtype == DType::kBF16)
+    return sums ? reduce_as<Widened<Bf16Halves, ReduceOp::kSum>>(ends, bytes)
+                : reduce_as<Widened<Bf16Halves, ReduceOp::kProd>>(ends, bytes);
+  return sums ? reduce_as<Widened<F16Halves, ReduceOp::kSum>>(ends, bytes)
+              : reduce_as<Widened<F16Halves, ReduceOp::kProd>>(ends, bytes);
 }
 
-LOCKSTEP_SIMD_CLONES void widen(float* dst, const std::uint16_t* source, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) dst[i] = std::bit_cast<float>(static_cast<std::uint32_t>(source[i]) << 16);
+template <class T>
+LOCKSTEP_SIMD_CLONES void widen(float* dst, const T* source, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) dst[i] = source[i].to_float();
 }
 
-LOCKSTEP_SIMD_CLONES void add_widened(float* dst, const std::uint16_t* source, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) dst[i] += std::bit_cast<float>(static_cast<std::uint32_t>(source[i]) << 16);
+template <ReduceOp kOp, class T>
+LOCKSTEP_SIMD_CLONES void join_widened(float* dst, const T* source, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) dst[i] = joined<kOp>(dst[i], source[i].to_float());
 }
 
-/// BFloat16::from_float().
-LOCKSTEP_SIMD_CLONES void round_to(std::uint16_t* dst, const float* source, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(source[i]);
-    const std::uint32_t rounded = source[i] != source[i] ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
-    dst[i] = static_cast<std::uint16_t>(rounded >> 16);
-  }
+template <ReduceOp kOp>
+LOCKSTEP_SIMD_CLONES void join_partials(float* dst, const float* source, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) dst[i] = joined<kOp>(dst[i], source[i]);
+}
+
+template <class T>
+LOCKSTEP_SIMD_CLONES void round_to(T* dst, const float* source, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) dst[i] = T::from_float(source[i]);
+}
+
+/// Calls `run` with a value of the type and a constant of the operation, of those that round().
+template <class Run>
+void with_rounded(DType dtype, ReduceOp op, const Run& run) {
+  const auto with_op = [&](auto element) {
+    if (op == ReduceOp::kSum)
+      run(element, std::integral_constant<ReduceOp, ReduceOp::kSum>());
+    else
+      run(element, std::integral_constant<ReduceOp, ReduceOp::kProd>());
+  };
+  LOCKSTEP_ASSERT(rounds(dtype, op), "{} of {} is not rounded", name_of(op), lockstep::name_of(dtype));
+  if (dtype == DType::kBF16)
+    with_op(BFloat16());
+  else
+    with_op(Float16());
 }
 
 // Pieces that stay in the first cache.
@@ -296,27 +391,31 @@ void reduce_partial(DType dtype, ReduceOp op, bool widened, std::byte* dst, std:
                     std::size_t count) {
   if (!widened) return reduce_in_order(dtype, op, dst, sources, count);
   auto* const sums = reinterpret_cast<float*>(dst);
-  const auto values_of = [](const std::byte* source) { return reinterpret_cast<const std::uint16_t*>(source); };
-  for (std::size_t at = 0; at < count; at += kPiece) {
-    const std::size_t n = count - at < kPiece ? count - at : kPiece;
-    widen(sums + at, values_of(sources[0]) + at, n);
-    for (std::size_t r = 1; r < sources.size(); ++r) add_widened(sums + at, values_of(sources[r]) + at, n);
-  }
+  with_rounded(dtype, op, [&](auto element, auto constant) {
+    using T = decltype(element);
+    const auto values_of = [](const std::byte* source) { return reinterpret_cast<const T*>(source); };
+    for (std::size_t at = 0; at < count; at += kPiece) {
+      const std::size_t n = std::min(kPiece, count - at);
+      widen(sums + at, values_of(sources[0]) + at, n);
+      for (std::size_t r = 1; r < sources.size(); ++r)
+        join_widened<constant()>(sums + at, values_of(sources[r]) + at, n);
+    }
+  });
 }
 
 void reduce_partials(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,
                      std::size_t count) {
   if (!widened) return reduce_in_order(dtype, op, dst, sources, count);
   alignas(64) float sums[kPiece];
-  for (std::size_t at = 0; at < count; at += kPiece) {
-    const std::size_t n = count - at < kPiece ? count - at : kPiece;
-    std::memcpy(sums, sources[0] + at * sizeof(float), n * sizeof(float));
-    for (std::size_t r = 1; r < sources.size(); ++r) {
-      const auto* const values = reinterpret_cast<const float*>(sources[r]) + at;
-      for (std::size_t i = 0; i < n; ++i) sums[i] += values[i];
+  with_rounded(dtype, op, [&](auto element, auto constant) {
+    for (std::size_t at = 0; at < count; at += kPiece) {
+      const std::size_t n = std::min(kPiece, count - at);
+      std::memcpy(sums, sources[0] + at * sizeof(float), n * sizeof(float));
+      for (std::size_t r = 1; r < sources.size(); ++r)
+        join_partials<constant()>(sums, reinterpret_cast<const float*>(sources[r]) + at, n);
+      round_to(reinterpret_cast<decltype(element)*>(dst) + at, sums, n);
     }
-    round_to(reinterpret_cast<std::uint16_t*>(dst) + at, sums, n);
-  }
+  });
 }
 
 }  // namespace lockstep::comm

@@ -13,8 +13,8 @@ namespace lockstep::comm {
 /// same contributions always give the same bits. Each pointer names `count` elements of `dtype`, aligned to their
 /// size; `dst` may be one of the sources, but not overlap one otherwise. At least one source.
 ///
-/// bf16 is combined in f32 and rounded once. Integer sums wrap around. Minimum and maximum are NaN where any
-/// contribution is; of -0 and +0 they give the later one. Thread-safe.
+/// bf16 and f16 are combined in f32 and rounded once. Integer sums and products wrap around. Minimum and maximum are
+/// NaN where any contribution is; of -0 and +0 they give the later one. Thread-safe.
 void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const std::byte* const> sources,
                      std::size_t count);
 
@@ -22,8 +22,13 @@ void reduce_in_order(DType dtype, ReduceOp op, std::byte* dst, std::span<const s
 /// The copies do not overlap.
 void reduce_into_all(DType dtype, ReduceOp op, std::span<std::byte* const> copies, std::size_t count);
 
-/// reduce_in_order() of a host's contributions, as it travels: in `dtype`; or, `widened`, of bf16 contributions as f32,
-/// not rounded (`dst` then holds twice their bytes).
+/// Whether partial results of such contributions are wider than they are, because they are rounded once.
+constexpr bool rounds(DType dtype, ReduceOp op) {
+  return (dtype == DType::kBF16 || dtype == DType::kF16) && (op == ReduceOp::kSum || op == ReduceOp::kProd);
+}
+
+/// reduce_in_order() of a host's contributions, as it travels: in `dtype`; or, `widened`, sums and products of bf16 and
+/// f16 as f32, not rounded (`dst` then holds twice their bytes).
 void reduce_partial(DType dtype, ReduceOp op, bool widened, std::byte* dst, std::span<const std::byte* const> sources,
                     std::size_t count);
 

@@ -27,6 +27,16 @@ std::string keys_text(const std::vector<std::string>& keys) {
 
 }  // namespace
 
+std::vector<int> JobRanks::of(std::vector<int> ranks) const {
+  for (int& rank : ranks) rank = of(rank);
+  return ranks;
+}
+
+std::string JobRanks::text(int rank, const std::string& details) const {
+  if (are_all()) return fmt::format("rank {} ({})", rank, details);
+  return fmt::format("rank {} ({}, rank {} of its subgroup)", of(rank), details, rank);
+}
+
 void Store::set(const std::string& key, std::string_view value) {
   check_key(key);
   if (value.size() > kMostValueBytes)

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -14,6 +15,26 @@
 #include "lockstep/base/function_ref.h"
 
 namespace lockstep::comm {
+
+/// Note [Ranks of subgroups]
+/// Launchers, logs and readers of messages know the ranks of the job. So messages and status reports of a subgroup name
+/// these, with its own numbers beside them; descriptors and roots of operations have its own.
+class JobRanks {
+ public:
+  /// Of a group of the whole job.
+  JobRanks() = default;
+  /// Of a subgroup, by its ranks.
+  explicit JobRanks(std::vector<int> ranks) : ranks_(std::move(ranks)) {}
+
+  bool are_all() const { return ranks_.empty(); }
+  int of(int rank) const { return are_all() ? rank : ranks_[static_cast<std::size_t>(rank)]; }
+  std::vector<int> of(std::vector<int> ranks) const;
+  /// "rank 1 (<details>)"; of a subgroup "rank 5 (<details>, rank 1 of its subgroup)".
+  std::string text(int rank, const std::string& details) const;
+
+ private:
+  std::vector<int> ranks_;  // empty: the same numbers
+};
 
 /// The ranks of a job, and a table of values that all of them see. It serves the rendezvous: small values, set once,
 /// read by whoever waits for them. Sets do not wait for anybody; waits take a deadline and look at stop requests.
@@ -37,6 +58,9 @@ class Store {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  const JobRanks& job_ranks() const { return job_ranks_; }
+  /// Whether groups keep it until their end. A store over another group's operations serves the rendezvous alone.
+  virtual bool lasts() const { return true; }
 
   /// Returns at once. Throws UsageError for a key that is empty or longer than kMostKeyBytes, or a value longer than
   /// kMostValueBytes.
@@ -63,7 +87,7 @@ class Store {
   virtual void leave(Deadline deadline) = 0;
 
  protected:
-  Store(int rank, int size) : rank_(rank), size_(size) {}
+  Store(int rank, int size, JobRanks job_ranks = {}) : rank_(rank), size_(size), job_ranks_(std::move(job_ranks)) {}
 
   virtual void do_set(const std::string& key, std::string_view value) = 0;
   virtual std::vector<std::optional<std::string>> do_get(std::span<const std::string> keys, Deadline deadline) = 0;
@@ -103,6 +127,7 @@ class Store {
 
   int rank_;
   int size_;
+  JobRanks job_ranks_;
 };
 
 struct World;

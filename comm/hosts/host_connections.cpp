@@ -130,8 +130,10 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), connections.rank);
   const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
-  const std::string nonce = store.broadcast_text(
-      "naming the job", connections.rank == 0 ? JobSecret::random().text() : std::string(), 0, deadline);
+  // Every rank waits for all: what is said in a split reaches the others when the one that says it waits for something
+  // (Note [Splitting]), and from here on ranks wait for connections.
+  const std::string nonce = store.all_gather_text(
+      "naming the job", connections.rank == 0 ? JobSecret::random().text() : std::string(), deadline)[0];
   const JobSecret secret = rendezvous.secret.derive("data connections " + nonce);
 
   problem.catch_from([&] {

@@ -99,10 +99,10 @@ void HostEngine::check_links() {
 
 void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = channel_->link(i);
-  const int rank = link.rank();
+  const int rank = link.rank(), in_job = connections_.peers.job_ranks().of(rank);
   if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
     connections_.peers.throw_ended(rank, describe(first()));
-  report_missing_ranks({&rank, 1});
+  report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
                                 connections_.peers.name_of(rank), errno_text(link.error()), describe(first())),
                     "look at that host and the network to it");
@@ -135,8 +135,8 @@ void HostEngine::check_connections() {
 }
 
 void HostEngine::fail_for_silence(std::size_t i, Clock::duration silence) {
-  const int silent = channel_->link(i).rank();
-  report_missing_ranks({&silent, 1});
+  const int silent = channel_->link(i).rank(), in_job = connections_.peers.job_ranks().of(silent);
+  report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("{} has not answered for {:.3g} s, and {} waits for it in {}",
                                 connections_.peers.name_of(silent), std::chrono::duration<double>(silence).count(),
                                 connections_.peers.name_of(rank()), describe(first())),
@@ -225,7 +225,7 @@ void HostEngine::watch_stall() {
 
 void HostEngine::time_out(double waited_seconds) {
   const std::string whom = missing_text();
-  throw_timeout(waited_seconds, missing_, whom);
+  throw_timeout(waited_seconds, connections_.peers.job_ranks().of(missing_), whom);
 }
 
 void HostEngine::announce_abort(const std::exception_ptr& failure) {

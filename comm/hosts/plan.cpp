@@ -4,6 +4,8 @@
 
 #include "lockstep/comm/op.h"
 
+#include "comm/reduce.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -24,7 +26,7 @@ Plan::Plan(const Op& op, const Hosts& hosts, int channels, const HostTuning& tun
     ranks_ += static_cast<int>(ranks.size());
     crowded = crowded || ranks.size() > 1;
   }
-  widened_ = crowded && reduces(op.kind) && op.dtype == DType::kBF16 && op.reduce == ReduceOp::kSum;
+  widened_ = crowded && reduces(op.kind) && rounds(op.dtype, op.reduce);
   small_ = !by_rank_ && op.bytes() <= small_limit(tuning, hosts.size());
   if (op.kind != OpKind::kAllGather) scatterers_ = kAll;
   gathers_ = !small_ && op.kind != OpKind::kReduceScatter;

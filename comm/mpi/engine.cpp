@@ -149,7 +149,7 @@ void MpiEngine::time_out(double waited_seconds) {
   watch_stall();  // ranks in different operations are not late
   const CollectiveAlgorithm& first = first_under_way();
   const auto silent = stall_watch_.silent(first.op(), transfers_.missing(first));
-  throw_timeout(waited_seconds, silent, stall_watch_.names_of(silent));
+  throw_timeout(waited_seconds, session_.job_ranks().of(silent), stall_watch_.names_of(silent));
 }
 
 }  // namespace lockstep::comm

@@ -31,8 +31,10 @@ std::pair<std::string, std::string> decode(const std::string& message) {
 
 }  // namespace
 
-MpiStore::MpiStore(const World& world, Deadline deadline)
-    : Store(world.rank, world.size), session_(world, deadline), comm_(session_.duplicate()) {}
+MpiStore::MpiStore(const World& world, Deadline deadline, MpiRanks ranks)
+    : Store(world.rank, world.size, ranks.job_ranks),
+      session_(world, deadline, std::move(ranks)),
+      comm_(session_.duplicate()) {}
 
 MpiStore::~MpiStore() {
   if (!sending_.empty()) keep_for_mpi(std::make_shared<std::list<Outgoing>>(std::move(sending_)));

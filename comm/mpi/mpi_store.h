@@ -22,8 +22,8 @@ namespace lockstep::comm {
 /// which it has a session; leave() ends that.
 class MpiStore final : public Store {
  public:
-  /// Starts MPI; throws what Session does.
-  MpiStore(const World& world, Deadline deadline);
+  /// Starts MPI, unless it runs; throws what Session does.
+  MpiStore(const World& world, Deadline deadline, MpiRanks ranks = {});
 
   ~MpiStore() override;
 

@@ -91,7 +91,11 @@ void Session::start_or_join() {
         started_here ? "keep the first group, make the second one before the first is shut down, or call MPI_Init in "
                        "the program: lockstep then leaves MPI running"
                      : "make groups before MPI_Finalize");
-  if (mpi_says(MPI_Is_thread_main) || allows_threads()) return;
+  check_mpi_thread();
+}
+
+void check_mpi_thread() {
+  if (mpi_says(MPI_Is_thread_main) || Session::allows_threads()) return;
   throw UsageError("MPI runs in this process already, and allows calls by the thread that has started it alone",
                    "make the group on that thread, with Progress::kInline, or start MPI by MPI_Init_thread with "
                    "MPI_THREAD_MULTIPLE");
@@ -99,18 +103,34 @@ void Session::start_or_join() {
 
 MPI_Comm Session::duplicate() {
   MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "starting MPI");
+  check_mpi(MPI_Comm_dup(ranks_.comm, &comm), "starting MPI");
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "starting MPI");
   comms_.push_back(comm);
   return comm;
 }
 
-Session::Session(const World& world, Deadline deadline) : world_(world), hosts_(static_cast<std::size_t>(world.size)) {
+MPI_Comm Session::make_comm_of(const std::vector<int>& ranks) const {
+  constexpr const char* kDoing = "making a communicator of some ranks";
+  constexpr int kTag = 0;
+  MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_group(data_, &all), kDoing);
+  check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), kDoing);
+  check_mpi(MPI_Comm_create_group(data_, some, kTag, &comm), kDoing);
+  check_mpi(MPI_Group_free(&some), kDoing);
+  check_mpi(MPI_Group_free(&all), kDoing);
+  return comm;
+}
+
+Session::Session(const World& world, Deadline deadline, MpiRanks ranks)
+    : world_(world), ranks_(std::move(ranks)), hosts_(static_cast<std::size_t>(world.size)) {
   start_or_join();
+  if (ranks_.owned) comms_.push_back(ranks_.comm);
+  if (ranks_.comm == MPI_COMM_NULL) ranks_.comm = MPI_COMM_WORLD;
 
   int rank = 0, size = 0;
-  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "starting MPI");
-  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "starting MPI");
+  check_mpi(MPI_Comm_rank(ranks_.comm, &rank), "starting MPI");
+  check_mpi(MPI_Comm_size(ranks_.comm, &size), "starting MPI");
   if (rank != world.rank || size != world.size)
     throw UsageError(
         fmt::format("{} says that this is rank {} of {}, but MPI sees rank {} of {}",
@@ -168,12 +188,13 @@ void Session::exchange_hosts(Deadline deadline) {
     ++local_ranks;
     local_cpus |= all[r].cpus;
   }
-  oversubscribed_ = static_cast<int>(local_cpus.count()) < local_ranks;
-  if (oversubscribed_ && world_.local_rank == 0) devices::warn_of_crowd(local_ranks, local_cpus);
+  oversubscribed_ = ranks_.oversubscribed || static_cast<int>(local_cpus.count()) < local_ranks;
+  const auto first_here = std::ranges::find(hosts_, host) - hosts_.begin();
+  if (oversubscribed_ && job_ranks().are_all() && first_here == rank()) devices::warn_of_crowd(local_ranks, local_cpus);
 }
 
 std::string Session::name_of_rank(int rank) const {
-  return fmt::format("rank {} (host {})", rank, hosts_[static_cast<std::size_t>(rank)]);
+  return job_ranks().text(rank, fmt::format("host {}", hosts_[static_cast<std::size_t>(rank)]));
 }
 
 void Session::finalize() {

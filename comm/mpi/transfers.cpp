@@ -103,7 +103,8 @@ void Transfers::check_status(const Transfer& transfer, const MPI_Status& status)
 void Transfers::fail(int code, const char* doing, const Transfer& transfer, const Op& op) const {
   throw MpiError(fmt::format("{} {} failed in {}: {}", doing, session_.name_of_rank(transfer.peer), describe(op),
                              mpi_error_text(code)),
-                 fmt::format("look at the log of rank {}, and at the network between the hosts", transfer.peer));
+                 fmt::format("look at the log of rank {}, and at the network between the hosts",
+                             session_.job_ranks().of(transfer.peer)));
 }
 
 std::vector<int> Transfers::missing(const CollectiveAlgorithm& owner) const {

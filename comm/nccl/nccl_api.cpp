@@ -38,6 +38,7 @@ ncclDataType_t type_of(DType dtype) {
     case DType::kI32: return ncclInt32;
     case DType::kI64: return ncclInt64;
     case DType::kU8: return ncclUint8;
+    case DType::kF16: return ncclFloat16;
   }
   LOCKSTEP_ASSERT(false, "an unknown element type");
   return ncclUint8;
@@ -48,6 +49,7 @@ ncclRedOp_t reduction_of(ReduceOp op) {
     case ReduceOp::kSum: return ncclSum;
     case ReduceOp::kMin: return ncclMin;
     case ReduceOp::kMax: return ncclMax;
+    case ReduceOp::kProd: return ncclProd;
   }
   LOCKSTEP_ASSERT(false, "an unknown reduction");
   return ncclSum;

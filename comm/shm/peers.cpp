@@ -48,7 +48,7 @@ void put(const std::string& text, std::array<char, N>& into) {
 
 }  // namespace
 
-Peers::Peers(Store& store, Deadline deadline) {
+Peers::Peers(Store& store, Deadline deadline, bool oversubscribed) : job_ranks_(store.job_ranks()) {
   Introduction mine;
   put(host_name(), mine.host);
   put(kernel_text(), mine.kernel);
@@ -80,18 +80,18 @@ Peers::Peers(Store& store, Deadline deadline) {
     neighbours.push_back(static_cast<int>(r));
   }
   if (hosts_.size() > 1) elsewhere_ = hosts_[1].front();
-  oversubscribed_ = cpus.count() < neighbours.size();
-  if (oversubscribed_ && store.rank() == neighbours.front())
+  oversubscribed_ = oversubscribed || cpus.count() < neighbours.size();
+  if (oversubscribed_ && job_ranks_.are_all() && store.rank() == neighbours.front())
     devices::warn_of_crowd(static_cast<int>(neighbours.size()), cpus);
 }
 
 std::string Peers::name_of(int rank) const {
-  return fmt::format("rank {} (host {})", rank, peers_[static_cast<std::size_t>(rank)].host);
+  return job_ranks_.text(rank, fmt::format("host {}", peers_[static_cast<std::size_t>(rank)].host));
 }
 
 std::string Peers::full_name_of(int rank) const {
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {})", rank, peer.host, peer.pid);
+  return job_ranks_.text(rank, fmt::format("host {}, pid {}", peer.host, peer.pid));
 }
 
 void Peers::watch(int own_rank) {
@@ -102,10 +102,11 @@ void Peers::watch(int own_rank) {
 }
 
 void Peers::throw_ended(int rank, const std::string& waiting_in) const {
-  if (!waiting_in.empty()) report_missing_ranks({&rank, 1});
+  const int in_job = job_ranks_.of(rank);
+  if (!waiting_in.empty()) report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("{} has ended{}{}", full_name_of(rank),
                                 waiting_in.empty() ? "" : ", and this rank waits for it in ", waiting_in),
-                    fmt::format("look at the log of rank {}", rank));
+                    fmt::format("look at the log of rank {}", in_job));
 }
 
 bool Peers::has_ended(int rank) const {

@@ -18,8 +18,8 @@ namespace lockstep::comm {
 class Peers {
  public:
   Peers() = default;
-  /// Collective; the store is not kept.
-  Peers(Store& store, Deadline deadline);
+  /// Collective; the store is not kept. Of a subgroup, `oversubscribed` is what its parent knows of more ranks.
+  Peers(Store& store, Deadline deadline, bool oversubscribed = false);
 
   /// The first rank that is on another host than rank 0; -1 if all are on one.
   int elsewhere() const { return elsewhere_; }
@@ -31,7 +31,9 @@ class Peers {
   bool oversubscribed() const { return oversubscribed_; }
 
   int pid_of(int rank) const { return peers_[static_cast<std::size_t>(rank)].pid; }
-  /// "rank 1 (host b)".
+  /// Their numbers in the job (Note [Ranks of subgroups]).
+  const JobRanks& job_ranks() const { return job_ranks_; }
+  /// "rank 1 (host b)"; of a subgroup "rank 5 (host b, rank 1 of its subgroup)".
   std::string name_of(int rank) const;
   /// "rank 1 (host b, pid 4711)".
   std::string full_name_of(int rank) const;
@@ -50,6 +52,7 @@ class Peers {
     int host_index = 0;  // in hosts_
     UniqueFd process;    // a pidfd; none where the kernel has none
   };
+  JobRanks job_ranks_;
   std::vector<Peer> peers_;
   std::vector<std::vector<int>> hosts_;
   int elsewhere_ = -1;

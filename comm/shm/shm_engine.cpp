@@ -216,7 +216,7 @@ void ShmEngine::watch_stall() {
 
 void ShmEngine::time_out(double waited_seconds) {
   const auto who = missing();
-  throw_timeout(waited_seconds, who, names_of(who));
+  throw_timeout(waited_seconds, peers_.job_ranks().of(who), names_of(who));
 }
 
 std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Clock::duration timeout) {

@@ -28,24 +28,58 @@ std::string not_understood(const Malformed& error) { return fmt::format("is no l
 
 }  // namespace
 
-StoreServer::StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job)
-    : job_(std::move(job)),
-      listeners_(std::move(listeners)),
-      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      ranks_(static_cast<std::size_t>(job_.size)) {
-  if (!stop_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
-  clients_.push_back(
-      std::make_unique<Client>(std::move(own), Handshake::listen(Handshake::Port::kStore, job_.secret, job_.encrypts)));
-  clients_.back()->own = true;
+bool StoreServer::Table::any_is(Rank::State state) const {
+  return std::ranges::any_of(ranks, [&](const Rank& rank) { return rank.state == state; });
+}
+
+StoreServer::StoreServer(std::vector<UniqueFd> listeners, Job job)
+    : job_(std::move(job)), listeners_(std::move(listeners)), wakeup_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wakeup_) throw DeviceError(fmt::format("making an event descriptor: {}", errno_text(errno)), "raise ulimit -n");
   // Signals are for the threads that look at stop requests.
   const AllSignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
 
 StoreServer::~StoreServer() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake();
   thread_.join();
+}
+
+bool StoreServer::open(UniqueFd& own) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!listens_) return false;
+    opened_.push_back(std::move(own));
+  }
+  wake();
+  return true;
+}
+
+void StoreServer::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
+}
+
+void StoreServer::take_opened() {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(wakeup_.get(), &count, sizeof count);
+  std::vector<UniqueFd> opened;
+  {
+    const std::lock_guard lock(mutex_);
+    opened.swap(opened_);
+    stopping_ = stop_;
+  }
+  for (UniqueFd& own : opened) {
+    tables_.push_back(std::make_unique<Table>(job_.size));
+    clients_.push_back(std::make_unique<Client>(
+        std::move(own), Handshake::listen(Handshake::Port::kStore, job_.secret, job_.encrypts)));
+    clients_.back()->own = true;
+    clients_.back()->table = tables_.back().get();
+  }
 }
 
 void StoreServer::run() {
@@ -55,12 +89,16 @@ void StoreServer::run() {
     report_strangers();
     const auto end = Deadline::after(kFarewell);
     // What rank 0 has said before it closed its end, and its way to the others.
-    while ((ranks_[0].client != nullptr || has_unsent()) && !end.expired()) wait_and_serve();
+    const auto first_is_here = [](const auto& table) { return table->ranks[0].client != nullptr; };
+    while ((std::ranges::any_of(tables_, first_is_here) || has_unsent()) && !end.expired()) wait_and_serve();
   } catch (const std::exception& error) {
     // Out of memory, most likely. All ranks, rank 0 too, notice that nobody serves them.
     log_error("the ranks' store has failed: {}", error.what());
-    listeners_.clear();
+    const std::lock_guard lock(mutex_);
+    opened_.clear();
     clients_.clear();
+    listens_ = false;
+    listeners_.clear();
   }
 }
 
@@ -70,7 +108,7 @@ void StoreServer::wait_and_serve() {
   Clock::time_point until = stopping_ ? now + std::chrono::milliseconds(20) : Clock::time_point::max();
   const bool accepts = now >= accept_again_;
   if (now < accept_again_) until = std::min(until, accept_again_);
-  entries.push_back({stopping_ ? -1 : stop_.get(), POLLIN, 0});
+  entries.push_back({stopping_ ? -1 : wakeup_.get(), POLLIN, 0});
   for (const UniqueFd& listener : listeners_) entries.push_back({accepts ? listener.get() : -1, POLLIN, 0});
   const std::size_t first_client = entries.size(), count = clients_.size();
   for (const auto& client : clients_) {
@@ -85,7 +123,7 @@ void StoreServer::wait_and_serve() {
         1);
   if (::poll(entries.data(), entries.size(), timeout_ms) < 0) return;
 
-  if (entries[0].revents != 0) stopping_ = true;
+  if (entries[0].revents != 0) take_opened();
   // Those who are here first: whoever has just left may be the one whose place a newcomer asks for.
   for (std::size_t i = 0; i < count; ++i) {
     Client& client = *clients_[i];
@@ -124,7 +162,7 @@ void StoreServer::accept_all(const UniqueFd& listener) {
       accept_again_ = Clock::now() + kAcceptPause;
       return;
     }
-    if (count_strangers() > kMostStrangers + ranks_.size()) make_room();
+    if (count_strangers() > kMostStrangers + static_cast<std::size_t>(job_.size)) make_room();
   }
 }
 
@@ -206,7 +244,7 @@ void StoreServer::obey(Client& client, Frame frame) {
       const std::string key = body.text(Store::kMostKeyBytes);
       std::string value = body.text(Store::kMostValueBytes);
       body.end();
-      set(key, std::move(value));
+      set(*client.table, key, std::move(value));
       return;
     }
     case FrameKind::kAwait:
@@ -216,14 +254,15 @@ void StoreServer::obey(Client& client, Frame frame) {
       const std::string why = body.text(Store::kMostValueBytes);
       body.end();
       if (!is_failure(code)) throw Malformed(fmt::format("it gives up with exit code {}", code));
-      Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
+      Table& table = *client.table;
+      Rank& rank = table.ranks[static_cast<std::size_t>(client.rank)];
       rank.state = Rank::State::kEnded;
       rank.client = nullptr;
       // Of several that give up at the same time the first speaks; the others have heard of it, or soon will.
-      if (!announcement_) client.wire.send(FrameKind::kGoodbye);
-      announce(FrameKind::kPeerGaveUp, Packer().number(code).text(fmt::format("rank {}: {}", client.rank, why)));
+      if (!table.announcement) client.wire.send(FrameKind::kGoodbye);
+      announce(table, FrameKind::kPeerGaveUp, Packer().number(code).text(fmt::format("rank {}: {}", client.rank, why)));
       close_after_sending(client);
-      say_goodbye();
+      say_goodbye(table);
       return;
     }
     case FrameKind::kLeave: leave(client); return;
@@ -244,22 +283,39 @@ void StoreServer::greet(Client& client) {
     return refuse(client, fmt::format("it is rank {} of {} (WORLD_SIZE), and rank 0 is one of {}", who.rank, who.size,
                                       job_.size));
   if (who.rank >= who.size) return refuse(client, fmt::format("it says that it is rank {} of {}", who.rank, who.size));
-  Rank& rank = ranks_[who.rank];
-  if (rank.state == Rank::State::kJoined || (who.rank == 0 && !client.own))
-    return refuse(client, fmt::format("rank {} has joined already (host {}, pid {}), and this is another process "
-                                      "(host {}, pid {})",
-                                      who.rank, rank.host, rank.pid, who.host, who.pid));
-  const bool come_again = rank.state != Rank::State::kUnused;
-  client.wire.handshake().accept(StoreAnswer{come_again, client.own ? who.host : ranks_[0].host}.encode());
+  Table* table = client.table;
+  try {
+    if (!client.own) table = table_for(who.rank, who.host, who.pid);
+  } catch (const Malformed& error) {
+    return refuse(client, error.what());
+  }
+  const bool come_again = table == nullptr || table->ranks[who.rank].state != Rank::State::kUnused;
+  const std::string first_host = client.own ? who.host : table == nullptr ? std::string() : table->ranks[0].host;
+  client.wire.handshake().accept(StoreAnswer{come_again, first_host}.encode());
   client.wire.flush();
   if (come_again) return close_after_sending(client);
+  client.table = table;
   client.rank = static_cast<int>(who.rank);
   client.until = Clock::time_point::max();
-  rank = {Rank::State::kJoined, who.host, who.pid, &client};
-  if (std::ranges::none_of(ranks_, [](const Rank& one) { return one.state == Rank::State::kUnused; }))
-    report_strangers();
-  if (announcement_) client.wire.send(announcement_->first, announcement_->second);
-  say_goodbye();
+  table->ranks[who.rank] = {Rank::State::kJoined, who.host, who.pid, &client};
+  if (!table->any_is(Rank::State::kUnused)) report_strangers();
+  if (table->announcement) client.wire.send(table->announcement->first, table->announcement->second);
+  say_goodbye(*table);
+}
+
+StoreServer::Table* StoreServer::table_for(std::size_t rank, const std::string& host, std::uint32_t pid) {
+  for (const auto& table : tables_) {
+    const Rank& there = table->ranks[rank];
+    const bool same_process = there.host == host && there.pid == pid;
+    if ((there.state == Rank::State::kJoined && !same_process) || rank == 0)
+      throw Malformed(
+          fmt::format("rank {} has joined already (host {}, pid {}), and this is another process (host {}, "
+                      "pid {})",
+                      rank, there.host, there.pid, host, pid));
+  }
+  const auto found = std::ranges::find_if(
+      tables_, [&](const auto& table) { return table->ranks[rank].state == Rank::State::kUnused; });
+  return found == tables_.end() ? nullptr : found->get();
 }
 
 void StoreServer::refuse(Client& client, const std::string& why) {
@@ -274,48 +330,47 @@ void StoreServer::close_after_sending(Client& client) {
   client.until = Clock::now() + kFarewell;
 }
 
-void StoreServer::set(const std::string& key, std::string value) {
-  value_bytes_ += key.size() + value.size();
-  if (value_bytes_ > kMostTableBytes) throw Malformed("more values than the table takes");
-  const std::string& stored = values_.insert_or_assign(key, std::move(value)).first->second;
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end()) return;
+void StoreServer::set(Table& table, const std::string& key, std::string value) {
+  table.value_bytes += key.size() + value.size();
+  if (table.value_bytes > kMostTableBytes) throw Malformed("more values than the table takes");
+  const std::string& stored = table.values.insert_or_assign(key, std::move(value)).first->second;
+  const auto found = table.waiting.find(key);
+  if (found == table.waiting.end()) return;
   for (const Waiting& one : found->second) {
-    Client* client = ranks_[static_cast<std::size_t>(one.rank)].client;
+    Client* client = table.ranks[static_cast<std::size_t>(one.rank)].client;
     if (client != nullptr && client->await == one.await)
       client->wire.send(FrameKind::kValue, Packer().number(one.await).number(one.index).text(stored));
   }
-  waiting_.erase(found);
+  table.waiting.erase(found);
 }
 
 void StoreServer::await(Client& client, const Frame& frame) {
+  Table& table = *client.table;
   Unpacker body(frame.body);
   client.await = body.number();
   const std::uint32_t count = body.number();
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::string key = body.text(Store::kMostKeyBytes);
-    if (const auto found = values_.find(key); found != values_.end())
+    if (const auto found = table.values.find(key); found != table.values.end()) {
       client.wire.send(FrameKind::kValue, Packer().number(client.await).number(i).text(found->second));
-    else
-      add_waiting(waiting_[key], {client.rank, client.await, i});
+      continue;
+    }
+    auto& list = table.waiting[key];
+    // Entries of those who have stopped waiting are dropped: a rank may ask again and again.
+    std::erase_if(list, [&](const Waiting& other) {
+      const Client* waiter = table.ranks[static_cast<std::size_t>(other.rank)].client;
+      return waiter == nullptr || waiter->await != other.await;
+    });
+    list.push_back({client.rank, client.await, i});
   }
   body.end();
   client.wire.send(FrameKind::kAnswered, Packer().number(client.await));
 }
 
-void StoreServer::add_waiting(std::vector<Waiting>& list, const Waiting& one) {
-  // Entries of those who have stopped waiting are dropped: a rank may ask again and again.
-  std::erase_if(list, [&](const Waiting& other) {
-    const Client* client = ranks_[static_cast<std::size_t>(other.rank)].client;
-    return client == nullptr || client->await != other.await;
-  });
-  list.push_back(one);
-}
-
 void StoreServer::take_attendance(Client& client) {
   Packer body;
-  body.number(static_cast<std::uint32_t>(ranks_.size()));
-  for (const Rank& rank : ranks_) {
+  body.number(static_cast<std::uint32_t>(client.table->ranks.size()));
+  for (const Rank& rank : client.table->ranks) {
     const std::uint32_t here = rank.state == Rank::State::kJoined ? 1 : 2;
     body.number(rank.state == Rank::State::kUnused ? 0 : here).text(rank.host);
   }
@@ -323,47 +378,55 @@ void StoreServer::take_attendance(Client& client) {
 }
 
 void StoreServer::end_rank(Client& client, const std::string& how) {
-  Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
+  Table& table = *client.table;
+  Rank& rank = table.ranks[static_cast<std::size_t>(client.rank)];
   rank.state = Rank::State::kEnded;
   rank.client = nullptr;
   client.gone = true;
-  announce(FrameKind::kPeerGone,
+  announce(table, FrameKind::kPeerGone,
            Packer().text(fmt::format("rank {} (host {}, pid {}) {}", client.rank, rank.host, rank.pid, how)));
-  say_goodbye();
+  say_goodbye(table);
 }
 
-void StoreServer::announce(FrameKind kind, const Packer& body) {
-  if (announcement_) return;
-  announcement_ = {kind, body};
-  for (const Rank& rank : ranks_)
+void StoreServer::announce(Table& table, FrameKind kind, const Packer& body) {
+  if (table.announcement) return;
+  table.announcement = {kind, body};
+  for (const Rank& rank : table.ranks)
     if (rank.client != nullptr) rank.client->wire.send(kind, body);
 }
 
 void StoreServer::leave(Client& client) {
-  Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
+  Rank& rank = client.table->ranks[static_cast<std::size_t>(client.rank)];
   rank.state = Rank::State::kLeft;
   if (client.rank > 0) {
     rank.client = nullptr;
     client.wire.send(FrameKind::kGoodbye);
     close_after_sending(client);
   }
-  say_goodbye();
+  say_goodbye(*client.table);
 }
 
-void StoreServer::say_goodbye() {
-  Rank& first = ranks_[0];
+void StoreServer::say_goodbye(Table& table) {
+  Rank& first = table.ranks[0];
   if (first.state != Rank::State::kLeft || first.client == nullptr) return;
-  const auto any_is = [&](Rank::State state) {
-    return std::any_of(ranks_.begin() + 1, ranks_.end(), [&](const Rank& rank) { return rank.state == state; });
+  // A group that has come to its end early waits for nobody who has not come.
+  if (table.any_is(Rank::State::kUnused) && !table.announcement) return;
+  // A rank of the next job that comes now shall wait for the next rank 0; one of the next group, for its table.
+  const auto needs_listeners = [](const auto& one) {
+    return one->ranks[0].state == Rank::State::kUnused || one->ranks[0].state == Rank::State::kJoined;
   };
-  // A job that has come to its end early waits for nobody who has not come.
-  if (any_is(Rank::State::kUnused) && !announcement_) return;
-  // A rank of the next job that comes now shall wait for the next rank 0.
-  listeners_.clear();
-  if (any_is(Rank::State::kJoined)) return;
+  if (std::ranges::none_of(tables_, needs_listeners)) stop_listening();
+  if (table.any_is(Rank::State::kJoined)) return;
   first.client->wire.send(FrameKind::kGoodbye);
   close_after_sending(*first.client);
   first.client = nullptr;
+}
+
+void StoreServer::stop_listening() {
+  const std::lock_guard lock(mutex_);
+  if (!opened_.empty()) return;
+  listens_ = false;
+  listeners_.clear();
 }
 
 void StoreServer::warn_of_stranger(const Client& client, const std::string& why) {
@@ -381,7 +444,10 @@ void StoreServer::report_strangers() {
 }
 
 void StoreServer::remove_closed() {
-  std::erase_if(clients_, [](const auto& client) { return client->gone; });
+  if (std::erase_if(clients_, [](const auto& client) { return client->gone; }) == 0) return;
+  std::erase_if(tables_, [&](const auto& table) {
+    return std::ranges::none_of(clients_, [&](const auto& client) { return client->table == table.get(); });
+  });
 }
 
 bool StoreServer::has_unsent() const {

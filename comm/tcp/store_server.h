@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -26,8 +27,12 @@ namespace lockstep::comm {
 /// of each rank at a time; past that, it closes the one that has been silent for longest, so silent strangers keep
 /// nobody out. Rank 0's log names the first ones and counts all.
 ///
-/// A rank that gives up, or whose connection ends before it has left, is the end of the job: all others hear of it at
-/// once.
+/// A rank that gives up, or whose connection ends before it has left, is the end of its group: all others of the group
+/// hear of it at once.
+///
+/// A process may make several groups at the same rendezvous, one after the other; all ranks make them in the same
+/// order. Each has a table and connections of its own, so they end in any order. A process that connects belongs to the
+/// first table in which its rank has not joined yet; if rank 0 has not opened that one, it is asked to connect again.
 class StoreServer {
  public:
   struct Job {
@@ -35,24 +40,33 @@ class StoreServer {
     std::string name;  // what hellos must bring along
     JobSecret secret = {};
     bool encrypts = false;
+    friend bool operator==(const Job&, const Job&) = default;
   };
 
-  /// Serves `listeners`, and rank 0 on the socket `own`. The thread is running when the constructor returns.
-  StoreServer(std::vector<UniqueFd> listeners, UniqueFd own, Job job);
-  /// Close rank 0's end of `own` first: what it has said is still passed on, then the thread ends, within a second.
+  /// Serves `listeners`. The thread is running when the constructor returns.
+  StoreServer(std::vector<UniqueFd> listeners, Job job);
+  /// Close rank 0's ends of all open() first: what they have said is still passed on, then the thread ends, within a
+  /// second.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
+  /// Begins a table for another group, whose rank 0 is at the other end of the socket `own`. False, and `own` is left
+  /// as it was, if the server ends: rank 0 has left all its groups, and nobody listens any more. From any thread.
+  bool open(UniqueFd& own);
+  const Job& job() const { return job_; }
+
  private:
   static constexpr std::size_t kMostStrangers = 64;
+  struct Table;
 
   /// One connection.
   struct Client {
     Client(UniqueFd socket, Handshake handshake) : wire(std::move(socket), std::move(handshake)) {}
     Wire wire;
-    bool own = false;  // rank 0's
-    int rank = -1;     // -1: a stranger so far
+    bool own = false;        // rank 0's
+    Table* table = nullptr;  // of its group; nullptr: a stranger so far
+    int rank = -1;           // -1: a stranger so far
     std::uint32_t await = 0;
     bool leaving = false;  // to be closed when all has been sent
     bool gone = false;
@@ -70,8 +84,21 @@ class StoreServer {
     std::uint32_t await = 0;
     std::uint32_t index = 0;
   };
+  /// What the ranks of one group have joined, said and asked for.
+  struct Table {
+    explicit Table(int size) : ranks(static_cast<std::size_t>(size)) {}
+    bool any_is(Rank::State state) const;
+
+    std::vector<Rank> ranks;
+    std::unordered_map<std::string, std::string> values;
+    std::unordered_map<std::string, std::vector<Waiting>> waiting;  // by key
+    std::size_t value_bytes = 0;
+    std::optional<std::pair<FrameKind, Packer>> announcement;  // the first announcement
+  };
 
   void run();
+  void take_opened();
+  void wake();
   void wait_and_serve();
   void accept_all(const UniqueFd& listener);
   void make_room();
@@ -83,15 +110,18 @@ class StoreServer {
   void greet(Client& client);
   void refuse(Client& client, const std::string& why);
   void close_after_sending(Client& client);
-  void set(const std::string& key, std::string value);
-  void await(Client& client, const Frame& frame);
-  void add_waiting(std::vector<Waiting>& list, const Waiting& one);
-  void take_attendance(Client& client);
+  /// The table that the process which says that it is rank `rank` belongs to; nullptr: none that is open. Throws
+  /// Malformed if another process has that rank.
+  Table* table_for(std::size_t rank, const std::string& host, std::uint32_t pid);
+  static void set(Table& table, const std::string& key, std::string value);
+  static void await(Client& client, const Frame& frame);
+  static void take_attendance(Client& client);
   void end_rank(Client& client, const std::string& how);
-  /// What has ended the job, to all ranks that it has not ended yet and to all that still join.
-  void announce(FrameKind kind, const Packer& body);
+  /// What has ended the group, to all its ranks that it has not ended yet and to all that still join.
+  static void announce(Table& table, FrameKind kind, const Packer& body);
   void leave(Client& client);
-  void say_goodbye();
+  void say_goodbye(Table& table);
+  void stop_listening();
   void warn_of_stranger(const Client& client, const std::string& why);
   void report_strangers();
   void remove_closed();
@@ -99,14 +129,15 @@ class StoreServer {
 
   const Job job_;
   std::vector<UniqueFd> listeners_;
-  UniqueFd stop_;  // an eventfd
+  UniqueFd wakeup_;  // an eventfd
+  std::mutex mutex_;
+  std::vector<UniqueFd> opened_;  // not taken by the thread yet; guarded by mutex_
+  bool stop_ = false;             // guarded by mutex_
+  bool listens_ = true;           // guarded by mutex_
+
+  std::vector<std::unique_ptr<Table>> tables_;  // in the order in which they were opened
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<std::pair<Client*, Frame>> asked_;  // kAwait and kAskAttendance, to be answered
-  std::vector<Rank> ranks_;
-  std::unordered_map<std::string, std::string> values_;
-  std::unordered_map<std::string, std::vector<Waiting>> waiting_;  // by key
-  std::size_t value_bytes_ = 0;
-  std::optional<std::pair<FrameKind, Packer>> announcement_;  // the first announcement
   bool stopping_ = false;
   Clock::time_point accept_again_{};  // after running out of descriptors
   int strangers_ = 0;                 // that were refused or gone, and how many of them have been reported

@@ -8,6 +8,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -28,8 +31,10 @@ namespace {
 constexpr auto kNap = std::chrono::milliseconds(50);
 // What an answer that the server gives at once may take beyond a deadline, on a machine that is busy.
 constexpr auto kGrace = std::chrono::seconds(1);
-// Before this rank connects anew, and how often it does after its connection was closed without a word.
-constexpr int kPauseMs = 20;
+// Before this rank connects anew, at first and at most, and how often it does after its connection was closed without a
+// word.
+constexpr auto kFirstRejoinPause = std::chrono::milliseconds(20);
+constexpr auto kLongestRejoinPause = std::chrono::milliseconds(200);
 constexpr int kMostClosed = 50;
 constexpr const char* kSameRendezvous =
     "give all ranks of a job the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE, LOCKSTEP_JOB_SECRET (or none) and "
@@ -37,9 +42,48 @@ constexpr const char* kSameRendezvous =
     "(or not), each its own RANK, and other jobs another MASTER_PORT";
 constexpr const char* kOtherPort = "set MASTER_PORT to a free port on all ranks";
 
+/// The servers of this process, by where they listen: the groups of a job share one.
+class Servers {
+ public:
+  /// Opens a table for `own` at the server of `rendezvous`, which `listen` makes if there is none.
+  static std::shared_ptr<StoreServer> open(const Rendezvous& rendezvous, const StoreServer::Job& job, UniqueFd own,
+                                           FunctionRef<std::vector<UniqueFd>()> listen) {
+    const std::lock_guard lock(mutex());
+    std::weak_ptr<StoreServer>& known = all()[fmt::format("{} {}", text_of(rendezvous), rendezvous.listen)];
+    if (auto server = known.lock()) {
+      if (server->job() != job)
+        throw UsageError(fmt::format("this process has another group at {}, of another job, size, secret or encryption",
+                                     text_of(rendezvous)),
+                         "make groups of one job alike, or shut the first one down before");
+      if (server->open(own)) return server;
+    }
+    auto server = std::make_shared<StoreServer>(listen(), job);
+    server->open(own);
+    known = server;
+    return server;
+  }
+  /// The last one to close a server waits for its end here, so that open() finds its port free.
+  static void close(std::shared_ptr<StoreServer>& server) {
+    if (server == nullptr) return;
+    const std::lock_guard lock(mutex());
+    server.reset();
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::map<std::string, std::weak_ptr<StoreServer>>& all() {
+    static auto& all = *new std::map<std::string, std::weak_ptr<StoreServer>>();  // guarded by mutex()
+    return all;
+  }
+};
+
 class TcpStore final : public Store {
  public:
   TcpStore(const World& world, Deadline deadline);
+  ~TcpStore() override { close(); }
 
   void leave(Deadline deadline) override;
 
@@ -50,6 +94,7 @@ class TcpStore final : public Store {
   void give_up(const TimeoutError& error) override;
 
   std::vector<Attendance> ask_who_is_here();
+  void close();
   void serve_here();
   /// False where the job that is there has ended for this rank.
   bool join(Deadline deadline);
@@ -75,9 +120,10 @@ class TcpStore final : public Store {
 
   const World world_;
   std::string first_host_;               // of rank 0
-  std::unique_ptr<StoreServer> server_;  // on rank 0; ends after wire_
+  std::shared_ptr<StoreServer> server_;  // on rank 0; ends after wire_
   std::unique_ptr<Wire> wire_;           // to the server
   int closed_ = 0;                       // connections, without an answer
+  Clock::duration pause_ = kFirstRejoinPause;
   std::uint32_t awaits_ = 0;
   Failure failure_;
 };
@@ -98,9 +144,19 @@ auto TcpStore::guarded(Action&& action) {
 }
 
 TcpStore::TcpStore(const World& world, Deadline deadline) : Store(world.rank, world.size), world_(world) {
-  if (world.rank == 0) serve_here();
-  while (!join(deadline)) {
+  try {
+    if (world.rank == 0) serve_here();
+    while (!join(deadline)) {
+    }
+  } catch (...) {
+    close();
+    throw;
   }
+}
+
+void TcpStore::close() {
+  wire_.reset();
+  Servers::close(server_);
 }
 
 void TcpStore::serve_here() {
@@ -109,16 +165,18 @@ void TcpStore::serve_here() {
     throw DeviceError(fmt::format("making a pair of sockets: {}", errno_text(errno)), "raise ulimit -n");
   wire_ = std::make_unique<Wire>(UniqueFd(ends[0]), make_handshake());
   UniqueFd own(ends[1]);
-  const bool on_one_host = world_.local_size == world_.size;
-  auto listeners = listen_at(world_.rendezvous, !on_one_host);
-  if (world_.rendezvous.secret.empty() && !are_loopback(listeners))
-    log_warn(
-        "this job has no secret: whoever reaches port {} of this host can join it in the place of a rank, and end or "
-        "alter it → set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep launch",
-        world_.rendezvous.port, kJobSecretVariable);
-  server_ = std::make_unique<StoreServer>(
-      std::move(listeners), std::move(own),
-      StoreServer::Job{world_.size, world_.rendezvous.job, world_.rendezvous.secret, world_.rendezvous.encrypts});
+  const auto& rendezvous = world_.rendezvous;
+  const auto listen = [&] {
+    auto listeners = listen_at(rendezvous, world_.local_size != world_.size);
+    if (rendezvous.secret.empty() && !are_loopback(listeners))
+      log_warn(
+          "this job has no secret: whoever reaches port {} of this host can join it in the place of a rank, and end or "
+          "alter it → set {} to the same random text on all ranks (openssl rand -hex 16), or use lockstep launch",
+          rendezvous.port, kJobSecretVariable);
+    return listeners;
+  };
+  server_ = Servers::open(rendezvous, {world_.size, rendezvous.job, rendezvous.secret, rendezvous.encrypts},
+                          std::move(own), listen);
 }
 
 Handshake TcpStore::make_handshake() const {
@@ -165,10 +223,13 @@ bool TcpStore::join(Deadline deadline) {
                        kOtherPort);
   }
   if (deadline.expired())
-    throw TimeoutError(fmt::format("rank 0 at {} (MASTER_ADDR:MASTER_PORT) is still in another job", where),
-                       kSameRendezvous);
+    throw TimeoutError(
+        fmt::format("rank 0 at {} (MASTER_ADDR:MASTER_PORT) has not come to this group: it is still in another one",
+                    where),
+        "make the same groups in the same order on all ranks, and give other jobs another MASTER_PORT");
   throw_if_stopped("joining the other ranks");
-  ::poll(nullptr, 0, kPauseMs);
+  std::this_thread::sleep_for(std::min<Clock::duration>(pause_, deadline.remaining()));
+  pause_ = std::min<Clock::duration>(2 * pause_, kLongestRejoinPause);
   return false;
 }
 
@@ -271,8 +332,7 @@ void TcpStore::leave(Deadline deadline) {
   });
   failure_.set(std::make_exception_ptr(
       UsageError("the ranks have shut this group down", "issue nothing after shutdown(), or make another group")));
-  wire_.reset();
-  server_.reset();
+  close();
 }
 
 template <class Take>

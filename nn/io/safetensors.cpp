@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/json_value.h"
 #include "base/text.h"
-#include "nn/io/half.h"
 
 namespace lockstep::nn {
 namespace {
@@ -33,6 +32,7 @@ const char* file_name_of(DType dtype) {
     case DType::kI32: return "I32";
     case DType::kI64: return "I64";
     case DType::kU8: return "U8";
+    case DType::kF16: return "F16";
   }
   return "?";
 }
@@ -56,7 +56,7 @@ std::vector<std::byte> widened(const std::vector<std::byte>& halves) {
   for (std::size_t i = 0; i < halves.size() / 2; ++i) {
     std::uint16_t bits = 0;
     std::memcpy(&bits, halves.data() + i * sizeof bits, sizeof bits);
-    const float value = from_half(bits);
+    const float value = Float16{bits}.to_float();
     std::memcpy(made.data() + i * sizeof value, &value, sizeof value);
   }
   return made;

@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "nn/io/half.h"
 #include "nn/io/torch_writer.h"
 #include "nn/io/unpickler.h"
 
@@ -165,7 +164,7 @@ class State {
     for (std::size_t i = 0; i * 2 < raw.size(); ++i) {
       std::uint16_t bits = 0;
       std::memcpy(&bits, raw.data() + 2 * i, 2);
-      const float value = half ? from_half(bits) : BFloat16{bits}.to_float();
+      const float value = half ? Float16{bits}.to_float() : BFloat16{bits}.to_float();
       std::memcpy(bytes.data() + 4 * i, &value, 4);
     }
     return bytes;

@@ -112,6 +112,7 @@ const char* storage_of(DType dtype) {
     case DType::kI32: return "IntStorage";
     case DType::kI64: return "LongStorage";
     case DType::kU8: return "ByteStorage";
+    case DType::kF16: return "HalfStorage";
   }
   return "?";
 }

@@ -106,6 +106,44 @@ TEST(Text, HumanBytes) {
   EXPECT_EQ(human_bytes(26.2e6), "26.2 MB");
 }
 
+TEST(Float16, HasTheStandardsValues) {
+  for (std::uint32_t bits = 0; bits < 0x8000; ++bits) {
+    const std::uint32_t exponent = bits >> 10, mantissa = bits & 0x3ff;
+    const Float16 value{static_cast<std::uint16_t>(bits)}, negative{static_cast<std::uint16_t>(bits | 0x8000u)};
+    if (exponent == 31 && mantissa > 0) {
+      ASSERT_TRUE(std::isnan(value.to_float()) && std::isnan(negative.to_float()));
+      ASSERT_TRUE(std::isnan(Float16::from_float(value.to_float()).to_float()));
+      continue;
+    }
+    const float expected = exponent == 31 ? std::numeric_limits<float>::infinity()
+                           : exponent == 0
+                               ? std::ldexp(static_cast<float>(mantissa), -24)
+                               : std::ldexp(static_cast<float>(mantissa + 1024), static_cast<int>(exponent) - 25);
+    ASSERT_EQ(value.to_float(), expected) << bits;
+    ASSERT_EQ(negative.to_float(), -expected) << bits;
+    ASSERT_EQ(std::signbit(negative.to_float()), true) << bits;
+    ASSERT_EQ(Float16::from_float(value.to_float()).bits, value.bits);
+    ASSERT_EQ(Float16::from_float(negative.to_float()).bits, negative.bits);
+  }
+}
+
+// Between each two neighbours: at a quarter, in the middle, to the even one, at three quarters.
+TEST(Float16, RoundsToNearestEven) {
+  for (std::uint16_t bits = 0; bits < 0x7bff; ++bits) {
+    const Float16 low{bits}, high{static_cast<std::uint16_t>(bits + 1)};
+    const float step = high.to_float() - low.to_float();
+    ASSERT_EQ(Float16::from_float(low.to_float() + step / 4).bits, low.bits);
+    ASSERT_EQ(Float16::from_float(low.to_float() + step / 2).bits, bits % 2 == 0 ? low.bits : high.bits);
+    ASSERT_EQ(Float16::from_float(-low.to_float() - step * 3 / 4).bits, high.bits | 0x8000u);
+  }
+  EXPECT_EQ(Float16::from_float(65519.0f).bits, 0x7bff);
+  EXPECT_EQ(Float16::from_float(65520.0f).bits, 0x7c00);
+  EXPECT_EQ(Float16::from_float(std::numeric_limits<float>::max()).bits, 0x7c00);
+  EXPECT_EQ(Float16::from_float(-std::numeric_limits<float>::infinity()).bits, 0xfc00);
+  EXPECT_EQ(Float16::from_float(std::numeric_limits<float>::denorm_min()).bits, 0);
+  static_assert(Float16::from_float(-2.0f).bits == 0xc000 && Float16{0x3555}.to_float() == 0x1.554p-2f);
+}
+
 TEST(BFloat16, RoundsToNearestEvenAndKeepsNaN) {
   EXPECT_EQ(BFloat16::from_float(1.0f).bits, 0x3f80);
   EXPECT_EQ(BFloat16::from_float(1.0f + 0x1p-8f).bits, 0x3f80);             // a tie, to even

@@ -339,5 +339,31 @@ TEST(Collectives, ArenasMayGoWhenTheirWorkIsDone) {
   group().barrier().wait_host();
 }
 
+// Over the edges of what is staged at a time; uneven parts, of more than one type.
+TEST(Collectives, BuffersOfTheHost) {
+  const auto ranks = static_cast<std::size_t>(group().size()), own = static_cast<std::size_t>(group().rank());
+  for (const std::size_t count : {0u, 1u, 7u, 1'000u, 300'001u}) {
+    std::vector<std::int64_t> mine(count), all(count * ranks, -1);
+    for (std::size_t i = 0; i < count; ++i) mine[i] = static_cast<std::int64_t>(i * ranks + own);
+    group().all_gather(std::span<const std::int64_t>(mine), std::span(all));
+    std::size_t wrong = 0;
+    for (std::size_t r = 0; r < ranks; ++r)
+      for (std::size_t i = 0; i < count; ++i)
+        if (all[r * count + i] != static_cast<std::int64_t>(i * ranks + r)) ++wrong;
+    // What each rank has now is the same: its part of the sum is as often that.
+    group().reduce_scatter(std::span<const std::int64_t>(all), std::span(mine));
+    for (std::size_t i = 0; i < count; ++i)
+      if (mine[i] != static_cast<std::int64_t>((i * ranks + own) * ranks)) ++wrong;
+    std::vector<std::uint8_t> bytes(count, static_cast<std::uint8_t>(own + 3));
+    group().broadcast(std::span(bytes), group().size() - 1);
+    for (const auto byte : bytes)
+      if (byte != ranks + 2) ++wrong;
+    EXPECT_EQ(wrong, 0u) << count;
+  }
+  std::vector<float> three(3), too_few(3 * ranks - 1);
+  EXPECT_THROW(group().all_gather(std::span<const float>(three), std::span(too_few)), UsageError);
+  EXPECT_THROW(group().reduce_scatter(std::span<const float>(too_few), std::span(three)), UsageError);
+}
+
 }  // namespace
 }  // namespace lockstep::comm

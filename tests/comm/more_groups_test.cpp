@@ -3,14 +3,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
+#include "comm/store.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::comm {
 namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
 
 std::unique_ptr<ProcessGroup> make() {
   GroupOptions options = testing::group_options();
@@ -31,11 +39,67 @@ TEST(MoreGroups, OneAfterTheOther) {
   }
 }
 
-// The first group holds the port of the rendezvous. It still works.
-TEST(MoreGroups, NoSecondOneAtATime) {
+// Each has a table and connections of its own, at one port.
+TEST(MoreGroups, TwoAtATime) {
+  auto first = make();
+  auto second = make();
+  expect_that_it_sums(*second);
+  expect_that_it_sums(*first);
+  first->shutdown();
+  first.reset();
+  expect_that_it_sums(*second);
+  const auto third = make();
+  expect_that_it_sums(*third);
+  expect_that_it_sums(*second);
+  third->shutdown();
+  second->shutdown();
+}
+
+// The others come back to rank 0 until it opens the second group's table.
+TEST(MoreGroups, RankZeroIsLate) {
   const auto first = make();
   expect_that_it_sums(*first);
-  EXPECT_THROW(make(), Error);
+  if (first->rank() == 0) std::this_thread::sleep_for(700ms);
+  const auto second = make();
+  expect_that_it_sums(*second);
+  second->shutdown();
+  first->shutdown();
+}
+
+TEST(MoreGroups, OneForEachThread) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  for (int i = 0; i < 3; ++i) groups.push_back(make());
+  std::vector<std::thread> threads;
+  for (const auto& group : groups)
+    threads.emplace_back([&group] {
+      for (int round = 0; round < 100; ++round) expect_that_it_sums(*group);
+      group->shutdown();
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A group that ends without shutdown() leaves the other one as it is.
+TEST(MoreGroups, OneEndsWithoutAWord) {
+  auto first = make();
+  const auto second = make();
+  if (second->rank() == 0) first.reset();
+  expect_that_it_sums(*second);
+  if (second->rank() > 0) {
+    EXPECT_THROW(first->store()->get("never set", Deadline::after(10s)), DeviceError);
+    first.reset();
+  }
+  expect_that_it_sums(*second);
+  second->shutdown();
+}
+
+TEST(MoreGroups, OtherSecretAtTheSamePort) {
+  const auto first = make();
+  World world = testing::world();
+  world.rendezvous.secret = JobSecret::of_text("another job, as it seems");
+  if (first->rank() == 0) {
+    EXPECT_THAT(testing::refusal_of([&] { make_group(world, testing::group_options()); }),
+                HasSubstr("this process has another group at"));
+  }
   expect_that_it_sums(*first);
   first->shutdown();
 }

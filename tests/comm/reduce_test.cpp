@@ -163,6 +163,46 @@ TEST(Reduce, Bf16RoundsAsTheTypeDoes) {
   }
 }
 
+TEST(Reduce, F16RoundsOnce) {
+  // 1 + 2^-11 + 2^-11 is 1.0009765625 in f16, and 300 · 300 / 1000 is 90: rounding in between gives 1 and infinity.
+  const auto reduced = [](ReduceOp op, float a, float b, float c) {
+    const Float16 values[] = {Float16::from_float(a), Float16::from_float(b), Float16::from_float(c)};
+    Float16 result;
+    std::vector<const std::byte*> sources;
+    for (const Float16& value : values) sources.push_back(reinterpret_cast<const std::byte*>(&value));
+    reduce_in_order(DType::kF16, op, reinterpret_cast<std::byte*>(&result), sources, 1);
+    return result.to_float();
+  };
+  EXPECT_EQ(reduced(ReduceOp::kSum, 1.0f, 0x1p-11f, 0x1p-11f), 1.0009765625f);
+  EXPECT_EQ(reduced(ReduceOp::kProd, 300.0f, 300.0f, 0.0009765625f), 87.875f);
+}
+
+// All values on both sides, among others, in both halves of a pair: as the type rounds them.
+TEST(Reduce, F16RoundsAsTheTypeDoes) {
+  std::vector<Float16> a, b;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits)
+    for (const std::uint16_t other : {0x0000, 0x8000, 0x3c00, 0x3bff, 0x0001, 0x83ff, 0x7bff, 0x7c00, 0xfc00, 0x7e01}) {
+      a.push_back({static_cast<std::uint16_t>(bits)});
+      b.push_back({other});
+    }
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd})
+    for (const std::size_t skip : {0u, 1u}) {
+      const std::size_t count = a.size() - skip;
+      std::vector<Float16> result(count);
+      const std::byte* sources[] = {reinterpret_cast<const std::byte*>(a.data() + skip),
+                                    reinterpret_cast<const std::byte*>(b.data() + skip)};
+      reduce_in_order(DType::kF16, op, reinterpret_cast<std::byte*>(result.data()), sources, count);
+      for (std::size_t i = 0; i < count; ++i) {
+        const float x = a[i + skip].to_float(), y = b[i + skip].to_float();
+        const float exact = op == ReduceOp::kSum ? x + y : x * y;
+        if (std::isnan(exact))
+          ASSERT_TRUE(std::isnan(result[i].to_float())) << x << " and " << y;
+        else
+          ASSERT_EQ(result[i].bits, Float16::from_float(exact).bits) << x << " and " << y;
+      }
+    }
+}
+
 template <class T>
 void expect_nan_wins(DType dtype) {
   const T nan = std::numeric_limits<T>::quiet_NaN();

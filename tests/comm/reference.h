@@ -14,8 +14,9 @@ namespace lockstep::comm::reference {
 
 using Bytes = std::vector<std::byte>;
 
-inline constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8};
-inline constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
+inline constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kI32,
+                                    DType::kI64, DType::kU8,  DType::kF16};
+inline constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProd};
 
 /// The bits of element `index` of rank `rank`: full of carries, wraps, rounding and mixed signs, but no NaN.
 inline std::uint64_t mix(std::uint64_t seed, int rank, std::size_t index) {
@@ -49,6 +50,8 @@ inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, in
     case DType::kF64: return all(real_of);
     case DType::kBF16:
       return all([](std::uint64_t bits) { return BFloat16::from_float(static_cast<float>(real_of(bits))); });
+    case DType::kF16:
+      return all([](std::uint64_t bits) { return Float16::from_float(static_cast<float>(real_of(bits))); });
     case DType::kI32: return all([](std::uint64_t bits) { return static_cast<std::int32_t>(bits); });
     case DType::kI64: return all([](std::uint64_t bits) { return static_cast<std::int64_t>(bits); });
     case DType::kU8: return all([](std::uint64_t bits) { return static_cast<std::uint8_t>(bits); });
@@ -59,11 +62,13 @@ inline Bytes contribution(DType dtype, std::size_t count, std::uint64_t seed, in
 template <class T>
 T combine(ReduceOp op, T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
-    if (op != ReduceOp::kSum && (std::isnan(a) || std::isnan(b))) return std::numeric_limits<T>::quiet_NaN();
     if (op == ReduceOp::kSum) return a + b;
+    if (op == ReduceOp::kProd) return a * b;
+    if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<T>::quiet_NaN();
   } else {
     using U = std::make_unsigned_t<T>;
     if (op == ReduceOp::kSum) return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    if (op == ReduceOp::kProd) return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
   }
   if (op == ReduceOp::kMin) return a < b ? a : b;
   return a > b ? a : b;
@@ -84,17 +89,19 @@ Bytes reduce_as(ReduceOp op, const std::vector<Bytes>& parts) {
   return result;
 }
 
-inline Bytes reduce_bf16(ReduceOp op, const std::vector<Bytes>& parts) {
+/// T is BFloat16 or Float16.
+template <class T>
+Bytes reduce_rounded(ReduceOp op, const std::vector<Bytes>& parts) {
   Bytes result(parts[0].size());
-  for (std::size_t at = 0; at < result.size(); at += sizeof(BFloat16)) {
+  for (std::size_t at = 0; at < result.size(); at += sizeof(T)) {
     const auto value = [&](std::size_t r) {
-      BFloat16 v;
+      T v;
       std::memcpy(&v, parts[r].data() + at, sizeof(v));
       return v.to_float();
     };
     float sum = value(0);
     for (std::size_t r = 1; r < parts.size(); ++r) sum = combine(op, sum, value(r));
-    const BFloat16 rounded = BFloat16::from_float(sum);
+    const T rounded = T::from_float(sum);
     std::memcpy(result.data() + at, &rounded, sizeof(rounded));
   }
   return result;
@@ -105,7 +112,8 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& parts) {
   switch (dtype) {
     case DType::kF32: return reduce_as<float>(op, parts);
     case DType::kF64: return reduce_as<double>(op, parts);
-    case DType::kBF16: return reduce_bf16(op, parts);
+    case DType::kBF16: return reduce_rounded<BFloat16>(op, parts);
+    case DType::kF16: return reduce_rounded<Float16>(op, parts);
     case DType::kI32: return reduce_as<std::int32_t>(op, parts);
     case DType::kI64: return reduce_as<std::int64_t>(op, parts);
     case DType::kU8: return reduce_as<std::uint8_t>(op, parts);
@@ -113,40 +121,48 @@ inline Bytes reduce(DType dtype, ReduceOp op, const std::vector<Bytes>& parts) {
   return {};
 }
 
-/// The same in two levels: the parts of each host first, hosts in the order in which they are given; bf16 is rounded
-/// once, at the end.
-inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
-                             const std::vector<std::vector<int>>& hosts) {
-  const auto widen = [](const Bytes& narrow) {
-    Bytes wide(narrow.size() * 2);
-    for (std::size_t i = 0; i < narrow.size() / 2; ++i) {
-      BFloat16 value;
-      std::memcpy(&value, narrow.data() + i * 2, 2);
-      const float single = value.to_float();
-      std::memcpy(wide.data() + i * 4, &single, 4);
-    }
-    return wide;
-  };
-  const bool widened = dtype == DType::kBF16;
-  std::vector<Bytes> partials;
-  for (const auto& ranks : hosts) {
-    std::vector<Bytes> theirs;
-    for (const int rank : ranks) {
-      const Bytes& part = parts[static_cast<std::size_t>(rank)];
-      theirs.push_back(widened ? widen(part) : part);
-    }
-    partials.push_back(reduce(widened ? DType::kF32 : dtype, op, theirs));
+/// In f32, and from it.
+template <class T>
+Bytes widen(const Bytes& narrow) {
+  Bytes wide(narrow.size() * 2);
+  for (std::size_t i = 0; i < narrow.size() / 2; ++i) {
+    T value;
+    std::memcpy(&value, narrow.data() + i * 2, 2);
+    const float single = value.to_float();
+    std::memcpy(wide.data() + i * 4, &single, 4);
   }
-  Bytes result = reduce(widened ? DType::kF32 : dtype, op, partials);
-  if (!widened) return result;
-  Bytes narrow(result.size() / 2);
+  return wide;
+}
+template <class T>
+Bytes round(const Bytes& wide) {
+  Bytes narrow(wide.size() / 2);
   for (std::size_t i = 0; i < narrow.size() / 2; ++i) {
     float single = 0;
-    std::memcpy(&single, result.data() + i * 4, 4);
-    const BFloat16 rounded = BFloat16::from_float(single);
+    std::memcpy(&single, wide.data() + i * 4, 4);
+    const T rounded = T::from_float(single);
     std::memcpy(narrow.data() + i * 2, &rounded, 2);
   }
   return narrow;
+}
+
+/// The same in two levels: the parts of each host first, hosts in the order in which they are given; bf16 and f16 are
+/// rounded once, at the end.
+inline Bytes reduce_on_hosts(DType dtype, ReduceOp op, const std::vector<Bytes>& parts,
+                             const std::vector<std::vector<int>>& hosts) {
+  if (dtype == DType::kBF16 || dtype == DType::kF16) {
+    const bool is_bf16 = dtype == DType::kBF16;
+    std::vector<Bytes> wide;
+    for (const Bytes& part : parts) wide.push_back(is_bf16 ? widen<BFloat16>(part) : widen<Float16>(part));
+    const Bytes result = reduce_on_hosts(DType::kF32, op, wide, hosts);
+    return is_bf16 ? round<BFloat16>(result) : round<Float16>(result);
+  }
+  std::vector<Bytes> partials;
+  for (const auto& ranks : hosts) {
+    std::vector<Bytes> theirs;
+    for (const int rank : ranks) theirs.push_back(parts[static_cast<std::size_t>(rank)]);
+    partials.push_back(reduce(dtype, op, theirs));
+  }
+  return reduce(dtype, op, partials);
 }
 
 /// The contributions of ranks 0 to world_size - 1.

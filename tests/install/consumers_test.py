@@ -43,20 +43,30 @@ class Installed(unittest.TestCase):
         cls.headers = [path for path in cls.headers if path.suffix]
         cls.library = next(cls.prefix.rglob("liblockstep_comm.so"))
         cls.libraries = sorted(cls.prefix.rglob("liblockstep_*.so"))
-        cls.version = re.search(r"(\d+\.\d+\.\d+)", run([cls.prefix / "bin/lockstep", "version"]).stdout)[1]
+        version = run([cls.prefix / "bin/lockstep", "version"]).stdout
+        cls.has_mpi = "Open MPI v" in version
+        cls.version = re.search(r"(\d+\.\d+\.\d+)", version)[1]
 
     def compile_header(self, header, *flags):
         run([*COMPILER, "-fsyntax-only", *flags, f"-I{self.prefix / 'include'}", "-x", "c++", "-"],
             input=f"#include <{header}>\n#include <{header}>\n")
 
+    # The only header that includes another library's.
+    def flags_of(self, header):
+        if header.name != "mpi.h":
+            return []
+        return re.sub(r"(^|\s)-I", r"\1-isystem", run(["mpicc", "--showme:compile"]).stdout).split()
+
     def compile_headers(self, *flags):
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda header: self.compile_header(header, *flags), self.headers))
+            list(pool.map(lambda header: self.compile_header(header, *flags, *self.flags_of(header)), self.headers))
 
     def test_nothing_but_lockstep(self):
         tops = sorted(path.name for path in (self.prefix / "include").iterdir())
         self.assertEqual(tops, ["lockstep"])
         wanted = {path.relative_to(SOURCE / "include") for path in (SOURCE / "include").rglob("*.h")}
+        if not self.has_mpi:
+            wanted.remove(pathlib.Path("lockstep/comm/mpi.h"))
         self.assertEqual(set(self.headers), wanted)
 
     def test_each_header_compiles_alone(self):
@@ -96,7 +106,8 @@ class Installed(unittest.TestCase):
         script = self.here / "consumer/CMakeLists.txt"
         script.write_text(script.read_text().replace("@VERSION@", self.version.rpartition(".")[0]))
         run(["cmake", "-S", self.here / "consumer", "-B", self.here / "consumer/build",
-             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}"])
+             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}",
+             f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}"])
         run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"])
         return program
 
@@ -131,6 +142,31 @@ class Installed(unittest.TestCase):
                 needed = run(["readelf", "-d", self.consumer(name)]).stdout
                 self.assertNotIn("liblockstep", needed)
 
+    def test_a_program_with_a_communicator_of_its_own(self):
+        if not self.has_mpi:
+            self.skipTest("built without MPI")
+        done = run([SOURCE / "tests/support/run_ranks", 3, self.consumer("over_mpi")])
+        self.assertEqual(done.stdout, "2 of 3 ranks: 1, the least sum: 1\n")
+
+    def test_programs_in_c_and_python(self):
+        for count in (1, 2, 3):
+            with self.subTest(ranks=count):
+                sum_of_ranks = count * (count - 1) // 2
+                self.assertEqual(self.ranks(count, self.consumer("all_reduce_c")).stdout,
+                                 f"{count} ranks: {3 * count}, gradients {sum_of_ranks} and {count}\n")
+        library = next(self.prefix.rglob("liblockstep_c.so"))
+        done = run([self.prefix / "bin/lockstep", "launch", "-n", 3, "--", sys.executable, SOURCE / "examples/allreduce.py"],
+                   env=os.environ | {"LIBLOCKSTEP": str(library)})
+        self.assertIn("3 ranks: 6, the slowest: 0.5", done.stdout)
+
+    def test_the_c_header_is_c(self):
+        for language, standard in (("c", "c99"), ("c", "c11"), ("c++", "c++98"), ("c++", "c++20")):
+            with self.subTest(standard=standard):
+                flags = [] if standard == "c++98" else ["-pedantic"]  # which has neither long long nor its header
+                run([{"c": "cc", "c++": "c++"}[language], f"-std={standard}", "-Wall", "-Wextra", "-Werror", *flags,
+                     "-fsyntax-only", f"-I{self.prefix / 'include'}", "-x", language, "-"],
+                    input="#include <lockstep/lockstep.h>\n#include <lockstep/lockstep.h>\nint main(void) { return 0; }\n")
+
     def test_mistakes_blame_the_program(self):
         done = self.ranks(1, self.consumer(), "view", code=2)
         self.assertIn("2 elements of 4 bytes at byte 60 do not fit an arena of 64 bytes → ", done.stderr)
@@ -157,6 +193,11 @@ class Installed(unittest.TestCase):
         self.assertNotIn("-lhwloc", flags)
         self.assertIn("-lhwloc", run(["pkg-config", "--static", "--libs", "lockstep_comm"], env=env).stdout)
         self.assertEqual(run(["pkg-config", "--modversion", "lockstep_comm"], env=env).stdout.strip(), self.version)
+        c_flags = run(["pkg-config", "--cflags", "--libs", "lockstep_c"], env=env).stdout.split()
+        in_c = self.here / "all_reduce_c"
+        run(["cc", "-std=c99", "-pedantic", "-Werror", SOURCE / "examples/all_reduce.c", "-o", in_c, *c_flags,
+             f"-Wl,-rpath,{self.library.parent}"])
+        self.assertEqual(run([in_c]).stdout, "1 ranks: 3, gradients 0 and 1\n")
         program = self.here / "sum"
         run([*COMPILER, SOURCE / "examples/sum.cpp", "-o", program, *flags, f"-Wl,-rpath,{self.library.parent}"])
         self.assertEqual(run([program]).stdout, "1 ranks: 1\n")

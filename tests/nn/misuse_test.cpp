@@ -263,6 +263,7 @@ TEST_F(Misuse, WrongTypesAndShapesIntoEachLayer) {
                   }),
                   AllOf(HasSubstr(name_of(dtype)), Not(HasSubstr("no UsageError"))))
           << module->type_name() << " of " << name_of(dtype);
+  EXPECT_THAT(refusal_of([&] { backend->empty({2}, DType::kF16); }), HasSubstr("a tensor of f16"));
   EXPECT_THAT(refusal_of([&] { table.forward(tape, tape.input(x)); }), HasSubstr("it takes numbers, i32"));
   EXPECT_THAT(refusal_of([&] {
                 adaptive_pool.forward(tape, tape.input(backend->empty({2, 0, 3, 4})));

@@ -33,6 +33,8 @@ class JobSecret {
   /// A secret for one purpose: who knows it does not know this one.
   JobSecret derive(std::string_view purpose) const { return of_text(sign(purpose)); }
 
+  friend bool operator==(const JobSecret& a, const JobSecret& b);
+
  private:
   std::string text_;
 };

@@ -16,7 +16,8 @@ inline constexpr double kMostTimeoutSeconds = 1e6;
 struct GroupOptions {
   /// What ProcessGroup::timeout() returns: how long a rank waits for the others. Above 0, up to kMostTimeoutSeconds.
   double timeout_seconds = 300;
-  /// How long a wait lasts before a line says who is waited for (comm/wait.h). From 0, which is never, up.
+  /// How long a wait lasts before a line says who is waited for (comm/wait.h). From 0, which is never, up. Of the
+  /// process: what the last group was made with holds for all of them.
   double stall_warning_seconds = 10;
 
   /// What moves the data: the name of a backend (comm/backends.h). Without a choice it is memory inside a host, sockets
@@ -56,7 +57,8 @@ struct GroupOptions {
 ///
 /// The program may use MPI itself: where it has called MPI_Init, that one is used, and stays when the group has ended;
 /// MPI_Finalize comes after shutdown(). Otherwise MPI runs as long as a group needs it, and cannot start again: a group
-/// that needs it later is a UsageError. Ranks that join over TCP may make one group after the other.
+/// that needs it later is a UsageError. Ranks may make several groups, one after the other or at a time (Note [Several
+/// groups]), in the same order on all of them.
 std::unique_ptr<ProcessGroup> make_group(const World& world, const GroupOptions& options = {});
 
 /// The ranks that the environment speaks of (discover_world()): those of `lockstep launch`, mpirun, srun or torchrun.

@@ -14,7 +14,7 @@ namespace lockstep::comm {
 
 class Arena;
 
-enum class ReduceOp : std::uint8_t { kSum, kMin, kMax };
+enum class ReduceOp : std::uint8_t { kSum, kMin, kMax, kProd };
 enum class OpKind : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
 
 constexpr const char* name_of(ReduceOp op) {
@@ -22,6 +22,7 @@ constexpr const char* name_of(ReduceOp op) {
     case ReduceOp::kSum: return "sum";
     case ReduceOp::kMin: return "min";
     case ReduceOp::kMax: return "max";
+    case ReduceOp::kProd: return "prod";
   }
   return "?";
 }

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/device.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/base/lifetime.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
@@ -45,6 +46,7 @@ class Work {
 };
 
 class Store;
+struct GroupOrigin;
 
 /// Note [Same order]
 /// Every rank issues the same collectives, on the same regions, in the same order. Each one takes the group's next
@@ -54,12 +56,18 @@ class Store;
 ///
 /// Note [Rank order]
 /// Reductions combine the ranks' contributions in rank order, ((r0 + r1) + r2) + …, each element once, whatever the
-/// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 is summed
-/// in f32 and rounded once. Where several hosts have several ranks each, the ranks of a host are combined first, in
-/// rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 + r3); with one rank per host
-/// that is the rank order again. MPI, where it is asked for, keeps to the rank order there too. NCCL alone chooses the
-/// order itself, by how the GPUs are connected: every rank receives the same bits there too, but not those of the other
-/// backends.
+/// backend, message size or chunking: so every rank receives the same bits, and so do all backends. bf16 and
+/// f16 are summed and multiplied in f32 and rounded once. Where several hosts have several ranks each, the ranks of a
+/// host are combined first, in rank order, and then the hosts, in the order of their first ranks: (r0 + r1) + (r2 +
+/// r3); with one rank per host that is the rank order again. MPI, where it is asked for, keeps to the rank order there
+/// too. NCCL alone chooses the order itself, by how the GPUs are connected: every rank receives the same bits there
+/// too, but not those of the other backends.
+///
+/// Note [Several groups]
+/// A process may have several groups at a time: of the whole job (make_group() again) and of some of its ranks
+/// (split()). Each has memory, connections and communicators of its own, so they may be used by different threads, and
+/// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
+/// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
 ///
 /// Threads: one thread issues operations and waits for them; the backend may use others inside.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
@@ -72,6 +80,8 @@ class ProcessGroup {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// The number that rank `rank` of this group has in the job: launchers, logs and messages name ranks by it.
+  int job_rank(int rank) const;
   /// "self", "shm", "hosts", "mpi", "nccl".
   virtual std::string name() const = 0;
   /// Whether there are other hosts, and what it says to them is encrypted (GroupOptions::encrypt).
@@ -104,8 +114,32 @@ class ProcessGroup {
   /// the group keeps. For what is not worth an arena: it copies twice.
   template <class T>
   void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
-    all_reduce_staged(values.data(), values.size(), dtype_of<T>(), op);
+    all_reduce_host(values.data(), values.size(), dtype_of<T>(), op);
   }
+  /// Likewise: afterwards `values` are rank `root`'s on every rank.
+  template <class T>
+  void broadcast(std::span<T> values, int root) {
+    broadcast_host(values.data(), values.size(), dtype_of<T>(), root);
+  }
+  /// Likewise: afterwards `all`, size() times as many values, are every rank's `mine`, in rank order.
+  template <class T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    check_parts(mine.size(), all.size());
+    all_gather_host(mine.data(), mine.size(), dtype_of<T>(), all.data());
+  }
+  /// Likewise: `all` is size() times as many values as `mine`, a part for each rank, in rank order. Afterwards `mine`
+  /// is the reduction of this rank's part over all ranks.
+  template <class T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine, ReduceOp op = ReduceOp::kSum) {
+    check_parts(mine.size(), all.size());
+    reduce_scatter_host(all.data(), mine.data(), mine.size(), dtype_of<T>(), op);
+  }
+  /// The same of types that are known at run time; `count` is of all values, or of one rank's part.
+  void all_reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op);
+  void broadcast_host(void* values, std::size_t count, DType dtype, int root);
+  void all_gather_host(const void* mine, std::size_t count, DType dtype, void* all);
+  void reduce_scatter_host(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op);
+
   /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
@@ -137,12 +171,23 @@ class ProcessGroup {
   virtual void watch_peers() { poll(); }
 
   /// The store through which the ranks have joined, for exchanges in which no rank is obliged to take part; the
-  /// caller's thread uses it. nullptr where there is none, or another thread has it.
+  /// caller's thread uses it. nullptr where there is none (groups of split() have none), or another thread has it.
   virtual Store* store() { return nullptr; }
 
   /// Collective, blocking: throws OutOfStepError unless all ranks have issued the same operations up to here. Nothing
   /// to do where each operation is compared before it moves anything.
   virtual void check_in_step() {}
+
+  /// Collective, blocking, as MPI_Comm_split: the ranks that give the same `color` become a group of their own, in the
+  /// order of `key`, those with the same key in the order of this group. A negative color: in none, and nullptr is
+  /// returned. The backend is chosen anew by the options of make_group(): a part on one host shares memory. The part
+  /// does not depend on this group afterwards, and may end after it (Note [Several groups]).
+  ///
+  /// All ranks have succeeded, or all throw: what make_group() throws where the ranks of a part cannot be joined, and
+  /// PeerError on the others; then this group is as it was. Throws UsageError for a group of GPUs.
+  std::unique_ptr<ProcessGroup> split(int color, int key = 0);
+  /// split() of all ranks into one group: the same ranks once more.
+  std::unique_ptr<ProcessGroup> duplicate() { return split(0, rank_); }
 
   /// Collective, blocking: ends the group in an orderly way. Nothing may be issued afterwards.
   virtual void shutdown() = 0;
@@ -169,6 +214,9 @@ class ProcessGroup {
   /// Whether the memory that operations up to this one work on may be freed. Neither waits nor throws.
   virtual bool has_let_go(std::uint64_t sequence) const noexcept = 0;
 
+  /// Whether the ranks of this machine may run on fewer cores than they are, as far as the group knows.
+  virtual bool oversubscribed() const { return false; }
+
   /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
   /// sequence numbers.
   virtual void start(const Op& op) = 0;
@@ -192,9 +240,16 @@ class ProcessGroup {
  private:
   friend class Arena;
   friend class Work;
+  friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
-  void all_reduce_staged(void* values, std::size_t count, DType dtype, ReduceOp op);
+  struct Piece;
+  void stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
+             FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take);
+  Region piece_of(const Piece& piece, DType dtype) const;
+  Region parts_of(const Piece& piece, DType dtype) const;
+  std::size_t most_of_part(DType dtype) const;
+  void check_parts(std::size_t mine, std::size_t all) const;
   bool detach(const Arena& arena) noexcept;
 
   int rank_;
@@ -202,11 +257,12 @@ class ProcessGroup {
   Clock::duration timeout_;
   std::uint64_t sequence_ = 0;
   std::int64_t step_ = -1;
-  std::uint64_t waited_for_ = 0;    // by the host: operations up to this one are complete
-  std::uint32_t allocated_ = 0;     // arenas, so far
-  std::vector<Arena*> arenas_;      // those that live
-  std::unique_ptr<Arena> control_;  // for objects; allocated at first use
-  std::unique_ptr<Arena> staging_;  // for the host's memory; likewise
+  std::uint64_t waited_for_ = 0;               // by the host: operations up to this one are complete
+  std::uint32_t allocated_ = 0;                // arenas, so far
+  std::vector<Arena*> arenas_;                 // those that live
+  std::unique_ptr<Arena> control_;             // for objects; allocated at first use
+  std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
+  std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
   Lifetime lifetime_;
 };
 

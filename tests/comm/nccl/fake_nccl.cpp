@@ -175,6 +175,7 @@ DType dtype_of(ncclDataType_t type) {
     case ncclFloat32: return DType::kF32;
     case ncclFloat64: return DType::kF64;
     case ncclBfloat16: return DType::kBF16;
+    case ncclFloat16: return DType::kF16;
     case ncclInt32: return DType::kI32;
     case ncclInt64: return DType::kI64;
     default: return DType::kU8;
@@ -182,6 +183,7 @@ DType dtype_of(ncclDataType_t type) {
 }
 
 ReduceOp reduction_of(ncclRedOp_t op) {
+  if (op == ncclProd) return ReduceOp::kProd;
   return op == ncclMin ? ReduceOp::kMin : op == ncclMax ? ReduceOp::kMax : ReduceOp::kSum;
 }
 

@@ -49,6 +49,7 @@ class NcclCalls : public ::testing::Test {
 TEST_F(NcclCalls, WholeRegions) {
   EXPECT_THAT(calls_of(OpKind::kAllReduce, 100, DType::kF32, 1, 3), ElementsAre("allreduce 100 f32 sum"));
   EXPECT_THAT(calls_of(OpKind::kAllReduce, 7, DType::kBF16, 1, 3, ReduceOp::kMin), ElementsAre("allreduce 7 bf16 min"));
+  EXPECT_THAT(calls_of(OpKind::kAllReduce, 7, DType::kF16, 1, 3, ReduceOp::kProd), ElementsAre("allreduce 7 f16 prod"));
   EXPECT_THAT(calls_of(OpKind::kBroadcast, 5, DType::kI64, 0, 3, ReduceOp::kSum, 2),
               ElementsAre("broadcast 5 i64 from 2"));
   EXPECT_THAT(calls_of(OpKind::kBarrier, 0, DType::kF32, 0, 3), ElementsAre("allreduce 1 i32 sum"));

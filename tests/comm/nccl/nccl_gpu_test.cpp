@@ -35,6 +35,7 @@ Bytes contribution(DType dtype, std::size_t count, std::size_t seed, int rank) {
       case DType::kF32: put(static_cast<float>(number - 6)); break;
       case DType::kF64: put(static_cast<double>(number - 6)); break;
       case DType::kBF16: put(BFloat16::from_float(static_cast<float>(number - 6))); break;
+      case DType::kF16: put(Float16::from_float(static_cast<float>(number - 6))); break;
       case DType::kI32: put(static_cast<std::int32_t>(number - 6)); break;
       case DType::kI64: put(static_cast<std::int64_t>(number - 6)); break;
       case DType::kU8: put(static_cast<std::uint8_t>(number)); break;

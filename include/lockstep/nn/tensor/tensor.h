@@ -81,6 +81,8 @@ class Tensor {
 
   /// New memory; the content is unspecified. Throws UsageError for sizes that no memory has.
   static Tensor empty(CachingAllocator& allocator, const Shape& shape, DType dtype = DType::kF32) {
+    check_usage(dtype != DType::kF16, "a tensor of f16, which no operation computes with",
+                "use f32 or bf16; collectives take f16");
     std::size_t bytes = size_of(dtype);
     for (const auto extent : shape.dims())
       if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes))
