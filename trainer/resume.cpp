@@ -11,7 +11,7 @@
 #include "base/version.h"
 #include "comm/agree.h"
 #include "data/open.h"
-#include "ddp/replicate.h"
+#include "lockstep/ddp/replicate.h"
 #include "nn/io/state.h"
 #include "nn/optim/optimizers.h"
 #include "trainer/build.h"
