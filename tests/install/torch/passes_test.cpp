@@ -145,6 +145,45 @@ TEST(Passes, EachOfTwoBackwardsIsAStep) {
   expect_close(gradients_of(ddp.parameters()), wanted, 2);
 }
 
+// When a pass was begun counts, not when it is walked.
+TEST(Passes, WalkedWhileANoSyncIsThere) {
+  const auto net = two_layers();
+  DistributedDataParallel ddp(net, group());
+  const auto y = ddp(own_samples());
+  const auto guard = ddp.no_sync();
+  loss_of(y).backward();
+  expect_close(gradients_of(ddp.parameters()), gradients_of_one_process(net));
+}
+
+/// Layers whose activations are computed again in backward, by a backward of its own.
+struct Recomputed : autograd::Function<Recomputed> {
+  static torch::Tensor forward(autograd::AutogradContext* context, const torch::Tensor& x, const torch::Tensor& one,
+                               torch::nn::SequentialImpl* layers) {
+    context->save_for_backward({x});
+    layers_ = layers;
+    return layers->forward(x) * one.detach();
+  }
+  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+    const torch::AutoGradMode enable(true);
+    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    autograd::backward({layers_->forward(x)}, {gradients[0]});
+    return {x.grad(), torch::Tensor(), torch::Tensor()};
+  }
+  inline static torch::nn::SequentialImpl* layers_ = nullptr;
+};
+
+TEST(Passes, BackwardInBackward) {
+  const auto net = two_layers();
+  DistributedDataParallel ddp(net, group(), {.bucket_cap_mb = 1e-5, .first_bucket_mb = 1e-5});
+  const auto wanted = gradients_of_one_process(net);
+  for (int step = 0; step < 3; ++step) {
+    for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+    const auto one = torch::ones({}, torch::dtype(torch::kFloat64).requires_grad(true));
+    loss_of(ddp.run([&](auto& layers) { return Recomputed::apply(own_samples(), one, &layers); })).backward();
+    expect_close(gradients_of(ddp.parameters()), wanted);
+  }
+}
+
 TEST(Passes, GradientsThatAreAskedForBeginNothing) {
   const auto net = two_layers();
   DistributedDataParallel ddp(net, group());

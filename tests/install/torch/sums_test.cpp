@@ -91,6 +91,8 @@ struct ManyTypes : torch::nn::Module {
   ManyTypes() {
     for (const auto type : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kFloat16, torch::kFloat64})
       register_parameter("p" + std::to_string(parameters().size()), torch::ones({3, 5}, type));
+    register_parameter("scalar", torch::ones({}));
+    register_parameter("empty", torch::ones({0, 4}));
     register_parameter("frozen", torch::ones({2}, torch::kInt64), false);
   }
   torch::Tensor forward(double gradient) {
