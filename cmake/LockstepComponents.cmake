@@ -65,6 +65,8 @@ function(lockstep_install_components)
     lockstep_install_headers(${name})
     lockstep_install_pc_file(${name})
   endforeach()
+  get_property(LOCKSTEP_SOURCE_COMPONENTS GLOBAL PROPERTY LOCKSTEP_SOURCE_COMPONENTS)
+  list(JOIN LOCKSTEP_SOURCE_COMPONENTS "|" LOCKSTEP_SOURCE_PATTERN)
   set(place ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
   if(LOCKSTEP_PROGRAM)
     install(TARGETS lockstep RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -72,12 +74,27 @@ function(lockstep_install_components)
   install(EXPORT lockstep_components NAMESPACE lockstep:: DESTINATION ${place})
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/lockstepConfig.cmake.in
                                 ${PROJECT_BINARY_DIR}/package/lockstepConfig.cmake INSTALL_DESTINATION ${place}
-                                NO_SET_AND_CHECK_MACRO)
+                                PATH_VARS CMAKE_INSTALL_DATADIR NO_SET_AND_CHECK_MACRO)
   # Before 1.0 a minor version may change what programs see.
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/lockstepConfigVersion.cmake
                                    COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/package/lockstepConfig.cmake ${PROJECT_BINARY_DIR}/package/lockstepConfigVersion.cmake
           DESTINATION ${place})
+endfunction()
+
+# lockstep_source_component(NAME SOURCES files…): lockstep::NAME, which a consumer's build makes from these files, for what has
+# to be compiled against libraries of the consumer's own. cmake/lockstep_NAME.cmake says how.
+function(lockstep_source_component name)
+  if(NOT LOCKSTEP_INSTALL)
+    return()
+  endif()
+  cmake_parse_arguments(C "" "" "SOURCES" ${ARGN})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep/${name}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep FILES_MATCHING PATTERN "*.h")
+  install(FILES ${PROJECT_SOURCE_DIR}/include/lockstep/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
+  install(FILES ${C_SOURCES} DESTINATION ${CMAKE_INSTALL_DATADIR}/lockstep/bindings/${name})
+  install(FILES ${PROJECT_SOURCE_DIR}/cmake/lockstep_${name}.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_SOURCE_COMPONENTS ${name})
 endfunction()
 
 # What a component consists of: RESULT is the modules' libraries, with and without CUDA.

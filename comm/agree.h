@@ -1,31 +1,16 @@
-// Ranks that must come to the same conclusion.
+// Ranks that divide a machine among them, and ranks by their values: beside what programs see of this.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "devices/binding.h"
 #include "lockstep/base/env.h"
-#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/agree.h"
 
 namespace lockstep::comm {
-
-/// Runs `work` on every rank, and returns only if it succeeded on all of them; collective. If it failed, every rank
-/// throws: the lowest failing rank its own error, as does a rank that failed with another text; the others (same text,
-/// or no failure) throw PeerError with the code of the lowest failing rank. So a file that is bad for all ranks is
-/// complained about once. `work` must issue no collectives: a rank that fails would leave them.
-void run_collectively(ProcessGroup& group, const std::function<void()>& work);
-
-/// Names and values, in any order, that must be the same on every rank: build, instruction set, model, options.
-using Manifest = std::vector<std::pair<std::string, std::string>>;
-
-/// Compares `mine` with rank 0's; collective. A difference is an OutOfStepError on the lowest rank that has one,
-/// naming host, keys and both values, and a PeerError on all others.
-void compare_manifests(ProcessGroup& group, const Manifest& mine);
 
 /// devices::bind_to_share() among the ranks of `group`; collective.
 devices::Binding bind_to_share(ProcessGroup& group, const EnvLookup& lookup = env,

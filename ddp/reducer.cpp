@@ -11,9 +11,10 @@
 
 namespace lockstep::ddp {
 
-// The arena: [tail | bucket 0 | bucket 1 | … | counts]. Without a hook, the tail and bucket 0 are reduced as one
-// region, and so are the last bucket and the counts: neither costs a collective of its own. The counts are f32: the
-// number of unused slots of all ranks, then for each slot the number of ranks without it.
+// The arena: [tail | bucket 0 | bucket 1 | … | counts]. Tail and counts are f32: the latter are the number of unused
+// slots of all ranks, then for each slot the number of ranks without it. Without a hook, the tail and bucket 0 are
+// reduced as one region, and so are the last bucket and the counts, where that bucket is f32 too: neither costs a
+// collective of its own.
 namespace {
 constexpr std::size_t kTailBytes = Reducer::kTailFloats * sizeof(float);
 static_assert(kTailBytes % comm::kArenaAlignment == 0);
@@ -41,9 +42,9 @@ Reducer::Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const B
       may_start_(!options.start_late) {
   comm::run_collectively(group_, [&] {
     for (const auto& slot : slots_)
-      if (slot.dtype != DType::kF32)
+      if (slot.dtype != DType::kF32 && slot.dtype != DType::kF64)
         throw UsageError(fmt::format("the gradient of {} is {}", slot.name, lockstep::name_of(slot.dtype)),
-                         "gradients of other types than f32 are not reduced");
+                         "gradients are summed in f32 or f64: write others into slots of those");
   });
   comm::compare_manifests(group_, manifest_of(slots_, limits_, options_.find_unused));
   std::vector<std::size_t> reversed(slots_.size());
@@ -105,10 +106,20 @@ comm::Region Reducer::bytes_at(std::size_t offset, std::size_t count) const {
 
 comm::Region Reducer::region_of(std::size_t bucket) const {
   const auto& b = plan_.buckets[bucket];
-  if (hook_ != nullptr) return floats_at(kTailBytes + b.offset_bytes, b.bytes);
-  const std::size_t lead = bucket == 0 ? kTailBytes : 0;
-  const std::size_t trail = bucket + 1 == plan_.buckets.size() ? counts_bytes() : 0;
-  return floats_at(kTailBytes + b.offset_bytes - lead, b.bytes + lead + trail);
+  const std::size_t lead = has_tail(bucket) ? kTailBytes : 0;
+  const std::size_t trail = has_counts(bucket) ? counts_bytes() : 0;
+  return {.arena = arena_.get(),
+          .offset_bytes = kTailBytes + b.offset_bytes - lead,
+          .count = (b.bytes + lead + trail) / size_of(b.dtype),
+          .dtype = b.dtype};
+}
+
+bool Reducer::has_tail(std::size_t bucket) const {
+  return bucket == 0 && hook_ == nullptr && plan_.buckets[bucket].dtype == DType::kF32;
+}
+
+bool Reducer::has_counts(std::size_t bucket) const {
+  return is_last(bucket) && hook_ == nullptr && plan_.buckets[bucket].dtype == DType::kF32;
 }
 
 GradBucket Reducer::bucket_for_hook(std::size_t bucket) const {
@@ -116,7 +127,7 @@ GradBucket Reducer::bucket_for_hook(std::size_t bucket) const {
           .step = step_,
           .gradients = region_of(bucket),
           .slots = plan_.buckets[bucket].slots,
-          .last = bucket + 1 == plan_.buckets.size()};
+          .last = is_last(bucket)};
 }
 
 comm::Region Reducer::floats_at(std::size_t offset, std::size_t bytes) const {
@@ -129,6 +140,11 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                 "give one, or leave the call out: that is an allreduce");
     check_usage(hook_ == nullptr && step_ == kNoStep, "a second communication hook, or one after the first step",
                 "register one hook before the first step");
+    for (const auto& slot : slots_)
+      if (slot.dtype != DType::kF32)
+        throw UsageError(fmt::format("a communication hook where the gradient of {} is {}", slot.name,
+                                     lockstep::name_of(slot.dtype)),
+                         "hooks carry f32: leave the hook out, or have all gradients in f32");
   });
   comm::compare_manifests(group_, {{"communication hook", hook->name()}});
   hook_ = std::move(hook);
@@ -228,7 +244,7 @@ std::vector<float> Reducer::unused_counts() const {
 void Reducer::start_full_buckets() {
   if (!may_start_) return;
   while (started_ < plan_.buckets.size() && missing_[started_] == 0) {
-    if (started_ + 1 == plan_.buckets.size()) send_unused();
+    if (is_last(started_)) send_unused();
     start_bucket(started_);
     ++started_;
   }
@@ -239,13 +255,13 @@ void Reducer::start_bucket(std::size_t bucket) {
   timeline_.buckets[bucket].bytes = region.bytes();
   timeline_.buckets[bucket].start = Clock::now();
   const auto number = static_cast<std::int32_t>(bucket);
-  if (hook_ == nullptr) {
+  if (bucket == 0 && !has_tail(bucket))
+    tail_work_ = group_.all_reduce(floats_at(0, kTailBytes), comm::ReduceOp::kSum, number);
+  if (hook_ == nullptr)
     works_[bucket] = group_.all_reduce(region, comm::ReduceOp::kSum, number);
-    return;
-  }
-  if (bucket == 0) tail_work_ = group_.all_reduce(floats_at(0, kTailBytes), comm::ReduceOp::kSum, number);
-  works_[bucket] = region.count > 0 ? hook_->start(bucket_for_hook(bucket), group_) : comm::Work();
-  if (bucket + 1 == plan_.buckets.size())
+  else
+    works_[bucket] = region.count > 0 ? hook_->start(bucket_for_hook(bucket), group_) : comm::Work();
+  if (is_last(bucket) && !has_counts(bucket))
     counts_work_ = group_.all_reduce(floats_at(kTailBytes + plan_.bytes, counts_bytes()), comm::ReduceOp::kSum, number);
 }
 
@@ -253,11 +269,9 @@ void Reducer::wait_for_bucket(std::size_t bucket, StreamView stream) {
   const bool done_before = bucket < finished_;
   const auto from = Clock::now();
   if (!done_before) works_[bucket].wait(stream);
-  if (hook_ != nullptr) {
-    if (bucket == 0) tail_work_.wait(stream);
-    if (plan_.buckets[bucket].bytes > 0) hook_->finish(bucket_for_hook(bucket), stream);
-    if (bucket + 1 == plan_.buckets.size()) counts_work_.wait(stream);
-  }
+  if (bucket == 0 && !has_tail(bucket)) tail_work_.wait(stream);
+  if (hook_ != nullptr && plan_.buckets[bucket].bytes > 0) hook_->finish(bucket_for_hook(bucket), stream);
+  if (is_last(bucket) && !has_counts(bucket)) counts_work_.wait(stream);
   if (done_before) return;
   const auto now = Clock::now();
   timeline_.buckets[bucket].end = works_[bucket].done() ? now : Clock::time_point{};

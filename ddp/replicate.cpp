@@ -1,4 +1,4 @@
-#include "ddp/replicate.h"
+#include "lockstep/ddp/replicate.h"
 
 #include <algorithm>
 #include <cstring>

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "comm/agree.h"
-#include "ddp/replicate.h"
+#include "lockstep/ddp/replicate.h"
 #include "lockstep/parallel/data_parallel.h"
 
 namespace lockstep::parallel {

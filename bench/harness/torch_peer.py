@@ -111,12 +111,13 @@ class Ranks:
 class TorchStep:
     """Training steps in one configuration. The processes start, build the model and take the first step at once."""
 
-    def __init__(self, settings: Settings, task: StepTask, configuration: str):
+    def __init__(self, settings: Settings, task: StepTask, configuration: str, optimizer: str = "adamw"):
         self.name = f"PyTorch {configuration}"
         self.configuration = configuration
         self._ranks = Ranks(self.name, settings, task.ranks, task.threads)
         try:
-            built = self._ranks.ask(do="build", model=task.model, batch=task.batch, **CONFIGURATIONS[configuration])
+            built = self._ranks.ask(do="build", model=task.model, batch=task.batch, optimizer=optimizer,
+                                    **CONFIGURATIONS[configuration])
         except BaseException:
             self.close()
             raise

@@ -391,5 +391,17 @@ class Inference(ScriptTest):
         self.assertIn("| lockstep, 1 stream |", out)
 
 
+class LibTorch(ScriptTest):
+    def test_it_needs_pytorch(self):
+        code, out, err = self.run_script("libtorch", "--peers-dir", self.no_torch())
+        self.assertEqual((code, out), (1, ""))
+        self.assertEqual(err.splitlines()[-1], "bench/libtorch: PyTorch is not installed → bench/peers/setup torch")
+
+    def test_wrong_usage(self):
+        code, _, err = self.run_script("libtorch", "--optimizer", "adagrad")
+        self.assertEqual(code, 2)
+        self.assert_one_line(err, "adagrad", "→")
+
+
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *others], verbosity=2)

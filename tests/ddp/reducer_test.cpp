@@ -2,17 +2,20 @@
 #include "lockstep/ddp/reducer.h"
 #include "base/error.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <random>
 
 #include "tests/support/ranks.h"
+#include "tests/support/refusal.h"
 
 namespace lockstep::ddp {
 namespace {
 
 using lockstep::testing::group;
+using lockstep::testing::refusal_of;
+using ::testing::HasSubstr;
 
 std::vector<SlotSpec> some_slots() {
   return {{"conv.weight", 288}, {"conv.bias", 32}, {"fc.weight", 5000}, {"one", 1}, {"fc.bias", 10}};
@@ -165,6 +168,48 @@ TEST_P(ReducerLimits, WhatOneRankLacksAllNameAndGoOn) {
   }
 }
 
+// In f32 the sum would be 1 whatever is added: 2^-40 gets lost.
+TEST_P(ReducerLimits, F64KeepsItsDigitsBesideF32) {
+  constexpr double kTiny = 0x1p-40;
+  const auto ranks = static_cast<double>(group().size());
+  // The first bucket, which has the tail beside it, the last one, which has the counts, both or neither are f64.
+  for (const std::vector<DType>& types : std::vector<std::vector<DType>>{{DType::kF64, DType::kF32},
+                                                                         {DType::kF32, DType::kF64},
+                                                                         {DType::kF64, DType::kF64},
+                                                                         {DType::kF64, DType::kF32, DType::kF64},
+                                                                         {DType::kF32, DType::kF64, DType::kF32}}) {
+    std::vector<SlotSpec> slots;
+    for (const DType type : types) slots.push_back({fmt::format("w{}", slots.size()), 100, type});
+    Reducer reducer(group(), slots, {.first_bytes = GetParam(), .bytes = GetParam()}, {.find_unused = true});
+    for (int step = 1; step <= 3; ++step) {
+      reducer.begin_step(step);
+      tail_of(reducer)[1] = static_cast<float>(group().rank() + 1);
+      for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+        if (step == 2 && slot == 0) continue;  // nobody has it
+        if (types[slot] == DType::kF64)
+          std::ranges::fill(reducer.gradient<double>(slot), group().rank() == 0 ? 1.0 + kTiny : kTiny);
+        else
+          write(reducer, slot, step);
+        reducer.mark_ready(slot);
+      }
+      std::size_t handed = 0;
+      reducer.finish({}, [&](std::span<const std::size_t> done) {
+        for (const std::size_t slot : done) {
+          ++handed;
+          if (types[slot] == DType::kF32) {
+            expect_sums(reducer, slot, step, all_ranks());
+          } else {
+            for (const double value : reducer.gradient<double>(slot)) ASSERT_EQ(value, 1.0 + ranks * kTiny);
+          }
+        }
+      });
+      EXPECT_EQ(handed, slots.size() - (step == 2 ? 1 : 0));
+      EXPECT_EQ(tail_of(reducer)[1], static_cast<float>(ranks * (ranks + 1) / 2));
+      if (step == 1) reducer.rebuild_buckets(reducer.observed_order());
+    }
+  }
+}
+
 TEST(Reducer, AdoptsTheOrderOfTheFirstRankThatHadSamples) {
   Reducer reducer(group(), some_slots(), {.first_bytes = 1, .bytes = 1});
   const int first = group().size() - 1;  // the only rank with samples
@@ -309,6 +354,18 @@ TEST(Reducer, AModelWithoutParametersStillSumsItsTail) {
   tail_of(reducer)[2] = 1.0f;
   reducer.finish({}, [](auto) {});
   EXPECT_EQ(tail_of(reducer)[2], static_cast<float>(group().size()));
+}
+
+TEST(Reducer, OtherTypesAreRefusedAndHooksCarryF32Alone) {
+  EXPECT_THAT(refusal_of([] {
+                Reducer reducer(group(), {{"w", 4, DType::kBF16}}, {});
+              }),
+              ::testing::AnyOf(HasSubstr("the gradient of w is bf16 → gradients are summed in f32 or f64"),
+                               HasSubstr("no UsageError: rank 0")));
+  Reducer reducer(group(), {{"v", 4, DType::kF32}, {"w", 4, DType::kF64}}, {});
+  EXPECT_THAT(refusal_of([&] { reducer.register_comm_hook(std::make_shared<HalvingHook>()); }),
+              ::testing::AnyOf(HasSubstr("a communication hook where the gradient of w is f64"),
+                               HasSubstr("no UsageError: rank 0")));
 }
 
 TEST(Reducer, RefusesAGradientThatIsReadyTwice) {

@@ -1,4 +1,4 @@
-#include "ddp/replicate.h"
+#include "lockstep/ddp/replicate.h"
 #include "base/error.h"
 
 #include <gtest/gtest.h>

@@ -2,54 +2,32 @@
 
   consumers_test.py [--source DIR] [--build DIR] [unittest's arguments]
 """
-import argparse
 import concurrent.futures
 import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
-parser.add_argument("--build", type=pathlib.Path)
-places, others = parser.parse_known_args()
-SOURCE = places.source.absolute()
-BUILD = (places.build or SOURCE / "build").absolute()
-COMPILER = ["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror"]
+sys.dont_write_bytecode = True
+import package  # noqa: E402
+from package import BUILD, SOURCE, run  # noqa: E402
 
 
-def run(argv, code=0, **more):
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=240, **more)
-    if done.returncode != code:
-        raise AssertionError(f"{argv} ended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
-    return done
-
-
-class Installed(unittest.TestCase):
+class Installed(package.Case):
     @classmethod
     def setUpClass(cls):
-        holder = tempfile.TemporaryDirectory(prefix="lockstep-install-")
-        cls.addClassCleanup(holder.cleanup)
-        cls.here = pathlib.Path(holder.name)
-        first = cls.here / "first"
-        run(["cmake", "--install", BUILD, "--prefix", first])
-        cls.prefix = first.rename(cls.here / "prefix")  # an installed tree may be moved
+        super().setUpClass()
         cls.headers = sorted(path.relative_to(cls.prefix / "include") for path in (cls.prefix / "include").rglob("*"))
         cls.headers = [path for path in cls.headers if path.suffix]
+        # Those of components that are compiled by whoever has their library: torch_test.py compiles them.
+        cls.plain_headers = [path for path in cls.headers if "torch" not in str(path)]
         cls.library = next(cls.prefix.rglob("liblockstep_comm.so"))
         cls.libraries = sorted(cls.prefix.rglob("liblockstep_*.so"))
-        version = run([cls.prefix / "bin/lockstep", "version"]).stdout
-        cls.has_mpi = "Open MPI v" in version
-        cls.version = re.search(r"(\d+\.\d+\.\d+)", version)[1]
-
-    def compile_header(self, header, *flags):
-        run([*COMPILER, "-fsyntax-only", *flags, f"-I{self.prefix / 'include'}", "-x", "c++", "-"],
-            input=f"#include <{header}>\n#include <{header}>\n")
+        cls.has_mpi = "Open MPI v" in run([cls.prefix / "bin/lockstep", "version"]).stdout
 
     # The only header that includes another library's.
     def flags_of(self, header):
@@ -59,7 +37,7 @@ class Installed(unittest.TestCase):
 
     def compile_headers(self, *flags):
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda header: self.compile_header(header, *flags, *self.flags_of(header)), self.headers))
+            list(pool.map(lambda header: self.compile_header(header, *flags, *self.flags_of(header)), self.plain_headers))
 
     def test_nothing_but_lockstep(self):
         tops = sorted(path.name for path in (self.prefix / "include").iterdir())
@@ -74,10 +52,10 @@ class Installed(unittest.TestCase):
 
     # LibTorch's own folder has other versions of libraries that lockstep is made with.
     def test_headers_behind_libtorchs(self):
-        found = sorted((BUILD / "peers").glob("**/torch/include"))
-        if not found:
-            self.skipTest("PyTorch is not installed → bench/peers/setup")
-        self.compile_headers(f"-I{found[0]}")
+        torch = package.libtorch()
+        if torch is None:
+            self.skipTest(package.NO_LIBTORCH)
+        self.compile_headers(f"-I{torch / 'include'}")
 
     def test_the_libraries_show_their_own_names_and_need_what_they_use(self):
         functions = {}
@@ -103,18 +81,10 @@ class Installed(unittest.TestCase):
             return program
         shutil.copytree(SOURCE / "tests/install/package", self.here / "consumer")
         shutil.copytree(SOURCE / "examples", self.here / "examples")
-        script = self.here / "consumer/CMakeLists.txt"
-        script.write_text(script.read_text().replace("@VERSION@", self.version.rpartition(".")[0]))
-        run(["cmake", "-S", self.here / "consumer", "-B", self.here / "consumer/build",
-             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DEXAMPLES={self.here / 'examples'}",
-             f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}"])
+        self.configure(self.here / "consumer", f"-DEXAMPLES={self.here / 'examples'}",
+                       f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}")
         run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"])
         return program
-
-    def ranks(self, count, *argv, code=0):
-        env = os.environ | {"LOCKSTEP_TEST_GROUP": "tcp"}
-        start = [SOURCE / "tests/support/run_ranks", count] if count > 1 else []
-        return run([*start, *argv], code, env=env)
 
     def test_a_program_that_finds_the_package(self):
         for count in (1, 2, 3):
@@ -178,12 +148,35 @@ class Installed(unittest.TestCase):
         for text, wanted in ((f"find_package(lockstep {self.version} REQUIRED COMPONENTS trumpets)", "trumpets"),
                              ("find_package(lockstep 99.0 REQUIRED COMPONENTS comm)", "99.0")):
             with self.subTest(text=text):
-                with tempfile.TemporaryDirectory(dir=self.here) as directory:
-                    pathlib.Path(directory, "CMakeLists.txt").write_text(
-                        f"cmake_minimum_required(VERSION 3.20)\nproject(p LANGUAGES NONE)\n{text}\n")
-                    done = run(["cmake", "-S", directory, "-B", f"{directory}/build",
-                                f"-DCMAKE_PREFIX_PATH={self.prefix}"], code=1)
-                    self.assertIn(wanted, done.stderr)
+                self.assertIn(wanted, self.find(text, code=1))
+
+    # A directory of LibTorch's that has what `lacks` is not: each is refused with what to do.
+    def test_libtorch_that_is_not_there_or_cannot_be_taken(self):
+        text = f"find_package(lockstep {self.version} REQUIRED COMPONENTS torch)"
+        with tempfile.TemporaryDirectory(dir=self.here) as directory:
+            torch = pathlib.Path(directory)
+
+            def write(name, text=""):
+                (torch / name).parent.mkdir(parents=True, exist_ok=True)
+                (torch / name).write_text(text)
+
+            self.assertIn("needs LibTorch: give -DLOCKSTEP_TORCH=", self.find(text, code=1))
+            given = f"-DLOCKSTEP_TORCH={torch}"
+            self.assertIn(f"no LibTorch in {torch}, which lacks include/torch/csrc", self.find(text, given, code=1))
+            for name in ("include/torch/csrc/api/include/torch/torch.h", "include/torch/csrc/autograd/function_hook.h",
+                         "lib/libtorch_cpu.so", "lib/libc10.so"):
+                write(name)
+            self.assertIn("too old", self.find(text, given, code=1))
+            write("include/torch/csrc/autograd/function_hook.h", "struct PostAccumulateGradHook {};")
+            self.assertIn("CXX among the project's LANGUAGES", self.find(text, given, code=1))
+            config = "share/cmake/Torch/TorchConfig.cmake"
+            write(config, "set(TORCH_CXX_FLAGS \"-D_GLIBCXX_USE_CXX11_ABI=0\")")
+            by_directory = f"-DTorch_DIR={(torch / config).parent}"
+            for way in (given, by_directory, f"-DCMAKE_PREFIX_PATH={self.prefix};{torch}"):
+                self.assertIn("was built for the C++ ABI before C++11", self.find(text, way, code=1))
+            # Who asks for other components has no need of it.
+            self.find(f"find_package(lockstep {self.version} REQUIRED)", code=0)
+            self.find(f"find_package(lockstep {self.version} REQUIRED COMPONENTS comm OPTIONAL_COMPONENTS torch)", code=0)
 
     def test_pkg_config(self):
         if not shutil.which("pkg-config"):
@@ -199,7 +192,7 @@ class Installed(unittest.TestCase):
              f"-Wl,-rpath,{self.library.parent}"])
         self.assertEqual(run([in_c]).stdout, "1 ranks: 3, gradients 0 and 1\n")
         program = self.here / "sum"
-        run([*COMPILER, SOURCE / "examples/sum.cpp", "-o", program, *flags, f"-Wl,-rpath,{self.library.parent}"])
+        run([*package.COMPILER, SOURCE / "examples/sum.cpp", "-o", program, *flags, f"-Wl,-rpath,{self.library.parent}"])
         self.assertEqual(run([program]).stdout, "1 ranks: 1\n")
 
 
@@ -236,8 +229,8 @@ class Embedded(unittest.TestCase):
     def test_a_component_that_there_is_not(self):
         with tempfile.TemporaryDirectory() as directory:
             done = run(["cmake", "-S", SOURCE, "-B", directory, "-DLOCKSTEP_COMPONENTS=trumpets"], code=1)
-        self.assertIn("LOCKSTEP_COMPONENTS: no component 'trumpets': there are base comm ddp nn trainer", done.stderr)
+        self.assertIn("LOCKSTEP_COMPONENTS: no component 'trumpets': there are base comm ddp c nn trainer", done.stderr)
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *others])
+    unittest.main(argv=[sys.argv[0], *package.others])

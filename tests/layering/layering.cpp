@@ -96,6 +96,12 @@ std::optional<Included> included(const std::string& text) {
                   (*include)[open] == '"'};
 }
 
+/// Libraries that lockstep has an adapter for, in include/lockstep/NAME and bindings/NAME.
+const std::vector<std::string>& adapted_libraries() {
+  static const std::vector<std::string> kLibraries = {"torch"};
+  return kLibraries;
+}
+
 std::string without_comment(const std::string& text) { return text.substr(0, text.find("//")); }
 
 }  // namespace
@@ -178,13 +184,21 @@ std::vector<std::string> undeclared_includes(const fs::path& root, const Depende
 
 std::vector<std::string> foreign_includes(const fs::path& root) {
   std::vector<std::string> found;
-  for_each_line(root, {kPublic}, [&](const SourceLine& line) {
+  for_each_line(root, {kPublic, "bindings"}, [&](const SourceLine& line) {
     const auto include = included(line.text);
     if (!include) return;
     const bool standard = !include->quoted && include->header.find_first_of("./") == std::string::npos;
     if (line.file == kMpiHeader && include->header == "mpi.h") return;
     if (line.file == kCHeader && (include->header == "stddef.h" || include->header == "stdint.h")) return;
-    if (!standard && !(include->quoted && include->header.starts_with("lockstep/")))
+    // What is compiled by those who use it has the headers of the library that it is about, which is theirs.
+    const bool adapted = std::ranges::any_of(adapted_libraries(), [&](const std::string& library) {
+      const std::string own = fmt::format("bindings/{}/", library);
+      const bool binds = line.file.starts_with(own);
+      const bool at_home = binds || line.file.starts_with(fmt::format("{}/{}/", kPublic, library));
+      return include->quoted ? binds && include->header.starts_with(own)
+                             : at_home && include->header.starts_with(library + "/");
+    });
+    if (!standard && !adapted && !(include->quoted && include->header.starts_with("lockstep/")))
       found.push_back(
           fmt::format("{}: {} is neither the standard library's nor a public header", line.at(), include->header));
   });

@@ -22,7 +22,8 @@ Dependencies parse_dependencies(const std::string& text);
 std::vector<std::string> undeclarable_dependencies(const Dependencies& declared);
 /// Includes of headers of modules that the including module has not declared, and includes not written from the root.
 std::vector<std::string> undeclared_includes(const std::filesystem::path& root, const Dependencies& declared);
-/// Includes of public headers, which programs elsewhere read, of anything but the standard library and each other.
+/// Includes of public headers, which programs elsewhere read, of anything but the standard library and each other; and
+/// of bindings/, which programs elsewhere compile. Those that adapt a library include its headers besides.
 std::vector<std::string> foreign_includes(const std::filesystem::path& root);
 /// getenv outside base/env.cpp.
 std::vector<std::string> stray_getenv(const std::filesystem::path& root);

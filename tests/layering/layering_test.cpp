@@ -103,6 +103,20 @@ TEST_F(BadTree, PublicHeaders) {
               ElementsAre(HasSubstr("a.h:2: comm has not declared that it sees nn")));
 }
 
+TEST_F(BadTree, Adapters) {
+  const std::string all =
+      "#include <torch/types.h>\n#include \"lockstep/ddp.h\"\n#include \"bindings/torch/a.h\"\n#include "
+      "<c10/core/Device.h>\n#include \"base/text.h\"\n#include <vector>\n";
+  write("include/lockstep/torch/a.h", all);
+  write("bindings/torch/a.cpp", all);
+  write("include/lockstep/ddp/a.h", all);
+  EXPECT_THAT(foreign_includes(tree_),
+              ElementsAre(HasSubstr("ddp/a.h:1: torch/types.h"), HasSubstr("ddp/a.h:3: bindings/torch/a.h"),
+                          HasSubstr("ddp/a.h:4: c10/core"), HasSubstr("ddp/a.h:5: base/text.h"),
+                          HasSubstr("torch/a.h:3"), HasSubstr("torch/a.h:4: c10/core"), HasSubstr("torch/a.h:5"),
+                          HasSubstr("bindings/torch/a.cpp:4: c10/core"), HasSubstr("a.cpp:5: base/text.h")));
+}
+
 TEST_F(BadTree, ForbiddenDependencies) {
   Dependencies dependencies = allowed_dependencies();
   EXPECT_THAT(undeclarable_dependencies(dependencies), IsEmpty());

@@ -43,7 +43,8 @@ class Worker:
 
     # Training steps.
 
-    def build(self, model: str, batch: int, compiled: bool, channels_last: bool) -> dict:
+    def build(self, model: str, batch: int, compiled: bool, channels_last: bool,
+              optimizer: str = "adamw") -> dict:
         """Makes everything and takes the first step."""
         from models import MODELS
         from torch.nn.parallel import DistributedDataParallel
@@ -59,8 +60,11 @@ class Worker:
             module = module.to(memory_format=torch.channels_last)
             inputs = inputs.to(memory_format=torch.channels_last)
         self.ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
-        # As `lockstep bench step` by default; fused is the fastest of PyTorch's three implementations on the CPU.
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+        if optimizer == "sgd":
+            optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        else:
+            # As `lockstep bench step` by default; fused is the fastest of PyTorch's three implementations on the CPU.
+            optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
         loss_of = torch.nn.CrossEntropyLoss()
         forward = torch.compile(self.ddp) if compiled else self.ddp
 

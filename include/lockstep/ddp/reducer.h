@@ -32,7 +32,7 @@ namespace lockstep::ddp {
 /// Note [Tail and counts]
 /// The tail (kTailFloats numbers of the caller) and the counts of unused slots are regions of their own, before the
 /// first bucket and after the last one: no hook touches them. Without a hook each of the two is summed in one
-/// collective with the bucket beside it, which costs nothing.
+/// collective with the bucket beside it, which costs nothing; where that bucket is f64, in a small one of its own.
 ///
 /// Note [Exact gradients]
 /// Collectives only sum. Producers scale by 1 / global count before they write, so uneven shards need no weights, and
@@ -52,7 +52,8 @@ class Reducer {
     bool wait_for_unused = false;  // finish() itself refuses unused gradients, also where it has to wait for a device
   };
 
-  /// Collective: compares slots and limits (OutOfStepError where ranks differ) and allocates the arena. The first order
+  /// Collective: compares slots, f32 or f64, and limits (OutOfStepError where ranks differ), and allocates the arena. A
+  /// bucket holds slots of one type. The first order
   /// is that of `slots` reversed: what backward produces first usually was registered last.
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits, Options options);
   Reducer(comm::ProcessGroup& group, std::vector<SlotSpec> slots, const BucketLimits& limits)
@@ -60,8 +61,8 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Collective, before the first step, once: buckets are carried by `hook`. Throws OutOfStepError where ranks name
-  /// different ones.
+  /// Collective, before the first step, once: buckets, all f32, are carried by `hook`. Throws OutOfStepError where
+  /// ranks name different ones.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   std::size_t slots() const { return slots_.size(); }
@@ -141,6 +142,9 @@ class Reducer {
   void start_bucket(std::size_t bucket);
   void wait_for_bucket(std::size_t bucket, StreamView stream);
   void note_finished();
+  bool is_last(std::size_t bucket) const { return bucket + 1 == plan_.buckets.size(); }
+  bool has_tail(std::size_t bucket) const;    // it is summed along with the tail
+  bool has_counts(std::size_t bucket) const;  // with the counts
   GradBucket bucket_for_hook(std::size_t bucket) const;
   comm::Region region_of(std::size_t bucket) const;
   comm::Region floats_at(std::size_t offset, std::size_t bytes) const;
@@ -155,7 +159,7 @@ class Reducer {
   BucketPlan plan_;
   std::unique_ptr<comm::Arena> arena_;
   std::shared_ptr<CommHook> hook_;      // nullptr: allreduce
-  comm::Work tail_work_, counts_work_;  // of this step, with a hook
+  comm::Work tail_work_, counts_work_;  // of this step, where the bucket beside it does without
 
   bool open_ = false;  // between begin_step() and finish()
 
