@@ -246,12 +246,9 @@ struct Kinds {
 
 }  // namespace
 
-std::vector<std::string> bench_flags() {
+void show_bench(TableVisitor visit) {
   Kinds kinds;
-  std::vector<std::string> names;
-  for (const OptionTable& table : kinds.tables())
-    for (auto& name : table.names()) names.push_back(std::move(name));
-  return names;
+  for (const OptionTable& table : kinds.tables()) visit(table);
 }
 
 int bench_command(const Sources& sources, const ForeignFlags& foreign) {

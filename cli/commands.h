@@ -15,6 +15,7 @@
 #include "devices/machine.h"
 #include "launcher/options.h"
 #include "lockstep/base/env.h"
+#include "lockstep/base/function_ref.h"
 #include "options/sources.h"
 #include "options/table.h"
 
@@ -34,8 +35,9 @@ int infer_command(const Sources& sources, const ForeignFlags& foreign);
 OptionTable bench_allreduce_options(bench::AllReduceOptions& options);
 OptionTable bench_step_options(bench::StepOptions& options);
 OptionTable bench_dp_vs_ddp_options(bench::DpVsDdpOptions& options);
-/// All flags of them.
-std::vector<std::string> bench_flags();
+/// Calls `visit` with each of their tables.
+using TableVisitor = FunctionRef<void(const OptionTable& table)>;
+void show_bench(TableVisitor visit);
 int bench_command(const Sources& sources, const ForeignFlags& foreign);
 
 OptionTable launch_options(launcher::LaunchOptions& options);

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/manual.h"
 #include "inference/infer.h"
 #include "launcher/launch.h"
 #include "trainer/options.h"
@@ -19,47 +20,46 @@ struct Subcommand {
   const char* name;
   const char* summary;
   int (*run)(const Sources& sources, const ForeignFlags& foreign);
-  std::vector<std::string> (*flags)();
-  bool computes = false;  // with OpenMP's threads, for long
+  void (*show)(TableVisitor visit);  // its tables of flags
+  bool computes = false;             // with OpenMP's threads, for long
 };
 
-// The tables' setters point into configurations that end with these functions: only names leave them.
-std::vector<std::string> launch_flags() {
+// The tables' setters point into configurations that end with these functions.
+void show_launch(TableVisitor visit) {
   launcher::LaunchOptions options;
-  return launch_options(options).names();
+  visit(launch_options(options));
 }
-std::vector<std::string> train_flags() {
+void show_train(TableVisitor visit) {
   trainer::TrainConfig config;
-  return trainer::train_options(config).names();
+  visit(trainer::train_options(config));
 }
-std::vector<std::string> eval_flags() {
+void show_eval(TableVisitor visit) {
   trainer::TrainConfig config;
-  return trainer::eval_options(config).names();
+  visit(trainer::eval_options(config));
 }
-std::vector<std::string> infer_flags() {
+void show_infer(TableVisitor visit) {
   inference::InferConfig config;
-  return inference::infer_options(config).names();
+  visit(inference::infer_options(config));
 }
-std::vector<std::string> checkpoint_flags() {
+void show_checkpoint(TableVisitor visit) {
   std::string action, path;
-  return checkpoint_options(action, path).names();
+  visit(checkpoint_options(action, path));
 }
-std::vector<std::string> devices_flags() {
+void show_devices(TableVisitor visit) {
   bool json = false;
-  return devices_options(json).names();
+  visit(devices_options(json));
 }
-std::vector<std::string> version_flags() { return version_options().names(); }
+void show_version(TableVisitor visit) { visit(version_options()); }
 
 constexpr std::array kSubcommands = {
-    Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, launch_flags},
-    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, train_flags, true},
-    Subcommand{"eval", "evaluate the weights of a file", eval_command, eval_flags, true},
-    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, infer_flags,
-               true},
-    Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, devices_flags},
-    Subcommand{"bench", "measure collectives or training steps", bench_command, bench_flags, true},
-    Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, checkpoint_flags},
-    Subcommand{"version", "print this build, its backends and library versions", version_command, version_flags},
+    Subcommand{"launch", "start a program as several ranks, here or on several hosts", launch_command, show_launch},
+    Subcommand{"train", "train a model, as one of the ranks or alone", train_command, show_train, true},
+    Subcommand{"eval", "evaluate the weights of a file", eval_command, show_eval, true},
+    Subcommand{"infer", "classify images or generate text with the weights of a file", infer_command, show_infer, true},
+    Subcommand{"devices", "show this machine's GPUs, their processes, and its CPU", devices_command, show_devices},
+    Subcommand{"bench", "measure collectives or training steps", bench_command, show_bench, true},
+    Subcommand{"checkpoint", "show a checkpoint of training, or check its bytes", checkpoint_command, show_checkpoint},
+    Subcommand{"version", "print this build, its backends and library versions", version_command, show_version},
 };
 
 const Subcommand& subcommand(const std::string& name) {
@@ -78,7 +78,9 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
   ForeignFlags foreign;
   for (const auto& other : kSubcommands) {
     if (other.name == name) continue;
-    for (auto& flag : other.flags()) foreign.emplace(std::move(flag), other.name);
+    other.show([&](const OptionTable& table) {
+      for (auto& flag : table.names()) foreign.emplace(std::move(flag), other.name);
+    });
   }
   return chosen.run(options::process_sources({args.begin(), args.end()}), foreign);
 }
@@ -88,6 +90,13 @@ int run_subcommand(const std::string& name, std::span<const std::string> args) {
 bool computes(std::string_view subcommand) {
   return std::ranges::any_of(kSubcommands,
                              [&](const Subcommand& each) { return each.name == subcommand && each.computes; });
+}
+
+std::vector<SubcommandText> texts_of_subcommands() {
+  std::vector<SubcommandText> all;
+  for (const auto& each : kSubcommands)
+    each.show([&](const OptionTable& table) { all.push_back(text_of(table, each.name, each.summary)); });
+  return all;
 }
 
 std::string overview() {
@@ -106,6 +115,10 @@ int run(std::span<const std::string> args) {
     return launcher::rank_wrapper({program.begin(), program.end()});
   }
   if (first == "_host") return host_command();
+  if (first == "_man" || first == "_completion") {
+    std::fputs((first == "_man" ? manual() : bash_completion()).c_str(), stdout);
+    return 0;
+  }
   if (first == "_rsh") return launcher::remote_start({rest.begin(), rest.end()});
   if (first == "--version") return run_subcommand("version", rest);
   const bool help = first == "help" || first == "--help" || first == "-h";

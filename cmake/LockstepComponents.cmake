@@ -97,6 +97,24 @@ function(lockstep_source_component name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_SOURCE_COMPONENTS ${name})
 endfunction()
 
+# lockstep_deb(): `cpack -G DEB` makes a Debian package of all that is installed.
+macro(lockstep_deb)
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_PACKAGE_NAME lockstep)
+  set(CPACK_PACKAGE_CONTACT "the maintainers of lockstep <lockstep@localhost>")
+  set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Data-parallel training: one process per device")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_STRIP_FILES ON)
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SECTION science)
+  # The libraries that it needs, by the packages of the system that it is built on.
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+  set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS openmpi-bin)
+  include(CPack)
+endmacro()
+
 # What a component consists of: RESULT is the modules' libraries, with and without CUDA.
 function(lockstep_parts_of result name)
   get_property(modules GLOBAL PROPERTY LOCKSTEP_MODULES_${name})

@@ -196,6 +196,25 @@ class Installed(package.Case):
         self.assertEqual(run([program]).stdout, "1 ranks: 1\n")
 
 
+class DebianPackage(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("dpkg-deb") and shutil.which("dpkg-shlibdeps"), "no Debian's tools")
+    def test_has_all_and_names_what_it_needs(self):
+        with tempfile.TemporaryDirectory(prefix="lockstep-deb-") as directory:
+            here = pathlib.Path(directory)
+            run(["cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", here])
+            package_file = next(here.glob("lockstep_*.deb"))
+            needed = run(["dpkg-deb", "--field", package_file, "Depends"]).stdout
+            for library in ("libc6", "libhwloc", "libssl", "libdnnl"):
+                self.assertIn(library, needed)
+            run(["dpkg-deb", "--extract", package_file, here / "tree"])
+            usr = here / "tree/usr"
+            for path in ("bin/lockstep", "share/man/man1/lockstep.1", "share/bash-completion/completions/lockstep",
+                         "include/lockstep/trainer.h"):
+                self.assertTrue((usr / path).exists(), path)
+            self.assertIn("lockstep ", run([usr / "bin/lockstep", "version"]).stdout)
+            self.assertTrue(list(usr.rglob("liblockstep_trainer.so")) and list(usr.rglob("lockstepConfig.cmake")))
+
+
 class Embedded(unittest.TestCase):
     """lockstep's sources within another build: nothing of lockstep's own options, tests and programs is seen there."""
 

@@ -1,0 +1,163 @@
+#include "cli/manual.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "base/version.h"
+#include "lockstep/nn/models/models.h"
+
+namespace lockstep::cli {
+namespace {
+
+/// As roff takes text: no character of it is a request.
+std::string roff(const std::string& text) {
+  std::string made;
+  for (const char c : text) {
+    if (c == '\\')
+      made += "\\e";
+    else if (c == '-')
+      made += "\\-";
+    else if (c == '\n')
+      made += ' ';
+    else
+      made += c;
+  }
+  return !made.empty() && (made[0] == '.' || made[0] == '\'') ? "\\&" + made : made;
+}
+
+/// The choices of a placeholder such as "auto|yes|no"; none where a value may be anything.
+std::vector<std::string> choices_of(const std::string& placeholder) {
+  if (placeholder.find('|') == std::string::npos) return {};
+  std::vector<std::string> words;
+  for (const auto& word : split(placeholder, '|'))
+    if (!word.empty() && std::ranges::none_of(word, [](char c) { return c >= 'A' && c <= 'Z'; })) words.push_back(word);
+  return words;
+}
+
+std::string quoted(const std::vector<std::string>& words) { return "'" + join(words, " ") + "'"; }
+
+constexpr const char* kExitCodes[][2] = {
+    {"0", "done"},
+    {"2", "wrong usage"},
+    {"3", "bad or missing input data"},
+    {"4", "no such device, or the device or network failed"},
+    {"5", "timed out or out of step with another rank"},
+    {"6", "checkpoint unusable"},
+    {"7", "training diverged (non-finite loss)"},
+    {"75", "checkpointed on request: run the same command again"},
+    {"128+n", "ended by signal n"},
+};
+
+}  // namespace
+
+SubcommandText text_of(const options::OptionTable& table, const std::string& first_word, const std::string& summary) {
+  SubcommandText text{.name = table.subcommand().empty() ? first_word : table.subcommand(),
+                      .summary = summary,
+                      .positionals = {},
+                      .flags = {},
+                      .takes_program = table.accepts_program()};
+  for (const auto& positional : table.positionals())
+    text.positionals.emplace_back(positional.placeholder, positional.help);
+  for (const auto& option : table.options()) {
+    SubcommandText::Flag flag{.spellings = {"--" + option.name},
+                              .placeholder = option.placeholder,
+                              .help = option.help,
+                              .default_text = option.default_text};
+    for (const auto& synonym : option.synonyms) flag.spellings.push_back((synonym.size() > 1 ? "--" : "-") + synonym);
+    text.flags.push_back(std::move(flag));
+  }
+  text.flags.push_back(
+      {.spellings = {"--help", "-h"}, .placeholder = "", .help = "shows the flags", .default_text = ""});
+  return text;
+}
+
+std::string manual() {
+  std::string text = fmt::format(
+      ".TH LOCKSTEP 1 \"\" \"lockstep {}\" \"User Commands\"\n.SH NAME\nlockstep \\- data\\-parallel training: one "
+      "process per "
+      "device, all in lockstep\n.SH SYNOPSIS\n",
+      roff(version()));
+  const auto all = texts_of_subcommands();
+  for (const auto& each : all) {
+    text += fmt::format(".B lockstep {}\n", roff(each.name));
+    for (const auto& [placeholder, help] : each.positionals) text += fmt::format(".I {}\n", roff(placeholder));
+    text += each.takes_program ? "[flags] \\-\\- PROGRAM ARGS…\n.br\n" : "[flags]\n.br\n";
+  }
+  text += ".SH DESCRIPTION\n";
+  for (const auto& each : all) {
+    text += fmt::format(".SS lockstep {}\n{}.\n", roff(each.name), roff(each.summary));
+    for (const auto& [placeholder, help] : each.positionals)
+      text += fmt::format(".TP\n.I {}\n{}\n", roff(placeholder), roff(help));
+    for (const auto& flag : each.flags)
+      text += fmt::format(".TP\n.B {}{}\n{}{}\n", roff(join(flag.spellings, ", ")),
+                          flag.placeholder.empty() ? "" : " \\fI" + roff(flag.placeholder) + "\\fR", roff(flag.help),
+                          flag.default_text.empty() ? "" : roff(fmt::format(" (default {})", flag.default_text)));
+  }
+  text +=
+      ".SH FILES AND ENVIRONMENT\nEvery flag can also stand in a TOML file (\\-\\-config FILE, as \"flag\\-name = "
+      "value\") and "
+      "in the environment (LOCKSTEP_FLAG_NAME). The command line wins over the environment, and the environment over "
+      "the file.\n.SH EXIT STATUS\n";
+  for (const auto& [code, meaning] : kExitCodes) text += fmt::format(".TP\n.B {}\n{}\n", code, roff(meaning));
+  return text;
+}
+
+std::string bash_completion() {
+  std::vector<std::string> first_words;
+  std::string cases, values;
+  for (const auto& each : texts_of_subcommands()) {
+    const auto words = split(each.name, ' ');
+    if (std::ranges::find(first_words, words[0]) == first_words.end()) first_words.push_back(words[0]);
+    std::vector<std::string> flags;
+    for (const auto& flag : each.flags) {
+      flags.insert(flags.end(), flag.spellings.begin(), flag.spellings.end());
+      if (const auto choices = choices_of(flag.placeholder); !choices.empty())
+        for (const auto& spelling : flag.spellings)
+          values += fmt::format("    '{} {}') words={} ;;\n", each.name, spelling, quoted(choices));
+    }
+    std::vector<std::string> places;
+    for (const auto& [placeholder, help] : each.positionals)
+      if (placeholder == "MODEL")
+        places = nn::model_names();
+      else if (const auto choices = choices_of(placeholder); !choices.empty())
+        places = choices;
+    cases += fmt::format("    '{}') flags={} places={} ;;\n", each.name, quoted(flags), quoted(places));
+  }
+  return fmt::format(R"(# lockstep {version}: completion for bash
+_lockstep() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} name=${{COMP_WORDS[1]}} flags= places= words= i
+  COMPREPLY=()
+  for ((i = 2; i < COMP_CWORD; ++i)); do  # what follows -- is another program's
+    [[ ${{COMP_WORDS[i]}} != -- ]] || {{ compopt -o default; return; }}
+  done
+  if ((COMP_CWORD == 1)); then
+    COMPREPLY=($(compgen -W {subcommands} -- "$word"))
+    return
+  fi
+  if [[ $name == bench ]]; then
+    if ((COMP_CWORD == 2)); then
+      COMPREPLY=($(compgen -W 'allreduce step dp-vs-ddp' -- "$word"))
+      return
+    fi
+    name="bench ${{COMP_WORDS[2]}}"
+  fi
+  case $name in
+{cases}  esac
+  case "$name $before" in
+{values}  esac
+  if [[ -n $words ]]; then
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+  elif [[ $word == -* ]]; then
+    COMPREPLY=($(compgen -W "$flags" -- "$word"))
+  elif [[ $before != -* ]]; then
+    COMPREPLY=($(compgen -W "$places" -- "$word"))
+  fi
+  ((${{#COMPREPLY[@]}})) || compopt -o default
+}}
+complete -F _lockstep lockstep
+)",
+                     fmt::arg("version", version()), fmt::arg("subcommands", quoted(first_words)),
+                     fmt::arg("cases", cases), fmt::arg("values", values));
+}
+
+}  // namespace lockstep::cli

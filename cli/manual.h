@@ -1,0 +1,32 @@
+// The manual page and the completion of a shell, from the tables of flags: what packages install.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "options/table.h"
+
+namespace lockstep::cli {
+
+/// What they need of a table, which does not outlive its setters' targets.
+struct SubcommandText {
+  struct Flag {
+    std::vector<std::string> spellings;  // "--batch", "--batch-size", "-n"
+    std::string placeholder, help, default_text;
+  };
+  std::string name;                                              // "bench step"
+  std::string summary;                                           // of the first word
+  std::vector<std::pair<std::string, std::string>> positionals;  // placeholder and help
+  std::vector<Flag> flags;
+  bool takes_program = false;  // "-- PROGRAM ARGS…"
+};
+SubcommandText text_of(const options::OptionTable& table, const std::string& first_word, const std::string& summary);
+/// Of all subcommands, in the order of the overview.
+std::vector<SubcommandText> texts_of_subcommands();
+
+/// lockstep(1), for man.
+std::string manual();
+/// For bash: source it, or have it under /usr/share/bash-completion/completions/lockstep.
+std::string bash_completion();
+
+}  // namespace lockstep::cli
