@@ -120,6 +120,11 @@ void open_device(const SessionOptions& options, const DeviceChoice& choice, Sess
 
 }  // namespace
 
+double Session::mean(double value) {
+  group->all_reduce(std::span(&value, 1));
+  return value / group->size();
+}
+
 void Session::shutdown() {
   if (gradient_group != nullptr) gradient_group->shutdown();
   group->shutdown();

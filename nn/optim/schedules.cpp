@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "lockstep/nn/optim/optimizers.h"
 
@@ -20,7 +21,7 @@ SettingSpec min_lr() {
 double constant(double, double lr, const Settings&) { return lr; }
 
 // min_lr + (lr − min_lr) · (1 + cos(π t)) / 2 (Loshchilov and Hutter, 2017).
-double cosine(double done, double lr, const Settings& settings) {
+double cosine_at(double done, double lr, const Settings& settings) {
   const double least = settings.number("min-lr");
   return least + (lr - least) * 0.5 * (1.0 + std::cos(std::numbers::pi * std::min(done, 1.0)));
 }
@@ -41,7 +42,7 @@ double linear(double done, double lr, const Settings& settings) {
 const std::vector<const ScheduleFamily*>& schedule_families() {
   static const ScheduleFamily rows[] = {
       {.name = "constant", .at = constant},
-      {.name = "cosine", .settings = {min_lr()}, .at = cosine},
+      {.name = "cosine", .settings = {min_lr()}, .at = cosine_at},
       {.name = "step", .settings = {min_lr()}, .at = step},
       {.name = "linear",
        .settings = {{.name = "end-factor",
@@ -64,6 +65,18 @@ std::vector<std::string> schedule_names() { return names_of(schedule_families())
 
 const ScheduleFamily& schedule_family(const std::string& name) {
   return family_named("schedule", schedule_families(), name);
+}
+
+LearningRate make_schedule(const std::string& name, double lr, std::int64_t total_steps, std::int64_t warmup,
+                           const Settings& settings) {
+  check_usage(lr >= 0 && total_steps >= 0 && warmup >= 0,
+              "a learning-rate schedule with a negative rate or number of steps");
+  const ScheduleFamily& family = schedule_family(name);
+  return {family, resolve(family.settings, settings, "schedule " + name), lr, warmup, total_steps};
+}
+
+LearningRate cosine(double lr, std::int64_t total_steps, std::int64_t warmup, double min_lr) {
+  return make_schedule("cosine", lr, total_steps, warmup, {{"min-lr", min_lr}});
 }
 
 double LearningRate::at(std::int64_t step) const {

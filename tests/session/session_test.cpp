@@ -26,6 +26,7 @@ TEST(Session, OnTheCpu) {
   EXPECT_EQ(session.group->size(), session.world.size);
   // NVML's order, for who asks CUDA later.
   EXPECT_EQ(env("CUDA_DEVICE_ORDER"), "PCI_BUS_ID");
+  EXPECT_EQ(session.mean(session.world.rank), (session.world.size - 1) / 2.0);
   session.shutdown();
 }
 

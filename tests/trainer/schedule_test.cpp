@@ -37,6 +37,20 @@ TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
   for (int step = 1; step < 100; ++step) EXPECT_LT(rate.at(step), rate.at(step - 1));
 }
 
+// What loops of one's own write.
+TEST(LearningRate, ByNameAndInShort) {
+  const nn::LearningRate long_way = schedule_of(config_with("cosine", 5, 1.0, 0.2), 100);
+  const nn::LearningRate in_short = nn::cosine(1.0, 100, 5, 0.2);
+  const nn::LearningRate by_name = nn::make_schedule("cosine", 1.0, 100, 5, {{"min-lr", 0.2}});
+  for (const int step : {0, 4, 5, 50, 99}) {
+    EXPECT_EQ(in_short.at(step), long_way.at(step));
+    EXPECT_EQ(by_name.at(step), long_way.at(step));
+  }
+  EXPECT_THROW(nn::make_schedule("cosin", 1.0, 100), UsageError);
+  EXPECT_THROW(nn::make_schedule("cosine", -1.0, 100), UsageError);
+  EXPECT_THROW(nn::make_schedule("constant", 1.0, 100, 0, {{"min-lr", 0.2}}), UsageError);
+}
+
 TEST(LearningRate, CosineStartsAfterWarmup) {
   const nn::LearningRate rate = schedule_of(config_with("cosine", 10, 1.0, 0.0), 110);
   EXPECT_DOUBLE_EQ(rate.at(9), 1.0);

@@ -47,6 +47,9 @@ struct Session {
   /// What joins the memory of the ranks' devices.
   comm::ProcessGroup& gradients() const { return gradient_group != nullptr ? *gradient_group : *group; }
 
+  /// Collective, blocking: the mean of all ranks' values, for reports; added up in f64, in the order of the ranks.
+  double mean(double value);
+
   /// Collective: the orderly end of both groups.
   void shutdown();
   /// Collective: the same for ranks that end early under `lockstep launch`, without MPI_Finalize. That waits for

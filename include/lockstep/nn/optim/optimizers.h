@@ -76,4 +76,10 @@ class LearningRate {
   std::int64_t warmup_, total_steps_;
 };
 
+/// The one of that name. Throws UsageError for an unknown one, and for settings that it does not have.
+LearningRate make_schedule(const std::string& name, double lr, std::int64_t total_steps, std::int64_t warmup = 0,
+                           const Settings& settings = {});
+/// From `lr` to `min_lr` along half a cosine, after `warmup` steps in which it rises.
+LearningRate cosine(double lr, std::int64_t total_steps, std::int64_t warmup = 0, double min_lr = 0);
+
 }  // namespace lockstep::nn
