@@ -37,10 +37,11 @@ TEST(Manual, LinesAreTextOrRequestsThatRoffHas) {
   std::string line;
   while (std::getline(page, line)) {
     ASSERT_FALSE(line.empty());
-    if (line[0] == '.')
+    if (line[0] == '.') {
       EXPECT_TRUE(line.starts_with(".TH ") || line.starts_with(".SH ") || line.starts_with(".SS ") || line == ".TP" ||
                   line.starts_with(".B ") || line.starts_with(".I ") || line == ".br")
           << line;
+    }
     EXPECT_NE(line[0], '\'');
   }
 }
