@@ -39,7 +39,9 @@ int train(TrainConfig config, const OwnTraining& own);
 /// The same for a program whose command line has the flags of `lockstep train`, of which `config` holds the defaults:
 ///
 ///   int main(int argc, char** argv) {
-///     return lockstep::run_main([&] { return lockstep::train(argc, argv, {.lr = 0.01}, {…}); });
+///     lockstep::trainer::TrainConfig defaults;
+///     defaults.lr = 0.01;
+///     return lockstep::run_main([&] { return lockstep::train(argc, argv, defaults, {…}); });
 ///   }
 int train(int argc, char** argv, TrainConfig config, const OwnTraining& own);
 
