@@ -108,9 +108,9 @@ Resumed chosen(checkpoint::Search search, const std::string& directory) {
 }
 
 // Rank 0's.
-std::optional<Resumed> find(const TrainConfig& config) {
-  const bool automatic = config.resume == "auto";
-  const std::string& path = automatic ? config.checkpoint_dir : config.resume;
+std::optional<Resumed> find(const ResumeFrom& from) {
+  const bool automatic = from.resume == "auto";
+  const std::string& path = automatic ? from.directory : from.resume;
   if (!automatic && fs::exists(fmt::format("{}/{}", path, kManifestFile)))
     return Resumed{.path = path, .manifest = checkpoint::verify_checkpoint(path), .corrupt = {}};
   checkpoint::Search search = checkpoint::newest_whole(path);
@@ -182,19 +182,19 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
   return manifest;
 }
 
-std::optional<Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
-                                     const CheckpointManifest& plan, nn::Module& module) {
-  if (config.resume.empty()) return std::nullopt;
+std::optional<Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group, const CheckpointManifest& plan,
+                                     nn::Module& module) {
+  if (from.resume.empty()) return std::nullopt;
   std::optional<Resumed> resumed;
   comm::run_collectively(group, [&] {
     if (group.rank() != 0) return;
     try {
-      resumed = find(config);
+      resumed = find(from);
       if (resumed) load_module(*resumed, plan, module);
     } catch (const CheckpointError&) {
       throw;
     } catch (const Error& error) {
-      rethrow_unusable(resumed ? resumed->path : config.resume, error);
+      rethrow_unusable(resumed ? resumed->path : from.resume, error);
     }
   });
   const std::string text = group.all_gather_text(resumed ? encode(resumed->manifest) : std::string()).front();

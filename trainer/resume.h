@@ -20,10 +20,16 @@ namespace lockstep::trainer {
 checkpoint::CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& dataset, int world_size,
                                        std::int64_t total_steps);
 
-/// Collective. Rank 0 finds what config.resume names and puts its parameters and buffers into `module`; every rank
+/// As --resume and --checkpoint-dir have it.
+struct ResumeFrom {
+  std::string resume;     // auto, or the path of a checkpoint; empty: nothing
+  std::string directory;  // where auto looks
+};
+
+/// Collective. Rank 0 finds what `from` names and puts its parameters and buffers into `module`; every rank
 /// gets to know the manifest. Nothing: there is none to resume from, which `auto` allows, or it was not asked for.
 /// Throws CheckpointError where there should be one, where none is whole, or where it is of another run than `plan`.
-std::optional<checkpoint::Resumed> resume_module(const TrainConfig& config, comm::ProcessGroup& group,
+std::optional<checkpoint::Resumed> resume_module(const ResumeFrom& from, comm::ProcessGroup& group,
                                                  const checkpoint::CheckpointManifest& plan, nn::Module& module);
 
 /// Collective, after `ddp` has been made of that module: gives every rank the optimizer's state and the order of

@@ -73,7 +73,7 @@ class Run {
     });
     comm::compare_manifests(group_, manifest_of(config_, *model_, *splits_.train));
     const checkpoint::CheckpointManifest plan = plan_of(config_, *splits_.train, group_.size(), total_steps_);
-    resumed_ = resume_module(config_, group_, plan, *model_);
+    resumed_ = resume_module({.resume = config_.resume, .directory = config_.checkpoint_dir}, group_, plan, *model_);
     if (resumed_) sampler_->restore(resumed_->manifest.position);
     comm::run_collectively(group_, [&] {
       if (group_.rank() != 0) return;

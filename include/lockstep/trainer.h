@@ -11,6 +11,7 @@
 #include "lockstep/parallel/distributed_data_parallel.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/session/session.h"
+#include "lockstep/trainer/checkpointer.h"
 #include "lockstep/trainer/evaluate.h"
 #include "lockstep/trainer/forward.h"
 #include "lockstep/trainer/metrics.h"

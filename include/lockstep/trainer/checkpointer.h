@@ -1,0 +1,63 @@
+// Checkpoints of a training loop of one's own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/nn/optim/optimizer.h"
+#include "lockstep/parallel/distributed_data_parallel.h"
+#include "lockstep/sampler/sampler.h"
+#include "lockstep/session/session.h"
+
+namespace lockstep::trainer {
+
+/// What a loop resumes from, on disk: parameters, buffers, what the optimizer remembers, the place in the data and the
+/// order of buckets. A loop over it:
+///
+///   Checkpointer checkpoints(session, ddp, *optimizer, {.directory = "kept"});
+///   std::int64_t step = checkpoints.load_latest(sampler).value_or(0);
+///   data::Loader loader(dataset, sampler, {});  // from where the sampler is now
+///   while (step < kSteps) {
+///     const data::Batch& batch = loader.next();
+///     …
+///     if (++step % 100 == 0) checkpoints.save(step, batch.state_after);
+///   }
+///   checkpoints.finish();
+///
+/// A checkpoint is a directory below `directory` that is whole or not there (docs/checkpoints.md): an end at any time
+/// leaves the one before. Any number of ranks may resume. Rank 0 writes, on a thread of its own while training
+/// continues. A directory is one run's at a time. Session, ddp and optimizer must outlive it; all calls are collective.
+class Checkpointer {
+ public:
+  struct Options {
+    std::string directory;
+    std::int64_t keep = 3;       // the newest ones; 0: all
+    std::string name = "model";  // of what is trained: checkpoints of another name are refused
+  };
+  Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
+               Options options);
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  /// Before the first step, once. Where there is a checkpoint, all ranks have its state afterwards, and this is the
+  /// last step that it has seen; nothing where there is none. Checkpoints that are cut or changed are passed over with
+  /// a warning. Throws CheckpointError where none is whole, and for one of another model.
+  std::optional<std::int64_t> load_latest(sampler::DistributedSampler& sampler);
+
+  /// After step `step` (from 1, larger each time), when the loader's `position` (Batch::state_after) has been trained
+  /// on. Returns when the state has been copied. Throws OutOfStepError unless all ranks have the same parameters. What
+  /// goes wrong on the disk is a warning, and finish() says so.
+  void save(std::int64_t step, const sampler::SamplerState& position);
+
+  /// Waits for the last one. Throws IoError where that is not on the disk.
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep::trainer

@@ -1,0 +1,142 @@
+// Checkpoints of a loop of one's own: the same bits as without a break.
+#include "lockstep/trainer/checkpointer.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/open.h"
+#include "lockstep/nn/io/state.h"
+#include "lockstep/nn/layers/layers.h"
+#include "lockstep/trainer/forward.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temporary_directory.h"
+
+namespace lockstep::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kSteps = 9;
+
+class Net final : public nn::Module {
+ public:
+  explicit Net(nn::Context& context)
+      : in_(register_module<nn::Linear>("in", context, 64, 32)),
+        out_(register_module<nn::Linear>("out", context, 32, 10)) {}
+  nn::Var forward(nn::Tape& tape, nn::Var x) override {
+    return out_.forward(tape, nn::gelu(tape, in_.forward(tape, nn::flatten(tape, x))));
+  }
+
+ private:
+  nn::Linear& in_;
+  nn::Linear& out_;
+};
+
+// One session for all tests: a process joins its ranks once.
+session::Session& session() {
+  static session::Session joined = [] {
+    session::SessionOptions options;
+    options.device = "cpu";
+    options.threads = 1;
+    return session::open_session(options);
+  }();
+  return joined;
+}
+
+class CheckpointerTest : public ::testing::Test {
+ protected:
+  CheckpointerTest() {
+    const auto names = session().group->all_gather_text(own_.path().string());
+    directory_ = names.front() + "/kept";
+  }
+
+  // A process that starts: everything anew.
+  struct Loop {
+    explicit Loop(std::uint64_t seed) : generator(seed) {}
+    nn::Generator generator;
+    nn::Context context{*session().backend, generator};
+    Net net{context};
+    parallel::DistributedDataParallel ddp{net, session().gradients()};
+    std::unique_ptr<nn::Optimizer> optimizer = nn::make_adamw(ddp.parameters(), {});
+    data::DataSplits digits = data::open_data("digits");
+    sampler::DistributedSampler sampler{{.length = digits.train->size(), .seed = 3, .global_batch = 600},
+                                        session().group->rank(),
+                                        session().group->size()};
+  };
+
+  // From where the newest checkpoint is to the end; the parameters' hash.
+  std::string train(Loop& loop, Checkpointer& checkpoints, std::int64_t wanted_start, int every) {
+    std::int64_t step = checkpoints.load_latest(loop.sampler).value_or(0);
+    EXPECT_EQ(step, wanted_start);
+    data::Loader loader(loop.digits.train, loop.sampler, {});
+    nn::Tape tape(*session().backend);
+    const SampleFormat format = format_of(*loop.digits.train);
+    while (step < kSteps) {
+      const data::Batch& batch = loader.next();
+      const auto [x, labels] = inputs_of(*session().backend, batch, format);
+      const nn::Loss loss = nn::cross_entropy(tape, loop.ddp(tape, tape.input(x)), labels,
+                                              1.0f / static_cast<float>(batch.plan.global_count));
+      loop.optimizer->zero_grad();
+      tape.backward(loss.value);
+      loop.optimizer->step({.lr = 0.01, .clip_norm = 1});
+      tape.reset();
+      if (++step % every == 0) checkpoints.save(step, batch.state_after);
+    }
+    checkpoints.finish();
+    return nn::parameters_sha256(loop.net);
+  }
+
+  std::string error_of(const std::function<void()>& act) {
+    try {
+      act();
+    } catch (const Error& error) {
+      return error.line();
+    }
+    return "none";
+  }
+
+  testing::TemporaryDirectory own_;
+  std::string directory_;
+};
+
+TEST_F(CheckpointerTest, ResumesToTheSameBits) {
+  std::string whole;
+  {
+    Loop loop(1);
+    Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+    whole = train(loop, checkpoints, 0, 3);
+  }
+  if (session().group->rank() == 0) {
+    EXPECT_TRUE(fs::exists(directory_ + "/step-0000000003"));
+    fs::remove_all(directory_ + "/step-0000000009");
+    std::ofstream(directory_ + "/step-0000000006/weights.safetensors") << "cut";
+  }
+  session().group->barrier().wait_host();
+  Loop loop(2);  // other parameters, until the checkpoint is there
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .keep = 0});
+  EXPECT_EQ(train(loop, checkpoints, 3, 100), whole);
+}
+
+TEST_F(CheckpointerTest, CallsThatAreLeftOutOrDoneTwice) {
+  Loop loop(1);
+  Checkpointer checkpoints(session(), loop.ddp, *loop.optimizer, {.directory = directory_});
+  EXPECT_THAT(error_of([&] { checkpoints.save(1, {}); }), HasSubstr("save() before load_latest()"));
+  EXPECT_EQ(checkpoints.load_latest(loop.sampler), std::nullopt);
+  EXPECT_THAT(error_of([&] { checkpoints.load_latest(loop.sampler); }), HasSubstr("load_latest() a second time"));
+  checkpoints.save(4, loop.sampler.state());
+  EXPECT_THAT(error_of([&] { checkpoints.save(4, loop.sampler.state()); }),
+              HasSubstr("a checkpoint of step 4 after that of step 4"));
+  checkpoints.finish();
+  Checkpointer other(session(), loop.ddp, *loop.optimizer, {.directory = directory_, .name = "another"});
+  EXPECT_THAT(error_of([&] { other.load_latest(loop.sampler); }), HasSubstr("another"));
+  EXPECT_THAT(error_of([&] { Checkpointer(session(), loop.ddp, *loop.optimizer, {}); }),
+              HasSubstr("checkpoints without a directory"));
+}
+
+}  // namespace
+}  // namespace lockstep::trainer

@@ -1,0 +1,111 @@
+#include "lockstep/trainer/checkpointer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "checkpoint/checkpoints.h"
+#include "comm/agree.h"
+#include "lockstep/ddp/replicate.h"
+#include "trainer/resume.h"
+
+namespace lockstep::trainer {
+
+struct Checkpointer::State {
+  session::Session& session;
+  parallel::DistributedDataParallel& ddp;
+  nn::Optimizer& optimizer;
+  Options options;
+  checkpoint::Checkpoints checkpoints;
+  bool loaded = false;
+  std::int64_t step = 0;  // of the last one
+
+  checkpoint::CheckpointManifest plan() const {
+    checkpoint::CheckpointManifest plan;
+    plan.world_size = session.group->size();
+    plan.identity = {{"model", options.name}};
+    plan.settings = {{"ranks", fmt::to_string(session.group->size())},
+                     {"lockstep", fmt::format("{} {}", version(), git_revision())}};
+    return plan;
+  }
+};
+
+namespace {
+
+// Rank 0 has read them; buffers too, which each rank may otherwise have for itself.
+void share_state(parallel::DistributedDataParallel& ddp, comm::ProcessGroup& group) {
+  std::vector<ddp::NamedBytes> pieces;
+  const auto add = [&](const std::string& name, const nn::Tensor& tensor) {
+    pieces.push_back({name, {static_cast<std::byte*>(tensor.raw()), tensor.bytes()}});
+  };
+  const auto parameters = ddp.module().named_parameters();
+  for (const auto& [name, parameter] : parameters) add(name, parameter->value());
+  for (const auto& buffer : ddp.module().named_buffers()) add(buffer.name, *buffer.tensor);
+  ddp::broadcast_state(group, pieces, 0);
+  for (const auto& [name, parameter] : parameters) parameter->changed();
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(session::Session& session, parallel::DistributedDataParallel& ddp, nn::Optimizer& optimizer,
+                           Options options) {
+  check_usage(!options.directory.empty(), "checkpoints without a directory", "give Checkpointer::Options::directory");
+  check_usage(options.keep >= 0, "a negative number of checkpoints to keep", "give 0 to keep all");
+  const checkpoint::Checkpoints::Options written = {.directory = options.directory,
+                                                    .every = std::nullopt,
+                                                    .keep = options.keep,
+                                                    .writes = session.group->rank() == 0};
+  state_.reset(new State{.session = session,
+                         .ddp = ddp,
+                         .optimizer = optimizer,
+                         .options = std::move(options),
+                         .checkpoints = checkpoint::Checkpoints(written)});
+}
+
+Checkpointer::~Checkpointer() = default;
+
+std::optional<std::int64_t> Checkpointer::load_latest(sampler::DistributedSampler& sampler) {
+  State& state = *state_;
+  check_usage(!state.loaded, "load_latest() a second time", "call it once, before the first step");
+  comm::ProcessGroup& group = *state.session.group;
+  const checkpoint::CheckpointManifest plan = state.plan();
+  const auto resumed =
+      resume_module({.resume = "auto", .directory = state.options.directory}, group, plan, state.ddp.module());
+  if (resumed) {
+    share_state(state.ddp, state.session.gradients());
+    resume_optimizer(*resumed, group, state.session.gradients(), state.optimizer, state.ddp);
+    sampler.restore(resumed->manifest.position);
+    state.step = resumed->manifest.step;
+  }
+  comm::run_collectively(group, [&] {
+    state.checkpoints.open(state.ddp.module(), state.optimizer, plan, {{"format", "pt"}}, resumed);
+  });
+  state.loaded = true;
+  return resumed ? std::optional(state.step) : std::nullopt;
+}
+
+void Checkpointer::save(std::int64_t step, const sampler::SamplerState& position) {
+  State& state = *state_;
+  check_usage(state.loaded, "save() before load_latest()",
+              "call load_latest() before the first step: it says where the run continues");
+  if (step <= state.step)
+    throw UsageError(fmt::format("a checkpoint of step {} after that of step {}", step, state.step),
+                     "count steps from 1, and continue where load_latest() says");
+  state.ddp.check();
+  state.step = step;
+  state.checkpoints.take(step, position, state.optimizer.steps(), state.ddp.bucket_order());
+}
+
+void Checkpointer::finish() {
+  State& state = *state_;
+  const bool written = state.checkpoints.finish();
+  state.checkpoints.tell_failures();
+  comm::run_collectively(*state.session.group, [&] {
+    if (!written)
+      throw IoError(fmt::format("the checkpoint of step {} is not in {}", state.step, state.options.directory),
+                    "the warnings above say why; free some space or choose another directory");
+  });
+}
+
+}  // namespace lockstep::trainer
