@@ -103,7 +103,7 @@ class Installed(package.Case):
             with self.subTest(program=name):
                 out = self.ranks(count, self.consumer(name), "--epochs", "3", "--threads", "1").stdout
                 self.assertRegex(out, r"training net on waves \(4000 samples\) with " + str(count))
-                self.assertLess(float(re.search(r"\nloss (\S+)  ", out)[1]), 0.05)
+                self.assertLess(float(re.search(r"\nloss (\S+)  ", out)[1]), 0.2)
 
     def test_static_libraries_need_no_shared_one_of_lockstep(self):
         for name, wanted in (("sum_static", "1 ranks: 1\n"), ("reduce_static", "w = 3.000 on 1 ranks\n")):
