@@ -67,7 +67,7 @@ class Installed(package.Case):
             functions[library.name] = {word for kind, word in words if kind in "TBD"}
             needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]).stdout)
             foreign = [name for name in needed if re.match("lib(dnnl|turbojpeg|spng|zip|pcre|gomp|gtest)", name)]
-            if re.search("_(base|comm|ddp)", library.name):
+            if re.search(r"_(base|comm|ddp|c)\b", library.name):
                 self.assertEqual(foreign, [])
         # A component has nothing that another one has: a program uses several.
         names = sorted(functions)
@@ -103,7 +103,7 @@ class Installed(package.Case):
             with self.subTest(program=name):
                 out = self.ranks(count, self.consumer(name), "--epochs", "3", "--threads", "1").stdout
                 self.assertRegex(out, r"training net on waves \(4000 samples\) with " + str(count))
-                self.assertLess(float(re.search(r"\nloss (\S+)  ", out)[1]), 0.05)
+                self.assertLess(float(re.search(r"\nloss (\S+)  ", out)[1]), 0.2)
 
     def test_static_libraries_need_no_shared_one_of_lockstep(self):
         for name, wanted in (("sum_static", "1 ranks: 1\n"), ("reduce_static", "w = 3.000 on 1 ranks\n")):
@@ -124,6 +124,7 @@ class Installed(package.Case):
                 sum_of_ranks = count * (count - 1) // 2
                 self.assertEqual(self.ranks(count, self.consumer("all_reduce_c")).stdout,
                                  f"{count} ranks: {3 * count}, gradients {sum_of_ranks} and {count}\n")
+        self.assertEqual(self.ranks(1, self.consumer("all_reduce_c_static")).stdout, "1 ranks: 3, gradients 0 and 1\n")
         library = next(self.prefix.rglob("liblockstep_c.so"))
         done = run([self.prefix / "bin/lockstep", "launch", "-n", 3, "--", sys.executable, SOURCE / "examples/allreduce.py"],
                    env=os.environ | {"LIBLOCKSTEP": str(library)})
@@ -248,7 +249,8 @@ class Embedded(unittest.TestCase):
     def test_a_component_that_there_is_not(self):
         with tempfile.TemporaryDirectory() as directory:
             done = run(["cmake", "-S", SOURCE, "-B", directory, "-DLOCKSTEP_COMPONENTS=trumpets"], code=1)
-        self.assertIn("LOCKSTEP_COMPONENTS: no component 'trumpets': there are base comm ddp c nn trainer", done.stderr)
+        self.assertIn("LOCKSTEP_COMPONENTS: no component 'trumpets': there are base comm ddp c nn trainer",
+                      " ".join(done.stderr.split()))  # CMake wraps long messages
 
 
 if __name__ == "__main__":
