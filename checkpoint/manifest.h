@@ -18,7 +18,7 @@ struct CheckpointManifest {
   std::int64_t step = 0;           // the last one done, from 1
   sampler::SamplerState position;  // of the sampler after it
   std::int64_t optimizer_steps = 0;
-  std::int64_t total_steps = 0;  // of the run, as it was planned then
+  std::int64_t total_steps = 0;  // of the run, as it was planned then; 0: nobody has planned
   int world_size = 1;
   Facts identity;                         // must be the same in a run that resumes
   Facts settings;                         // may be others

@@ -37,8 +37,9 @@ std::string text_of(const Facts& facts, std::size_t width) {
 }
 
 void show(const std::string& path, const checkpoint::CheckpointManifest& manifest) {
-  std::string text = fmt::format("{}\nstep {} of {}, in epoch {} after {} samples of it\n", path, manifest.step,
-                                 manifest.total_steps, manifest.position.epoch + 1, manifest.position.cursor);
+  const std::string of = manifest.total_steps > 0 ? fmt::format(" of {}", manifest.total_steps) : "";
+  std::string text = fmt::format("{}\nstep {}{}, in epoch {} after {} samples of it\n", path, manifest.step, of,
+                                 manifest.position.epoch + 1, manifest.position.cursor);
   const std::size_t width = std::max(longest_name(manifest.identity), longest_name(manifest.settings));
   text += "a run that resumes must have the same\n" + text_of(manifest.identity, width);
   text += "and may change\n" + text_of(manifest.settings, width);

@@ -82,7 +82,7 @@ void check_same_run(const CheckpointManifest& there, const CheckpointManifest& h
       remedy = fmt::format("add --global-batch {}: it is the same at any number of ranks", batch->second);
     throw CheckpointError(fmt::format("checkpoint {} is of another run: {}", path, join(differing, "; ")), remedy);
   }
-  if (there.step > here.total_steps)
+  if (here.total_steps > 0 && there.step > here.total_steps)
     throw CheckpointError(
         fmt::format("checkpoint {} is of step {}, and this run ends at step {}", path, there.step, here.total_steps),
         "give more --steps or --epochs, or resume from an older one");
