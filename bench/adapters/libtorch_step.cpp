@@ -39,7 +39,8 @@ void measure(const std::string& optimizer_name, int steps, int warmup_steps, int
   const auto group = lockstep::comm::make_group();
   torch::manual_seed(static_cast<std::uint64_t>(1 + group->rank()));
   auto net = std::make_shared<Mlp>();
-  lockstep::torch::DistributedDataParallel ddp(net, *group, {.average_gradients = true});
+  lockstep::torch::DistributedDataParallel ddp(net, *group,
+                                               {.average_gradients = true, .gradient_as_bucket_view = true});
   const auto optimizer = make_optimizer(optimizer_name, ddp.parameters());
   const auto images = torch::randn({batch, 1, 28, 28});
   const auto labels = torch::randint(10, {batch}, torch::kInt64);

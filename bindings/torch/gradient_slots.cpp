@@ -54,8 +54,11 @@ std::optional<::torch::Dtype> summed_in(::torch::Dtype type) {
 }
 
 GradientSlots::GradientSlots(comm::ProcessGroup& group, std::vector<NamedTensor> parameters,
-                             const ddp::BucketLimits& limits, const ddp::Reducer::Options& options, double scale)
-    : reducer_(group, slots_of(parameters), limits, options), scale_(scale), hooks_(parameters.size()) {
+                             const ddp::BucketLimits& limits, const Options& options)
+    : reducer_(std::make_shared<ddp::Reducer>(group, slots_of(parameters), limits, options.reducer)),
+      scale_(options.scale),
+      as_views_(options.as_views),
+      hooks_(parameters.size()) {
   for (auto& [name, tensor] : parameters) {
     names_.push_back(std::move(name));
     parameters_.push_back(std::move(tensor));
@@ -94,11 +97,12 @@ void GradientSlots::find_sums() {
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot) {
     const auto& parameter = parameters_[slot];
     const auto type = summed_in(parameter.scalar_type()).value();
-    void* const data = reducer_.storage(slot).data();
+    void* const data = reducer_->storage(slot).data();
     // With the parameter's strides, which are its gradient's, copies are of whole memory.
+    const auto keep = [reducer = reducer_](void*) {};
     sums_.push_back(parameter.is_non_overlapping_and_dense()
-                        ? ::torch::from_blob(data, parameter.sizes(), parameter.strides(), type)
-                        : ::torch::from_blob(data, parameter.sizes(), type));
+                        ? ::torch::from_blob(data, parameter.sizes(), parameter.strides(), keep, type)
+                        : ::torch::from_blob(data, parameter.sizes(), keep, type));
   }
 }
 
@@ -122,13 +126,18 @@ void GradientSlots::send(std::size_t slot) {
   const auto& gradient = parameters_[slot].grad();
   check_gradient(slot, gradient);
   const ::torch::NoGradGuard guard;
-  sums_[slot].copy_(gradient);
-  reducer_.mark_ready(slot);
+  if (!is_view(slot)) sums_[slot].copy_(gradient);
+  reducer_->mark_ready(slot);
+}
+
+bool GradientSlots::is_view(std::size_t slot) const {
+  const auto& gradient = parameters_[slot].grad();
+  return as_views_ && gradient.defined() && gradient.is_alias_of(sums_[slot]);
 }
 
 void GradientSlots::send_held() {
   for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
-    if (!reducer_.decided(slot) && parameters_[slot].grad().defined()) send(slot);
+    if (!reducer_->decided(slot) && parameters_[slot].grad().defined()) send(slot);
 }
 
 bool GradientSlots::any_held() const {
@@ -136,7 +145,12 @@ bool GradientSlots::any_held() const {
 }
 
 void GradientSlots::receive(std::size_t slot) {
-  const auto& sum = sums_[slot];
+  auto& sum = sums_[slot];
+  if (as_views_ && sum.scalar_type() == parameters_[slot].scalar_type()) {
+    if (scale_ != 1.0) sum.mul_(scale_);
+    if (!is_view(slot)) parameters_[slot].mutable_grad() = sum.detach();
+    return;
+  }
   auto& gradient = parameters_[slot].mutable_grad();
   if (!gradient.defined()) gradient = ::torch::empty_like(parameters_[slot]);
   if (scale_ == 1.0)
@@ -150,25 +164,28 @@ void GradientSlots::receive(std::size_t slot) {
 void GradientSlots::finish() {
   send_held();
   const ::torch::NoGradGuard guard;
-  reducer_.finish({}, [&](std::span<const std::size_t> slots) {
+  reducer_->finish({}, [&](std::span<const std::size_t> slots) {
     for (const std::size_t slot : slots) receive(slot);
   });
   if (agreed_) return;
   // Here, where all ranks are: what they do until the next backward is the caller's affair.
-  next_order_ = reducer_.observed_order();
+  next_order_ = reducer_->observed_order();
   agreed_ = !next_order_.empty();
 }
 
 void GradientSlots::apply_order() {
   if (settled_ || !agreed_) return;
   settled_ = true;
-  if (reducer_.rebuild_buckets(std::exchange(next_order_, {}))) find_sums();
+  const ::torch::NoGradGuard guard;
+  for (std::size_t slot = 0; slot < parameters_.size(); ++slot)
+    if (is_view(slot)) parameters_[slot].mutable_grad() = parameters_[slot].grad().clone();
+  if (reducer_->rebuild_buckets(std::exchange(next_order_, {}))) find_sums();
 }
 
 std::vector<std::string> GradientSlots::order() const {
   std::vector<std::string> names;
   if (!agreed_) return names;
-  for (const std::size_t slot : settled_ ? reducer_.order() : next_order_) names.push_back(names_[slot]);
+  for (const std::size_t slot : settled_ ? reducer_->order() : next_order_) names.push_back(names_[slot]);
   return names;
 }
 

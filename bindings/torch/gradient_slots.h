@@ -26,14 +26,20 @@ class AccumulationListener {
 /// What the gradients of parameters of this type are summed in; nothing where they are not.
 std::optional<::torch::Dtype> summed_in(::torch::Dtype type);
 
-/// Copies gradients into the reducer's slots and the sums back, and calls a listener after each accumulation. Copies,
-/// not views of the slots: grad() may be undefined, replaced or stolen at any time, and a copy costs less than what
-/// accumulation into memory that exists costs more (it moves a fresh gradient into place otherwise).
+/// Copies gradients into the reducer's slots and the sums back, and calls a listener after each accumulation. Backward
+/// does not write into the slots itself: grad() may be undefined, replaced or moved into place at any time, and a copy
+/// costs less than accumulation into memory that exists does. With as_views, the sums are not copied back: grad() is
+/// the slot then, and what backward adds to it there need not be copied either.
 class GradientSlots {
  public:
-  /// Collective. Sums are multiplied by `scale` on their way back.
+  struct Options {
+    ddp::Reducer::Options reducer = {};
+    double scale = 1;  // of sums, when they become gradients
+    bool as_views = false;
+  };
+  /// Collective.
   GradientSlots(comm::ProcessGroup& group, std::vector<NamedTensor> parameters, const ddp::BucketLimits& limits,
-                const ddp::Reducer::Options& options, double scale);
+                const Options& options);
   ~GradientSlots();
   GradientSlots(const GradientSlots&) = delete;
   GradientSlots& operator=(const GradientSlots&) = delete;
@@ -45,8 +51,8 @@ class GradientSlots {
 
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<::torch::Tensor>& parameters() const { return parameters_; }
-  ddp::Reducer& reducer() { return reducer_; }
-  const ddp::Reducer& reducer() const { return reducer_; }
+  ddp::Reducer& reducer() { return *reducer_; }
+  const ddp::Reducer& reducer() const { return *reducer_; }
 
   /// This rank's gradient is complete: its slot is ready. Throws UsageError for one that is not summed.
   void send(std::size_t slot);
@@ -63,13 +69,15 @@ class GradientSlots {
 
  private:
   void find_sums();
+  bool is_view(std::size_t slot) const;
   void receive(std::size_t slot);
   void check_gradient(std::size_t slot, const ::torch::Tensor& gradient) const;
 
   std::vector<std::string> names_;
   std::vector<::torch::Tensor> parameters_;
-  ddp::Reducer reducer_;
+  std::shared_ptr<ddp::Reducer> reducer_;  // views of its slots keep it too
   double scale_;
+  bool as_views_;
   std::vector<::torch::Tensor> sums_;  // views of the reducer's slots, laid out as the parameters
   std::vector<const void*> hooks_;     // ours, by slot
   std::vector<std::size_t> next_order_;

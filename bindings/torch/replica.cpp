@@ -126,16 +126,21 @@ Replica::Replica(std::shared_ptr<::torch::nn::Module> module, comm::ProcessGroup
     if (trained_.back()) trained.push_back(named);
   }
   gradients_.emplace(group, std::move(trained), limits_of(options, group),
-                     ddp::Reducer::Options{.find_unused = options.find_unused_parameters},
-                     options.average_gradients ? 1.0 / group.size() : 1.0);
+                     GradientSlots::Options{.reducer = {.find_unused = options.find_unused_parameters},
+                                            .scale = options.average_gradients ? 1.0 / group.size() : 1.0,
+                                            .as_views = options.gradient_as_bucket_view});
   TensorBytes(all_).broadcast(group);
   TensorBytes(buffers).broadcast(group);
   if (options.broadcast_buffers) buffers_.emplace(*module_, group);
 }
 
-void Replica::check_intact() const {
+void Replica::check_group() const {
   check_usage(group_lifetime_.alive(), "DistributedDataParallel over a group that is gone",
               "keep the group as long as what sums over it");
+}
+
+void Replica::check_intact() const {
+  check_group();
   check_usage(walk_ != Walk::kSumming,
               "a pass begins in the middle of a backward that sums, or after one that an error has ended",
               "call forward() before backward(), and end the process after an error");
@@ -216,6 +221,7 @@ void Replica::reached(Pass& pass) {
 }
 
 void Replica::begin_walk(Pass& pass) {
+  check_group();
   if (!pass.syncs) {
     pass.walked = true;
     if (walk_ != Walk::kNone) return;
@@ -240,6 +246,7 @@ void Replica::begin_walk(Pass& pass) {
 void Replica::begin_without_output(std::size_t slot) {
   if (last_pass_ == nullptr || last_pass_->walked) refuse_stray(slot);
   if (!last_pass_->syncs) return;
+  check_group();
   // It has been added to already, and which part of it is a sum cannot be said.
   const auto& parameters = gradients_->parameters();
   const auto has_gradient = [](const auto& parameter) { return parameter.grad().defined(); };
@@ -253,12 +260,10 @@ void Replica::begin_without_output(std::size_t slot) {
 }
 
 void Replica::begin_step() {
-  check_usage(group_lifetime_.alive(), "DistributedDataParallel over a group that is gone",
-              "keep the group as long as what sums over it");
   gradients_->reducer().begin_step(++step_);
   if (scalars_.defined()) {
     const auto tail = gradients_->reducer().tail();
-    std::memcpy(tail.data(), scalars_.contiguous().data_ptr(), tail.size());
+    std::memcpy(tail.data(), scalars_.data_ptr(), tail.size());
   }
   walk_ = Walk::kSumming;
 }
@@ -298,6 +303,8 @@ void Replica::refuse_stray(std::size_t slot) const {
 
 void Replica::finish() {
   gradients_->finish();
+  const auto tail = gradients_->reducer().tail();
+  std::memcpy(summed_scalars_.data(), tail.data(), tail.size());
   walk_ = Walk::kNone;
   sums_held_ = buffers_due_ = true;
 }
@@ -313,12 +320,11 @@ void Replica::contribute_nothing() {
 
 ::torch::Tensor Replica::scalars() {
   if (!scalars_.defined()) scalars_ = ::torch::zeros({DistributedDataParallelBase::kScalars}, ::torch::kFloat32);
-  return scalars_;
+  return scalars_.detach();  // a loss that is written there brings its graph along: into this tensor, not into ours
 }
 
 ::torch::Tensor Replica::summed_scalars() const {
-  const auto tail = gradients_->reducer().tail();
-  return ::torch::from_blob(tail.data(), {DistributedDataParallelBase::kScalars}, ::torch::kFloat32).clone();
+  return ::torch::tensor(::torch::ArrayRef<float>(summed_scalars_.data(), summed_scalars_.size()), ::torch::kFloat32);
 }
 
 void Replica::check(bool buffers) const {

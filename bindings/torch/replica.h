@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +51,7 @@ class Replica final : public AccumulationListener, public std::enable_shared_fro
   enum class Walk { kNone, kLocal, kSumming };  // the backward that runs
 
   Replica(std::shared_ptr<::torch::nn::Module> module, comm::ProcessGroup& group, const Options& options);
+  void check_group() const;
   void check_intact() const;
   void check_parameters() const;
   bool accumulates() const;
@@ -76,6 +78,7 @@ class Replica final : public AccumulationListener, public std::enable_shared_fro
   std::optional<GradientSlots> gradients_;
   std::optional<SharedBuffers> buffers_;
   ::torch::Tensor scalars_;  // undefined: nobody has asked for them
+  std::array<float, DistributedDataParallelBase::kScalars> summed_scalars_{};
 
   int no_syncs_ = 0;  // that live
   Walk walk_ = Walk::kNone;

@@ -31,6 +31,9 @@ struct DistributedDataParallelOptions {
   /// is, which optimizers leave alone where it is undefined. Without it, that is a UsageError on every rank, out of
   /// backward(), which names them.
   bool find_unused_parameters = false;
+  /// After backward grad() is the reducer's memory, in place of a copy: faster, and less memory. The next backward
+  /// writes there, so a gradient that is to be kept is cloned. bf16 and f16 are copied nevertheless.
+  bool gradient_as_bucket_view = false;
   /// MiB; default: ProcessGroup::preferred_bucket_bytes().
   std::optional<double> bucket_cap_mb = std::nullopt;
   double first_bucket_mb = 1.0;
@@ -81,11 +84,11 @@ class DistributedDataParallelBase {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// (kScalars) f32 of zeros at first: numbers of this rank, a loss or a count, that are summed over the ranks along
-  /// with the gradients. What it holds when a backward that sums begins is sent; it keeps its content.
+  /// (kScalars) f32 on the CPU, of zeros at first: numbers of this rank, a loss or a count, that are summed over the
+  /// ranks along with the gradients. What it holds when a backward that sums begins is sent; it keeps its content.
   static constexpr std::int64_t kScalars = ddp::Reducer::kTailFloats;
   ::torch::Tensor scalars();
-  /// A copy of their sums in the last step.
+  /// A copy of their sums in the last step; zeros before it.
   ::torch::Tensor summed_scalars() const;
 
   /// Collective, before the first step, once: `hook` carries the buckets, in place of an allreduce.

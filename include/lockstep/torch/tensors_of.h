@@ -48,7 +48,9 @@ void for_each_tensor(T& value, See&& see) {
   } else if constexpr (detail::IsOptional<T>::value) {
     if (value) for_each_tensor(*value, see);
   } else if constexpr (std::ranges::range<T&>) {
-    for (auto& element : value) for_each_tensor(element, see);
+    if constexpr (!std::is_arithmetic_v<std::ranges::range_value_t<T&>>)  // also of std::vector<bool>, which has no
+                                                                          // elements
+      for (auto& element : value) for_each_tensor(element, see);
   } else if constexpr (detail::TupleLike<T>) {
     std::apply([&](auto&... elements) { (for_each_tensor(elements, see), ...); }, value);
   } else if constexpr (std::is_const_v<T>) {

@@ -71,6 +71,7 @@ TEST(Misuse, AGroupThatEndsBeforeWhatSumsOverIt) {
       std::make_unique<lockstep::comm::SelfGroup>(std::chrono::seconds(30));
   const auto net = two_layers();
   DistributedDataParallel ddp(net, *alone);
+  loss_of(ddp(own_samples())).backward();  // whose sums the gradients hold
   const auto loss = loss_of(ddp(own_samples()));
   alone.reset();
   EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("over a group that is gone"));

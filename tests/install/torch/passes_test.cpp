@@ -253,13 +253,15 @@ namespace {
 
 struct AllResults : Layers {
   std::tuple<torch::Tensor, std::optional<std::vector<torch::Tensor>>, std::map<std::string, torch::Tensor>,
-             std::array<std::pair<Results, int>, 1>, torch::Tensor>
+             std::array<std::pair<Results, int>, 1>, torch::Tensor, std::vector<bool>, std::string>
   forward(const torch::Tensor& x) {
     return {layer("left", x),
             std::vector{layer("right", x), x},
             {{"right", layer("right", x)}},
             {{{{layer("left", x), 1}, 2}}},
-            weight("left")};
+            weight("left"),
+            {true},
+            "text"};
   }
 };
 
@@ -270,7 +272,7 @@ TEST(Outputs, OfAllKinds) {
   for (int which = 0; which < 5; ++which) {
     net->clear();
     const auto before = ddp.reducer().timeline().begin;
-    auto [y, list, map, results, weight] = ddp(x);
+    auto [y, list, map, results, weight, bits, text] = ddp(x);
     EXPECT_EQ(weight.is_leaf(), false);
     // Nothing comes back from Cut: only an output that is known begins the step.
     Cut::apply(std::vector{y, list->at(0), map.at("right"), results[0].first.y, weight}.at(which)).sum().backward();

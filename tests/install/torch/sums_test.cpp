@@ -240,6 +240,7 @@ TEST(Loops, RanksWithoutSamples) {
 TEST(Loops, ScalarsAreSummedAlongWithGradients) {
   const auto net = two_layers();
   DistributedDataParallel ddp(net, group());
+  EXPECT_EQ(ddp.summed_scalars().abs().sum().item<float>(), 0.0f);
   for (int step = 1; step <= 2; ++step) {
     ddp.scalars()[0] = rank() + step;
     ddp.scalars()[15] = 1;
@@ -248,6 +249,86 @@ TEST(Loops, ScalarsAreSummedAlongWithGradients) {
     EXPECT_EQ(sums[0].item<float>(), static_cast<float>(ranks() * (ranks() - 1) / 2 + ranks() * step));
     EXPECT_EQ(sums[15].item<float>(), static_cast<float>(ranks()));
     EXPECT_EQ(sums[7].item<float>(), 0.0f);
+    const auto loss = loss_of(ddp(own_samples()));
+    ddp.scalars()[0] = loss;  // not its graph
+    EXPECT_FALSE(ddp.scalars().requires_grad());
+    EXPECT_TRUE(ddp.summed_scalars().equal(sums));  // till the next step ends
+  }
+}
+
+// The same sums, where gradients are the reducer's memory.
+class Views : public ::testing::TestWithParam<bool> {
+ protected:
+  lockstep::torch::DistributedDataParallelOptions options() const {
+    return {.average_gradients = GetParam(),
+            .gradient_as_bucket_view = true,
+            .bucket_cap_mb = 1e-5,
+            .first_bucket_mb = 1e-5};
+  }
+  double share() const { return GetParam() ? 1.0 / ranks() : 1.0; }
+  template <class Ddp>
+  static bool all_are_slots(const Ddp& ddp) {
+    for (std::size_t slot = 0; slot < ddp.parameters().size(); ++slot)
+      if (ddp.parameters()[slot].grad().data_ptr() != ddp.reducer().storage(slot).data()) return false;
+    return true;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Sums, Views, ::testing::Bool());
+
+TEST_P(Views, ClearedOrNot) {
+  for (const int way : {0, 1, 2}) {
+    const auto net = two_layers();
+    DistributedDataParallel ddp(net, group(), options());
+    torch::optim::SGD optimizer(ddp.parameters(), 0.0);
+    const auto wanted = gradients_of_one_process(net);
+    for (int step = 1; step <= 4; ++step) {  // buckets move before the second one
+      if (way < 2) optimizer.zero_grad(way == 0);
+      loss_of(ddp(own_samples())).backward();
+      EXPECT_TRUE(all_are_slots(ddp));
+      expect_close(gradients_of(ddp.parameters()), wanted, share() * (way == 2 ? step : 1));
+    }
+  }
+}
+
+TEST_P(Views, InPartsAndWithoutSamples) {
+  const auto net = two_layers();
+  DistributedDataParallel ddp(net, group(), options());
+  const auto wanted = gradients_of_one_process(net);
+  for (const int way : {0, 1, 2, 3}) {
+    if (way != 2)
+      for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+    if (way > 0) {
+      const auto guard = ddp.no_sync();
+      loss_of(ddp(own_samples())).backward();
+    }
+    if (way == 3)
+      ddp.contribute_nothing();
+    else
+      loss_of(ddp(own_samples())).backward();
+    EXPECT_TRUE(all_are_slots(ddp));
+    expect_close(gradients_of(ddp.parameters()), wanted,
+                 share() * std::vector{1, 2, 4, 1}.at(static_cast<std::size_t>(way)));
+  }
+}
+
+TEST_P(Views, OutliveWhatTheyAreViewsOf) {
+  const auto net = two_layers();
+  const auto wanted = gradients_of_one_process(net);
+  std::optional<DistributedDataParallel<torch::nn::SequentialImpl>> ddp(std::in_place, net, group(), options());
+  loss_of((*ddp)(own_samples())).backward();
+  ddp.reset();
+  expect_close(gradients_of(net->parameters()), wanted, share());
+  for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+}
+
+TEST_P(Views, OfTheirOwnTypeAlone) {
+  const auto net = std::make_shared<OneWeight>(torch::kBFloat16);
+  DistributedDataParallel ddp(net, group(), options());
+  for (int step = 0; step < 2; ++step) {
+    net->zero_grad();
+    ddp(2.0).backward();
+    EXPECT_EQ(net->weight.grad().scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(net->weight.grad()[9].item<double>(), 2 * ranks() * share());
   }
 }
 
