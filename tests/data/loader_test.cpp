@@ -290,11 +290,11 @@ TEST(Loader, ADataSetThatDoesNotSayHowItIsRead) {
   for (const int workers : {0, 1}) {
     Loader numbers(std::make_shared<Unread>(), sampler_of(4, 2), {.workers = workers});
     EXPECT_THAT(refusal_of([&] { numbers.next(); }),
-                AllOf(HasSubstr("'points' does not say how its samples are read"), HasSubstr("override read(")));
+                AllOf(HasSubstr("'points' does not say how its samples are read"), HasSubstr("or read(")));
     Loader tokens(std::make_shared<Unread>(true), sampler_of(4, 2), {.workers = workers});
     EXPECT_THAT(refusal_of([&] { tokens.next(); }), HasSubstr("override read_tokens("));
     Loader in_order(std::make_shared<Unread>(), Slice{0, 4}, 2, {.workers = workers});
-    EXPECT_THAT(refusal_of([&] { in_order.next(); }), HasSubstr("override read("));
+    EXPECT_THAT(refusal_of([&] { in_order.next(); }), HasSubstr("or read("));
   }
   float x[2];
   std::int32_t label = 0, tokens[2], labels[2];

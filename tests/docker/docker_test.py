@@ -57,7 +57,7 @@ class Dockerfiles(unittest.TestCase):
 
     def test_nothing_they_need_is_ignored(self):
         ignored = [line for line in (SOURCE / ".dockerignore").read_text().splitlines() if line and line[0] not in "#!"]
-        modules = re.findall(r"add_subdirectory\((\w+)\)", (SOURCE / "CMakeLists.txt").read_text())
+        modules = [path.parent.name for path in SOURCE.glob("*/CMakeLists.txt")]
         self.assertIn("comm", modules)
         for needed in (*modules, "cmake", "CMakeLists.txt", "scripts", "docker/rootfs"):
             if needed != "tests":  # left out of builds without BUILD_TESTING

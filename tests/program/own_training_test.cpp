@@ -14,7 +14,7 @@ using ::testing::Not;
 
 class OwnTraining : public ::testing::Test {
  protected:
-  /// `lockstep` in `line` is the program.
+  /// `regression` in `line` is the program.
   Outcome start(const std::string& line) { return run(line, directory_.path(), 120, REGRESSION_PROGRAM); }
   Metrics metrics(const std::string& name) { return read_metrics(directory_.path() / name); }
 
@@ -23,7 +23,7 @@ class OwnTraining : public ::testing::Test {
 
 TEST_F(OwnTraining, LearnsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3}) {
-    const auto outcome = start(on_ranks(ranks) + "lockstep --epochs 6 --threads 1 --global-batch 32 --metrics m.jsonl");
+    const auto outcome = start(on_ranks(ranks) + "regression --epochs 6 --threads 1 --global-batch 32 --metrics m.jsonl");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("training net on waves (4000 samples)"));
     EXPECT_THAT(outcome.out, Not(HasSubstr("accuracy"))) << "targets are numbers";
@@ -37,7 +37,7 @@ TEST_F(OwnTraining, LearnsOnAnyNumberOfRanks) {
 
 // Another order of sums is all that the number of ranks changes.
 TEST_F(OwnTraining, FirstLossesAreThoseOfOneRank) {
-  const std::string rest = "lockstep --steps 5 --threads 1 --global-batch 32 --quiet --metrics ";
+  const std::string rest = "regression --steps 5 --threads 1 --global-batch 32 --quiet --metrics ";
   ASSERT_EQ(start(rest + "one.jsonl").code, 0);
   ASSERT_EQ(start(on_ranks(3) + rest + "three.jsonl").code, 0);
   const auto one = metrics("one.jsonl").losses, three = metrics("three.jsonl").losses;
@@ -48,7 +48,7 @@ TEST_F(OwnTraining, FirstLossesAreThoseOfOneRank) {
 
 TEST_F(OwnTraining, ResumesToTheSameBits) {
   const std::string command =
-      on_ranks(2) + "lockstep --epochs 4 --threads 1 --global-batch 64 --quiet --checkpoint-dir c --keep 0 ";
+      on_ranks(2) + "regression --epochs 4 --threads 1 --global-batch 64 --quiet --checkpoint-dir c --keep 0 ";
   ASSERT_EQ(start(command + "--metrics whole.jsonl").code, 0);
   for (const auto& entry : fs::directory_iterator(directory_.path() / "c"))
     if (entry.path().filename() > "step-0000000126") fs::remove_all(entry.path());
@@ -59,21 +59,21 @@ TEST_F(OwnTraining, ResumesToTheSameBits) {
 }
 
 TEST_F(OwnTraining, HasTheFlagsThatApply) {
-  const auto help = start("lockstep --help");
+  const auto help = start("regression --help");
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("Usage: regression [flags]"));
   for (const char* flag : {"--epochs", "--clip-norm", "--checkpoint-dir", "--momentum", "(default 0.02)", "cosine"})
     EXPECT_THAT(help.out, HasSubstr(flag));
   for (const char* flag : {"--data ", "--hidden", "--classes", "--context", "MODEL"})
     EXPECT_THAT(help.out, Not(HasSubstr(flag)));
-  const auto foreign = start("lockstep --hidden 3");
+  const auto foreign = start("regression --hidden 3");
   EXPECT_EQ(foreign.code, 2);
   EXPECT_THAT(foreign.err, HasSubstr("unknown flag --hidden on the command line → regression --help lists them all"));
-  EXPECT_THAT(start("lockstep mlp").err, HasSubstr("regression takes flags only"));
-  EXPECT_THAT(start("lockstep --momentum 0.9").err, HasSubstr("the optimizer is adamw"));
-  EXPECT_THAT(start("lockstep --loss cross_entropy").err,
+  EXPECT_THAT(start("regression mlp").err, HasSubstr("regression takes flags only"));
+  EXPECT_THAT(start("regression --momentum 0.9").err, HasSubstr("the optimizer is adamw"));
+  EXPECT_THAT(start("regression --loss cross_entropy").err,
               HasSubstr("the targets of waves are numbers, and the loss cross_entropy takes labels"));
-  EXPECT_EQ(start("lockstep --loss squared_error --steps 2 --quiet").code, 0);
+  EXPECT_EQ(start("regression --loss squared_error --steps 2 --quiet").code, 0);
 }
 
 }  // namespace

@@ -265,6 +265,7 @@ class Data(Jobs):
         host, port = store.get("exchanging addresses/0").decode().split("\n")[1].split()
         store.set("exchanging addresses/1", "-1\n127.0.0.1 1\n")
         nonce = store.get("naming the job/0")
+        store.set("naming the job/1", "")
         secret = wire.sign(SECRET.encode(), b"data connections " + nonce)
         identity = wire.number(1) + wire.number(0)
         address = (host, int(port))
