@@ -23,7 +23,8 @@ class OwnTraining : public ::testing::Test {
 
 TEST_F(OwnTraining, LearnsOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3}) {
-    const auto outcome = start(on_ranks(ranks) + "regression --epochs 6 --threads 1 --global-batch 32 --metrics m.jsonl");
+    const auto outcome =
+        start(on_ranks(ranks) + "regression --epochs 6 --threads 1 --global-batch 32 --metrics m.jsonl");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("training net on waves (4000 samples)"));
     EXPECT_THAT(outcome.out, Not(HasSubstr("accuracy"))) << "targets are numbers";
