@@ -168,7 +168,9 @@ void add_update_options(OptionTable& table, TrainConfig& config) {
   table.add({.name = "lr",
              .placeholder = "X",
              .help = "learning rate",
-             .default_text = fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
+             .default_text =
+                 config.lr ? fmt::to_string(*config.lr)  // a program's own
+                           : fmt::format("{}{}", nn::OptimizerFamily().lr, of_models([](const auto& training) {
                                            return training.lr_per_256
                                                       ? fmt::format("{} * global batch / 256", *training.lr_per_256)
                                                       : std::string();
