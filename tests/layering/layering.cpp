@@ -195,7 +195,7 @@ std::vector<std::string> undeclared_includes(const fs::path& root, const Depende
 std::vector<std::string> foreign_includes(const fs::path& root) {
   std::vector<std::string> found;
   std::vector<std::string> directories = adapters();
-  directories.emplace_back(kPublic);
+  directories.insert(directories.begin(), kPublic);
   for_each_line(root, directories, [&](const SourceLine& line) {
     const auto include = included(line.text);
     if (!include) return;
