@@ -83,7 +83,7 @@ class Installed(package.Case):
         shutil.copytree(SOURCE / "examples", self.here / "examples")
         self.configure(self.here / "consumer", f"-DEXAMPLES={self.here / 'examples'}",
                        f"-DLOCKSTEP_HEADERS={self.prefix / 'include'}")
-        run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"])
+        run(["cmake", "--build", self.here / "consumer/build", "--parallel", "2"], timeout=600)
         return program
 
     def test_a_program_that_finds_the_package(self):
@@ -243,7 +243,7 @@ class Embedded(unittest.TestCase):
         self.assertNotIn("DNNL", (self.build / "CMakeCache.txt").read_text())
 
     def test_it_runs(self):
-        run(["cmake", "--build", self.build, "--target", "sum", "--parallel", "2"])
+        run(["cmake", "--build", self.build, "--target", "sum", "--parallel", "2"], timeout=600)
         self.assertEqual(run([self.build / "sum"]).stdout, "1 ranks: 1\n")
 
     def test_a_component_that_there_is_not(self):
