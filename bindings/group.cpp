@@ -86,11 +86,7 @@ using namespace lockstep;
 using namespace lockstep::bindings;
 
 int lockstep_group_options_init(lockstep_group_options* options, size_t size) {
-  return run([&] {
-    const lockstep_group_options all = defaults();
-    std::memcpy(&deref(options, "options"), &all, std::min(size, sizeof all));
-    options->size = std::min(size, sizeof all);
-  });
+  return run([&] { init_options(options, size, defaults()); });
 }
 
 int lockstep_group_make(const lockstep_group_options* options, lockstep_group** group) {

@@ -1,6 +1,9 @@
 // What every function of the C interface does: handles, and errors as codes.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -49,6 +52,15 @@ template <class T>
 T& deref(T* argument, const char* name) {
   if (argument == nullptr) throw UsageError(fmt::format("{} is NULL", name), "pass what lockstep.h asks for");
   return *argument;
+}
+
+/// `options` becomes `defaults`, as far as the caller, whose structure has `size` bytes, knows of them: a program built
+/// with an older lockstep.h has a shorter one.
+template <class Options>
+void init_options(Options* options, std::size_t size, const Options& defaults) {
+  const std::size_t known = std::min(size, sizeof defaults);
+  std::memcpy(&deref(options, "options"), &defaults, known);
+  options->size = known;
 }
 
 }  // namespace lockstep::bindings

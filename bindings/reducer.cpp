@@ -48,11 +48,7 @@ using namespace lockstep;
 using namespace lockstep::bindings;
 
 int lockstep_reducer_options_init(lockstep_reducer_options* options, size_t size) {
-  return run([&] {
-    const lockstep_reducer_options all = reducer_defaults();
-    std::memcpy(&deref(options, "options"), &all, std::min(size, sizeof all));
-    options->size = std::min(size, sizeof all);
-  });
+  return run([&] { init_options(options, size, reducer_defaults()); });
 }
 
 int lockstep_reducer_make(lockstep_group* group, const lockstep_slot* slots, size_t count,

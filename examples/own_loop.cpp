@@ -1,4 +1,4 @@
-// A training loop of one's own: own module, lockstep's ranks. Run it alone, with lockstep launch -n N, mpirun -np N or
+// A custom training loop: own module, lockstep's ranks. Run it alone, with lockstep launch -n N, mpirun -np N or
 // torchrun's variables.
 #include <cstdio>
 

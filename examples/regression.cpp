@@ -1,4 +1,4 @@
-// A regression of one's own: own data with numbers for targets, own model, own loss, trained by lockstep. It has the
+// A custom regression: own data with numbers for targets, own model, own loss, trained by lockstep. It has the
 // flags of `lockstep train`: --epochs, --lr, --schedule, --clip-norm, --checkpoint-dir, --resume, --metrics and others.
 #include <lockstep/trainer.h>
 

@@ -1,4 +1,4 @@
-// One training loop over both ways of using several devices, with a data set and a module of one's own.
+// One training loop over both ways of using several devices, with a custom data set and module.
 //
 //   two_ways dp 3                              one process, three CPU devices (two_ways dp: all GPUs)
 //   lockstep launch -n 3 -- two_ways ddp       three processes, each on a device of its own; mpirun and torchrun too

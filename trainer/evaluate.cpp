@@ -59,7 +59,7 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
     const nn::Var outputs = module.forward(tape_, tape_.input(inputs.x));
-    const nn::Loss loss = loss_(tape_, outputs, inputs.targets, 1.0f);
+    const nn::Loss loss = loss_of(tape_, outputs, inputs, loss_, 1.0f);
     backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
     if (top5_)
       backend_.loss().count_in_top(outputs.rows(), inputs.targets, 5,

@@ -51,10 +51,13 @@ Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) 
   return inputs;
 }
 
-nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale) {
-  const nn::Var outputs = module.forward(tape, tape.input(inputs.x));
+nn::Loss loss_of(nn::Tape& tape, nn::Var outputs, const Inputs& inputs, const nn::LossFunction& loss, float scale) {
   const bool numbers = inputs.targets.dtype() == DType::kF32;  // a loss compares them with such as they are
   return loss(tape, numbers ? nn::to_f32(tape, outputs) : outputs, inputs.targets, scale);
+}
+
+nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale) {
+  return loss_of(tape, module.forward(tape, tape.input(inputs.x)), inputs, loss, scale);
 }
 
 }  // namespace lockstep::trainer

@@ -1,4 +1,4 @@
-// Data-parallel training of own models, on data sets of one's own or those that lockstep reads:
+// Data-parallel training of own models, on custom data sets or those that lockstep reads:
 // find_package(lockstep COMPONENTS trainer).
 #pragma once
 

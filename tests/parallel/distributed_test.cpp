@@ -1,4 +1,5 @@
-// DistributedDataParallel on several ranks against one process: what a loop of one's own computes, and what is refused.
+// DistributedDataParallel on several ranks against one process: what a custom training loop computes, and what is
+// refused.
 #include "base/error.h"
 #include "lockstep/parallel/distributed_data_parallel.h"
 

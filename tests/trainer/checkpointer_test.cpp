@@ -1,4 +1,4 @@
-// Checkpoints of a loop of one's own: the same bits as without a break.
+// Checkpoints of a custom training loop: the same bits as without a break.
 #include "lockstep/trainer/checkpointer.h"
 
 #include <gmock/gmock.h>

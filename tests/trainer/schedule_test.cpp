@@ -37,7 +37,7 @@ TEST(LearningRate, CosineGoesFromLrTowardsMinLr) {
   for (int step = 1; step < 100; ++step) EXPECT_LT(rate.at(step), rate.at(step - 1));
 }
 
-// What loops of one's own write.
+// What custom training loops write.
 TEST(LearningRate, ByNameAndInShort) {
   const nn::LearningRate long_way = schedule_of(config_with("cosine", 5, 1.0, 0.2), 100);
   const nn::LearningRate in_short = nn::cosine(1.0, 100, 5, 0.2);

@@ -63,7 +63,7 @@ struct Session {
 /// unless it is set. Throws what cannot be.
 Session open_session(const SessionOptions& options);
 
-/// The same for a training loop of one's own: what init_process_group and set_device do. `device` is as --device has
+/// The same for a custom training loop: what init_process_group and set_device do. `device` is as --device has
 /// it.
 Session open_session(const std::string& device = "auto");
 

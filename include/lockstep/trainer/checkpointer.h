@@ -1,4 +1,4 @@
-// Checkpoints of a training loop of one's own.
+// Checkpoints of a custom training loop.
 #pragma once
 
 #include <cstdint>

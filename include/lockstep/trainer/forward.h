@@ -34,7 +34,10 @@ Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activat
 /// are.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
 
-/// Runs `module` on them and returns the loss, summed over the targets and scaled as nn::Loss says.
+/// The loss of what a module returned for `inputs`, summed over the targets and scaled as nn::Loss says.
+nn::Loss loss_of(nn::Tape& tape, nn::Var outputs, const Inputs& inputs, const nn::LossFunction& loss, float scale);
+
+/// Runs `module` on them and returns loss_of() its outputs.
 nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale);
 
 }  // namespace lockstep::trainer

@@ -88,7 +88,7 @@ Var add_relu(Tape& tape, Var x, Var y);
 /// (N, H, W, C) → (N, C·H·W) in PyTorch's order (channel outermost); (N, F) stays.
 Var flatten(Tape& tape, Var x);
 
-// Of each element, for losses of one's own. Operands are f32 (to_f32()); those of two have one shape, and nothing is
+// Of each element, for custom losses. Operands are f32 (to_f32()); those of two have one shape, and nothing is
 // broadcast (Note [Own losses]).
 
 /// The same numbers as f32.
@@ -129,7 +129,7 @@ Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, f
 /// The sum of all elements of x as a loss.
 ///
 /// Note [Own losses]
-/// A loss of one's own computes, with the functions above, a number for each sample, or for each target, and returns
+/// A custom loss computes, with the functions above, a number for each sample, or for each target, and returns
 /// sum() of them:
 ///
 ///   Loss huber(Tape& tape, Var y, const Tensor& targets, float scale) {

@@ -1,4 +1,4 @@
-// What losses of one's own are put together from: functions of each element, and sums. f32.
+// What custom losses are put together from: functions of each element, and sums. f32.
 #pragma once
 
 #include <cstdint>
