@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// Counts up whenever what ranks and launcher say to each other changes. Hello's first field and kRefused never do.
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 /// What one side of a connection encrypts with, and what it decrypts with.
 struct SessionCiphers {

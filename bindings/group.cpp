@@ -59,16 +59,6 @@ lockstep_group* handle_of(std::unique_ptr<comm::ProcessGroup> group) {
   return new lockstep_group(std::move(held));
 }
 
-/// The caller's memory of `count` values, for each of so many ranks.
-template <class Pointer>
-Pointer buffer(Pointer values, std::size_t count, DType dtype, int ranks, const char* name) {
-  if (count > std::numeric_limits<std::ptrdiff_t>::max() / size_of(dtype) / static_cast<std::size_t>(ranks))
-    throw UsageError(fmt::format("{} values of {} for each of {} ranks", count, lockstep::name_of(dtype), ranks),
-                     "pass a count of elements");
-  if (count > 0) static_cast<void>(deref(static_cast<const char*>(values), name));
-  return values;
-}
-
 }  // namespace
 
 std::shared_ptr<Group> group_of(lockstep_group* handle) {
@@ -79,6 +69,17 @@ std::shared_ptr<Group> group_of(lockstep_group* handle) {
 
 DType dtype_of(int dtype) { return static_cast<DType>(checked(dtype, LOCKSTEP_F16, "dtype")); }
 comm::ReduceOp op_of(int op) { return static_cast<comm::ReduceOp>(checked(op, LOCKSTEP_PROD, "op")); }
+
+const void* buffer(const void* values, std::size_t count, DType dtype, int ranks, const char* name) {
+  if (count > std::numeric_limits<std::ptrdiff_t>::max() / size_of(dtype) / static_cast<std::size_t>(ranks))
+    throw UsageError(fmt::format("{} values of {} for each of {} ranks", count, lockstep::name_of(dtype), ranks),
+                     "pass a count of elements");
+  if (count > 0) static_cast<void>(deref(static_cast<const char*>(values), name));
+  return values;
+}
+void* buffer(void* values, std::size_t count, DType dtype, int ranks, const char* name) {
+  return const_cast<void*>(buffer(static_cast<const void*>(values), count, dtype, ranks, name));
+}
 
 }  // namespace lockstep::bindings
 

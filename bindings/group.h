@@ -4,6 +4,7 @@
 #include <lockstep/lockstep.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -15,7 +16,9 @@ namespace lockstep::bindings {
 struct Group {
   std::unique_ptr<comm::ProcessGroup> group;
   std::string backend;
-  std::uint64_t issued = 0;  // the last work that was handed out
+  std::uint64_t issued = 0;                                // the last work that was handed out
+  std::uint64_t transfers = 0;                             // that were handed out
+  std::map<std::uint64_t, comm::Transfer> under_way = {};  // of those, the ones that have not been waited for
   bool ended = false;
 };
 
@@ -24,6 +27,9 @@ std::shared_ptr<Group> group_of(lockstep_group* handle);
 /// The enumerations, checked.
 DType dtype_of(int dtype);
 comm::ReduceOp op_of(int op);
+/// The caller's memory of `count` values, for each of so many ranks. Throws UsageError where there is none.
+const void* buffer(const void* values, std::size_t count, DType dtype, int ranks, const char* name);
+void* buffer(void* values, std::size_t count, DType dtype, int ranks, const char* name);
 
 }  // namespace lockstep::bindings
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/status_report.h"
+#include "comm/wait.h"
 
 namespace lockstep::comm {
 
@@ -13,6 +14,7 @@ static_assert(Engine::kTextBytes % kArenaAlignment == 0);
 Engine::Engine(int rank, int size)
     : rank_(rank),
       size_(size),
+      pairs_(size, *this),
       texts_memory_(std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size) * kTextBytes)),
       texts_(texts_memory_->data()) {
   queue_.reserve(512);
@@ -26,6 +28,44 @@ std::uint64_t Engine::submit(const Op& op) {
   taken.op_index = ++submitted_;
   taken.history = history_;
   return submitted_;
+}
+
+bool Engine::advance() {
+  const bool moved = advance_operations();
+  if (pairs_.idle()) return moved;
+  return pairs_.advance([&](int rank) { return name_of(rank); }) || moved;
+}
+
+void Engine::check_transfers() {
+  if (pairs_.idle()) return;
+  const auto who_is_gone = [&]() -> const PairTransfer* {
+    for (const PairTransfer* transfer : pairs_.waiting())
+      if (is_gone(transfer->peer)) return transfer;
+    return nullptr;
+  };
+  if (who_is_gone() != nullptr) {
+    // What it has done before its end counts.
+    while (advance()) {
+    }
+    if (const PairTransfer* transfer = who_is_gone()) {
+      await_own_stop_request();
+      throw_gone(transfer->peer, describe(*transfer, name_of(transfer->peer)));
+    }
+  }
+  if (pairs_.idle() || !transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
+  const PairTransfer& first = *pairs_.waiting().front();
+  const std::string peer = name_of(first.peer);
+  warn_of_stall(describe(first, peer), transfers_stall_.waited_seconds(), peer);
+}
+
+void Engine::time_out(const PairTransfer& transfer, double waited_seconds) {
+  const std::string peer = name_of(transfer.peer), trouble = trouble_with(transfer.peer);
+  throw_timeout(describe(transfer, peer), waited_seconds, {job_ranks().of(transfer.peer)},
+                trouble.empty() ? peer : fmt::format("{} ({})", peer, trouble));
+}
+
+void Engine::check_all_received() {
+  pairs_.check_nothing_left([&](int rank) { return name_of(rank); });
 }
 
 void Engine::complete_first() {
@@ -66,11 +106,15 @@ std::vector<std::string> Engine::texts() const {
 }
 
 void Engine::throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const {
+  throw_timeout(describe(first()), waited_seconds, ranks, names);
+}
+
+void Engine::throw_timeout(const std::string& what, double waited_seconds, const std::vector<int>& ranks,
+                           const std::string& names) const {
   report_missing_ranks(ranks);
-  throw TimeoutError(
-      fmt::format("{} timed out after {:.3g} s waiting for {}", describe(first()), waited_seconds, names),
-      fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
-                  ranks.empty() ? 0 : ranks.front()));
+  throw TimeoutError(fmt::format("{} timed out after {:.3g} s waiting for {}", what, waited_seconds, names),
+                     fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds",
+                                 ranks.empty() ? 0 : ranks.front()));
 }
 
 }  // namespace lockstep::comm

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/pairs.h"
 #include "comm/store.h"
 #include "comm/wait.h"
 #include "lockstep/base/deadline.h"
@@ -27,13 +28,13 @@ namespace lockstep::comm {
 ///
 /// No allocation once the queue, and what the engine keeps beside it, have been as large as they get. Arenas must
 /// outlive their operations.
-class Engine {
+class Engine : protected PairStreams {
  public:
   /// An exchange of short texts, collective and blocking: every rank's on every rank, by rank. With `within_host` it is
   /// among the ranks of each host alone; the texts of others are then meaningless.
   using TextExchange = FunctionRef<std::vector<std::string>(const std::string& mine, bool within_host)>;
 
-  virtual ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -61,15 +62,22 @@ class Engine {
 
   /// Takes the next operation; returns its op_index.
   std::uint64_t submit(const Op& op);
+  /// Takes a send or a receive, which is no operation of the group (Note [Pairs]).
+  void submit(std::shared_ptr<PairTransfer> transfer) { pairs_.add(std::move(transfer)); }
   /// Does what can be done now; whether anything was. Throws what a group ends with.
-  virtual bool advance() = 0;
+  bool advance();
 
   /// The op_index of the last operation that has been taken, and of the last that is complete.
   std::uint64_t submitted() const { return submitted_; }
   std::uint64_t completed() const { return completed_; }
   /// The sequence number of the last complete operation that has one.
   std::uint64_t completed_sequence() const { return completed_sequence_; }
+  /// Whether no operation is under way.
   bool idle() const { return completed_ == submitted_; }
+  /// Whether no send or receive is.
+  bool has_no_transfers() const { return pairs_.idle(); }
+  /// Whether it is one of them; it may be gone.
+  bool has(const PairTransfer* transfer) const { return pairs_.has(transfer); }
 
   /// How a driver waits that calls advance() meanwhile: the caller itself, or a thread of the group.
   virtual WaitPolicy wait_policy(bool by_thread) const = 0;
@@ -85,6 +93,15 @@ class Engine {
   virtual void watch_stall() = 0;
   /// Throws the TimeoutError for a wait that has lasted so long; there is an operation that is not complete.
   [[noreturn]] virtual void time_out(double waited_seconds) = 0;
+
+  // The same for sends and receives.
+
+  /// Throws where a rank that one of them waits for has ended; mentions it when nothing has moved for long.
+  void check_transfers();
+  [[noreturn]] void time_out(const PairTransfer& transfer, double waited_seconds);
+  /// After all ranks' last operation: throws OutOfStepError where another rank has sent what this one has not received.
+  void check_all_received();
+
   /// Reports this rank's failure to the others, where they need to know it.
   virtual void announce_abort(const std::exception_ptr& failure) { static_cast<void>(failure); }
   /// The orderly end, when all operations are complete.
@@ -95,6 +112,18 @@ class Engine {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+
+  /// advance() for operations.
+  virtual bool advance_operations() = 0;
+  /// "rank 1 (host b)".
+  virtual std::string name_of(int rank) const = 0;
+  virtual const JobRanks& job_ranks() const = 0;
+  /// Whether `peer`, which a transfer waits for, is known to have ended, or the way to it to be lost.
+  virtual bool is_gone(int peer) = 0;
+  /// Says so; `waiting_in` is the transfer.
+  [[noreturn]] virtual void throw_gone(int peer, const std::string& waiting_in) const = 0;
+  /// Why there is no way to it yet, if that is known; empty: there is one.
+  virtual std::string trouble_with(int peer) const { return static_cast<void>(peer), std::string(); }
 
   /// An operation that is taken and not complete; a reference to one is good until the next is complete or taken.
   const Op& op_at(std::uint64_t op_index) const { return queue_[head_ + (op_index - completed_ - 1)]; }
@@ -113,8 +142,13 @@ class Engine {
   [[noreturn]] void throw_timeout(double waited_seconds, const std::vector<int>& ranks, const std::string& names) const;
 
  private:
+  [[noreturn]] void throw_timeout(const std::string& what, double waited_seconds, const std::vector<int>& ranks,
+                                  const std::string& names) const;
+
   const int rank_;
   const int size_;
+  PairQueues pairs_;
+  StallNotice transfers_stall_;
   std::vector<Op> queue_;  // taken, not complete: from head_ on
   std::size_t head_ = 0;
   std::uint64_t history_ = 0;

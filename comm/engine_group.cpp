@@ -79,6 +79,11 @@ class InlineGroup final : public EngineGroup {
   void wait_for_index(std::uint64_t index, Deadline deadline) override {
     wait([&] { return engine_->completed() >= index; }, deadline);
   }
+  void start_transfer(const std::shared_ptr<PairTransfer>& transfer) override;
+  bool is_transfer_done(const PairTransfer& transfer) override;
+  void wait_for_transfer(const PairTransfer& transfer, Deadline deadline) override {
+    wait([&] { return transfer.done.load(); }, deadline, &transfer);
+  }
 
  private:
   /// Failure::guard; also notifies the other ranks.
@@ -93,8 +98,9 @@ class InlineGroup final : public EngineGroup {
       throw;
     }
   }
+  /// For an operation, or for `transfer`.
   template <class Condition>
-  void wait(Condition&& done, Deadline deadline);
+  void wait(Condition&& done, Deadline deadline, const PairTransfer* transfer = nullptr);
   void advance_or_check();
   bool is_time_to_check();
 
@@ -106,6 +112,20 @@ std::uint64_t InlineGroup::hand_over(const Op& op) {
     const std::uint64_t index = engine_->submit(op);
     engine_->advance();
     return index;
+  });
+}
+
+void InlineGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {
+  guard([&] {
+    engine_->submit(transfer);
+    engine_->advance();
+  });
+}
+
+bool InlineGroup::is_transfer_done(const PairTransfer& transfer) {
+  return guard([&] {
+    if (!transfer.done) advance_or_check();
+    return transfer.done.load();
   });
 }
 
@@ -121,13 +141,17 @@ void InlineGroup::poll() {
 }
 
 void InlineGroup::shutdown() {
+  check_transfers_done();
   barrier().wait_host();
-  guard([&] { engine_->leave(); });
+  guard([&] {
+    engine_->check_all_received();
+    engine_->leave();
+  });
   leave_store();
 }
 
 template <class Condition>
-void InlineGroup::wait(Condition&& done, Deadline deadline) {
+void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* transfer) {
   guard([&] {
     if (done()) return;
     Clock::duration waited{};
@@ -136,13 +160,17 @@ void InlineGroup::wait(Condition&& done, Deadline deadline) {
         [&](Clock::duration so_far) {
           waited = so_far;
           engine_->check_peers();
+          engine_->check_transfers();
           if (!deadline.expired()) engine_->watch_stall();
         },
         [&](Clock::duration idle) {
           const auto most = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
           engine_->sleep(most, idle, done);
         });
-    if (!in_time) engine_->time_out(std::chrono::duration<double>(waited).count());
+    if (in_time) return;
+    const double seconds = std::chrono::duration<double>(waited).count();
+    if (transfer != nullptr) engine_->time_out(*transfer, seconds);
+    engine_->time_out(seconds);
   });
 }
 
@@ -156,13 +184,16 @@ bool InlineGroup::is_time_to_check() {
 }
 
 void InlineGroup::advance_or_check() {
-  if (!engine_->advance() && !engine_->idle() && is_time_to_check()) engine_->check_peers();
+  if (engine_->advance() || (engine_->idle() && engine_->has_no_transfers()) || !is_time_to_check()) return;
+  engine_->check_peers();
+  engine_->check_transfers();
 }
 
 void InlineGroup::watch_peers() {
   guard([&] {
     if (engine_->advance() || !is_time_to_check()) return;
     engine_->check_peers();
+    engine_->check_transfers();
     engine_->check_ended_peers();
   });
 }
@@ -175,6 +206,7 @@ class ThreadGroup final : public EngineGroup {
 
   void poll() override { failure_.throw_if_any(); }
   void shutdown() override {
+    check_transfers_done();
     barrier().wait_host();
     end_thread(EndRequest::kLeave);
     failure_.throw_if_any();
@@ -196,6 +228,16 @@ class ThreadGroup final : public EngineGroup {
   void wait_for_index(std::uint64_t index, Deadline deadline) override {
     wait([&] { return completed_.load(std::memory_order_acquire) >= index; }, deadline);
   }
+  void start_transfer(const std::shared_ptr<PairTransfer>& transfer) override;
+  bool is_transfer_done(const PairTransfer& transfer) override {
+    failure_.throw_if_any();
+    return transfer.done.load(std::memory_order_acquire);
+  }
+  void wait_for_transfer(const PairTransfer& transfer, Deadline deadline) override {
+    waited_for_transfer_.store(&transfer, std::memory_order_relaxed);
+    wait([&] { return transfer.done.load(std::memory_order_acquire); }, deadline);
+    waited_for_transfer_.store(nullptr, std::memory_order_relaxed);
+  }
 
  private:
   enum class EndRequest { kNone, kLeave, kAbandon };
@@ -209,23 +251,32 @@ class ThreadGroup final : public EngineGroup {
   // The thread's:
   void run(const std::function<std::unique_ptr<Engine>()>& make);
   void serve();
-  bool has_orders() const { return handed_.load(std::memory_order_acquire) != engine_->submitted() || ending(); }
+  bool has_orders() const {
+    return handed_.load(std::memory_order_acquire) != engine_->submitted() ||
+           handed_transfers_.load(std::memory_order_acquire) != taken_transfers_ || ending();
+  }
   void take_orders();
   void publish_completed();
   void check();
+  void time_out(double waited_seconds);
   void sleep(Clock::duration idle);
+  bool is_quiet() const { return engine_->idle() && engine_->has_no_transfers(); }
   bool ending() const { return ending_.load(std::memory_order_acquire) != EndRequest::kNone; }
 
   std::mutex mutex_;
   std::vector<Op> issued_;  // not yet taken by the thread; guarded by mutex_
   std::vector<Op> taken_;   // the thread's; swapped with issued_, so that neither allocates for long
+  std::vector<std::shared_ptr<PairTransfer>> issued_transfers_;  // as issued_
   std::atomic<std::uint64_t> handed_{0};
+  std::atomic<std::uint64_t> handed_transfers_{0};
+  std::uint64_t taken_transfers_ = 0;  // the thread's
   std::atomic<EndRequest> ending_{EndRequest::kNone};
   std::atomic<bool> ready_{false};  // there is an engine
 
   std::atomic<std::uint64_t> completed_{0};
   std::atomic<std::uint64_t> completed_sequence_{0};
   // When the caller's wait began and ends; the thread knows what to say when it is over.
+  std::atomic<const PairTransfer*> waited_for_transfer_{nullptr};  // nullptr: for an operation
   std::atomic<Clock::rep> wait_begin_{0};
   std::atomic<Clock::rep> wait_end_{kNoWait};
   static constexpr Clock::rep kNoWait = Clock::time_point::max().time_since_epoch().count();
@@ -265,6 +316,16 @@ std::uint64_t ThreadGroup::hand_over(const Op& op) {
   return index;
 }
 
+void ThreadGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {
+  failure_.throw_if_any();
+  {
+    const std::lock_guard lock(mutex_);
+    issued_transfers_.push_back(transfer);
+    handed_transfers_.fetch_add(1, std::memory_order_release);
+  }
+  engine_->wake_up();
+}
+
 template <class Condition>
 void ThreadGroup::wait(Condition&& done, Deadline deadline) {
   wait_begin_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
@@ -298,7 +359,9 @@ void ThreadGroup::run(const std::function<std::unique_ptr<Engine>()>& make) {
     engine_ = make();
     ready_.store(true, std::memory_order_release);
     serve();
-    if (ending_.load(std::memory_order_acquire) == EndRequest::kLeave) engine_->leave();
+    if (ending_.load(std::memory_order_acquire) != EndRequest::kLeave) return;
+    engine_->check_all_received();
+    engine_->leave();
   } catch (...) {
     failure_.set(std::current_exception());
     if (engine_ != nullptr) engine_->announce_abort(std::current_exception());
@@ -309,7 +372,7 @@ void ThreadGroup::serve() {
   WaitPolicy policy = engine_->wait_policy(true);
   policy.doing = nullptr;
   const auto advance = [&] {
-    if (handed_.load(std::memory_order_acquire) != engine_->submitted()) take_orders();
+    if (has_orders()) take_orders();
     if (!engine_->advance()) return false;
     publish_completed();
     return true;
@@ -320,20 +383,29 @@ void ThreadGroup::serve() {
 }
 
 void ThreadGroup::check() {
-  if (engine_->idle()) return;
+  if (is_quiet()) return;
   engine_->check_peers();
+  engine_->check_transfers();
   publish_completed();
-  if (engine_->idle()) return;
+  if (is_quiet()) return;
   const auto now = Clock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
-    engine_->time_out(
-        std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
+    time_out(std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   engine_->watch_stall();
+}
+
+/// What the caller waits for may have been done meanwhile.
+void ThreadGroup::time_out(double waited_seconds) {
+  if (const PairTransfer* const transfer = waited_for_transfer_.load(std::memory_order_relaxed)) {
+    if (engine_->has(transfer)) engine_->time_out(*transfer, waited_seconds);
+  } else if (!engine_->idle()) {
+    engine_->time_out(waited_seconds);
+  }
 }
 
 void ThreadGroup::sleep(Clock::duration idle) {
   Clock::duration most = kLongNap;
-  if (!engine_->idle()) {
+  if (!is_quiet()) {
     const auto left = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire))) - Clock::now();
     most = std::clamp<Clock::duration>(left, std::chrono::milliseconds(1), kNap);
   }
@@ -345,6 +417,9 @@ void ThreadGroup::take_orders() {
   {
     const std::lock_guard lock(mutex_);
     issued_.swap(taken_);
+    for (auto& transfer : issued_transfers_) engine_->submit(std::move(transfer));
+    taken_transfers_ += issued_transfers_.size();
+    issued_transfers_.clear();
   }
   for (const Op& op : taken_) engine_->submit(op);
   taken_.clear();

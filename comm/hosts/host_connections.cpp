@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/engine.h"
-#include "comm/hosts/peer_connector.h"
+#include "comm/shm/pair_rings.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/job_secret.h"
 #include "lockstep/comm/arena.h"
@@ -113,20 +113,20 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
     for (const int rank : here) ours.push_back(all[static_cast<std::size_t>(rank)]);
     return ours;
   };
-  const std::size_t part_bytes =
-      align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(connections.ranks) * Engine::kTextBytes;
+  const std::size_t part_bytes = align_up(sizeof(NodeControlBlock)) +
+                                 static_cast<std::size_t>(connections.ranks) * Engine::kTextBytes +
+                                 PairRings::bytes_of(static_cast<int>(here.size()));
   problem.catch_from([&] {
     connections.board = Segment::map(connections.local, static_cast<int>(here.size()), part_bytes, exchange);
   });
   while (round < 2) exchange("");
 
   Introduction mine;
-  std::optional<PeerConnector> connector;
   problem.catch_from([&] {
     mine.pipe = connections.pipes.number();
-    if (!drives) return;
-    connector.emplace(connections.rank, peers, std::min<Clock::duration>(kLinkPatience, timeout));
-    mine.addresses = connector->listen(usable_addresses(env, rendezvous.host));
+    connections.connector =
+        std::make_unique<PeerConnector>(connections.rank, std::min<Clock::duration>(kLinkPatience, timeout));
+    mine.addresses = connections.connector->listen(usable_addresses(env, rendezvous.host));
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), connections.rank);
   const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
@@ -142,14 +142,17 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
       if (rank == connections.rank) continue;
       connections.pipes.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).pipe);
     }
-    if (!drives) return;
+    const auto expect = [&](int rank, PeerConnector::Purpose purpose) {
+      connections.connector->expect(peers, rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses,
+                                    purpose);
+    };
     for (std::size_t h = 0; h < hosts.size(); ++h) {
       if (static_cast<int>(h) == connections.host) continue;
-      const int rank = hosts[h][static_cast<std::size_t>(connections.local)];
-      connector->expect(rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses);
+      if (drives) expect(hosts[h][static_cast<std::size_t>(connections.local)], PeerConnector::Purpose::kChannel);
+      for (const int rank : hosts[h]) expect(rank, PeerConnector::Purpose::kPair);
     }
-    connections.links = connector->connect(secret, rendezvous.encrypts,
-                                           Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
+    connections.links = connections.connector->connect(
+        secret, rendezvous.encrypts, Deadline::after(std::min<Clock::duration>(kConnectWithin, timeout)));
   });
   problem.settle(store.all_gather_text("connecting the hosts", problem.text(), Deadline::after(timeout)),
                  connections.rank);

@@ -1,11 +1,13 @@
 // How the ranks of several hosts come together.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/hosts/intra_host_sync.h"
 #include "comm/hosts/link.h"
+#include "comm/hosts/peer_connector.h"
 #include "comm/hosts/plan.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
@@ -27,9 +29,10 @@ struct HostConnections {
   int local = 0;     // this rank's number on it
   int channels = 1;  // as many as the smallest host has ranks
   Peers peers;
-  Segment board;  // a NodeControlBlock in each rank's part, and the texts of all ranks after it
+  Segment board;  // a NodeControlBlock in each rank's part; after it the texts of all ranks, and the rings of this host
   WakeupPipes pipes;
   std::vector<Link> links;  // to the ranks of the same channel, in the order of their hosts; none without a channel
+  std::unique_ptr<PeerConnector> connector;  // for sends to ranks of other hosts, and receives from them
   HostTuning tuning = {};
   bool encrypts = false;  // what the links carry
 };
@@ -39,8 +42,9 @@ struct HostConnections {
 /// addresses into the store. The higher rank tries them in order until one answers. A call begins with Note
 /// [Handshake]. It proves both ranks' identities with a secret for this rendezvous alone, which is derived from the
 /// job's secret and from random bits that rank 0 has put into the store. (Where MPI is the store, these alone are the
-/// secret, unless all ranks have LOCKSTEP_JOB_SECRET.) Every other caller is rejected. Once all connections exist, no
-/// rank listens any more.
+/// secret, unless all ranks have LOCKSTEP_JOB_SECRET.) Every other caller is rejected. Sends and receives between two
+/// ranks of different hosts have a connection of their own, which is made when both want it: each rank listens on, and
+/// takes calls while a transfer of its own is under way.
 ///
 /// Collective. `rendezvous` has the host where the ranks of `store` have joined, if over TCP, and their secret. Throws
 /// UsageError for a LOCKSTEP_SOCKET_IFNAME that names nothing; DeviceError where the ranks of a host cannot share

@@ -23,6 +23,9 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
       timeout_(timeout),
       sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
             std::move(connections_.pipes)),
+      rings_(connections_.local, static_cast<int>(here_.size()), connections_.board,
+             align_up(sizeof(NodeControlBlock)) + static_cast<std::size_t>(connections_.ranks) * kTextBytes),
+      links_(std::move(connections_.connector), connections_.peers),
       silent_since_(connections_.links.size()) {
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
@@ -35,7 +38,7 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
 
 // ---- Operations ----
 
-bool HostEngine::advance() {
+bool HostEngine::advance_operations() {
   if (idle()) return false;
   bool moved = post_all();
   if (channel_) moved |= channel_->advance();
@@ -92,6 +95,7 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
     // What comes for later operations can wait until this rank has come to them.
     if (channel_ && !idle()) channel_->listen_to(entries_to_poll_);
     const std::size_t links = entries_to_poll_.size();
+    if (!has_no_transfers()) links_.listen_to(entries_to_poll_);
     entries_to_poll_.push_back({sync_.wakeup_fd(), POLLIN, 0});
     const timespec nap = timespec_of(at_most);
     if (::ppoll(entries_to_poll_.data(), entries_to_poll_.size(), &nap, nullptr) > 0 && links > 0)
@@ -99,6 +103,36 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
   }
   sync_.end_sleep();
 }
+
+// ---- Sends and receives ----
+
+std::optional<int> HostEngine::local_of(int rank) const {
+  const auto found = std::ranges::lower_bound(here_, rank);
+  if (found == here_.end() || *found != rank) return std::nullopt;
+  return static_cast<int>(found - here_.begin());
+}
+
+void HostEngine::open_stream(int peer) {
+  if (!local_of(peer)) links_.open(peer);
+}
+
+std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
+  const auto local = local_of(to);
+  if (!local) return links_.write_some(to, bytes);
+  const std::size_t count = rings_.write_some(*local, bytes);
+  if (count > 0) sync_.wake_sleepers();
+  return count;
+}
+
+std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
+  const auto local = local_of(from);
+  if (!local) return links_.read_some(from, bytes);
+  const std::size_t count = rings_.read_some(*local, bytes);
+  if (count > 0) sync_.wake_sleepers();
+  return count;
+}
+
+bool HostEngine::is_flushed(int to) { return local_of(to) || links_.is_flushed(to); }
 
 // ---- Arenas ----
 

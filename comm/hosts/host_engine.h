@@ -12,6 +12,8 @@
 #include "comm/hosts/channel.h"
 #include "comm/hosts/host_connections.h"
 #include "comm/hosts/intra_host_sync.h"
+#include "comm/hosts/pair_links.h"
+#include "comm/shm/pair_rings.h"
 #include "comm/shm/peers.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
@@ -34,7 +36,6 @@ class HostEngine final : public Engine {
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   void wake_up() const override { sync_.wake_up(); }
 
-  bool advance() override;
   WaitPolicy wait_policy(bool by_thread) const override;
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
 
@@ -45,6 +46,19 @@ class HostEngine final : public Engine {
   void announce_abort(const std::exception_ptr& failure) override;
 
  private:
+  bool advance_operations() override;
+  std::string name_of(int rank) const override { return connections_.peers.name_of(rank); }
+  const JobRanks& job_ranks() const override { return connections_.peers.job_ranks(); }
+  bool is_gone(int peer) override;
+  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override;
+  std::string trouble_with(int peer) const override { return links_.trouble_with(peer); }
+  void open_stream(int peer) override;
+  std::size_t write_some(int to, std::span<const std::byte> bytes) override;
+  std::size_t read_some(int from, std::span<std::byte> bytes) override;
+  bool is_flushed(int to) override;
+  /// Its number on this host, if it is here.
+  std::optional<int> local_of(int rank) const;
+
   bool post_all();
   bool finish_all();
   bool retire();
@@ -61,6 +75,7 @@ class HostEngine final : public Engine {
   std::string missing_text();
   std::uint64_t progress() const { return posted_ + finished_ + completed() + (channel_ ? channel_->progress() : 0); }
   [[noreturn]] void fail_for_link(std::size_t i);
+  [[noreturn]] void throw_lost(int rank, int error, const std::string& waiting_in) const;
   [[noreturn]] void fail_for_silence(std::size_t i, Clock::duration silence);
 
   HostConnections connections_;
@@ -68,6 +83,8 @@ class HostEngine final : public Engine {
   const Clock::duration timeout_;
   IntraHostSync sync_;
   std::optional<Channel> channel_;
+  PairRings rings_;
+  PairLinks links_;
   std::uint64_t posted_ = 0;
   std::uint64_t finished_ = 0;
   std::vector<pollfd> entries_to_poll_;

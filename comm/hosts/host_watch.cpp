@@ -99,13 +99,31 @@ void HostEngine::check_links() {
 
 void HostEngine::fail_for_link(std::size_t i) {
   const Link& link = channel_->link(i);
-  const int rank = link.rank(), in_job = connections_.peers.job_ranks().of(rank);
-  if (link.error() == 0 || link.error() == ECONNRESET || link.error() == EPIPE)
-    connections_.peers.throw_ended(rank, describe(first()));
+  throw_lost(link.rank(), link.error(), describe(first()));
+}
+
+void HostEngine::throw_lost(int rank, int error, const std::string& waiting_in) const {
+  const int in_job = connections_.peers.job_ranks().of(rank);
+  if (error == 0 || error == ECONNRESET || error == EPIPE) connections_.peers.throw_ended(rank, waiting_in);
   report_missing_ranks({&in_job, 1});
   throw DeviceError(fmt::format("the connection to {} is lost ({}), and this rank waits for it in {}",
-                                connections_.peers.name_of(rank), errno_text(link.error()), describe(first())),
+                                connections_.peers.name_of(rank), errno_text(error), waiting_in),
                     "look at that host and the network to it");
+}
+
+bool HostEngine::is_gone(int peer) {
+  if (local_of(peer)) return connections_.peers.has_ended(peer);
+  if (links_.is_down(peer)) return true;
+  if (channel_ && idle()) channel_->listen();
+  // The way to it in the channel, where that one is in it: a rank that has ended before it was called never answers.
+  for (std::size_t i = 0; channel_ && i < channel_->links(); ++i)
+    if (channel_->link(i).rank() == peer) return channel_->link(i).is_down();
+  return false;
+}
+
+void HostEngine::throw_gone(int peer, const std::string& waiting_in) const {
+  if (local_of(peer)) connections_.peers.throw_ended(peer, waiting_in);
+  throw_lost(peer, links_.is_down(peer) ? links_.error_of(peer) : 0, waiting_in);
 }
 
 /// A connection on which questions remain unanswered: what has been sent is sent again and again; or nothing can be

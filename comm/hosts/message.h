@@ -20,6 +20,7 @@ enum class MessageKind : std::uint8_t {
   kAllGather,          // a chunk of the sender's part, final
   kNotice,             // the sender waits in this operation; i32 ranks that it waits for
   kAbort,              // the sender ends because of that: u8 AbortReason::Kind, text
+  kPair,               // bytes of a send, on a connection of its own (Note [Pairs]); its operation is none
 };
 
 /// Note [Checksums]

@@ -101,6 +101,8 @@ constexpr auto kOneAttempt = std::chrono::milliseconds(2000);
 constexpr auto kPause = std::chrono::milliseconds(50);
 // How long a rank that has been called may take to answer: it may not have reached the rendezvous yet.
 constexpr auto kAnswerWithin = std::chrono::seconds(5);
+// And where it is called for sends and receives: it takes calls while it has a transfer of its own.
+constexpr auto kPairAnswersWithin = std::chrono::seconds(30);
 // Beside those who are to call.
 constexpr std::size_t kMostStrangers = 64;
 constexpr int kMostWarnings = 5;
@@ -122,8 +124,12 @@ void set_buffer(const UniqueFd& socket, int force, int name, const char* limit) 
 }
 
 /// What a rank says of itself when it calls.
-std::string identity_text(int from, int to) {
-  return Packer().number(static_cast<std::uint32_t>(from)).number(static_cast<std::uint32_t>(to)).bytes();
+std::string identity_text(int from, int to, PeerConnector::Purpose purpose) {
+  return Packer()
+      .number(static_cast<std::uint32_t>(from))
+      .number(static_cast<std::uint32_t>(to))
+      .number(static_cast<std::uint32_t>(purpose))
+      .bytes();
 }
 
 std::string address_text(const ListenAddress& address) { return text_of(Rendezvous{address.host, address.port, {}}); }
@@ -181,9 +187,14 @@ std::vector<InterfaceAddress> usable_addresses(const EnvLookup& lookup, const st
 /// Another rank, and how far the way to it has got.
 struct PeerConnector::Connection {
   int rank = -1;
+  int host = -1;
+  std::string name;
+  Purpose purpose = Purpose::kChannel;
   std::vector<ListenAddress> addresses;
-  bool calls = false;  // this rank calls
+  bool calls = false;  // this rank calls, where one is wanted
+  bool wanted = false;
   bool there = false;
+  bool taken = false;
   UniqueFd socket;
   std::optional<SessionCiphers> ciphers;
 
@@ -193,6 +204,8 @@ struct PeerConnector::Connection {
   Clock::time_point until{};  // of this state
   std::optional<Handshake> handshake;
   std::string complaint;  // of the last attempt
+
+  bool is_calling() const { return calls && wanted && !there && state != State::kPausing; }
 };
 
 struct PeerConnector::PendingPeer {
@@ -201,8 +214,7 @@ struct PeerConnector::PendingPeer {
   Clock::time_point until{};
 };
 
-PeerConnector::PeerConnector(int rank, const Peers& peers, Clock::duration patience)
-    : rank_(rank), peers_(peers), patience_(patience) {}
+PeerConnector::PeerConnector(int rank, Clock::duration patience) : rank_(rank), patience_(patience) {}
 PeerConnector::~PeerConnector() = default;
 
 void PeerConnector::set_up(const UniqueFd& socket) const {
@@ -245,61 +257,67 @@ std::vector<ListenAddress> PeerConnector::listen(const std::vector<InterfaceAddr
   return where;
 }
 
-void PeerConnector::expect(int rank, std::vector<ListenAddress> addresses) {
+void PeerConnector::expect(const Peers& peers, int rank, std::vector<ListenAddress> addresses, Purpose purpose) {
   Connection& connection = connections_.emplace_back();
   connection.rank = rank;
+  connection.host = peers.host_of(rank);
+  connection.name = peers.name_of(rank);
+  connection.purpose = purpose;
   connection.addresses = std::move(addresses);
   connection.calls = rank < rank_;
+  connection.wanted = purpose == Purpose::kChannel;
 }
 
 std::vector<Link> PeerConnector::connect(const JobSecret& secret, bool encrypts, Deadline deadline) {
   secret_ = secret;
   encrypts_ = encrypts;
   const auto begin = Clock::now();
+  const auto of_channel = [](const Connection& one) { return one.purpose == Purpose::kChannel; };
   const auto all_there = [&] {
-    return std::ranges::all_of(connections_, [](const Connection& one) { return one.there; });
+    return std::ranges::all_of(connections_, [&](const Connection& one) { return one.there || !of_channel(one); });
   };
   while (!all_there()) {
     throw_if_stopped("connecting to the other hosts");
     if (deadline.expired()) give_up(seconds_between(begin, Clock::now()));
-    wait(deadline);
+    look(std::min<Clock::duration>(kCallNap, deadline.remaining()));
   }
-  listeners_.clear();
-  pending_.clear();
+  if (std::ranges::all_of(connections_, of_channel)) {
+    listeners_.clear();
+    pending_.clear();
+  }
   if (rejected_ > kMostWarnings)
     log_warn("{} connections to this rank came from strangers, and had no part in this job", rejected_);
   std::vector<Link> links;
   for (Connection& connection : connections_)
-    links.emplace_back(std::move(connection.socket), peers_.host_of(connection.rank), connection.rank,
-                       std::move(connection.ciphers));
+    if (of_channel(connection))
+      links.emplace_back(std::move(connection.socket), connection.host, connection.rank, std::move(connection.ciphers));
+  std::erase_if(connections_, of_channel);
   return links;
 }
 
-void PeerConnector::wait(Deadline deadline) {
+void PeerConnector::look(Clock::duration at_most) {
   const auto now = Clock::now();
-  Clock::time_point until = std::min(now + std::chrono::duration_cast<Clock::duration>(kCallNap), deadline.when());
+  auto until = now + at_most;
   std::vector<pollfd> entries;
   for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
   for (Connection& connection : connections_) {
-    if (connection.calls && !connection.there && connection.state == Connection::State::kPausing &&
-        now >= connection.until)
+    const bool missing = connection.calls && connection.wanted && !connection.there;
+    if (missing && connection.state == Connection::State::kPausing && now >= connection.until)
       start_connecting(connection);
-    const bool calling = connection.calls && !connection.there && connection.state != Connection::State::kPausing;
-    entries.push_back({calling ? connection.socket.get() : -1,
+    entries.push_back({connection.is_calling() ? connection.socket.get() : -1,
                        static_cast<short>(connection.state == Connection::State::kConnecting ? POLLOUT : POLLIN), 0});
-    if (connection.calls && !connection.there) until = std::min(until, std::max(connection.until, now));
+    if (missing) until = std::min(until, std::max(connection.until, now));
   }
   const std::size_t first_pending = entries.size(), count = pending_.size();
   for (const PendingPeer& pending : pending_) entries.push_back({pending.socket.get(), POLLIN, 0});
   const auto nap = std::chrono::duration_cast<Millis>(until - now).count();
-  if (::poll(entries.data(), entries.size(), static_cast<int>(nap) + 1) < 0) return;
+  if (::poll(entries.data(), entries.size(), static_cast<int>(nap) + (at_most > Clock::duration::zero() ? 1 : 0)) < 0)
+    return;
 
   for (std::size_t i = 0; i < connections_.size(); ++i) {
     Connection& connection = connections_[i];
     if (entries[listeners_.size() + i].revents != 0) continue_connecting(connection);
-    if (connection.calls && !connection.there && connection.state != Connection::State::kPausing &&
-        Clock::now() >= connection.until)
-      disconnect(connection, errno_text(ETIMEDOUT));
+    if (connection.is_calling() && Clock::now() >= connection.until) disconnect(connection, errno_text(ETIMEDOUT));
   }
   std::vector<bool> gone(pending_.size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -315,6 +333,40 @@ void PeerConnector::wait(Deadline deadline) {
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(kept), pending_.end());
   for (std::size_t i = 0; i < listeners_.size(); ++i)
     if (entries[i].revents != 0) accept(listeners_[i]);
+}
+
+// ---- Pairs ----
+
+PeerConnector::Connection* PeerConnector::pair_with(int rank) {
+  const auto found = std::ranges::find_if(
+      connections_, [&](const Connection& one) { return one.rank == rank && one.purpose == Purpose::kPair; });
+  LOCKSTEP_ASSERT(found != connections_.end(), "no connection with rank {} is expected", rank);
+  return &*found;
+}
+
+void PeerConnector::want(int rank) { pair_with(rank)->wanted = true; }
+
+std::optional<Link> PeerConnector::take(int rank) {
+  Connection& connection = *pair_with(rank);
+  if (!connection.there || std::exchange(connection.taken, true)) return std::nullopt;
+  return Link(std::move(connection.socket), connection.host, connection.rank, std::move(connection.ciphers));
+}
+
+std::string PeerConnector::trouble_with(int rank) const {
+  for (const Connection& one : connections_)
+    if (one.rank == rank && one.purpose == Purpose::kPair && !one.there)
+      return one.calls ? one.complaint
+                       : fmt::format("it has not connected to this rank, which listens at {}", listens_at_);
+  return {};
+}
+
+void PeerConnector::listen_to(std::vector<pollfd>& entries) const {
+  for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
+  for (const PendingPeer& pending : pending_) entries.push_back({pending.socket.get(), POLLIN, 0});
+  for (const Connection& one : connections_)
+    if (one.is_calling())
+      entries.push_back(
+          {one.socket.get(), static_cast<short>(one.state == Connection::State::kConnecting ? POLLOUT : POLLIN), 0});
 }
 
 // ---- Calling ----
@@ -344,10 +396,10 @@ void PeerConnector::continue_connecting(Connection& connection) {
     socklen_t length = sizeof error;
     ::getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return disconnect(connection, errno_text(error));
-    connection.handshake =
-        Handshake::call(Handshake::Port::kData, secret_, identity_text(rank_, connection.rank), encrypts_);
+    connection.handshake = Handshake::call(Handshake::Port::kData, secret_,
+                                           identity_text(rank_, connection.rank, connection.purpose), encrypts_);
     connection.state = Connection::State::kShakingHands;
-    connection.until = Clock::now() + kAnswerWithin;
+    connection.until = Clock::now() + (connection.purpose == Purpose::kPair ? kPairAnswersWithin : kAnswerWithin);
   }
   switch (connection.handshake->advance(connection.socket.get())) {
     case Handshake::State::kDone:
@@ -414,7 +466,7 @@ bool PeerConnector::read_from(PendingPeer& pending) {
 
 bool PeerConnector::take(PendingPeer& pending) {
   const auto connection = std::ranges::find_if(connections_, [&](const Connection& one) {
-    return !one.calls && pending.handshake.identity() == identity_text(one.rank, rank_);
+    return !one.calls && !one.taken && pending.handshake.identity() == identity_text(one.rank, rank_, one.purpose);
   });
   if (connection == connections_.end()) {
     pending.handshake.refuse("it is no rank that this one waits for");
@@ -441,14 +493,14 @@ void PeerConnector::give_up(double waited_seconds) const {
   constexpr const char* kRemedy =
       "let the hosts reach each other over TCP (firewalls!), or name the network with LOCKSTEP_SOCKET_IFNAME";
   for (const Connection& connection : connections_)
-    if (connection.calls && !connection.there)
-      throw DeviceError(fmt::format("{} cannot be reached within {:.3g} s: {}", peers_.name_of(connection.rank),
-                                    waited_seconds, connection.complaint),
+    if (connection.wanted && connection.calls && !connection.there)
+      throw DeviceError(fmt::format("{} cannot be reached within {:.3g} s: {}", connection.name, waited_seconds,
+                                    connection.complaint),
                         kRemedy);
   for (const Connection& connection : connections_)
-    if (!connection.there)
+    if (connection.wanted && !connection.there)
       throw DeviceError(fmt::format("{} has not connected within {:.3g} s to this rank, which listens at {}",
-                                    peers_.name_of(connection.rank), waited_seconds, listens_at_),
+                                    connection.name, waited_seconds, listens_at_),
                         kRemedy);
   LOCKSTEP_ASSERT(false, "all are there");
 }

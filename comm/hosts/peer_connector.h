@@ -1,8 +1,11 @@
 // Connections between hosts in the making.
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,22 +45,39 @@ struct ListenAddress {
   int port = 0;
 };
 
-/// One rank's connections with those of its channel (Note [Between hosts]). Not thread-safe.
+/// One rank's connections with ranks of other hosts (Note [Between hosts]): those of its channel, which are made at
+/// once, and one with each rank for sends and receives, which is made when it is wanted. Not thread-safe.
 class PeerConnector {
  public:
+  enum class Purpose : std::uint8_t { kChannel, kPair };
+
   /// `patience` is how long a peer may be silent before keepalive gives the connection up.
-  PeerConnector(int rank, const Peers& peers, Clock::duration patience);
+  PeerConnector(int rank, Clock::duration patience);
   ~PeerConnector();
   PeerConnector(PeerConnector&&) = delete;
 
   /// Listens at each of these addresses, at a free port; where, for the others. Throws DeviceError where none will do.
   std::vector<ListenAddress> listen(const std::vector<InterfaceAddress>& addresses);
-  /// There is to be a connection to `rank`, which listens there. Lower ranks are called, higher ones call.
-  void expect(int rank, std::vector<ListenAddress> addresses);
-  /// Makes them all, with those who know `secret` and encrypt, or do not, as this rank does; in the order of expect().
-  /// Nobody listens afterwards. Throws DeviceError naming a rank that cannot be reached, or has not called, before
-  /// `deadline`.
+  /// There is to be a connection to `rank` of `peers`, which listens there. Lower ranks are called, higher ones call.
+  void expect(const Peers& peers, int rank, std::vector<ListenAddress> addresses, Purpose purpose = Purpose::kChannel);
+  /// Makes all those of the channel, with those who know `secret` and encrypt, or do not, as this rank does; in the
+  /// order of expect(). Nobody listens afterwards, unless pairs are expected. Throws DeviceError naming a rank that
+  /// cannot be reached, or has not called, before `deadline`.
   std::vector<Link> connect(const JobSecret& secret, bool encrypts, Deadline deadline);
+
+  // After connect(), of connections for sends and receives:
+
+  /// One with `rank` is wanted from now on. If that one is lower it is called; else it will call, when it wants one
+  /// too.
+  void want(int rank);
+  /// Does what can be done now.
+  void advance() { look(Clock::duration::zero()); }
+  /// The connection with `rank`, once it is there; once.
+  std::optional<Link> take(int rank);
+  /// Why there is none yet, for messages: "10.0.0.2:4711: Connection refused"; empty: nothing is known.
+  std::string trouble_with(int rank) const;
+  /// What poll(2) waits for.
+  void listen_to(std::vector<pollfd>& entries) const;
 
  private:
   struct Connection;
@@ -74,11 +94,12 @@ class PeerConnector {
   bool take(PendingPeer& pending);
   void reject(const PendingPeer& pending, const std::string& why);
   void set_up(const UniqueFd& socket) const;
-  void wait(Deadline deadline);
+  /// Waits at most so long for something to do, and does it.
+  void look(Clock::duration at_most);
+  Connection* pair_with(int rank);
   [[noreturn]] void give_up(double waited_seconds) const;
 
   const int rank_;
-  const Peers& peers_;
   const Clock::duration patience_;
   std::vector<UniqueFd> listeners_;
   std::string listens_at_;

@@ -62,10 +62,10 @@ void Exchange::start() {
   }
 }
 
-void Exchange::on_complete(const Transfer& transfer) {
+void Exchange::on_complete(const Message& transfer) {
   --unfinished_;
   Peer& peer = peer_of(transfer.peer);
-  const bool sent = transfer.direction == Transfer::Direction::kSend;
+  const bool sent = transfer.direction == Message::Direction::kSend;
   if (transfer.phase == kReduceScatter && sent) {
     peer.scattered.tick(transfer.chunk);
     scatter(peer);
@@ -160,7 +160,7 @@ void SmallReduce::start() {
   }
 }
 
-void SmallReduce::on_complete(const Transfer&) {
+void SmallReduce::on_complete(const Message&) {
   // The sends too: what is sent is what the result overwrites.
   if (--unfinished_ > 0) return;
   reduce_in_order(op().dtype, op().reduce, op().data, sources_, op().count);
@@ -187,9 +187,9 @@ void TreeBroadcast::start() {
   for (Child& child : children_) pass_on(child);
 }
 
-void TreeBroadcast::on_complete(const Transfer& transfer) {
+void TreeBroadcast::on_complete(const Message& transfer) {
   --unfinished_;
-  if (transfer.direction == Transfer::Direction::kReceive) {
+  if (transfer.direction == Message::Direction::kReceive) {
     arrived_.tick(transfer.chunk);
     available_ = arrived_.prefix();
     expect();
@@ -229,9 +229,9 @@ void DisseminationBarrier::next_round() {
   under_way_ += 2;
 }
 
-void DisseminationBarrier::on_complete(const Transfer& transfer) {
+void DisseminationBarrier::on_complete(const Message& transfer) {
   --under_way_;
-  if (transfer.direction == Transfer::Direction::kSend) return;
+  if (transfer.direction == Message::Direction::kSend) return;
   distance_ *= 2;
   next_round();
 }

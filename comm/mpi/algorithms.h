@@ -39,7 +39,7 @@ class CollectiveAlgorithm {
     op_ = op;
     start();
   }
-  virtual void on_complete(const Transfer& transfer) = 0;
+  virtual void on_complete(const Message& transfer) = 0;
   virtual bool done() const = 0;
   const Op& op() const { return op_; }
 
@@ -50,10 +50,10 @@ class CollectiveAlgorithm {
   virtual void start() = 0;
 
   void send(int peer, std::uint8_t phase, std::uint32_t chunk, const std::byte* from, std::size_t bytes) {
-    transfers_.send(op_, {this, Transfer::Direction::kSend, phase, peer, chunk, bytes}, from);
+    transfers_.send(op_, {this, Message::Direction::kSend, phase, peer, chunk, bytes}, from);
   }
   void receive(int peer, std::uint8_t phase, std::uint32_t chunk, std::byte* to, std::size_t bytes) {
-    transfers_.receive(op_, {this, Transfer::Direction::kReceive, phase, peer, chunk, bytes}, to);
+    transfers_.receive(op_, {this, Message::Direction::kReceive, phase, peer, chunk, bytes}, to);
   }
 
   const int rank_;
@@ -109,7 +109,7 @@ class Exchange final : public CollectiveAlgorithm {
  public:
   Exchange(int rank, int size, const Tuning& tuning, Transfers& transfers);
 
-  void on_complete(const Transfer& transfer) override;
+  void on_complete(const Message& transfer) override;
   bool done() const override { return unfinished_ == 0; }
 
  private:
@@ -157,7 +157,7 @@ class SmallReduce final : public CollectiveAlgorithm {
  public:
   SmallReduce(int rank, int size, const Tuning& tuning, Transfers& transfers);
 
-  void on_complete(const Transfer& transfer) override;
+  void on_complete(const Message& transfer) override;
   bool done() const override { return unfinished_ == 0; }
 
  private:
@@ -178,7 +178,7 @@ class TreeBroadcast final : public CollectiveAlgorithm {
     children_.reserve(32);
   }
 
-  void on_complete(const Transfer& transfer) override;
+  void on_complete(const Message& transfer) override;
   bool done() const override { return unfinished_ == 0; }
 
  private:
@@ -208,7 +208,7 @@ class DisseminationBarrier final : public CollectiveAlgorithm {
   DisseminationBarrier(int rank, int size, const Tuning& tuning, Transfers& transfers)
       : CollectiveAlgorithm(rank, size, tuning, transfers) {}
 
-  void on_complete(const Transfer& transfer) override;
+  void on_complete(const Message& transfer) override;
   bool done() const override { return distance_ >= size_ && under_way_ == 0; }
 
  private:

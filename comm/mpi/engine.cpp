@@ -34,6 +34,7 @@ MpiEngine::MpiEngine(const Session& session, std::unique_ptr<Session>&& own, con
       small_limit_(tuning.small_limit(session.size())),
       patience_(patience),
       transfers_(session, most_messages(tuning, session.size())),
+      messages_(session),
       stall_watch_(session, transfers_.tags(), patience) {
   for (std::size_t i = 0; i < tuning.operations_under_way; ++i)
     slots_.push_back(std::make_unique<Slot>(session.rank(), session.size(), tuning_, transfers_));
@@ -47,7 +48,7 @@ MpiEngine::~MpiEngine() {
 
 std::unique_ptr<Arena> MpiEngine::map_arena(std::size_t bytes, TextExchange) { return HostArena::map(bytes); }
 
-bool MpiEngine::advance() {
+bool MpiEngine::advance_operations() {
   if (idle()) return false;
   const bool begun = begin_taken();
   if (!transfers_.test()) return begun;
@@ -85,7 +86,7 @@ WaitPolicy MpiEngine::wait_policy(bool) const { return nap_policy(oversubscribed
 
 void MpiEngine::sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) {
   // Messages wake nobody.
-  if (!this->idle()) return nap(idle);
+  if (!this->idle() || !has_no_transfers()) return nap(idle);
   std::unique_lock lock(mutex_);
   wakeup_.wait_for(lock, at_most, [&] { return awake(); });
 }
@@ -93,6 +94,10 @@ void MpiEngine::sleep(Clock::duration at_most, Clock::duration idle, FunctionRef
 void MpiEngine::wake_up() const {
   { const std::lock_guard lock(mutex_); }
   wakeup_.notify_one();
+}
+
+void MpiEngine::throw_gone(int peer, const std::string& waiting_in) const {
+  LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(peer), waiting_in);
 }
 
 void MpiEngine::leave() {

@@ -10,6 +10,7 @@
 
 #include "comm/engine.h"
 #include "comm/mpi/algorithms.h"
+#include "comm/mpi/pair_messages.h"
 #include "comm/mpi/session.h"
 #include "comm/mpi/stall_watch.h"
 #include "comm/mpi/transfers.h"
@@ -38,8 +39,6 @@ class MpiEngine final : public Engine {
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   void wake_up() const override;
 
-  /// Throws MpiError, and OutOfStepError when bytes arrive that no operation of this rank expects.
-  bool advance() override;
   WaitPolicy wait_policy(bool by_thread) const override;
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
   /// Throws OutOfStepError (Note [Stalls]).
@@ -49,6 +48,17 @@ class MpiEngine final : public Engine {
 
  private:
   MpiEngine(const Session& session, std::unique_ptr<Session>&& own, const Tuning& tuning, Clock::duration patience);
+
+  /// Throws MpiError, and OutOfStepError when bytes arrive that no operation of this rank expects.
+  bool advance_operations() override;
+  std::string name_of(int rank) const override { return session_.name_of_rank(rank); }
+  const JobRanks& job_ranks() const override { return session_.job_ranks(); }
+  // mpirun ends all ranks when one has ended.
+  bool is_gone(int) override { return false; }
+  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override;
+  std::size_t write_some(int to, std::span<const std::byte> bytes) override { return messages_.write_some(to, bytes); }
+  std::size_t read_some(int from, std::span<std::byte> bytes) override { return messages_.read_some(from, bytes); }
+  bool is_flushed(int to) override { return messages_.is_flushed(to); }
 
   /// Memory for one operation, of any kind.
   struct Slot {
@@ -77,6 +87,7 @@ class MpiEngine final : public Engine {
   const std::size_t small_limit_;
   const Clock::duration patience_;
   Transfers transfers_;
+  PairMessages messages_;
   StallWatch stall_watch_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::uint64_t begun_ = 0;

@@ -140,6 +140,7 @@ Session::Session(const World& world, Deadline deadline, MpiRanks ranks)
 
   data_ = duplicate();
   notices_ = duplicate();
+  pairs_ = duplicate();
 
   void* bound = nullptr;
   int found = 0;

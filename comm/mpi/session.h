@@ -40,9 +40,10 @@ class Session {
   int rank() const { return world_.rank; }
   int size() const { return world_.size; }
   const JobRanks& job_ranks() const { return ranks_.job_ranks; }
-  /// For the collectives' data, and for notices when something is amiss.
+  /// For the collectives' data, for notices when something is amiss, and for sends and receives.
   MPI_Comm data() const { return data_; }
   MPI_Comm notices() const { return notices_; }
+  MPI_Comm pairs() const { return pairs_; }
   int tag_upper_bound() const { return tag_upper_bound_; }
 
   const std::string& host_of_rank(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
@@ -70,6 +71,7 @@ class Session {
   MpiRanks ranks_;
   MPI_Comm data_ = MPI_COMM_NULL;
   MPI_Comm notices_ = MPI_COMM_NULL;
+  MPI_Comm pairs_ = MPI_COMM_NULL;
   std::vector<MPI_Comm> comms_;  // all of them
   int tag_upper_bound_ = 0;
   std::vector<std::string> hosts_;  // by rank

@@ -26,7 +26,7 @@ Transfers::Transfers(const Session& session, std::size_t most_under_way)
   completed_.reserve(most_under_way);
 }
 
-void Transfers::send(const Op& op, const Transfer& transfer, const std::byte* from) {
+void Transfers::send(const Op& op, const Message& transfer, const std::byte* from) {
   LOCKSTEP_ASSERT(transfer.bytes <= INT_MAX, "a message of {} bytes", transfer.bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Isend(from, static_cast<int>(transfer.bytes), MPI_BYTE, transfer.peer,
@@ -35,7 +35,7 @@ void Transfers::send(const Op& op, const Transfer& transfer, const std::byte* fr
   add(transfer, request);
 }
 
-void Transfers::receive(const Op& op, const Transfer& transfer, std::byte* to) {
+void Transfers::receive(const Op& op, const Message& transfer, std::byte* to) {
   LOCKSTEP_ASSERT(transfer.bytes <= INT_MAX, "a message of {} bytes", transfer.bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   const int code = MPI_Irecv(to, static_cast<int>(transfer.bytes), MPI_BYTE, transfer.peer,
@@ -44,7 +44,7 @@ void Transfers::receive(const Op& op, const Transfer& transfer, std::byte* to) {
   add(transfer, request);
 }
 
-void Transfers::add(const Transfer& transfer, MPI_Request request) {
+void Transfers::add(const Message& transfer, MPI_Request request) {
   requests_.push_back(request);
   transfers_.push_back(transfer);
 }
@@ -69,7 +69,7 @@ bool Transfers::test() {
   // Owners start new messages when they are notified: take everything out of the arrays first.
   completed_.clear();
   for (int i = 0; i < count; ++i) {
-    const Transfer& transfer = transfers_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];
+    const Message& transfer = transfers_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];
     MPI_Status& status = statuses_[static_cast<std::size_t>(i)];
     if (code == MPI_SUCCESS) status.MPI_ERROR = MPI_SUCCESS;
     check_status(transfer, status);
@@ -77,13 +77,13 @@ bool Transfers::test() {
   }
   std::sort(indices_.begin(), indices_.begin() + count, std::greater<>());
   for (int i = 0; i < count; ++i) remove(static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]));
-  for (const Transfer& transfer : completed_) transfer.owner->on_complete(transfer);
+  for (const Message& transfer : completed_) transfer.owner->on_complete(transfer);
   return true;
 }
 
-void Transfers::check_status(const Transfer& transfer, const MPI_Status& status) const {
+void Transfers::check_status(const Message& transfer, const MPI_Status& status) const {
   const Op& op = transfer.owner->op();
-  const bool receives = transfer.direction == Transfer::Direction::kReceive;
+  const bool receives = transfer.direction == Message::Direction::kReceive;
   int error_class = MPI_SUCCESS;
   if (status.MPI_ERROR != MPI_SUCCESS) {
     MPI_Error_class(status.MPI_ERROR, &error_class);
@@ -100,7 +100,7 @@ void Transfers::check_status(const Transfer& transfer, const MPI_Status& status)
       "start every rank with the same binary and options");
 }
 
-void Transfers::fail(int code, const char* doing, const Transfer& transfer, const Op& op) const {
+void Transfers::fail(int code, const char* doing, const Message& transfer, const Op& op) const {
   throw MpiError(fmt::format("{} {} failed in {}: {}", doing, session_.name_of_rank(transfer.peer), describe(op),
                              mpi_error_text(code)),
                  fmt::format("look at the log of rank {}, and at the network between the hosts",
@@ -109,8 +109,8 @@ void Transfers::fail(int code, const char* doing, const Transfer& transfer, cons
 
 std::vector<int> Transfers::missing(const CollectiveAlgorithm& owner) const {
   std::vector<int> ranks;
-  for (const auto direction : {Transfer::Direction::kReceive, Transfer::Direction::kSend}) {
-    for (const Transfer& transfer : transfers_)
+  for (const auto direction : {Message::Direction::kReceive, Message::Direction::kSend}) {
+    for (const Message& transfer : transfers_)
       if (transfer.owner == &owner && transfer.direction == direction) ranks.push_back(transfer.peer);
     if (!ranks.empty()) break;
   }

@@ -21,7 +21,7 @@ class CollectiveAlgorithm;
 void keep_for_mpi(std::shared_ptr<void> memory);
 
 /// One message of one operation.
-struct Transfer {
+struct Message {
   enum class Direction : std::uint8_t { kSend, kReceive };
   CollectiveAlgorithm* owner = nullptr;  // notified when the message is complete
   Direction direction = Direction::kSend;
@@ -39,8 +39,8 @@ class Transfers {
   /// Up to `most_under_way` messages at once need no allocation.
   Transfers(const Session& session, std::size_t most_under_way);
 
-  void send(const Op& op, const Transfer& transfer, const std::byte* from);
-  void receive(const Op& op, const Transfer& transfer, std::byte* to);
+  void send(const Op& op, const Message& transfer, const std::byte* from);
+  void receive(const Op& op, const Message& transfer, std::byte* to);
 
   /// Lets MPI make progress and notifies the owners of complete messages; whether there were any.
   bool test();
@@ -51,20 +51,20 @@ class Transfers {
   const TagLayout& tags() const { return tags_; }
 
  private:
-  void add(const Transfer& transfer, MPI_Request request);
+  void add(const Message& transfer, MPI_Request request);
   void remove(std::size_t index);
-  void check_status(const Transfer& transfer, const MPI_Status& status) const;
-  [[noreturn]] void fail(int code, const char* doing, const Transfer& transfer, const Op& op) const;
+  void check_status(const Message& transfer, const MPI_Status& status) const;
+  [[noreturn]] void fail(int code, const char* doing, const Message& transfer, const Op& op) const;
 
   const Session& session_;
   TagLayout tags_;
   // Parallel arrays, dense: MPI takes the requests as they lie.
   std::vector<MPI_Request> requests_;
-  std::vector<Transfer> transfers_;
+  std::vector<Message> transfers_;
   // Scratch of test().
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-  std::vector<Transfer> completed_;
+  std::vector<Message> completed_;
 };
 
 }  // namespace lockstep::comm

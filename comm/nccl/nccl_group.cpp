@@ -70,6 +70,7 @@ class NcclGroup final : public DeviceGroup {
   bool is_done(std::uint64_t sequence) override;
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
   void make_wait(std::uint64_t sequence, StreamView stream) override;
+  ProcessGroup& pair_group() override { return control_; }
 
  private:
   template <class Action>

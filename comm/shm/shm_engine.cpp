@@ -16,6 +16,7 @@ ShmEngine::ShmEngine(int rank, int size, Peers peers, Segment board)
       peers_(std::move(peers)),
       memory_(std::move(board)),
       board_(rank, size, memory_),
+      rings_(rank, size, memory_, align_up(sizeof(RankControlBlock))),
       sources_(static_cast<std::size_t>(size)),
       copies_(static_cast<std::size_t>(size)) {}
 
@@ -26,7 +27,7 @@ std::unique_ptr<Arena> ShmEngine::map_arena(std::size_t bytes, TextExchange exch
 
 // ---- Operations ----
 
-bool ShmEngine::advance() {
+bool ShmEngine::advance_operations() {
   if (idle()) return false;
   const std::uint64_t posted = posted_, worked = worked_, before = completed();
   while (posted_ < submitted() && board_.may_post(posted_ + 1)) post(op_at(++posted_));
@@ -141,6 +142,24 @@ ShmEngine::Stretch ShmEngine::contribution_of(const Op& op, int rank) const {
   return {};
 }
 
+// ---- Sends and receives ----
+
+std::size_t ShmEngine::board_bytes(int ranks) {
+  return align_up(sizeof(RankControlBlock)) + PairRings::bytes_of(ranks);
+}
+
+std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
+  const std::size_t count = rings_.write_some(to, bytes);
+  if (count > 0) board_.wake_sleepers();
+  return count;
+}
+
+std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
+  const std::size_t count = rings_.read_some(from, bytes);
+  if (count > 0) board_.wake_sleepers();
+  return count;
+}
+
 // ---- Waiting ----
 
 WaitPolicy ShmEngine::wait_policy(bool) const {
@@ -235,7 +254,7 @@ std::unique_ptr<ProcessGroup> make_shm_group(std::unique_ptr<Store>&& store, Pee
   const auto exchange = [&](const std::string& mine) {
     return store->all_gather_text(fmt::format("sharing memory, round {}", ++round), mine, Deadline::after(timeout));
   };
-  auto board = Segment::map(rank, size, sizeof(RankControlBlock), exchange);
+  auto board = Segment::map(rank, size, ShmEngine::board_bytes(size), exchange);
   peers.watch(rank);
   auto engine = std::make_unique<ShmEngine>(rank, size, std::move(peers), std::move(board));
   return make_inline_group(rank, size, std::move(engine), std::move(store), timeout);

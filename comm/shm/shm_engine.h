@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/engine.h"
+#include "comm/shm/pair_rings.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/slot_board.h"
@@ -48,7 +49,6 @@ class ShmEngine final : public Engine {
   const char* name() const override { return "shm"; }
   bool oversubscribed() const override { return peers_.oversubscribed(); }
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
-  bool advance() override;
   WaitPolicy wait_policy(bool by_thread) const override;
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
   void check_peers() override;
@@ -56,7 +56,21 @@ class ShmEngine final : public Engine {
   void watch_stall() override;
   [[noreturn]] void time_out(double waited_seconds) override;
 
+  /// What it takes of each rank's part of `board`.
+  static std::size_t board_bytes(int ranks);
+
  private:
+  bool advance_operations() override;
+  std::string name_of(int rank) const override { return peers_.name_of(rank); }
+  const JobRanks& job_ranks() const override { return peers_.job_ranks(); }
+  bool is_gone(int peer) override { return peers_.has_ended(peer); }
+  [[noreturn]] void throw_gone(int peer, const std::string& waiting_in) const override {
+    peers_.throw_ended(peer, waiting_in);
+  }
+  std::size_t write_some(int to, std::span<const std::byte> bytes) override;
+  std::size_t read_some(int from, std::span<std::byte> bytes) override;
+  bool is_flushed(int) override { return true; }
+
   /// A part of a region, in bytes from its start.
   struct Stretch {
     std::size_t begin = 0;
@@ -89,6 +103,7 @@ class ShmEngine final : public Engine {
   Peers peers_;
   Segment memory_;
   SlotBoard board_;
+  PairRings rings_;
   std::vector<const std::byte*> sources_;  // scratch
   std::vector<std::byte*> copies_;         // scratch
   std::uint64_t posted_ = 0;

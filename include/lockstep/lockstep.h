@@ -111,8 +111,35 @@ int lockstep_all_gather(lockstep_group* group, const void* mine, size_t count, i
 /* `all` are `count` values for each rank, in rank order; `mine` gets the reduction of this rank's. They do not overlap.
  */
 int lockstep_reduce_scatter(lockstep_group* group, const void* all, void* mine, size_t count, int dtype, int op);
+/* `from` are `count` values for each rank, in rank order, and `to` gets as many of each rank. They do not overlap. */
+int lockstep_all_to_all(lockstep_group* group, const void* from, void* to, size_t count, int dtype);
+/* The same with counts for and of each rank, as many as there are ranks. */
+int lockstep_all_to_all_v(lockstep_group* group, const void* from, const size_t* from_counts, void* to,
+                          const size_t* to_counts, int dtype);
 /* Returns when every rank has called it. */
 int lockstep_barrier(lockstep_group* group);
+
+/* ---- Sends and receives, between two ranks ---- */
+
+/* What one rank sends to another is received in the order sent: as many values of the same type. Blocking: a send may
+ * wait for its receive. */
+int lockstep_send(lockstep_group* group, const void* values, size_t count, int dtype, int to);
+int lockstep_recv(lockstep_group* group, void* values, size_t count, int dtype, int from);
+
+/* A ticket. */
+typedef struct lockstep_transfer {
+  lockstep_group* group;
+  uint64_t number;
+} lockstep_transfer;
+
+/* They start it and return. The values stay, and are left alone, until it is done. */
+int lockstep_isend(lockstep_group* group, const void* values, size_t count, int dtype, int to,
+                   lockstep_transfer* transfer);
+int lockstep_irecv(lockstep_group* group, void* values, size_t count, int dtype, int from, lockstep_transfer* transfer);
+/* Waits until it is done, for the group's timeout. Once for each. */
+int lockstep_transfer_wait(lockstep_transfer transfer);
+/* Whether it is, without waiting; lets it advance. It is to be waited for even so. */
+int lockstep_transfer_done(lockstep_transfer transfer, int* done);
 
 /* ---- Collectives on shared memory: they copy nothing, and several may be under way ---- */
 

@@ -55,6 +55,11 @@ TEST_F(CInterface, AGroupOfOne) {
   EXPECT_EQ(lockstep_reduce_scatter(group_, values.data(), reduced.data(), 3, LOCKSTEP_F32, LOCKSTEP_MIN), LOCKSTEP_OK);
   EXPECT_EQ(gathered, values);
   EXPECT_EQ(reduced, values);
+  EXPECT_EQ(lockstep_all_to_all(group_, values.data(), gathered.data(), 3, LOCKSTEP_F32), LOCKSTEP_OK);
+  EXPECT_EQ(gathered, values);
+  EXPECT_THAT(refusal(lockstep_send(group_, values.data(), 3, LOCKSTEP_F32, 0)), HasSubstr("rank 0 sends to rank 0"));
+  EXPECT_THAT(refusal(lockstep_recv(group_, values.data(), 3, LOCKSTEP_F32, 1)), HasSubstr("receives from rank 1"));
+  EXPECT_THAT(refusal(lockstep_transfer_wait({group_, 5})), HasSubstr("transfer 5, of which this group knows nothing"));
   EXPECT_EQ(lockstep_barrier(group_), LOCKSTEP_OK);
   EXPECT_EQ(lockstep_all_reduce(group_, nullptr, 0, LOCKSTEP_F32, LOCKSTEP_SUM), LOCKSTEP_OK);
 }
@@ -73,6 +78,14 @@ TEST_F(CInterface, Null) {
   EXPECT_THAT(refusal(lockstep_arena_data(nullptr, nullptr)), HasSubstr("the arena is NULL"));
   EXPECT_THAT(refusal(lockstep_work_wait({nullptr, 1})), HasSubstr("the group is NULL"));
   EXPECT_THAT(refusal(lockstep_group_options_init(nullptr, 8)), HasSubstr("options is NULL"));
+  lockstep_transfer transfer{};
+  const std::size_t one = 1;
+  EXPECT_THAT(refusal(lockstep_send(group_, nullptr, 1, LOCKSTEP_F32, 1)), HasSubstr("values is NULL"));
+  EXPECT_THAT(refusal(lockstep_isend(group_, &value, 1, LOCKSTEP_F32, 1, nullptr)), HasSubstr("transfer is NULL"));
+  EXPECT_THAT(refusal(lockstep_transfer_wait(transfer)), HasSubstr("the group is NULL"));
+  EXPECT_THAT(refusal(lockstep_all_to_all(group_, &value, nullptr, 1, LOCKSTEP_F32)), HasSubstr("to is NULL"));
+  EXPECT_THAT(refusal(lockstep_all_to_all_v(group_, &value, nullptr, &value, &one, LOCKSTEP_F32)),
+              HasSubstr("from_counts is NULL"));
   lockstep_reducer* reducer = nullptr;
   EXPECT_THAT(refusal(lockstep_reducer_make(group_, nullptr, 1, nullptr, &reducer)), HasSubstr("slots is NULL"));
   const lockstep_slot nameless = {nullptr, 4};

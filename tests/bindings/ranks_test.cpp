@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/lockstep.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -56,6 +57,31 @@ TEST_F(CRanks, Everything) {
     for (const auto value : values) wrong += value != size_ - 1 ? 1 : 0;
     EXPECT_EQ(wrong, 0u) << count;
   }
+
+  // A part for each rank, of one size and of others; and a ring.
+  std::vector<std::int32_t> out(3 * ranks), in(3 * ranks, -1);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = 100 * rank_ + static_cast<std::int32_t>(i);
+  check(lockstep_all_to_all(group_, out.data(), in.data(), 3, LOCKSTEP_I32));
+  for (std::size_t i = 0; i < in.size(); ++i)
+    EXPECT_EQ(in[i], static_cast<std::int32_t>(100 * (i / 3) + 3 * own + i % 3));
+  std::vector<std::size_t> out_counts(ranks, 2), in_counts(ranks, own == 0 ? 0 : 2);
+  out_counts[0] = 0;
+  std::ranges::fill(in, -1);
+  check(lockstep_all_to_all_v(group_, out.data(), out_counts.data(), in.data(), in_counts.data(), LOCKSTEP_I32));
+  for (std::size_t i = 0; own > 0 && i < 2 * ranks; ++i)
+    EXPECT_EQ(in[i], static_cast<std::int32_t>(100 * (i / 2) + 2 * (own - 1) + i % 2));
+  const int next = (rank_ + 1) % size_, before = (rank_ + size_ - 1) % size_;
+  lockstep_transfer sent{}, received{};
+  check(lockstep_isend(group_, out.data(), 3, LOCKSTEP_I32, next, &sent));
+  check(lockstep_irecv(group_, in.data(), 3, LOCKSTEP_I32, before, &received));
+  check(lockstep_transfer_wait(received));
+  int is_done = 0;
+  while (is_done == 0) check(lockstep_transfer_done(sent, &is_done));
+  check(lockstep_transfer_wait(sent));
+  EXPECT_EQ(in[2], 100 * before + 2);
+  EXPECT_EQ(lockstep_transfer_wait(sent), LOCKSTEP_ERROR_USAGE);
+  if (rank_ == 0) check(lockstep_send(group_, out.data(), 1, LOCKSTEP_I32, 1));
+  if (rank_ == 1) check(lockstep_recv(group_, in.data(), 1, LOCKSTEP_I32, 0));
 
   lockstep_arena* arena = nullptr;
   check(lockstep_arena_allocate(group_, 8192, &arena));

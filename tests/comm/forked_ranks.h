@@ -61,6 +61,12 @@ inline void on_processes(const Setting& setting, const std::function<bool(comm::
     }
 }
 
+/// As if it had crashed: of a rank that is doomed.
+[[noreturn]] inline void die() {
+  ::raise(SIGKILL);
+  ::_exit(9);
+}
+
 /// Whether `action` throws an E whose text has all of `parts`; says what is wrong if not.
 template <class E, class Action>
 bool throws(Action&& action, const std::vector<std::string>& parts, const std::string& without = "") {

@@ -211,17 +211,17 @@ TEST(PeerConnector, StrangersAndOtherJobsAreRejected) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    PeerConnector connector(world.rank, peers, 20s);
+    PeerConnector connector(world.rank, 20s);
     const auto where = connector.listen(usable_addresses(env, "127.0.0.1")).at(0);
     const auto addresses =
         store->all_gather_text("addresses", fmt::format("{} {}", where.host, where.port), Deadline::after(20s));
     ListenAddress other;
     std::istringstream(addresses[static_cast<std::size_t>(1 - world.rank)]) >> other.host >> other.port;
-    connector.expect(1 - world.rank, {other});
+    connector.expect(peers, 1 - world.rank, {other});
     bool well = true;
     if (world.rank == 1) {
-      PeerConnector of_another_job(world.rank, peers, 20s);
-      of_another_job.expect(0, {other});
+      PeerConnector of_another_job(world.rank, 20s);
+      of_another_job.expect(peers, 0, {other});
       well = is_rejected(other, "GET / HTTP/1.0\r\n\r\n") && is_rejected(other, std::string(200, '\0')) &&
              throws<DeviceError>([&] { of_another_job.connect(JobSecret::random(), false, Deadline::after(300ms)); },
                                  {"rank 0 (host a) cannot be reached", "it does not know this job's secret"});
@@ -236,9 +236,9 @@ TEST(PeerConnector, WhoCannotBeReachedIsNamed) {
   on_processes({"ab"}, [](const World& world) {
     const auto store = make_tcp_store(world, Deadline::after(20s));
     const Peers peers(*store, Deadline::after(20s));
-    PeerConnector connector(world.rank, peers, 20s);
+    PeerConnector connector(world.rank, 20s);
     connector.listen(usable_addresses(env, "127.0.0.1"));
-    connector.expect(1 - world.rank, {{"127.0.0.1", testing::free_port()}});
+    connector.expect(peers, 1 - world.rank, {{"127.0.0.1", testing::free_port()}});
     const bool well =
         world.rank == 1
             ? throws<DeviceError>([&] { connector.connect(JobSecret::of_text("x"), false, Deadline::after(300ms)); },

@@ -1,9 +1,7 @@
 // Subgroups whose ranks do not do their part, on processes that this test forks.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -16,6 +14,7 @@ namespace lockstep::comm {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::die;
 using testing::on_processes;
 using testing::Setting;
 using testing::throws;
@@ -26,11 +25,6 @@ void on_group(const Setting& setting, const std::function<bool(ProcessGroup&)>& 
     const auto group = make_group(world, {.timeout_seconds = setting.timeout_seconds});
     return body(*group);
   });
-}
-
-[[noreturn]] void die() {
-  ::raise(SIGKILL);
-  ::_exit(9);
 }
 
 bool works(ProcessGroup& group) {

@@ -267,7 +267,7 @@ class Data(Jobs):
         nonce = store.get("naming the job/0")
         store.set("naming the job/1", "")
         secret = wire.sign(SECRET.encode(), b"data connections " + nonce)
-        identity = wire.number(1) + wire.number(0)
+        identity = wire.number(1) + wire.number(0) + wire.number(0)  # from, to, for collectives
         address = (host, int(port))
         self.assertEqual(host, "127.0.0.1")  # the way to MASTER_ADDR, not every address of the host
 

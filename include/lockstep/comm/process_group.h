@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -15,6 +16,7 @@
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/op.h"
+#include "lockstep/comm/transfer.h"
 
 namespace lockstep::comm {
 
@@ -140,6 +142,54 @@ class ProcessGroup {
   void all_gather_host(const void* mine, std::size_t count, DType dtype, void* all);
   void reduce_scatter_host(const void* all, void* mine, std::size_t count, DType dtype, ReduceOp op);
 
+  /// The same: part r of `from`, from_counts[r] values, goes to rank r, and to_counts[r] values of rank r become part
+  /// r of `to`. Counts may differ and be 0. They are compared pair by pair, as those of sends and receives are, and so
+  /// is that both ranks are in their same all-to-all.
+  template <class U, class T>
+  requires std::is_same_v<std::remove_const_t<U>, T>
+  void all_to_all(std::span<U> from, std::span<const std::size_t> from_counts, std::span<T> to,
+                  std::span<const std::size_t> to_counts) {
+    check_counts(from_counts, from.size(), "sends");
+    check_counts(to_counts, to.size(), "receives");
+    all_to_all_host(from.data(), from_counts, to.data(), to_counts, dtype_of<T>());
+  }
+  /// As many values for each rank as of each rank: from.size() / size().
+  template <class U, class T>
+  requires std::is_same_v<std::remove_const_t<U>, T>
+  void all_to_all(std::span<U> from, std::span<T> to) {
+    const auto counts = equal_counts(from.size(), to.size());
+    all_to_all_host(from.data(), counts, to.data(), counts, dtype_of<T>());
+  }
+  void all_to_all_host(const void* from, std::span<const std::size_t> from_counts, void* to,
+                       std::span<const std::size_t> to_counts, DType dtype);
+
+  /// Note [Sends and receives]
+  /// Between two ranks, of the host's memory, and no part of the group's sequence of operations (Note [Same order]).
+  /// What a rank sends to another one is received there in the order sent, as many values of the same type; otherwise
+  /// the receiver throws OutOfStepError, and the group is broken. `values` stay, and are left alone, until the transfer
+  /// is done. It moves on whenever this rank is in a call of the group, as operations do. To send blocks until the
+  /// values have left this rank's memory, which may take the receiver: who wants to send and receive at a time issues
+  /// both before it waits. On GPUs the CPU's group of the same ranks carries them.
+  template <class T>
+  Transfer isend(std::span<T> values, int to) {
+    return isend(values.data(), values.size(), dtype_of<std::remove_const_t<T>>(), to);
+  }
+  template <class T>
+  Transfer irecv(std::span<T> values, int from) {
+    return irecv(values.data(), values.size(), dtype_of<T>(), from);
+  }
+  Transfer isend(const void* values, std::size_t count, DType dtype, int to);
+  Transfer irecv(void* values, std::size_t count, DType dtype, int from);
+  /// Blocking, with the group's timeout.
+  template <class T>
+  void send(std::span<T> values, int to) {
+    isend(values, to).wait();
+  }
+  template <class T>
+  void recv(std::span<T> values, int from) {
+    irecv(values, from).wait();
+  }
+
   /// In place: afterwards rank r's slice_of(region) holds the reduction; the rest of the region is unspecified.
   Work reduce_scatter(const Region& region, ReduceOp op);
   /// In place: rank r contributes its slice_of(region); afterwards every rank holds all slices.
@@ -226,6 +276,16 @@ class ProcessGroup {
   /// Orders `stream` after the operation. As it is here, it blocks like wait_done().
   virtual void make_wait(std::uint64_t sequence, StreamView stream);
 
+  /// What carries sends and receives of the host's memory: this group, or one of the CPU with the same ranks.
+  virtual ProcessGroup& pair_group() { return *this; }
+  /// Starts a transfer, which has been checked; does not wait for the other rank.
+  virtual void start_transfer(const std::shared_ptr<PairTransfer>& transfer);
+  /// Whether it is done; rethrows a failure.
+  virtual bool is_transfer_done(const PairTransfer& transfer);
+  virtual void wait_for_transfer(const PairTransfer& transfer, Deadline deadline);
+  /// For shutdown(): throws UsageError where a transfer has been issued that is not done.
+  void check_transfers_done() const;
+
   std::int64_t step() const { return step_; }
   /// The number of the operation that was issued last.
   std::uint64_t last_issued() const { return sequence_; }
@@ -239,10 +299,13 @@ class ProcessGroup {
 
  private:
   friend class Arena;
+  friend class Transfer;
   friend class Work;
   friend struct GroupOrigin;
   Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
   Arena& control_arena();
+  struct PairState;
+  PairState& pair_state();
   struct Piece;
   void stage(std::size_t count, std::size_t most, FunctionRef<void(const Piece&)> fill,
              FunctionRef<Work(const Piece&)> issue, FunctionRef<void(const Piece&)> take);
@@ -250,6 +313,10 @@ class ProcessGroup {
   Region parts_of(const Piece& piece, DType dtype) const;
   std::size_t most_of_part(DType dtype) const;
   void check_parts(std::size_t mine, std::size_t all) const;
+  void check_counts(std::span<const std::size_t> counts, std::size_t all, const char* does) const;
+  std::vector<std::size_t> equal_counts(std::size_t from, std::size_t to) const;
+  Transfer issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
+                          std::uint64_t all_to_all = 0);
   bool detach(const Arena& arena) noexcept;
 
   int rank_;
@@ -262,6 +329,7 @@ class ProcessGroup {
   std::vector<Arena*> arenas_;                 // those that live
   std::unique_ptr<Arena> control_;             // for objects; allocated at first use
   std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
+  std::shared_ptr<PairState> pairs_;           // of sends and receives; nullptr: there were none
   std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
   Lifetime lifetime_;
 };

@@ -1,0 +1,141 @@
+#include "comm/pairs.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kHeaderBytes = sizeof(PairDescriptor);
+
+std::string text_of(const PairDescriptor& what) { return fmt::format("{} {}", what.count, name_of(what.dtype)); }
+
+/// "send #3 to this rank (8 f32)".
+std::string sent_text(const PairDescriptor& sent) {
+  if (sent.all_to_all > 0)
+    return fmt::format("its part of all-to-all #{} for this rank ({})", sent.all_to_all, text_of(sent));
+  return fmt::format("send #{} to this rank ({})", sent.number, text_of(sent));
+}
+
+constexpr const char* kMatch = "match each send with a receive of as many values of the same type, in the same order";
+
+}  // namespace
+
+std::string describe(const PairTransfer& transfer, const std::string& peer) {
+  const PairDescriptor& what = transfer.what;
+  if (what.all_to_all > 0)
+    return fmt::format("all-to-all #{}, the part {} {} ({})", what.all_to_all, transfer.sends ? "for" : "of", peer,
+                       text_of(what));
+  return fmt::format("{} #{} {} {} ({})", transfer.sends ? "send" : "receive", what.number,
+                     transfer.sends ? "to" : "from", peer, text_of(what));
+}
+
+void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
+  if (out_.empty()) {
+    out_.resize(static_cast<std::size_t>(size_));
+    in_.resize(static_cast<std::size_t>(size_));
+  }
+  streams_.open_stream(transfer->peer);
+  ++under_way_;
+  auto& queues = transfer->sends ? out_ : in_;
+  queues[static_cast<std::size_t>(transfer->peer)].transfers.push_back(std::move(transfer));
+}
+
+bool PairQueues::advance(NameOf name_of) {
+  if (idle()) return false;
+  bool moved = false;
+  for (int rank = 0; rank < size_; ++rank) {
+    Queue& in = in_[static_cast<std::size_t>(rank)];
+    if (!in.transfers.empty()) moved |= receive(in, rank, name_of);
+    Queue& out = out_[static_cast<std::size_t>(rank)];
+    if (!out.transfers.empty()) moved |= send(out, rank);
+  }
+  if (moved) ++progress_;
+  return moved;
+}
+
+bool PairQueues::send(Queue& queue, int to) {
+  const PairTransfer& transfer = *queue.transfers.front();
+  const std::size_t bytes = transfer.what.bytes();
+  std::size_t moved = 0;
+  if (queue.header_bytes < kHeaderBytes) {
+    moved = streams_.write_some(to, std::as_bytes(std::span(&transfer.what, 1)).subspan(queue.header_bytes));
+    queue.header_bytes += moved;
+  }
+  if (queue.header_bytes == kHeaderBytes && queue.bytes < bytes) {
+    const std::size_t taken = streams_.write_some(to, {transfer.data + queue.bytes, bytes - queue.bytes});
+    queue.bytes += taken;
+    moved += taken;
+  }
+  if (queue.header_bytes < kHeaderBytes || queue.bytes < bytes || !streams_.is_flushed(to)) return moved > 0;
+  finish(queue);
+  return true;
+}
+
+bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
+  const PairTransfer& transfer = *queue.transfers.front();
+  const std::size_t bytes = transfer.what.bytes();
+  std::size_t moved = 0;
+  if (queue.header_bytes < kHeaderBytes) {
+    moved = streams_.read_some(from, std::as_writable_bytes(std::span(&queue.header, 1)).subspan(queue.header_bytes));
+    queue.header_bytes += moved;
+    if (queue.header_bytes < kHeaderBytes) return moved > 0;
+    compare(transfer, queue.header, name_of);
+  }
+  if (queue.bytes < bytes) {
+    const std::size_t got = streams_.read_some(from, {transfer.data + queue.bytes, bytes - queue.bytes});
+    queue.bytes += got;
+    moved += got;
+  }
+  if (queue.bytes < bytes) return moved > 0;
+  finish(queue);
+  return true;
+}
+
+void PairQueues::compare(const PairTransfer& expected, const PairDescriptor& sent, NameOf name_of) const {
+  if (sent == expected.what) return;
+  const std::string peer = name_of(expected.peer);
+  throw OutOfStepError(
+      fmt::format("out of step: {} is in {}, this rank is in {}", peer, sent_text(sent), describe(expected, peer)),
+      kMatch);
+}
+
+void PairQueues::finish(Queue& queue) {
+  const auto done = std::move(queue.transfers.front());
+  queue.transfers.pop_front();
+  queue.header_bytes = queue.bytes = 0;
+  --under_way_;
+  done->done.store(true, std::memory_order_release);
+}
+
+std::vector<const PairTransfer*> PairQueues::waiting() const {
+  std::vector<const PairTransfer*> first;
+  if (idle()) return first;
+  for (const auto* queues : {&in_, &out_})
+    for (const Queue& queue : *queues)
+      if (!queue.transfers.empty()) first.push_back(queue.transfers.front().get());
+  return first;
+}
+
+bool PairQueues::has(const PairTransfer* transfer) const {
+  for (const auto* queues : {&in_, &out_})
+    for (const Queue& queue : *queues)
+      for (const auto& one : queue.transfers)
+        if (one.get() == transfer) return true;
+  return false;
+}
+
+void PairQueues::check_nothing_left(NameOf name_of) {
+  // A group without transfers on this rank looks too: it may be the receiver who has left all of them out.
+  for (int rank = 0; rank < size_; ++rank) {
+    PairDescriptor sent;
+    const auto header = std::as_writable_bytes(std::span(&sent, 1));
+    if (streams_.read_some(rank, header) < header.size()) continue;
+    throw OutOfStepError(fmt::format("out of step: {} has issued {}, and this rank ends without receiving it",
+                                     name_of(rank), sent_text(sent)),
+                         kMatch);
+  }
+}
+
+}  // namespace lockstep::comm

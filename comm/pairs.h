@@ -1,0 +1,114 @@
+// Sends and receives between two ranks, beside a group's collectives.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/base/dtype.h"
+#include "lockstep/base/function_ref.h"
+
+namespace lockstep::comm {
+
+/// Note [Pairs]
+/// Sends and receives are no part of a group's sequence of collectives (Note [Same order]): two ranks issue them, and
+/// the others do not know. Each ordered pair of ranks has a stream of bytes of its own, and numbers of its own: what a
+/// rank sends to another one is received in the order sent. Each transfer is a header, which says what the sender
+/// means, and the values. The receiver compares the header with what it expects before it takes a value, so ranks that
+/// mean different sizes or types find out (OutOfStepError) and no wrong byte is delivered.
+///
+/// An engine moves the streams (PairStreams) whenever it is advanced, all at once: a rank that waits for one transfer
+/// moves all others meanwhile, so a ring in which everybody sends before it receives comes to its end. A send is done
+/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come (64 KiB or so),
+/// and programs must not count on it.
+
+/// What the two ranks of a transfer must agree on.
+struct PairDescriptor {
+  std::uint64_t number = 0;      // counts what one rank has sent to another one, from 1
+  std::uint64_t count = 0;       // elements
+  std::uint64_t all_to_all = 0;  // the all-to-all, counted from 1, that it is a part of; 0: a send
+  DType dtype = DType::kU8;
+  std::uint8_t reserved[7] = {};
+
+  std::size_t bytes() const { return count * size_of(dtype); }
+  friend bool operator==(const PairDescriptor&, const PairDescriptor&) = default;
+};
+static_assert(std::has_unique_object_representations_v<PairDescriptor>);
+
+/// One end of a transfer.
+struct PairTransfer {
+  PairDescriptor what;
+  bool sends = false;
+  int peer = 0;
+  std::byte* data = nullptr;  // what a send only reads
+  std::atomic<bool> done{false};
+};
+
+/// "send #3 to rank 1 (4096 f32)"; `peer` is the other rank as messages name it.
+std::string describe(const PairTransfer& transfer, const std::string& peer);
+
+/// Streams of bytes between this rank and each other one. Nothing of it blocks.
+class PairStreams {
+ public:
+  virtual ~PairStreams() = default;
+  /// There will be a transfer to or from `peer`.
+  virtual void open_stream(int peer) { static_cast<void>(peer); }
+  /// Takes some of `bytes` for `to`, from their beginning; how many.
+  virtual std::size_t write_some(int to, std::span<const std::byte> bytes) = 0;
+  /// Whether what was taken for `to` needs nothing more of this rank.
+  virtual bool is_flushed(int to) = 0;
+  /// Fills some of `bytes` with what `from` has sent; how many. Throws what is wrong with the stream, when all that had
+  /// come before has been read.
+  virtual std::size_t read_some(int from, std::span<std::byte> bytes) = 0;
+};
+
+/// The transfers of one rank that are not done. One thread uses it.
+class PairQueues {
+ public:
+  using NameOf = FunctionRef<std::string(int rank)>;
+
+  /// `streams` must outlive it.
+  PairQueues(int size, PairStreams& streams) : size_(size), streams_(streams) {}
+
+  void add(std::shared_ptr<PairTransfer> transfer);
+  bool idle() const { return under_way_ == 0; }
+  /// Changes when something has moved.
+  std::uint64_t progress() const { return progress_; }
+  /// Moves what can be moved now; whether anything was. Throws OutOfStepError where another rank sends something else
+  /// than this one receives; `name_of` says who that is.
+  bool advance(NameOf name_of);
+  /// Whether it is one of them; it may be gone.
+  bool has(const PairTransfer* transfer) const;
+  /// The next transfer to or from each rank, which waits for that one.
+  std::vector<const PairTransfer*> waiting() const;
+  /// At the end: throws OutOfStepError where another rank has sent what this one has not received.
+  void check_nothing_left(NameOf name_of);
+
+ private:
+  /// Transfers one way, to or from one rank.
+  struct Queue {
+    std::deque<std::shared_ptr<PairTransfer>> transfers;
+    std::size_t header_bytes = 0;  // of the first one, moved
+    std::size_t bytes = 0;         // of its values, moved
+    PairDescriptor header = {};    // as it arrives
+  };
+
+  bool send(Queue& queue, int to);
+  bool receive(Queue& queue, int from, NameOf name_of);
+  void compare(const PairTransfer& expected, const PairDescriptor& sent, NameOf name_of) const;
+  void finish(Queue& queue);
+
+  const int size_;
+  PairStreams& streams_;
+  std::vector<Queue> out_, in_;  // by rank; empty before the first transfer
+  std::size_t under_way_ = 0;
+  std::uint64_t progress_ = 0;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,155 @@
+// ProcessGroup's sends, receives and all-to-all.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/pairs.h"
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep::comm {
+
+struct ProcessGroup::PairState {
+  std::vector<std::uint64_t> sent, received;          // by rank
+  std::uint64_t all_to_alls = 0;                      // so far
+  std::vector<std::shared_ptr<PairTransfer>> issued;  // those that were not done when last looked at, and later ones
+  std::size_t next_look = 64;                         // as soon as there are so many
+
+  void keep(const std::shared_ptr<PairTransfer>& transfer) {
+    if (issued.size() >= next_look) {
+      std::erase_if(issued, [](const auto& one) { return one->done.load(); });
+      next_look = std::max<std::size_t>(64, 2 * issued.size());
+    }
+    issued.push_back(transfer);
+  }
+};
+
+ProcessGroup::PairState& ProcessGroup::pair_state() {
+  if (pairs_ == nullptr) {
+    const auto ranks = static_cast<std::size_t>(size_);
+    pairs_ = std::make_shared<PairState>();
+    pairs_->sent.resize(ranks);
+    pairs_->received.resize(ranks);
+  }
+  return *pairs_;
+}
+
+Transfer ProcessGroup::isend(const void* values, std::size_t count, DType dtype, int to) {
+  return issue_transfer(true, const_cast<void*>(values), count, dtype, to);
+}
+
+Transfer ProcessGroup::irecv(void* values, std::size_t count, DType dtype, int from) {
+  return issue_transfer(false, values, count, dtype, from);
+}
+
+Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
+                                      std::uint64_t all_to_all) {
+  ProcessGroup& group = pair_group();
+  if (&group != this) return group.issue_transfer(sends, values, count, dtype, peer, all_to_all);
+  failure_.throw_if_any();
+  if (peer < 0 || peer >= size_ || peer == rank_)
+    throw UsageError(
+        fmt::format("rank {} {} rank {}, in a group of {}", rank_, sends ? "sends to" : "receives from", peer, size_),
+        "name another rank, below ProcessGroup::size()");
+  PairState& pairs = pair_state();
+  const auto transfer = std::make_shared<PairTransfer>();
+  auto& numbers = sends ? pairs.sent : pairs.received;
+  transfer->what.number = ++numbers[static_cast<std::size_t>(peer)];
+  transfer->what.count = count;
+  transfer->what.all_to_all = all_to_all;
+  transfer->what.dtype = dtype;
+  transfer->sends = sends;
+  transfer->peer = peer;
+  transfer->data = static_cast<std::byte*>(values);
+  pairs.keep(transfer);
+  start_transfer(transfer);
+  return Transfer(this, transfer);
+}
+
+void ProcessGroup::check_transfers_done() const {
+  if (pairs_ == nullptr) return;
+  for (const auto& transfer : pairs_->issued)
+    if (!transfer->done)
+      throw UsageError(fmt::format("the group is shut down, and {} is not done",
+                                   describe(*transfer, fmt::format("rank {}", job_rank(transfer->peer)))),
+                       "wait for every transfer before shutdown()");
+}
+
+// ---- All to all ----
+
+void ProcessGroup::check_counts(std::span<const std::size_t> counts, std::size_t all, const char* does) const {
+  const std::size_t sum = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  if (counts.size() == static_cast<std::size_t>(size_) && sum == all) return;
+  throw UsageError(fmt::format("an all-to-all {} {} values in {} parts of together {}, in a group of {}", does, all,
+                               counts.size(), sum, size_),
+                   "give a count for each rank; they add up to the buffer's size");
+}
+
+std::vector<std::size_t> ProcessGroup::equal_counts(std::size_t from, std::size_t to) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  if (from != to || from % ranks != 0)
+    throw UsageError(fmt::format("an all-to-all of {} values into a buffer of {}, in a group of {}", from, to, size_),
+                     "give two buffers of the same size, a multiple of ProcessGroup::size(), or the counts");
+  return std::vector<std::size_t>(ranks, from / ranks);
+}
+
+void ProcessGroup::all_to_all_host(const void* from, std::span<const std::size_t> from_counts, void* to,
+                                   std::span<const std::size_t> to_counts, DType dtype) {
+  ProcessGroup& group = pair_group();
+  if (&group != this) return group.all_to_all_host(from, from_counts, to, to_counts, dtype);
+  const auto ranks = static_cast<std::size_t>(size_), own = static_cast<std::size_t>(rank_);
+  if (from_counts.size() != ranks || to_counts.size() != ranks || from_counts[own] != to_counts[own])
+    throw UsageError(fmt::format("an all-to-all with {} counts to send and {} to receive, in a group of {}{}",
+                                 from_counts.size(), to_counts.size(), size_,
+                                 from_counts.size() == ranks && to_counts.size() == ranks
+                                     ? fmt::format(", of which rank {}'s for itself are {} and {}", rank_,
+                                                   from_counts[own], to_counts[own])
+                                     : std::string()),
+                     "give a count for each rank, the same both ways for the rank itself");
+  const std::uint64_t number = ++pair_state().all_to_alls;
+
+  const std::size_t element = size_of(dtype);
+  std::vector<std::byte*> sources, targets;
+  auto* source = static_cast<std::byte*>(const_cast<void*>(from));
+  auto* target = static_cast<std::byte*>(to);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    sources.push_back(source);
+    targets.push_back(target);
+    source += from_counts[r] * element;
+    target += to_counts[r] * element;
+  }
+  // Each rank begins with the one after it, so that they do not all talk to the same one.
+  std::vector<Transfer> transfers;
+  for (int step = 1; step < size_; ++step) {
+    const int next = (rank_ + step) % size_, before = (rank_ + size_ - step) % size_;
+    transfers.push_back(issue_transfer(false, targets[static_cast<std::size_t>(before)],
+                                       to_counts[static_cast<std::size_t>(before)], dtype, before, number));
+    transfers.push_back(issue_transfer(true, sources[static_cast<std::size_t>(next)],
+                                       from_counts[static_cast<std::size_t>(next)], dtype, next, number));
+  }
+  if (from_counts[own] > 0) std::memcpy(targets[own], sources[own], from_counts[own] * element);
+  for (const Transfer& transfer : transfers) transfer.wait();
+}
+
+// ---- Transfers ----
+
+void ProcessGroup::start_transfer(const std::shared_ptr<PairTransfer>&) {
+  throw UsageError(fmt::format("a group over {} sends and receives nothing between two ranks", name()),
+                   "use a group that make_group() has made");
+}
+bool ProcessGroup::is_transfer_done(const PairTransfer& transfer) { return transfer.done; }
+void ProcessGroup::wait_for_transfer(const PairTransfer&, Deadline) {
+  LOCKSTEP_ASSERT(false, "a group over {} has started no transfer", name());
+}
+
+bool Transfer::done() const { return group_ == nullptr || group_->is_transfer_done(*transfer_); }
+void Transfer::wait(Deadline deadline) const {
+  if (group_ != nullptr) group_->wait_for_transfer(*transfer_, deadline);
+}
+void Transfer::wait() const {
+  if (group_ != nullptr) wait(Deadline::after(group_->timeout()));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,165 @@
+// Sends and receives that do not fit each other, and ranks that end, on processes that this test forks.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "lockstep/comm/make_group.h"
+#include "tests/comm/forked_ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::die;
+using testing::on_processes;
+using testing::Setting;
+using testing::throws;
+
+constexpr std::size_t kMuch = 3'000'000;
+
+using Body = std::function<bool(ProcessGroup&)>;
+
+void on_group(const Setting& setting, GroupOptions::Progress progress, const Body& body) {
+  on_processes(setting, [&](const World& world) {
+    const auto group = make_group(world, {.timeout_seconds = setting.timeout_seconds, .progress = progress});
+    return body(*group);
+  });
+}
+
+/// Runs `body` on a group of forked ranks, which the caller moves on, and on one with a thread where there is one.
+void on_groups(const Setting& setting, const Body& body) {
+  on_group(setting, GroupOptions::Progress::kInline, body);
+  const bool one_host = setting.hosts == std::string(setting.hosts.size(), setting.hosts[0]);
+  if (!one_host) on_group(setting, GroupOptions::Progress::kThread, body);
+}
+
+TEST(PairFaults, AnotherSizeOrType) {
+  for (const char* hosts : {"aa", "ab"})
+    on_groups({.hosts = hosts}, [](ProcessGroup& group) {
+      std::vector<float> values(8);
+      const std::span<float> few = std::span(values).first(4);
+      if (group.rank() == 1) {
+        group.send(few, 0);
+        group.send(std::span(values), 0);
+        // It hears of the failure, or of the end of the one that has failed.
+        return throws<Error>([&] { group.barrier().wait_host(); }, {});
+      }
+      group.recv(few, 1);
+      const bool well = throws<OutOfStepError>(
+          [&] { group.recv(few, 1); },
+          {"rank 1 (host ", "is in send #2 to this rank (8 f32)", "this rank is in receive #2 from rank 1", "(4 f32)"});
+      return well && throws<OutOfStepError>([&] { group.barrier(); }, {"receive #2"});
+    });
+}
+
+TEST(PairFaults, ASendWhereTheOtherRankIsInAnAllToAll) {
+  on_groups({.hosts = "aa"}, [](ProcessGroup& group) {
+    std::vector<float> values(8), theirs(8);
+    // Its peer ends.
+    if (group.rank() == 1) return throws<Error>([&] { group.all_to_all(std::span(values), std::span(theirs)); }, {});
+    return throws<OutOfStepError>([&] { group.recv(std::span(values).first(4), 1); },
+                                  {"its part of all-to-all #1 for this rank (4 f32)", "receive #1 from rank 1"});
+  });
+}
+
+TEST(PairFaults, ARankThatDoesNotSend) {
+  for (const char* hosts : {"aaa", "aba"})
+    on_groups({.hosts = hosts, .timeout_seconds = 0.8}, [](ProcessGroup& group) {
+      std::vector<double> values(kMuch);
+      if (group.rank() == 0) {
+        // Not the other two, who are not asked for anything.
+        return throws<TimeoutError>(
+            [&] { group.recv(std::span(values), 1); },
+            {"receive #1 from rank 1 (host ", "(3000000 f64) timed out after ", "waiting for rank 1 (host "}, "rank 2");
+      }
+      std::this_thread::sleep_for(1600ms);
+      return true;
+    });
+}
+
+TEST(PairFaults, ARankThatDoesNotReceive) {
+  for (const char* hosts : {"aa", "ab"})
+    on_groups({.hosts = hosts, .timeout_seconds = 0.8}, [](ProcessGroup& group) {
+      const std::vector<double> values(kMuch);
+      if (group.rank() == 0)
+        return throws<TimeoutError>([&] { group.send(std::span(values), 1); },
+                                    {"send #1 to rank 1 (host ", "timed out after ", "waiting for rank 1 (host "});
+      std::this_thread::sleep_for(1600ms);
+      return true;
+    });
+}
+
+TEST(PairFaults, ARankThatDies) {
+  for (const char* hosts : {"aa", "ab"})
+    for (const bool sends : {false, true})
+      on_groups({.hosts = hosts, .doomed = 1}, [sends](ProcessGroup& group) {
+        std::vector<float> values(kMuch);
+        if (group.rank() == 1) {
+          std::this_thread::sleep_for(300ms);
+          die();
+        }
+        const auto work = [&] {
+          if (sends)
+            group.send(std::span(values), 1);
+          else
+            group.recv(std::span(values), 1);
+        };
+        return throws<DeviceError>(work, {"rank 1 (host ", "has ended", sends ? "send #1" : "receive #1"});
+      });
+}
+
+// What has come is not taken for all.
+TEST(PairFaults, ARankThatDiesAmidASend) {
+  for (const char* hosts : {"aa", "ab"})
+    on_group({.hosts = hosts, .doomed = 1}, GroupOptions::Progress::kInline, [](ProcessGroup& group) {
+      std::vector<float> values(kMuch);
+      if (group.rank() == 1) {
+        const Transfer transfer = group.isend(std::span(values), 0);
+        std::this_thread::sleep_for(300ms);
+        if (transfer.done()) return false;
+        die();
+      }
+      return throws<DeviceError>([&] { group.recv(std::span(values), 1); },
+                                 {"rank 1 (host ", "has ended", "receive #1"});
+    });
+}
+
+// What is sent and never received is lost: the receiver says so at the end.
+TEST(PairFaults, ASendThatIsNotReceived) {
+  for (const char* hosts : {"aa", "ab"})
+    on_groups({.hosts = hosts, .timeout_seconds = 5}, [](ProcessGroup& group) {
+      const std::vector<float> values(4);
+      if (group.rank() == 1) {
+        std::vector<float> mine(4);
+        group.recv(std::span(mine), 0);
+        return throws<OutOfStepError>(
+            [&] { group.shutdown(); },
+            {"rank 0 (host ", "has issued send #2 to this rank (4 f32)", "without receiving"});
+      }
+      group.send(std::span(values), 1);
+      group.send(std::span(values), 1);
+      try {
+        group.shutdown();
+      } catch (const Error&) {  // its peer has ended
+      }
+      return true;
+    });
+}
+
+TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
+  on_groups({.hosts = "aa", .timeout_seconds = 5}, [](ProcessGroup& group) {
+    std::vector<float> values(4);
+    if (group.rank() == 1) return throws<Error>([&] { group.shutdown(); }, {});
+    const Transfer transfer = group.irecv(std::span(values), 1);
+    return throws<UsageError>([&] { group.shutdown(); }, {"receive #1 from rank 1 (4 f32) is not done"});
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm
