@@ -34,8 +34,8 @@ PairRing& PairRings::ring(int from, int to) const {
 std::size_t PairRings::write_some(int to, std::span<const std::byte> bytes) const {
   PairRing& ring = this->ring(local_, to);
   const std::uint64_t written = ring.written.load(std::memory_order_relaxed);
-  const std::size_t room = capacity_ - (written - ring.read.load(std::memory_order_acquire));
-  const std::size_t count = std::min(room, bytes.size());
+  const std::size_t free = capacity_ - (written - ring.read.load(std::memory_order_acquire));
+  const std::size_t count = std::min(free, bytes.size());
   if (count == 0) return 0;
   auto* const memory = reinterpret_cast<std::byte*>(&ring + 1);
   const std::size_t at = written % capacity_, first = std::min(count, capacity_ - at);

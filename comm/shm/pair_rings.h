@@ -28,7 +28,7 @@ class PairRings {
   /// `board` must outlive it.
   PairRings(int local, int ranks, const Segment& board, std::size_t offset);
 
-  /// How many of `bytes`, from their beginning, there was room for.
+  /// How many of `bytes`, from their beginning, fitted.
   std::size_t write_some(int to, std::span<const std::byte> bytes) const;
   /// How many of `bytes` there were.
   std::size_t read_some(int from, std::span<std::byte> bytes) const;

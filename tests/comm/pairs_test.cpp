@@ -164,7 +164,7 @@ TEST(AllToAll, PartsOfOtherSizesOrNone) {
   EXPECT_EQ(theirs, expected);
 }
 
-// Refused before anything is sent: the group goes on.
+// Refused before anything is sent: the group works as before.
 TEST(Pairs, Misuse) {
   std::vector<float> values(static_cast<std::size_t>(2 * ranks()));
   const std::vector<std::size_t> none, each(static_cast<std::size_t>(ranks()), 2);
