@@ -52,11 +52,12 @@ bool ProcessGroup::detach(const Arena& arena) noexcept {
   const OpDescriptor& use = arena.last_use_;
   // An exception that unwinds past an arena is reason enough for its operations to be left as they are.
   if (std::uncaught_exceptions() > 0) return false;
-  if (use.sequence <= waited_for_ || has_let_go(use.sequence)) return true;
+  const bool has_transfer = has_transfer_in(arena);
+  if (!has_transfer && (use.sequence <= waited_for_ || has_let_go(use.sequence))) return true;
   try {
     failure_.set(std::make_exception_ptr(
         UsageError(fmt::format("arena {} of {} bytes was destroyed while {} on it was under way", arena.id(),
-                               arena.bytes(), describe(use)),
+                               arena.bytes(), has_transfer ? std::string("a send or a receive") : describe(use)),
                    "wait for the operations on an arena before it is destroyed")));
   } catch (const std::exception&) {  // no memory for words: the next call that needs some says so
   }

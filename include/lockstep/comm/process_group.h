@@ -180,6 +180,12 @@ class ProcessGroup {
   }
   Transfer isend(const void* values, std::size_t count, DType dtype, int to);
   Transfer irecv(void* values, std::size_t count, DType dtype, int from);
+  /// Of regions of this group's arenas. On a GPU the values go to the other GPU by NCCL, after what the computation's
+  /// stream was given before; the host waits for nothing (Transfer::wait(stream)).
+  Transfer isend(const Region& region, int to);
+  Transfer irecv(const Region& region, int from);
+  /// all_to_all() with a part of one size for each rank. Blocking.
+  void all_to_all(const Region& from, const Region& to);
   /// Blocking, with the group's timeout.
   template <class T>
   void send(std::span<T> values, int to) {
@@ -283,6 +289,7 @@ class ProcessGroup {
   /// Whether it is done; rethrows a failure.
   virtual bool is_transfer_done(const PairTransfer& transfer);
   virtual void wait_for_transfer(const PairTransfer& transfer, Deadline deadline);
+  virtual void make_wait_for_transfer(const PairTransfer& transfer, StreamView stream);
   /// For shutdown(): throws UsageError where a transfer has been issued that is not done.
   void check_transfers_done() const;
 
@@ -317,6 +324,9 @@ class ProcessGroup {
   std::vector<std::size_t> equal_counts(std::size_t from, std::size_t to) const;
   Transfer issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
                           std::uint64_t all_to_all = 0);
+  void exchange_parts(std::span<std::byte* const> from, std::span<const std::size_t> from_counts,
+                      std::span<std::byte* const> to, std::span<const std::size_t> to_counts, DType dtype);
+  bool has_transfer_in(const Arena& arena) noexcept;
   bool detach(const Arena& arena) noexcept;
 
   int rank_;
