@@ -45,7 +45,7 @@ class NcclPairs : public ::testing::TestWithParam<int> {
 };
 
 // With calls that end at once, and with such as NCCL continues in the background.
-INSTANTIATE_TEST_SUITE_P(Calls, NcclPairs, ::testing::Values(0, 3));
+INSTANTIATE_TEST_SUITE_P(Background, NcclPairs, ::testing::Values(0, 3));
 
 TEST_P(NcclPairs, ARing) {
   for (const std::size_t count : {1u, 0u, 1000u, 500'001u}) {
