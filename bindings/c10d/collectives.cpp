@@ -1,0 +1,236 @@
+// The operations of c10d's that are collectives of lockstep's.
+#include <algorithm>
+#include <utility>
+
+#include "bindings/c10d/backend.h"
+#include "bindings/c10d/tensors.h"
+
+namespace lockstep::pytorch {
+namespace {
+
+using ::c10d::OpType;
+using comm::ProcessGroup;
+
+const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* doing) {
+  TORCH_CHECK(tensors.size() == 1, doing, " of ", tensors.size(), " tensors, where lockstep's backend takes one");
+  check_tensor(tensors[0], doing);
+  return tensors[0];
+}
+
+void check_same_type(const at::Tensor& one, const at::Tensor& other, const char* doing) {
+  TORCH_CHECK(one.scalar_type() == other.scalar_type(), doing, " from ", one.scalar_type(), " to ", other.scalar_type(),
+              " → make both of one type");
+}
+
+void check_parts(const at::Tensor& all, const at::Tensor& mine, std::size_t ranks, const char* doing) {
+  check_tensor(all, doing);
+  check_tensor(mine, doing);
+  check_same_type(all, mine, doing);
+  TORCH_CHECK(static_cast<std::size_t>(all.numel()) == ranks * static_cast<std::size_t>(mine.numel()), doing, " of ",
+              mine.numel(), " elements of each of ", ranks, " ranks, and a tensor of ", all.numel(),
+              " for all of them → make it ", ranks, " times as large");
+}
+
+bool of_one_size(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::all_of(tensors, [&](const at::Tensor& one) { return one.numel() == tensors[0].numel(); });
+}
+
+at::Tensor flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
+  return at::cat(rows);
+}
+
+void spread(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  std::int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    tensor.copy_(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+}
+
+void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& how) {
+  at::Tensor memory = how.prepare(tensor);
+  group.all_reduce_host(memory.data_ptr(), how.count(memory), how.dtype, how.op);
+  how.finish(memory, tensor, group.size());
+}
+
+void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
+  const Elements elements(tensor.scalar_type());
+  at::Tensor memory = group.rank() == root ? contiguous(tensor) : room_for(tensor);
+  group.broadcast_host(memory.data_ptr(), elements.count(memory), elements.dtype, root);
+  if (group.rank() != root) write_back(memory, tensor);
+}
+
+void gather_all(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output) {
+  const Elements elements(input.scalar_type());
+  const at::Tensor mine = contiguous(input);
+  const at::Tensor all = room_for(output);
+  group.all_gather_host(mine.data_ptr(), elements.count(mine), elements.dtype, all.data_ptr());
+  write_back(all, output);
+}
+
+void gather_all(ProcessGroup& group, const at::Tensor& input, const std::vector<at::Tensor>& outputs) {
+  if (!of_one_size(outputs)) {
+    for (int r = 0; r < group.size(); ++r) {
+      const at::Tensor& output = outputs[static_cast<std::size_t>(r)];
+      if (r == group.rank()) output.copy_(input.reshape(output.sizes()));
+      broadcast_from(group, output, r);
+    }
+    return;
+  }
+  const at::Tensor all = at::empty({group.size() * input.numel()}, input.options());
+  gather_all(group, input, all);
+  spread(all, outputs);
+}
+
+void scatter_reduced(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output, const Reduction& how) {
+  const at::Tensor all = how.prepare(input);
+  const bool direct = how.carrier == output.scalar_type();
+  at::Tensor mine = direct ? room_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
+  group.reduce_scatter_host(all.data_ptr(), mine.data_ptr(), how.count(mine), how.dtype, how.op);
+  how.finish(mine, output, group.size());
+}
+
+void scatter_reduced(ProcessGroup& group, const std::vector<at::Tensor>& inputs, const at::Tensor& output,
+                     const Reduction& how) {
+  if (of_one_size(inputs)) return scatter_reduced(group, flat(inputs), output, how);
+  at::Tensor all = flat(inputs);
+  reduce_all(group, all, how);
+  std::int64_t begin = 0;
+  for (int r = 0; r < group.rank(); ++r) begin += inputs[static_cast<std::size_t>(r)].numel();
+  output.copy_(all.narrow(0, begin, output.numel()).view(output.sizes()));
+}
+
+}  // namespace
+
+WorkPtr Backend::broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "broadcast");
+  check_root(options.rootRank, "broadcast");
+  const int root = static_cast<int>(options.rootRank);
+  return submit(OpType::BROADCAST, "lockstep:broadcast", tensors, tensors, options.timeout,
+                [=](ProcessGroup& group) { broadcast_from(group, tensor, root); });
+}
+
+WorkPtr Backend::allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "allreduce");
+  const Reduction how(tensor.scalar_type(), options.reduceOp);
+  return submit(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, options.timeout,
+                [=](ProcessGroup& group) { reduce_all(group, tensor, how); });
+}
+
+WorkPtr Backend::allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                     const ::c10d::AllreduceCoalescedOptions& options) {
+  check_tensors(tensors, "allreduce");
+  std::vector<Reduction> hows;
+  for (const at::Tensor& tensor : tensors) hows.emplace_back(tensor.scalar_type(), options.reduceOp);
+  return submit(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", tensors, tensors, options.timeout,
+                [tensors, hows](ProcessGroup& group) {
+                  for (std::size_t i = 0; i < tensors.size(); ++i) reduce_all(group, tensors[i], hows[i]);
+                });
+}
+
+WorkPtr Backend::reduce(std::vector<at::Tensor>& tensors, const ::c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "reduce");
+  check_root(options.rootRank, "reduce");
+  const Reduction how(tensor.scalar_type(), options.reduceOp);
+  const bool receives = options.rootRank == getRank();
+  return submit(OpType::REDUCE, "lockstep:reduce", tensors, tensors, options.timeout,
+                [=](ProcessGroup& group) { reduce_all(group, receives ? tensor : tensor.clone(), how); });
+}
+
+WorkPtr Backend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                           const ::c10d::AllgatherOptions& options) {
+  const at::Tensor& input = only_one(inputs, "allgather");
+  TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == ranks(), "allgather into ",
+              outputs.empty() ? 0 : outputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
+  check_tensors(outputs[0], "allgather");
+  for (const at::Tensor& output : outputs[0]) check_same_type(input, output, "allgather");
+  const at::Tensor& own = outputs[0][static_cast<std::size_t>(getRank())];
+  TORCH_CHECK(own.numel() == input.numel(), "allgather of ", input.numel(), " elements into a tensor of ", own.numel());
+  return submit(OpType::ALLGATHER, "lockstep:all_gather", inputs, outputs[0], options.timeout,
+                [=, all = outputs[0]](ProcessGroup& group) { gather_all(group, input, all); });
+}
+
+WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options) {
+  check_parts(output, input, ranks(), "allgather");
+  return submit(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", {input}, {output}, options.timeout,
+                [=](ProcessGroup& group) { gather_all(group, input, output); });
+}
+
+WorkPtr Backend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                     const ::c10d::AllgatherOptions& options) {
+  check_tensors(inputs, "allgather");
+  TORCH_CHECK(outputs.size() == ranks(), "allgather into ", outputs.size(), " lists → give one for each of the ",
+              ranks(), " ranks");
+  std::vector<std::vector<at::Tensor>> by_input(inputs.size());
+  std::vector<at::Tensor> all;
+  for (const auto& of_rank : outputs) {
+    TORCH_CHECK(of_rank.size() == inputs.size(), "allgather of ", inputs.size(), " tensors into ", of_rank.size());
+    check_tensors(of_rank, "allgather");
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_same_type(inputs[i], of_rank[i], "allgather");
+      by_input[i].push_back(of_rank[i]);
+    }
+    all.insert(all.end(), of_rank.begin(), of_rank.end());
+  }
+  return submit(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", inputs, all, options.timeout,
+                [inputs, by_input](ProcessGroup& group) {
+                  for (std::size_t i = 0; i < inputs.size(); ++i) gather_all(group, inputs[i], by_input[i]);
+                });
+}
+
+WorkPtr Backend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                                 const ::c10d::AllgatherOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size(), "allgather of ", inputs.size(), " tensors into ", outputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) check_parts(outputs[i], inputs[i], ranks(), "allgather");
+  return submit(OpType::ALLGATHER_INTO_TENSOR_COALESCED, "lockstep:all_gather", inputs, outputs, options.timeout,
+                [inputs, outputs](ProcessGroup& group) {
+                  for (std::size_t i = 0; i < inputs.size(); ++i) gather_all(group, inputs[i], outputs[i]);
+                });
+}
+
+WorkPtr Backend::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                const ::c10d::ReduceScatterOptions& options) {
+  const at::Tensor& output = only_one(outputs, "reduce_scatter");
+  TORCH_CHECK(inputs.size() == 1 && inputs[0].size() == ranks(), "reduce_scatter of ",
+              inputs.empty() ? 0 : inputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
+  check_tensors(inputs[0], "reduce_scatter");
+  for (const at::Tensor& input : inputs[0]) check_same_type(input, output, "reduce_scatter");
+  const at::Tensor& own = inputs[0][static_cast<std::size_t>(getRank())];
+  TORCH_CHECK(own.numel() == output.numel(), "reduce_scatter of ", own.numel(), " elements into a tensor of ",
+              output.numel());
+  const Reduction how(output.scalar_type(), options.reduceOp);
+  return submit(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", inputs[0], outputs, options.timeout,
+                [=, all = inputs[0]](ProcessGroup& group) { scatter_reduced(group, all, output, how); });
+}
+
+WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                      const ::c10d::ReduceScatterOptions& options) {
+  check_parts(input, output, ranks(), "reduce_scatter");
+  const Reduction how(output.scalar_type(), options.reduceOp);
+  return submit(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", {input}, {output}, options.timeout,
+                [=](ProcessGroup& group) { scatter_reduced(group, input, output, how); });
+}
+
+WorkPtr Backend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                                 const ::c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter of ", inputs.size(), " tensors into ", outputs.size());
+  std::vector<Reduction> hows;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_parts(inputs[i], outputs[i], ranks(), "reduce_scatter");
+    hows.emplace_back(outputs[i].scalar_type(), options.reduceOp);
+  }
+  return submit(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "lockstep:reduce_scatter", inputs, outputs, options.timeout,
+                [inputs, outputs, hows](ProcessGroup& group) {
+                  for (std::size_t i = 0; i < inputs.size(); ++i)
+                    scatter_reduced(group, inputs[i], outputs[i], hows[i]);
+                });
+}
+
+WorkPtr Backend::barrier(const ::c10d::BarrierOptions& options) {
+  return submit(OpType::BARRIER, "lockstep:barrier", {}, {}, options.timeout,
+                [](ProcessGroup& group) { group.barrier().wait_host(); });
+}
+
+}  // namespace lockstep::pytorch
