@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <span>
 #include <utility>
 
 #include "bindings/c10d/store.h"
@@ -39,6 +40,8 @@ std::shared_ptr<Backend::State> Backend::join(c10::intrusive_ptr<::c10d::Store> 
                                      .progress = comm::GroupOptions::Progress::kInline,
                                      .encrypt = settings.encrypt},
                                     settings.job_ranks);
+    // The memory that tensors go through is allocated by the first operation: messages about the program's name theirs.
+    if (size > 1) state->group->all_reduce(std::span<float>());
   } catch (const Error&) {
     std::rethrow_exception(as_torch_error(std::current_exception()));
   }
