@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "bindings/c10d/messages.h"
 #include "bindings/c10d/work.h"
 
 namespace lockstep::pytorch {
@@ -65,28 +66,39 @@ class Backend final : public ::c10d::Backend {
                                const ::c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const ::c10d::ReduceScatterOptions& options) override;
+  WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const ::c10d::GatherOptions& options) override;
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const ::c10d::GatherOptions& options);  // virtual since PyTorch 2.15
+  WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                  const ::c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_rows,
+                        std::vector<std::int64_t>& input_rows, const ::c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                   const ::c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
+
+  // No part of the order of operations. Messages between two ranks are received in the order sent; another tag than the
+  // sender's is an error.
+  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
  private:
   using Body = std::function<void(comm::ProcessGroup&)>;
-  /// The group, and whether it has failed; tasks keep it.
-  struct State {
-    std::unique_ptr<comm::ProcessGroup> group;
-    std::atomic<bool> failed{false};
-  };
   static std::shared_ptr<State> join(c10::intrusive_ptr<::c10d::Store> store, int rank, int size,
                                      const Settings& settings);
-  static TaskQueue::RunsOn place_of(const State& state);
 
   /// Issues `body` as the group's next operation.
   WorkPtr submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                  std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body);
+  WorkPtr submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, int peer,
+                         int tag);
   void check_root(std::int64_t root, const char* doing) const;
   std::size_t ranks() const { return static_cast<std::size_t>(getSize()); }
 
   const Settings settings_;
   const std::shared_ptr<State> state_;
-  TaskQueue queue_;
   std::atomic<std::uint64_t> sequence_{0};
 };
 

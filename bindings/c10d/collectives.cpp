@@ -1,5 +1,6 @@
 // The operations of c10d's that are collectives of lockstep's.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "bindings/c10d/backend.h"
@@ -100,6 +101,57 @@ void scatter_reduced(ProcessGroup& group, const std::vector<at::Tensor>& inputs,
   std::int64_t begin = 0;
   for (int r = 0; r < group.rank(); ++r) begin += inputs[static_cast<std::size_t>(r)].numel();
   output.copy_(all.narrow(0, begin, output.numel()).view(output.sizes()));
+}
+
+/// Of rows of `all`, or of parts of equal size where there are none: how many elements each rank has.
+std::vector<std::size_t> counts_of(const at::Tensor& all, const std::vector<std::int64_t>& rows, std::size_t ranks,
+                                   const Elements& elements) {
+  if (rows.empty()) {
+    TORCH_CHECK(all.numel() == 0 || all.size(0) % static_cast<std::int64_t>(ranks) == 0, "all_to_all of ", all.size(0),
+                " rows, which ", ranks, " ranks cannot share alike → give the sizes of the parts");
+    return std::vector<std::size_t>(ranks, elements.count(all) / ranks);
+  }
+  TORCH_CHECK(rows.size() == ranks, "all_to_all of ", rows.size(), " parts → give one for each of the ", ranks,
+              " ranks");
+  const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  TORCH_CHECK(all.dim() > 0 && sum == all.size(0), "all_to_all: parts of ", sum, " rows of a tensor that has ",
+              all.dim() > 0 ? all.size(0) : 0);
+  std::vector<std::size_t> counts;
+  for (const std::int64_t one : rows) {
+    TORCH_CHECK(one >= 0, "all_to_all: a part of ", one, " rows");
+    counts.push_back(sum == 0 ? 0
+                              : elements.count(all) / static_cast<std::size_t>(sum) * static_cast<std::size_t>(one));
+  }
+  return counts;
+}
+
+std::vector<std::size_t> counts_of(const std::vector<at::Tensor>& tensors, const Elements& elements) {
+  std::vector<std::size_t> counts;
+  for (const at::Tensor& tensor : tensors) counts.push_back(elements.count(tensor));
+  return counts;
+}
+
+/// From tensors by rank to tensors by rank; an empty list stands for no values.
+void exchange(ProcessGroup& group, const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+  const at::Tensor& any = from.empty() ? to.front() : from.front();
+  const Elements elements(any.scalar_type());
+  const auto counts = [&](const std::vector<at::Tensor>& tensors) {
+    return tensors.empty() ? std::vector<std::size_t>(static_cast<std::size_t>(group.size()), 0)
+                           : counts_of(tensors, elements);
+  };
+  const auto from_counts = counts(from), to_counts = counts(to);
+  const at::Tensor sent = from.empty() ? at::empty({0}, any.options()) : flat(from);
+  const auto total = std::accumulate(to_counts.begin(), to_counts.end(), std::size_t{0}) / elements.per_element;
+  const at::Tensor received = at::empty({static_cast<std::int64_t>(total)}, any.options());
+  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
+  spread(received, to);
+}
+
+/// `tensor` for rank `rank`, and nothing for the others.
+std::vector<at::Tensor> only_for(const at::Tensor& tensor, std::int64_t rank, std::size_t ranks) {
+  std::vector<at::Tensor> all(ranks, at::empty({0}, tensor.options()));
+  all[static_cast<std::size_t>(rank)] = tensor;
+  return all;
 }
 
 }  // namespace
@@ -226,6 +278,87 @@ WorkPtr Backend::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& output
                   for (std::size_t i = 0; i < inputs.size(); ++i)
                     scatter_reduced(group, inputs[i], outputs[i], hows[i]);
                 });
+}
+
+WorkPtr Backend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                        const ::c10d::GatherOptions& options) {
+  const at::Tensor& input = only_one(inputs, "gather");
+  check_root(options.rootRank, "gather");
+  std::vector<at::Tensor> all;
+  if (options.rootRank == getRank()) {
+    TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == ranks(), "gather into ",
+                outputs.empty() ? 0 : outputs[0].size(), " tensors → give one for each of the ", ranks(), " ranks");
+    all = outputs[0];
+    check_tensors(all, "gather");
+    for (const at::Tensor& output : all) check_same_type(input, output, "gather");
+  } else {
+    TORCH_CHECK(outputs.empty() || outputs[0].empty(), "gather: outputs are for rank ", options.rootRank, " alone");
+  }
+  return submit(
+      OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
+      [=, sent = only_for(input, options.rootRank, ranks())](ProcessGroup& group) { exchange(group, sent, all); });
+}
+
+WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& options) {
+  std::vector<at::Tensor> inputs = {input};
+  std::vector<std::vector<at::Tensor>> outputs;
+  if (options.rootRank == getRank()) {
+    check_parts(output, input, ranks(), "gather");
+    TORCH_CHECK(output.is_contiguous(), "gather into a tensor that is not contiguous");
+    outputs.push_back(output.view({-1}).chunk(getSize()));
+    if (input.numel() == 0) outputs[0].assign(ranks(), output.view({-1}));
+  }
+  return gather(outputs, inputs, options);
+}
+
+WorkPtr Backend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                         const ::c10d::ScatterOptions& options) {
+  const at::Tensor& output = only_one(outputs, "scatter");
+  check_root(options.rootRank, "scatter");
+  std::vector<at::Tensor> all;
+  if (options.rootRank == getRank()) {
+    TORCH_CHECK(inputs.size() == 1 && inputs[0].size() == ranks(), "scatter of ", inputs.empty() ? 0 : inputs[0].size(),
+                " tensors → give one for each of the ", ranks(), " ranks");
+    all = inputs[0];
+    check_tensors(all, "scatter");
+    for (const at::Tensor& input : all) check_same_type(input, output, "scatter");
+  } else {
+    TORCH_CHECK(inputs.empty() || inputs[0].empty(), "scatter: inputs are of rank ", options.rootRank, " alone");
+  }
+  return submit(OpType::SCATTER, "lockstep:scatter", all, outputs, options.timeout,
+                [=, received = only_for(output, options.rootRank, ranks())](ProcessGroup& group) {
+                  exchange(group, all, received);
+                });
+}
+
+WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_rows,
+                               std::vector<std::int64_t>& input_rows, const ::c10d::AllToAllOptions& options) {
+  check_tensor(output, "all_to_all");
+  check_tensor(input, "all_to_all");
+  check_same_type(input, output, "all_to_all");
+  const Elements elements(input.scalar_type());
+  const auto from_counts = counts_of(input, input_rows, ranks(), elements);
+  const auto to_counts = counts_of(output, output_rows, ranks(), elements);
+  return submit(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
+                [=](ProcessGroup& group) {
+                  const at::Tensor sent = contiguous(input), received = room_for(output);
+                  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
+                  write_back(received, output);
+                });
+}
+
+WorkPtr Backend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                          const ::c10d::AllToAllOptions& options) {
+  TORCH_CHECK(inputs.size() == ranks() && outputs.size() == ranks(), "all_to_all of ", inputs.size(), " tensors into ",
+              outputs.size(), " → give one of each for each of the ", ranks(), " ranks");
+  check_tensors(inputs, "all_to_all");
+  check_tensors(outputs, "all_to_all");
+  for (std::size_t r = 0; r < ranks(); ++r) {
+    check_same_type(inputs[r], inputs[0], "all_to_all");
+    check_same_type(inputs[0], outputs[r], "all_to_all");
+  }
+  return submit(OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
+                [inputs, outputs](ProcessGroup& group) { exchange(group, inputs, outputs); });
 }
 
 WorkPtr Backend::barrier(const ::c10d::BarrierOptions& options) {

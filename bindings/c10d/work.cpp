@@ -2,6 +2,7 @@
 
 #include "lockstep/base/error.h"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -45,13 +46,23 @@ struct TaskQueue::Shared {
   bool ends = false;
 };
 
-TaskQueue::TaskQueue(RunsOn where) : shared_(std::make_shared<Shared>()) {
+TaskQueue::TaskQueue(RunsOn where, std::function<bool()> idle) : shared_(std::make_shared<Shared>()) {
   if (where == RunsOn::kCaller) return;
   // It keeps what it uses: a process may end, or give the group up, while a task waits for other hosts.
-  thread_ = std::thread([shared = shared_] {
+  thread_ = std::thread([shared = shared_, idle = std::move(idle)] {
+    constexpr auto kPause = std::chrono::microseconds(50);
     std::unique_lock lock(shared->mutex);
+    const auto has_news = [&] { return shared->ends || !shared->tasks.empty(); };
     for (;;) {
-      shared->changed.wait(lock, [&] { return shared->ends || !shared->tasks.empty(); });
+      while (!has_news()) {
+        lock.unlock();
+        const bool again = idle();
+        lock.lock();
+        if (again)
+          shared->changed.wait_for(lock, kPause, has_news);
+        else
+          shared->changed.wait(lock, has_news);
+      }
       if (shared->ends) return;
       {
         const auto task = std::move(shared->tasks.front());

@@ -18,7 +18,7 @@ std::exception_ptr as_torch_error(const std::exception_ptr& error);
 
 /// An operation whose end somebody else says. Its future has the output tensors; an error is thrown by wait(), and is
 /// the future's.
-class Work final : public ::c10d::Work {
+class Work : public ::c10d::Work {
  public:
   Work(int rank, ::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
        std::vector<at::Tensor> outputs);
@@ -41,12 +41,14 @@ class TaskQueue {
   /// On the thread that brings them, which waits meanwhile: where every rank moves its own operations on, another
   /// thread would only take the core from it. Or on a thread of the queue: where other hosts are waited for.
   enum class RunsOn { kCaller, kThread };
-  explicit TaskQueue(RunsOn where);
+  /// `idle`, of a thread: called again and again while there is no task, for as long as it returns true.
+  TaskQueue(RunsOn where, std::function<bool()> idle);
   /// Tasks that have not begun are dropped; whoever waits for them is told by their destructors.
   ~TaskQueue();
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
 
+  RunsOn where() const { return thread_.joinable() ? RunsOn::kThread : RunsOn::kCaller; }
   void run(std::function<void()> task);
   /// Runs `task` after all others, and returns when it is done. No others come afterwards.
   void run_last(const std::function<void()>& task);

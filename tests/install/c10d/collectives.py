@@ -120,6 +120,70 @@ def scattered_reductions():
     same(ragged, torch.full((rank + 1,), float(n)), "reduce_scatter of different sizes")
 
 
+def exchanges():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for dtype, size in itertools.product((torch.float32, torch.bfloat16, torch.int64, torch.bool), SIZES):
+        parts = [made(r, size, dtype) for r in range(n)]
+        root = n - 1
+        gathered = [torch.empty(size, dtype=dtype) for _ in range(n)] if rank == root else None
+        dist.gather(parts[rank], gathered, dst=root)
+        if rank == root:
+            same(torch.cat(gathered), torch.cat(parts), f"gather of {size} {dtype}")
+        mine = torch.empty(size, dtype=dtype)
+        dist.scatter(mine, parts if rank == 0 else None, src=0)
+        same(mine, parts[rank], f"scatter of {size} {dtype}")
+        all_of = [made(r, n * size, dtype) for r in range(n)]
+        received = torch.empty(n * size, dtype=dtype)
+        dist.all_to_all_single(received, all_of[rank])
+        same(received, torch.cat([one[rank * size:(rank + 1) * size] for one in all_of]), f"all_to_all of {size} {dtype}")
+    # Rank r sends r + s rows to rank s.
+    sent = torch.cat([torch.full((rank + s, 2), 10.0 * rank + s) for s in range(n)])
+    received = torch.empty(sum(r + rank for r in range(n)), 2)
+    dist.all_to_all_single(received, sent, [r + rank for r in range(n)], [rank + s for s in range(n)])
+    same(received, torch.cat([torch.full((r + rank, 2), 10.0 * r + rank) for r in range(n)]), "all_to_all of rows")
+    lists = [torch.empty(r + 1) for r in range(n)]
+    dist.all_to_all(lists, [torch.full((rank + 1,), float(s)) for s in range(n)])
+    same(torch.cat(lists), torch.full((n * (n + 1) // 2,), float(rank)), "all_to_all of lists")
+
+
+def messages():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    if n == 1:
+        return
+    after, before = (rank + 1) % n, (rank - 1) % n
+    for size in (0, 1, 100_003):
+        for tensor in layouts(made(rank, size, torch.float32)):
+            got = torch.zeros_like(tensor)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, after), dist.P2POp(dist.irecv, got, before)]):
+                work.wait()
+            same(got, made(before, size, torch.float32), f"a message of {size}")
+    # A receive that is waited for after a collective, which the sender comes to after its blocking send.
+    if rank == 1:
+        late = torch.zeros(300_000)
+        work = dist.irecv(late, src=0, tag=7)
+    if rank == 0:
+        dist.send(torch.full((300_000,), 5.0), dst=1, tag=7)
+    dist.barrier()
+    if rank == 1:
+        work.wait()
+        same(late, torch.full((300_000,), 5.0), "a message beside a collective")
+    # From whoever sends first; then from a rank whose message is expected already.
+    if rank == 0:
+        senders = []
+        for _ in range(1, n):
+            got = torch.zeros(3)
+            senders.append(dist.recv(got))
+            same(got, torch.full((3,), float(senders[-1])), "a message from any rank")
+        assert sorted(senders) == list(range(1, n)), senders
+        got = torch.zeros(5)
+        dist.recv(got, src=n - 1)
+        same(got, torch.full((5,), 9.0), "a message after those from any rank")
+    else:
+        dist.send(torch.full((3,), float(rank)), dst=0)
+        if rank == n - 1:
+            dist.send(torch.full((5,), 9.0), dst=0)
+
+
 def objects():
     """PyTorch's own, over broadcasts and all_gathers of bytes; it needs NumPy for them."""
     if importlib.util.find_spec("numpy") is None:
@@ -129,6 +193,9 @@ def objects():
     everyone = [None] * n
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * 1000 * rank})
     assert [one["rank"] for one in everyone] == list(range(n)) and len(everyone[-1]["text"]) == 1000 * (n - 1)
+    gathered = [None] * n if rank == 0 else None
+    dist.gather_object(rank, gathered)
+    assert rank > 0 or gathered == list(range(n))
     told = [{"answer": 42}] if rank == 0 else [None]
     dist.broadcast_object_list(told, src=0)
     assert told == [{"answer": 42}]
@@ -192,7 +259,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("lockstep")
     assert dist.get_backend() == "lockstep"
-    for check in (reductions, moves, scattered_reductions, objects, groups_of_some, works, refusals):
+    for check in (reductions, moves, scattered_reductions, exchanges, messages, objects, groups_of_some, works, refusals):
         check()
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks: all operations are right")
