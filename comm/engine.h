@@ -46,6 +46,7 @@ class Engine : protected PairStreams {
   virtual std::size_t preferred_bucket_bytes() const { return std::size_t{25} << 20; }
   /// Whether the ranks of this machine may run on fewer cores than they are.
   virtual bool oversubscribed() const = 0;
+  virtual bool sees_all_copies() const { return false; }
   /// Collective; ProcessGroup::map_arena(). `exchange` issues operations.
   virtual std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) = 0;
 

@@ -43,6 +43,7 @@ class EngineGroup : public ProcessGroup {
   }
   std::vector<std::string> exchange(const std::string& mine) final { return exchange_texts(mine, false); }
   bool oversubscribed() const final { return engine_->oversubscribed(); }
+  bool sees_all_copies() const final { return engine_->sees_all_copies(); }
   void start(const Op& op) final { hand_over(op); }
 
   void leave_store() {

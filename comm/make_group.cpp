@@ -123,10 +123,26 @@ std::unique_ptr<ProcessGroup> join_ranks(const World& world, const GroupOptions&
   }
 }
 
-std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options, const MpiRanks* over) {
+World checked(const World& given, const GroupOptions& options) {
+  if (!(options.timeout_seconds > 0 && options.timeout_seconds <= kMostTimeoutSeconds))
+    throw UsageError(fmt::format("a timeout of {:g} seconds, where more than 0 and up to {:g} are possible",
+                                 options.timeout_seconds, kMostTimeoutSeconds),
+                     "--timeout-seconds 300");
+  World world = given;
+  world.rendezvous.encrypts = options.encrypt;
+  return world;
+}
+
+/// Returns the backend that is named.
+const BackendFamily* prepare(const World& world, const GroupOptions& options) {
   const BackendFamily* named = backend_family(options.backend);
   check_encryption(world, options, named);
   set_stall_warning(duration_of(options.stall_warning_seconds));
+  return named;
+}
+
+std::unique_ptr<ProcessGroup> make(const World& world, const GroupOptions& options, const MpiRanks* over) {
+  const BackendFamily* named = prepare(world, options);
   if (world.size == 1) return std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
   for (const auto* family : candidates(named)) {
     if (family->lack(world, options, nullptr)) continue;
@@ -151,13 +167,24 @@ std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupO
 
 std::unique_ptr<ProcessGroup> make_group_over(const World& given, const GroupOptions& options, JobRanks job_ranks,
                                               const MpiRanks* over) {
-  if (!(options.timeout_seconds > 0 && options.timeout_seconds <= kMostTimeoutSeconds))
-    throw UsageError(fmt::format("a timeout of {:g} seconds, where more than 0 and up to {:g} are possible",
-                                 options.timeout_seconds, kMostTimeoutSeconds),
-                     "--timeout-seconds 300");
-  World world = given;
-  world.rendezvous.encrypts = options.encrypt;
+  const World world = checked(given, options);
   auto group = make(world, options, over);
+  GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
+  return group;
+}
+
+std::unique_ptr<ProcessGroup> make_group_through(
+    const World& given, const GroupOptions& options, JobRanks job_ranks,
+    FunctionRef<std::unique_ptr<Store>(const World&, const JobRanks&)> join) {
+  const World world = checked(given, options);
+  prepare(world, options);
+  std::unique_ptr<ProcessGroup> group;
+  if (world.size == 1) {
+    group = std::make_unique<SelfGroup>(duration_of(options.timeout_seconds));
+  } else {
+    auto store = join(world, job_ranks);
+    group = make_joined_group(world, options, store);
+  }
   GroupOrigin::set(*group, {world, options, std::move(job_ranks)});
   return group;
 }

@@ -15,6 +15,10 @@ namespace {
 constexpr std::size_t kObjectPieceBytes = 4096;
 // The host's memory, in halves of this: one is copied while the other is reduced.
 constexpr std::size_t kStagedBytes = std::size_t{2} << 20;
+// Where ranks read each other's copies: what stays in the caches between being written and being read.
+constexpr std::size_t kDirectBytes = std::size_t{128} << 10;
+// Each rank of a direct allreduce reads all copies; of more ranks, each reducing a part costs less.
+constexpr int kMostDirectRanks = 3;
 
 }  // namespace
 
@@ -89,7 +93,8 @@ void ProcessGroup::check_region(const Region& region, const char* doing) const {
 
 // ---- Operations ----
 
-Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket) {
+Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
+                         const Op::Into& into) {
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
@@ -106,6 +111,7 @@ Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& r
   op.count = region.count;
   op.offset_bytes = region.offset_bytes;
   op.dtype = region.dtype;
+  op.into = into;
   if (region.arena != nullptr) {
     op.arena = region.arena;
     op.data = region.data();
@@ -192,28 +198,39 @@ void ProcessGroup::check_parts(std::size_t mine, std::size_t all) const {
 void ProcessGroup::all_reduce_host(void* values, std::size_t count, DType dtype, ReduceOp op) {
   auto* const bytes = static_cast<std::byte*>(values);
   const std::size_t element = size_of(dtype);
+  const bool direct = sees_all_copies() && size_ <= kMostDirectRanks;
   stage(
-      count, kStagedBytes / element,
+      count, (direct ? kDirectBytes : kStagedBytes) / element,
       [&](const Piece& piece) {
         copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
       },
-      [&](const Piece& piece) { return all_reduce(piece_of(piece, dtype), op); },
       [&](const Piece& piece) {
-        copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
+        Op::Into into;
+        if (direct) into = {bytes + piece.begin * element, piece.count * element};
+        return issue(OpKind::kAllReduce, op, 0, piece_of(piece, dtype), -1, into);
+      },
+      [&](const Piece& piece) {
+        if (!direct) copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
       });
 }
 
 void ProcessGroup::broadcast_host(void* values, std::size_t count, DType dtype, int root) {
   auto* const bytes = static_cast<std::byte*>(values);
   const std::size_t element = size_of(dtype);
+  const bool direct = sees_all_copies();
   stage(
       count, kStagedBytes / element,
       [&](const Piece& piece) {
         if (rank_ == root) copy(piece_of(piece, dtype).data(), bytes + piece.begin * element, piece.count * element);
       },
-      [&](const Piece& piece) { return broadcast(piece_of(piece, dtype), root); },
       [&](const Piece& piece) {
-        if (rank_ != root) copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
+        Op::Into into;
+        if (direct) into = {bytes + piece.begin * element, piece.count * element};
+        return issue(OpKind::kBroadcast, ReduceOp::kSum, root, piece_of(piece, dtype), -1, into);
+      },
+      [&](const Piece& piece) {
+        if (!direct && rank_ != root)
+          copy(bytes + piece.begin * element, piece_of(piece, dtype).data(), piece.count * element);
       });
 }
 
@@ -221,6 +238,7 @@ void ProcessGroup::all_gather_host(const void* mine, std::size_t count, DType dt
   const auto* const from = static_cast<const std::byte*>(mine);
   auto* const to = static_cast<std::byte*>(all);
   const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
+  const bool direct = sees_all_copies();
   stage(
       count, most_of_part(dtype),
       [&](const Piece& piece) {
@@ -228,10 +246,14 @@ void ProcessGroup::all_gather_host(const void* mine, std::size_t count, DType dt
         copy(parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_), from + piece.begin * element,
              piece.count * element);
       },
-      [&](const Piece& piece) { return all_gather(parts_of(piece, dtype)); },
+      [&](const Piece& piece) {
+        Op::Into into;
+        if (direct) into = {to + piece.begin * element, piece.count * element, count * element};
+        return issue(OpKind::kAllGather, ReduceOp::kSum, 0, parts_of(piece, dtype), -1, into);
+      },
       [&](const Piece& piece) {
         const Region parts = parts_of(piece, dtype);
-        for (std::size_t r = 0; r < ranks; ++r)
+        for (std::size_t r = 0; !direct && r < ranks; ++r)
           copy(to + (r * count + piece.begin) * element, parts.data() + parts.bytes() / ranks * r,
                piece.count * element);
       });
@@ -241,6 +263,7 @@ void ProcessGroup::reduce_scatter_host(const void* all, void* mine, std::size_t 
   const auto* const from = static_cast<const std::byte*>(all);
   auto* const to = static_cast<std::byte*>(mine);
   const std::size_t element = size_of(dtype), ranks = static_cast<std::size_t>(size_);
+  const bool direct = sees_all_copies();
   stage(
       count, most_of_part(dtype),
       [&](const Piece& piece) {
@@ -249,11 +272,16 @@ void ProcessGroup::reduce_scatter_host(const void* all, void* mine, std::size_t 
           copy(parts.data() + parts.bytes() / ranks * r, from + (r * count + piece.begin) * element,
                piece.count * element);
       },
-      [&](const Piece& piece) { return reduce_scatter(parts_of(piece, dtype), op); },
+      [&](const Piece& piece) {
+        Op::Into into;
+        if (direct) into = {to + piece.begin * element, piece.count * element};
+        return issue(OpKind::kReduceScatter, op, 0, parts_of(piece, dtype), -1, into);
+      },
       [&](const Piece& piece) {
         const Region parts = parts_of(piece, dtype);
-        copy(to + piece.begin * element, parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_),
-             piece.count * element);
+        if (!direct)
+          copy(to + piece.begin * element, parts.data() + parts.bytes() / ranks * static_cast<std::size_t>(rank_),
+               piece.count * element);
       });
 }
 

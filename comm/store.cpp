@@ -139,15 +139,15 @@ Store::Absent Store::describe_absent(std::vector<int> missing) {
   std::vector<std::string> names;
   for (const int rank : missing) {
     const Attendance& one = present[static_cast<std::size_t>(rank)];
-    names.push_back(!one.joined                ? fmt::format("rank {}, which has not joined", rank)
-                    : one.host == kUnknownHost ? fmt::format("rank {}, which does not answer", rank)
-                                               : fmt::format("rank {} (host {})", rank, one.host));
+    names.push_back(!one.joined                ? fmt::format("rank {}, which has not joined", job_ranks_.of(rank))
+                    : one.host == kUnknownHost ? fmt::format("rank {}, which does not answer", job_ranks_.of(rank))
+                                               : job_ranks_.text(rank, "host " + one.host));
   }
   absent.names = first_names(names);
-  absent.ranks = missing;
+  absent.ranks = job_ranks_.of(missing);
   if (!missing.empty()) {
-    absent.first = missing.front();
-    absent.never_joined = !present[static_cast<std::size_t>(absent.first)].joined;
+    absent.first = absent.ranks.front();
+    absent.never_joined = !present[static_cast<std::size_t>(missing.front())].joined;
   }
   return absent;
 }
@@ -162,10 +162,8 @@ void Store::time_out(const std::string& doing, double waited_seconds, std::vecto
   std::string remedy = "all ranks have joined: look at the log of the one that should set it";
   if (absent.first >= 0)
     remedy = absent.never_joined
-                 ? fmt::format(
-                       "start rank {} with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, or look at its "
-                       "log; --timeout-seconds waits longer",
-                       absent.first)
+                 ? fmt::format("start rank {} with the same {}, or look at its log; --timeout-seconds waits longer",
+                               absent.first, joined_by())
                  : fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", absent.first);
   const TimeoutError error(fmt::format("{} timed out after {:.3g} s{}{}", doing, waited_seconds,
                                        absent.names.empty() ? "" : " waiting for ", absent.names),

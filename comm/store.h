@@ -103,6 +103,8 @@ class Store {
   /// This rank gives up with `error`: it notifies the others where it can, and the store is broken. Throws PeerError
   /// where another rank has done so before.
   virtual void give_up(const TimeoutError& error) = 0;
+  /// What a rank that has not joined has to be given as all others have it.
+  virtual std::string joined_by() const { return "MASTER_ADDR, MASTER_PORT and WORLD_SIZE"; }
 
   /// As warn_of_stall(); without `missing` it is those who have not joined. Only what has to be known is asked for.
   void mention_stall(const std::string& doing, double waited_seconds, std::vector<int> missing);

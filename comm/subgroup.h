@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/store.h"
+#include "lockstep/base/function_ref.h"
 #include "lockstep/comm/make_group.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/world.h"
@@ -44,5 +45,10 @@ std::unique_ptr<ProcessGroup> make_joined_group(const World& world, const GroupO
 /// (comm/mpi/session.h), which is needed until it returns.
 std::unique_ptr<ProcessGroup> make_group_over(const World& world, const GroupOptions& options, JobRanks job_ranks,
                                               const MpiRanks* over);
+
+/// make_group() of ranks that `join` introduces to each other: it is called unless there is only one.
+std::unique_ptr<ProcessGroup> make_group_through(
+    const World& world, const GroupOptions& options, JobRanks job_ranks,
+    FunctionRef<std::unique_ptr<Store>(const World&, const JobRanks&)> join);
 
 }  // namespace lockstep::comm

@@ -73,19 +73,16 @@ void ShmEngine::work_from_slots(const Op& op) {
   switch (op.kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
-      const Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank());
+      const Stretch wanted = reduced_bytes_of(op);
       for (int r = 0; r < size(); ++r)
         sources_[static_cast<std::size_t>(r)] = board_.bytes_of(r, op.op_index) + wanted.begin;
-      reduce_in_order(op.dtype, op.reduce, op.data + wanted.begin, sources_, wanted.bytes / size_of(op.dtype));
+      std::byte* const to = op.into.data != nullptr ? op.into.data : op.data + wanted.begin;
+      reduce_in_order(op.dtype, op.reduce, to, sources_, wanted.bytes / size_of(op.dtype));
       return;
     }
     case OpKind::kAllGather:
     case OpKind::kBroadcast:
-      for (int r = 0; r < size(); ++r) {
-        const Stretch theirs = contribution_of(op, r);
-        if (r != rank() && theirs.bytes > 0)
-          std::memcpy(op.data + theirs.begin, board_.bytes_of(r, op.op_index), theirs.bytes);
-      }
+      for (int r = 0; r < size(); ++r) take_from(op, r, board_.bytes_of(r, op.op_index));
       return;
     case OpKind::kBarrier: return;
   }
@@ -93,32 +90,61 @@ void ShmEngine::work_from_slots(const Op& op) {
 
 void ShmEngine::work_in_place(const Op& op) {
   switch (op.kind) {
-    case OpKind::kAllReduce: return reduce_slice(op, true);
-    case OpKind::kReduceScatter: return reduce_slice(op, false);
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter: return op.into.data != nullptr ? reduce_into(op) : reduce_slice(op);
     case OpKind::kAllGather:
-      // Each rank begins with another one's slice, so that they do not all read from the same memory.
-      for (int i = 1; i < size(); ++i) {
-        const int r = (rank() + i) % size();
-        const Stretch slice = slice_bytes_of(op, r);
-        std::memcpy(op.data + slice.begin, copy_of(op, r) + slice.begin, slice.bytes);
-      }
-      return;
     case OpKind::kBroadcast:
-      if (rank() != op.root) std::memcpy(op.data, copy_of(op, op.root), op.bytes());
+      // Each rank begins with another one's slice, so that they do not all read from the same memory.
+      for (int i = 1; i <= size(); ++i) {
+        const int r = (rank() + i) % size();
+        take_from(op, r, copy_of(op, r) + contribution_of(op, r).begin);
+      }
       return;
     case OpKind::kBarrier: return;
   }
 }
 
-void ShmEngine::reduce_slice(const Op& op, bool for_all) {
+/// Copies what `rank` contributes, which is at `from`, to where this rank wants to have it.
+void ShmEngine::take_from(const Op& op, int rank, const std::byte* from) {
+  const Stretch theirs = contribution_of(op, rank);
+  std::byte* to = op.data + theirs.begin;
+  std::size_t bytes = theirs.bytes;
+  if (op.into.data != nullptr) {
+    if (op.kind == OpKind::kAllGather) {
+      to = op.into.data + static_cast<std::size_t>(rank) * op.into.stride_bytes;
+      bytes = op.into.bytes;
+    } else if (rank == op.root) {
+      to = op.into.data;
+    }
+  }
+  const bool has_it = rank == this->rank() && (op.into.data == nullptr || op.kind == OpKind::kBroadcast);
+  if (!has_it && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void ShmEngine::reduce_slice(const Op& op) {
   const Stretch slice = slice_bytes_of(op, rank());
   for (int r = 0; r < size(); ++r)
     sources_[static_cast<std::size_t>(r)] = copies_[static_cast<std::size_t>(r)] = copy_of(op, r) + slice.begin;
   const std::size_t count = slice.bytes / size_of(op.dtype);
-  if (for_all)
+  if (op.kind == OpKind::kAllReduce)
     reduce_into_all(op.dtype, op.reduce, copies_, count);
   else
     reduce_in_order(op.dtype, op.reduce, op.data + slice.begin, sources_, count);
+}
+
+void ShmEngine::reduce_into(const Op& op) {
+  const Stretch wanted = reduced_bytes_of(op);
+  for (int r = 0; r < size(); ++r) sources_[static_cast<std::size_t>(r)] = copy_of(op, r) + wanted.begin;
+  if (op.kind == OpKind::kAllReduce)
+    sources_[static_cast<std::size_t>(rank())] = op.into.data;  // has to be loaded anyway
+  reduce_in_order(op.dtype, op.reduce, op.into.data, sources_, wanted.bytes / size_of(op.dtype));
+}
+
+/// What this rank reduces, where each has a result of its own.
+ShmEngine::Stretch ShmEngine::reduced_bytes_of(const Op& op) const {
+  Stretch wanted = op.kind == OpKind::kAllReduce ? Stretch{0, op.bytes()} : slice_bytes_of(op, rank());
+  if (op.into.data != nullptr) wanted.bytes = op.into.bytes;
+  return wanted;
 }
 
 void ShmEngine::retire() {

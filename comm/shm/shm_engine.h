@@ -48,6 +48,7 @@ class ShmEngine final : public Engine {
 
   const char* name() const override { return "shm"; }
   bool oversubscribed() const override { return peers_.oversubscribed(); }
+  bool sees_all_copies() const override { return true; }
   std::unique_ptr<Arena> map_arena(std::size_t bytes, TextExchange exchange) override;
   WaitPolicy wait_policy(bool by_thread) const override;
   void sleep(Clock::duration at_most, Clock::duration idle, FunctionRef<bool()> awake) override;
@@ -83,7 +84,9 @@ class ShmEngine final : public Engine {
   void work(const Op& op);
   void work_from_slots(const Op& op);
   void work_in_place(const Op& op);
-  void reduce_slice(const Op& op, bool for_all);
+  void take_from(const Op& op, int rank, const std::byte* from);
+  void reduce_slice(const Op& op);
+  void reduce_into(const Op& op);
   void retire();
   std::byte* copy_of(const Op& op, int rank) const {
     return op.data + (rank - this->rank()) * static_cast<std::ptrdiff_t>(op.stride_bytes);
@@ -91,6 +94,7 @@ class ShmEngine final : public Engine {
   /// What `rank` puts into its slot if the operation is small.
   Stretch contribution_of(const Op& op, int rank) const;
   Stretch slice_bytes_of(const Op& op, int rank) const;
+  Stretch reduced_bytes_of(const Op& op) const;
 
   /// The first rank that has posted something else under the op_index of the first operation that this rank has not
   /// worked on, which will then never be; -1 if none has.

@@ -96,16 +96,20 @@ std::optional<Included> included(const std::string& text) {
                   (*include)[open] == '"'};
 }
 
-/// Libraries that lockstep has an adapter for, in include/lockstep/NAME and bindings/NAME.
-const std::vector<std::string>& adapted_libraries() {
-  static const std::vector<std::string> kLibraries = {"torch"};
-  return kLibraries;
+/// What is compiled by its users against a library of theirs, in include/lockstep/NAME and bindings/NAME.
+struct Adapter {
+  std::string name;
+  std::string headers;  // the folder of the library's headers
+};
+const std::vector<Adapter>& adapted_libraries() {
+  static const std::vector<Adapter> kAdapters = {{"torch", "torch"}, {"c10d", "torch"}};
+  return kAdapters;
 }
 
 /// Where what is compiled by their users lies.
 std::vector<std::string> adapters() {
   std::vector<std::string> all;
-  for (const auto& library : adapted_libraries()) all.push_back("bindings/" + library);
+  for (const auto& adapter : adapted_libraries()) all.push_back("bindings/" + adapter.name);
   return all;
 }
 
@@ -203,12 +207,12 @@ std::vector<std::string> foreign_includes(const fs::path& root) {
     if (line.file == kMpiHeader && include->header == "mpi.h") return;
     if (line.file == kCHeader && (include->header == "stddef.h" || include->header == "stdint.h")) return;
     // What is compiled by those who use it has the headers of the library that it is about, which is theirs.
-    const bool adapted = std::ranges::any_of(adapted_libraries(), [&](const std::string& library) {
-      const std::string own = fmt::format("bindings/{}/", library);
+    const bool adapted = std::ranges::any_of(adapted_libraries(), [&](const Adapter& adapter) {
+      const std::string own = fmt::format("bindings/{}/", adapter.name);
       const bool binds = line.file.starts_with(own);
-      const bool at_home = binds || line.file.starts_with(fmt::format("{}/{}/", kPublic, library));
+      const bool at_home = binds || line.file.starts_with(fmt::format("{}/{}/", kPublic, adapter.name));
       return include->quoted ? binds && include->header.starts_with(own)
-                             : at_home && include->header.starts_with(library + "/");
+                             : at_home && include->header.starts_with(adapter.headers + "/");
     });
     if (!standard && !adapted && !(include->quoted && include->header.starts_with("lockstep/")))
       found.push_back(

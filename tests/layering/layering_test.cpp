@@ -111,11 +111,14 @@ TEST_F(BadTree, Adapters) {
   write("include/lockstep/torch/a.h", all);
   write("bindings/torch/a.cpp", all);
   write("include/lockstep/ddp/a.h", all);
+  write("bindings/c10d/a.cpp",
+        "#include <torch/types.h>\n#include \"bindings/c10d/a.h\"\n#include \"bindings/torch/a.h\"\n");
   EXPECT_THAT(foreign_includes(tree_),
               ElementsAre(HasSubstr("ddp/a.h:1: torch/types.h"), HasSubstr("ddp/a.h:3: bindings/torch/a.h"),
                           HasSubstr("ddp/a.h:4: c10/core"), HasSubstr("ddp/a.h:5: base/text.h"),
                           HasSubstr("torch/a.h:3"), HasSubstr("torch/a.h:4: c10/core"), HasSubstr("torch/a.h:5"),
-                          HasSubstr("bindings/torch/a.cpp:4: c10/core"), HasSubstr("a.cpp:5: base/text.h")));
+                          HasSubstr("bindings/torch/a.cpp:4: c10/core"), HasSubstr("a.cpp:5: base/text.h"),
+                          HasSubstr("bindings/c10d/a.cpp:3: bindings/torch/a.h")));
 }
 
 TEST_F(BadTree, ForbiddenDependencies) {

@@ -104,6 +104,16 @@ struct Op : OpDescriptor {
   std::byte* data = nullptr;     // the region's
   std::size_t stride_bytes = 0;  // between the copies of ranks that share memory (Arena::stride_bytes())
   bool within_host = false;      // of the ranks of each host alone: an exchange of texts
+
+  /// Note [Direct results]
+  /// Where every rank sees the copies of all ranks, what belongs to the caller need not lie in the arena to be read by
+  /// others, only to be theirs to read: each rank takes the result straight from the copies into its own memory, and
+  /// the arena's stay as they are. An allreduce reads every copy on every rank, for one copy less and one write less.
+  struct Into {
+    std::byte* data = nullptr;     // nullptr: the region itself. Of an allreduce: has this rank's contribution, too
+    std::size_t bytes = 0;         // of an allgather: of each rank's part, from the beginning of its slice
+    std::size_t stride_bytes = 0;  // of an allgather: between these
+  } into = {};
 };
 
 /// A rank's part of a region in reduce_scatter and allgather.

@@ -113,7 +113,8 @@ class ProcessGroup {
   /// is one: for messages, and the same on all ranks.
   Work all_reduce(const Region& region, ReduceOp op, std::int32_t bucket = -1);
   /// The same for a host buffer of the caller's, as many values on every rank: blocking, staged through an arena that
-  /// the group keeps. For what is not worth an arena: it copies twice.
+  /// the group keeps. For what is not worth an arena: it copies twice, or once where the ranks share memory (Note
+  /// [Direct results]).
   template <class T>
   void all_reduce(std::span<T> values, ReduceOp op = ReduceOp::kSum) {
     all_reduce_host(values.data(), values.size(), dtype_of<T>(), op);
@@ -253,6 +254,8 @@ class ProcessGroup {
 
   /// The timeout of waits that name no deadline.
   Clock::duration timeout() const { return timeout_; }
+  /// Of those that begin afterwards, on this rank. Above zero.
+  void set_timeout(Clock::duration timeout) { timeout_ = timeout; }
 
   /// The training step that operations issued from now on belong to, the same on all ranks, which compare it; -1 is
   /// none.
@@ -272,6 +275,8 @@ class ProcessGroup {
 
   /// Whether the ranks of this machine may run on fewer cores than they are, as far as the group knows.
   virtual bool oversubscribed() const { return false; }
+  /// Whether each rank sees the copies of all ranks, and start() takes Op::into (Note [Direct results]).
+  virtual bool sees_all_copies() const { return false; }
 
   /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
   /// sequence numbers.
@@ -309,7 +314,8 @@ class ProcessGroup {
   friend class Transfer;
   friend class Work;
   friend struct GroupOrigin;
-  Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1);
+  Work issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket = -1,
+             const Op::Into& into = {});
   Arena& control_arena();
   struct PairState;
   PairState& pair_state();

@@ -1,0 +1,132 @@
+#include "bindings/c10d/tensors.h"
+
+namespace lockstep::pytorch {
+namespace {
+
+constexpr const char* kReduced =
+    "float, double, bfloat16, half, int, long, short, char, byte, bool, and the sums of complex numbers";
+
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+const char* name_of(const ::c10d::ReduceOp& op) {
+  switch (op) {
+    case ::c10d::ReduceOp::SUM: return "SUM";
+    case ::c10d::ReduceOp::AVG: return "AVG";
+    case ::c10d::ReduceOp::PRODUCT: return "PRODUCT";
+    case ::c10d::ReduceOp::MIN: return "MIN";
+    case ::c10d::ReduceOp::MAX: return "MAX";
+    case ::c10d::ReduceOp::BAND: return "BAND";
+    case ::c10d::ReduceOp::BOR: return "BOR";
+    case ::c10d::ReduceOp::BXOR: return "BXOR";
+    case ::c10d::ReduceOp::PREMUL_SUM: return "PREMUL_SUM";
+    default: return "this operation";
+  }
+}
+
+comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
+  switch (op) {
+    case ::c10d::ReduceOp::SUM:
+    case ::c10d::ReduceOp::AVG:
+    case ::c10d::ReduceOp::PREMUL_SUM: return comm::ReduceOp::kSum;
+    case ::c10d::ReduceOp::PRODUCT: return comm::ReduceOp::kProd;
+    case ::c10d::ReduceOp::MIN: return comm::ReduceOp::kMin;
+    case ::c10d::ReduceOp::MAX: return comm::ReduceOp::kMax;
+    default: break;
+  }
+  TORCH_CHECK(false, "lockstep does not reduce by ", name_of(op), " → it has SUM, AVG, PRODUCT, MIN, MAX, PREMUL_SUM");
+}
+
+}  // namespace
+
+void check_tensor(const at::Tensor& tensor, const char* doing) {
+  TORCH_CHECK(tensor.defined(), doing, " of an undefined tensor");
+  TORCH_CHECK(tensor.device().is_cpu(), doing, " of a tensor on ", tensor.device(),
+              ", and lockstep's backend moves tensors on the CPU alone → call .cpu(), or init_process_group(\"cpu:"
+              "lockstep,cuda:nccl\")");
+  TORCH_CHECK(tensor.layout() == at::kStrided, doing, " of a tensor of layout ", tensor.layout(),
+              ", and lockstep's backend takes dense ones → call .to_dense()");
+}
+
+void check_tensors(at::TensorList tensors, const char* doing) {
+  for (const at::Tensor& tensor : tensors) check_tensor(tensor, doing);
+}
+
+Elements::Elements(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: dtype = DType::kF32; break;
+    case at::kDouble: dtype = DType::kF64; break;
+    case at::kBFloat16: dtype = DType::kBF16; break;
+    case at::kHalf: dtype = DType::kF16; break;
+    case at::kInt: dtype = DType::kI32; break;
+    case at::kLong: dtype = DType::kI64; break;
+    default: per_element = c10::elementSize(type);
+  }
+}
+
+Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by) : carrier(type), op(op_of(by)) {
+  average = by == ::c10d::ReduceOp::AVG;
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+    case at::kInt:
+    case at::kLong: dtype = Elements(type).dtype; break;
+    case at::kByte: dtype = DType::kU8; break;
+    case at::kBool:
+      TORCH_CHECK(!average, "lockstep has no average of bool → convert the tensor");
+      dtype = DType::kU8;
+      // True and false as 1 and 0: a sum is whether any is true, a product whether all are.
+      if (op == comm::ReduceOp::kSum) op = comm::ReduceOp::kMax;
+      if (op == comm::ReduceOp::kProd) op = comm::ReduceOp::kMin;
+      break;
+    case at::kChar:
+    case at::kShort:
+      carrier = at::kInt;
+      dtype = DType::kI32;
+      break;
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      TORCH_CHECK(op == comm::ReduceOp::kSum, "lockstep reduces complex numbers by SUM and AVG, not by ", name_of(by));
+      dtype = type == at::kComplexFloat ? DType::kF32 : DType::kF64;
+      per_element = 2;
+      break;
+    default: TORCH_CHECK(false, "lockstep does not reduce ", type, " → convert the tensor to one of these: ", kReduced);
+  }
+  if (by == ::c10d::ReduceOp::PREMUL_SUM) {
+    TORCH_CHECK(at::isFloatingType(type), "PREMUL_SUM is of floating-point numbers, not of ", type);
+    const auto* const given = static_cast<const ::c10d::NCCLPreMulSumSupplement*>(by.supplement_.get());
+    TORCH_CHECK(given != nullptr, "PREMUL_SUM without a factor → torch.distributed._make_nccl_premul_sum");
+    factor = given->tensor_factor.defined() ? given->tensor_factor : at::scalar_tensor(given->double_factor, type);
+  }
+}
+
+at::Tensor Reduction::prepare(const at::Tensor& tensor) const {
+  if (carrier != tensor.scalar_type()) return contiguous(tensor.to(carrier));
+  if (factor.defined()) return contiguous(at::mul(tensor, factor.to(tensor.scalar_type())));
+  return contiguous(tensor);
+}
+
+void Reduction::finish(at::Tensor& memory, const at::Tensor& tensor, int size) const {
+  if (average && size > 1) {
+    if (c10::isIntegralType(carrier, false))
+      memory.div_(size, "trunc");
+    else
+      memory.div_(size);
+  }
+  write_back(memory, tensor);
+}
+
+at::Tensor contiguous(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+at::Tensor room_for(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : at::empty(tensor.sizes(), tensor.options());
+}
+
+void write_back(const at::Tensor& memory, const at::Tensor& tensor) {
+  if (!memory.is_same(tensor)) tensor.copy_(memory.view(tensor.sizes()));
+}
+
+}  // namespace lockstep::pytorch

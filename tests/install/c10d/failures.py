@@ -1,0 +1,86 @@
+"""What ranks say when one of them does not do its part. `failures.py CASE`; a rank that is well prints "rank R: TEXT"."""
+import datetime
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import lockstep_c10d  # noqa: F401: registers the backend
+
+
+def fails(call):
+    try:
+        call()
+    except dist.DistBackendError as error:
+        print(f"rank {dist.get_rank()}: {error}", flush=True)
+        return
+    raise AssertionError("nothing failed")
+
+
+def late():
+    """The last rank is late; the others' future and wait() have the same error."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(4)
+        return
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    fails(work.wait)
+    try:
+        work.get_future().wait()
+    except RuntimeError as error:
+        assert "timed out" in str(error), error
+    else:
+        raise AssertionError("the future has no error")
+    fails(lambda: dist.barrier())  # and all that comes later
+
+
+def dead():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fails(lambda: [dist.all_reduce(torch.ones(100_000)) for _ in range(2)])
+
+
+def different():
+    fails(lambda: dist.all_reduce(torch.ones(1000 + dist.get_rank())))
+
+
+def left():
+    """Ends without destroy_process_group(), as many programs do."""
+    dist.all_reduce(torch.ones(10))
+    print(f"rank {dist.get_rank()}: left", flush=True)
+
+
+def alone():
+    """One that ends it, and one that does not."""
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+    print(f"rank {os.environ['RANK']}: left", flush=True)
+
+
+def absent():
+    """The group is never made: a rank does not come."""
+
+
+def main():
+    case = sys.argv[1]
+    timeout = datetime.timedelta(seconds=2 if case in ("late", "absent") else 60)
+    if case == "absent":
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=os.environ["RANK"] == "0",
+                              wait_for_workers=False)
+        if os.environ["RANK"] == "1":
+            return
+        try:
+            dist.init_process_group("lockstep", store=store, rank=0, world_size=2, timeout=timeout)
+        except dist.DistBackendError as error:
+            print(f"rank 0: {error}")
+        return
+    dist.init_process_group("lockstep", timeout=timeout)
+    globals()[case]()
+    if case in ("late", "different"):
+        dist.destroy_process_group()
+
+
+main()
