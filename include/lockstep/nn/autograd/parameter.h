@@ -53,8 +53,8 @@ class Parameter {
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
-  /// Moves the gradient's place to `storage` (same shape; content is not carried over). The storage must stay valid
-  /// until the next bind.
+  /// Moves the gradient's place to `storage` (content is not carried over), which must stay valid until the next bind.
+  /// Throws UsageError unless it has the parameter's type and shape, without gaps.
   void bind_gradient(const Tensor& storage);
   bool has_gradient() const { return has_gradient_; }
   /// Valid if has_gradient().
