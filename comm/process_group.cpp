@@ -93,8 +93,22 @@ void ProcessGroup::check_region(const Region& region, const char* doing) const {
 
 // ---- Operations ----
 
+void ProcessGroup::check_thread(const char* doing) {
+  const ThreadId here = this_thread();
+  if (user_ == here) [[likely]]
+    return;
+  if (user_ != nullptr && sequence_ > waited_for_ && !has_let_go(sequence_)) {
+    failure_.throw_if_any();
+    throw UsageError(fmt::format("{} from another thread than the one whose operations are under way", doing),
+                     "let one thread use a group, or wait for all operations before another one does; "
+                     "ProcessGroup::duplicate() makes a group for each");
+  }
+  user_ = here;
+}
+
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
                          const Op::Into& into) {
+  check_thread(name_of(kind));
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
@@ -357,6 +371,7 @@ std::vector<std::int64_t> ProcessGroup::all_gather_numbers(std::int64_t mine) {
 bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
 void Work::wait_host(Deadline deadline) const {
   if (group_ == nullptr) return;
+  group_->check_thread("a wait");
   group_->wait_done(sequence_, deadline);
   group_->waited_for_ = std::max(group_->waited_for_, sequence_);
 }
@@ -364,7 +379,9 @@ void Work::wait_host() const {
   if (group_ != nullptr) wait_host(Deadline::after(group_->timeout_));
 }
 void Work::wait(StreamView stream) const {
-  if (group_ != nullptr) group_->make_wait(sequence_, stream);
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->make_wait(sequence_, stream);
 }
 
 }  // namespace lockstep::comm

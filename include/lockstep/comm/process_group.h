@@ -13,6 +13,7 @@
 #include "lockstep/base/device.h"
 #include "lockstep/base/function_ref.h"
 #include "lockstep/base/lifetime.h"
+#include "lockstep/base/thread_use.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/op.h"
@@ -71,7 +72,8 @@ struct GroupOrigin;
 /// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
 /// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
 ///
-/// Threads: one thread issues operations and waits for them; the backend may use others inside.
+/// Threads: one thread issues operations and waits for them; the backend may use others inside. Another one may take
+/// over when all operations are complete. Before that, its calls are UsageErrors.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
 /// Destructors issue nothing; a normal end calls shutdown() on every rank.
 class ProcessGroup {
@@ -334,6 +336,7 @@ class ProcessGroup {
                       std::span<std::byte* const> to, std::span<const std::size_t> to_counts, DType dtype);
   bool has_transfer_in(const Arena& arena) noexcept;
   bool detach(const Arena& arena) noexcept;
+  void check_thread(const char* doing);
 
   int rank_;
   int size_;
@@ -347,6 +350,7 @@ class ProcessGroup {
   std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
   std::shared_ptr<PairState> pairs_;           // of sends and receives; nullptr: there were none
   std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
+  ThreadId user_ = nullptr;                    // whose the operations under way are
   Lifetime lifetime_;
 };
 
