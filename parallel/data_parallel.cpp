@@ -328,7 +328,9 @@ nn::Tensor DataParallel::add_totals(const Pass& pass) {
       sum = output_.empty(totals.shape());
       nn::copy_to(output_, sum, totals, backend);
     } else {
-      output_.pointwise().add_to(nn::to_device(output_, totals, backend), 1.0f, sum);
+      // Before the kernels are asked for: who fetches from another GPU makes that the thread's.
+      const nn::Tensor here = nn::to_device(output_, totals, backend);
+      output_.pointwise().add_to(here, 1.0f, sum);
     }
     moved(totals.bytes(), backend, output_);
   }

@@ -55,9 +55,11 @@ Var Module::forward(Tape& tape, Var x) {
 }
 
 Vars Module::forward_all(Tape& tape, const Vars& inputs) {
-  if (std::exchange(in_forward_, false))
+  if (in_forward_) {
+    in_forward_ = false;
     throw UsageError(fmt::format("{} has no forward pass", type_name()),
                      "override forward(Tape&, Var), or forward_all(Tape&, const Vars&) for several inputs or outputs");
+  }
   if (inputs.size() != 1) refuse_inputs(inputs.size(), 1);
   return forward(tape, inputs[0]);
 }

@@ -6,7 +6,9 @@
 
 #include "base/cuda/probe.h"
 #include "base/splitmix.h"
+#include "lockstep/nn/losses/losses.h"
 #include "lockstep/nn/models/models.h"
+#include "lockstep/nn/ops/transfer.h"
 #include "lockstep/nn/optim/optimizer.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "tests/support/settings_of.h"
@@ -53,9 +55,15 @@ std::vector<std::vector<float>> trained(nn::Module& module, nn::Backend& backend
     for (const auto& [name, parameter] : parameters) parameter->clear_grad();
     const nn::Tensor x = random_tensor(where, {count, 8, 8, 1}, step);
     auto* const several = dynamic_cast<DataParallel*>(&module);
-    const nn::Var y = several != nullptr ? several->forward(tape, x, where) : module.forward(tape, tape.input(x));
-    const nn::Loss found =
-        nn::cross_entropy(tape, y, labels_for(backend, count, step + 100), 1.0f / static_cast<float>(count));
+    const nn::Tensor labels = labels_for(backend, count, step + 100);
+    const float scale = 1.0f / static_cast<float>(count);
+    nn::Loss found;
+    if (several != nullptr && step % 2 == 1) {
+      found = nn::cross_entropy(tape, several->forward(tape, x, where), labels, scale);
+    } else {  // several devices compute the loss where they are
+      const nn::Var here = tape.input(nn::to_device(backend, x, where));
+      found = module.forward_loss(tape, here, labels, nn::make_loss(), scale);
+    }
     loss = download(backend, found.totals())[0];
     tape.backward(found.value);
     optimizer->begin_step(0.05);
