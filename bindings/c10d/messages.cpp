@@ -74,8 +74,7 @@ void Messages::start(const c10::intrusive_ptr<MessageWork>& work) {
       begun_.push_back(work);
     }
   } catch (...) {
-    state_.failed = true;
-    work->complete(as_torch_error(std::current_exception()));
+    end(*work, as_torch_error(std::current_exception()));
     return;
   }
   advance();
@@ -116,9 +115,9 @@ void Messages::begin_from_any() {
     }
     if (found == kAnyRank) return;
     const auto work = from_any_.front();
-    from_any_.pop_front();
     work->peer_ = found;
     begin(*work);
+    from_any_.pop_front();
     begun_.push_back(work);
   }
 }
@@ -140,23 +139,27 @@ bool Messages::finish_if_done(MessageWork& work) {
                        "receive a rank's messages in the order in which it sends them");
     write_back(work.memory_, work.tensor_);
   }
-  work.complete();
+  end(work, nullptr);
   return true;
 }
 
+void Messages::end(MessageWork& work, const std::exception_ptr& error) {
+  if (error != nullptr) state_.failed = true;
+  work.tensor_ = work.memory_ = {};
+  state_.queue->leave_behind(c10::intrusive_ptr<MessageWork>::reclaim_copy(&work));
+  work.complete(error);
+}
+
 bool Messages::advance() {
-  const auto fail = [&](MessageWork& work) {
-    state_.failed = true;
-    work.complete(as_torch_error(std::current_exception()));
-  };
-  try {
-    begin_from_any();
-    if (!from_any_.empty() && from_any_.front()->deadline_.expired())
-      throw TimeoutError("receiving from any rank timed out", "look at the logs of the ranks that should send");
-  } catch (...) {
-    fail(*from_any_.front());
-    from_any_.pop_front();
-  }
+  const auto fail = [&](MessageWork& work) { end(work, as_torch_error(std::current_exception())); };
+  if (!from_any_.empty()) try {
+      begin_from_any();
+      if (!from_any_.empty() && from_any_.front()->deadline_.expired())
+        throw TimeoutError("receiving from any rank timed out", "look at the logs of the ranks that should send");
+    } catch (...) {
+      fail(*from_any_.front());
+      from_any_.pop_front();
+    }
   for (auto at = begun_.begin(); at != begun_.end();) {
     bool over = true;
     try {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <list>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -78,6 +79,7 @@ class Messages {
   void begin_from_any();
   /// Whether it is over, well or not.
   bool finish_if_done(MessageWork& work);
+  void end(MessageWork& work, const std::exception_ptr& error);
 
   State& state_;
   std::list<c10::intrusive_ptr<MessageWork>> begun_;
