@@ -78,7 +78,7 @@ WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vecto
     }
     // The last that this task does with tensors.
     body = nullptr;
-    state->queue->leave_behind(work);
+    state->queue->retire(work);
     std::exchange(work, {})->complete(error);
   });
   return work;

@@ -58,7 +58,7 @@ void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& 
 
 void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
   const Elements elements(tensor.scalar_type());
-  at::Tensor memory = group.rank() == root ? contiguous(tensor) : room_for(tensor);
+  at::Tensor memory = group.rank() == root ? contiguous(tensor) : memory_for(tensor);
   group.broadcast_host(memory.data_ptr(), elements.count(memory), elements.dtype, root);
   if (group.rank() != root) write_back(memory, tensor);
 }
@@ -66,7 +66,7 @@ void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
 void gather_all(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output) {
   const Elements elements(input.scalar_type());
   const at::Tensor mine = contiguous(input);
-  const at::Tensor all = room_for(output);
+  const at::Tensor all = memory_for(output);
   group.all_gather_host(mine.data_ptr(), elements.count(mine), elements.dtype, all.data_ptr());
   write_back(all, output);
 }
@@ -88,7 +88,7 @@ void gather_all(ProcessGroup& group, const at::Tensor& input, const std::vector<
 void scatter_reduced(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output, const Reduction& how) {
   const at::Tensor all = how.prepare(input);
   const bool direct = how.carrier == output.scalar_type();
-  at::Tensor mine = direct ? room_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
+  at::Tensor mine = direct ? memory_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
   group.reduce_scatter_host(all.data_ptr(), mine.data_ptr(), how.count(mine), how.dtype, how.op);
   how.finish(mine, output, group.size());
 }
@@ -341,7 +341,7 @@ WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vecto
   const auto to_counts = counts_of(output, output_rows, ranks(), elements);
   return submit(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
                 [=](ProcessGroup& group) {
-                  const at::Tensor sent = contiguous(input), received = room_for(output);
+                  const at::Tensor sent = contiguous(input), received = memory_for(output);
                   group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
                   write_back(received, output);
                 });

@@ -66,7 +66,7 @@ Messages::Messages(State& state) : state_(state), expected_(static_cast<std::siz
 
 void Messages::start(const c10::intrusive_ptr<MessageWork>& work) {
   try {
-    work->memory_ = work->sends_ ? contiguous(work->tensor_) : room_for(work->tensor_);
+    work->memory_ = work->sends_ ? contiguous(work->tensor_) : memory_for(work->tensor_);
     if (work->peer_ == kAnyRank) {
       from_any_.push_back(work);
     } else {
@@ -145,8 +145,9 @@ bool Messages::finish_if_done(MessageWork& work) {
 
 void Messages::end(MessageWork& work, const std::exception_ptr& error) {
   if (error != nullptr) state_.failed = true;
-  work.tensor_ = work.memory_ = {};
-  state_.queue->leave_behind(c10::intrusive_ptr<MessageWork>::reclaim_copy(&work));
+  work.tensor_.reset();
+  work.memory_.reset();
+  state_.queue->retire(c10::intrusive_ptr<MessageWork>::reclaim_copy(&work));
   work.complete(error);
 }
 

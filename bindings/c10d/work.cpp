@@ -43,15 +43,15 @@ struct TaskQueue::Shared {
   std::mutex mutex;  // of kCaller: held while a task runs
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
-  std::vector<c10::intrusive_ptr<::c10d::Work>> left_behind;
+  std::vector<c10::intrusive_ptr<::c10d::Work>> retired;
   bool ends = false;
 
-  /// Of a caller: destroys what is left behind, without the lock, which the thread may want.
+  /// Of a caller: destroys what is retired, without the lock, which the thread may want.
   void clear() {
-    decltype(left_behind) old;
+    decltype(retired) old;
     {
       const std::lock_guard lock(mutex);
-      old.swap(left_behind);
+      old.swap(retired);
     }
   }
 };
@@ -97,10 +97,10 @@ TaskQueue::~TaskQueue() {
   thread_.detach();
 }
 
-void TaskQueue::leave_behind(c10::intrusive_ptr<::c10d::Work> work) {
+void TaskQueue::retire(c10::intrusive_ptr<::c10d::Work> work) {
   if (!thread_.joinable()) return;  // the task's caller is one
   const std::lock_guard lock(shared_->mutex);
-  shared_->left_behind.push_back(std::move(work));
+  shared_->retired.push_back(std::move(work));
 }
 
 void TaskQueue::run(std::function<void()> task) {

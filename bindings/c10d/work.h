@@ -52,7 +52,7 @@ class TaskQueue {
   void run(std::function<void()> task);
   /// For tasks: the caller of the next run() destroys it. Releasing a tensor takes Python's lock, and a thread that
   /// asks for that while the interpreter ends does not return.
-  void leave_behind(c10::intrusive_ptr<::c10d::Work> work);
+  void retire(c10::intrusive_ptr<::c10d::Work> work);
   /// Runs `task` after all others, and returns when it is done. No others come afterwards.
   void run_last(const std::function<void()>& task);
 

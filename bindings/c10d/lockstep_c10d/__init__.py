@@ -40,7 +40,7 @@ def _complete_environment(env):
         value = next((env[alias] for alias in aliases if alias in env), None)
         if value is not None:
             env.setdefault(name, value)
-    # On one host `lockstep launch` names no place to meet: its ranks have a directory in common.
+    # On one host `lockstep launch` names no rendezvous: its ranks have a directory in common.
     if "MASTER_PORT" not in env and "LOCKSTEP_JOB" in env and env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]:
         env.setdefault("MASTER_ADDR", "127.0.0.1")
         env["MASTER_PORT"] = _agree_on_port(pathlib.Path(env["LOCKSTEP_JOB"]) / "c10d-port", env["RANK"] == "0")
