@@ -77,7 +77,7 @@ class C10d(package.Case):
                 dead, _ = self.ranks(2, "failures.py", "dead", hosts=hosts, codes=[0, -9])
                 self.assertRegex(dead, r"rank 0: rank 1 \(host .*, pid \d+\) has ended")
         for text in self.ranks(2, "failures.py", "different"):
-            self.assertRegex(text, r"out of step: rank . .* sum of 100[01] f32.* sum of 100[01] f32")
+            self.assertRegex(text, r"out of step: rank . .*sum of 100[01] f32.*sum of 100[01] f32")
 
     def test_ends_without_destroying_the_group(self):
         for case, hosts in (("left", "ab"), ("alone", "aa")):
