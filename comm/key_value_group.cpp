@@ -34,7 +34,7 @@ struct Hello {
   std::uint32_t size = 0;
   std::uint32_t encrypts = 0;
   std::string host;
-  std::string nonce;  // tells two processes of one rank apart
+  std::string nonce;  // of two processes with one rank each has another
 
   std::string encode() const { return Packer().number(size).number(encrypts).text(host).text(nonce).bytes(); }
   static Hello decode(const std::string& bytes) {

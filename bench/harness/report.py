@@ -12,7 +12,7 @@ END = "<!-- bench/compare: end -->"
 
 def entries(data: dict) -> list:
     """All that took part, or should have."""
-    groups = [*data["steps"].values(), data["allreduce"], *data["startup"].values()]
+    groups = [*data["steps"].values(), data["allreduce"], *data["startup"].values(), *data["backend"].values()]
     return [entry for group in groups for entry in group]
 
 
@@ -99,6 +99,26 @@ def _steps(model: str, batch: int, group: list) -> list:
     return [*lines, ""]
 
 
+def _backends(groups: dict, batches: dict) -> list:
+    def step_ms(result):
+        return result["step_ms"]
+
+    lines = ["### PyTorch's DDP over lockstep and over Gloo", "", "Uncompiled; the same steps without communication beside "
+             "them.", "", "| model | | step, ms | samples/s | computation, ms | Gloo / lockstep |",
+             "|---|---|---:|---:|---:|---:|"]
+    for model, group in groups.items():
+        for entry in group:
+            if not _there(entry):
+                lines.append(f"| {model}, {batches[model]} samples a rank " + _absent(entry, 5))
+                continue
+            cells = [f"{model}, {batches[model]} samples a rank", entry.name, spread(entry.series(step_ms))]
+            cells += [digits(Spread.of(list(entry.series(lambda r, key=key: r[key]).values())).median)
+                      for key in ("samples_per_s", "compute_ms")]
+            cells += [times(_versus(group, entry, step_ms)) if entry is not group[0] and _there(group[0]) else ""]
+            lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
 def _allreduce(group: list, sizes: list) -> list:
     peers = group[1:]
     lines = ["### Allreduce", "", "In place, f32, µs.", "",
@@ -178,6 +198,8 @@ def section(data: dict) -> str:
         lines += _allreduce(data["allreduce"], s["sizes"])
     if data["startup"]:
         lines += _startup(data["startup"])
+    if data["backend"]:
+        lines += _backends(data["backend"], s["batches"])
     lines += _commands(data)
     return "\n".join([*lines, END]) + "\n"
 

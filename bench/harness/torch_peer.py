@@ -18,6 +18,8 @@ CONFIGURATIONS = {
     "channels_last": {"compiled": False, "channels_last": True},
     "compile+channels_last": {"compiled": True, "channels_last": True},
 }
+# Of torch.distributed; the first is what scripts/build-c10d has built.
+BACKENDS = ("lockstep", "gloo")
 IMAGE_MODELS = ("cnn", "resnet18-cifar", "resnet18", "resnet50", "vgg11")  # for the others channels_last means nothing
 
 
@@ -25,11 +27,17 @@ def configurations_of(model: str) -> list:
     return [name for name, c in CONFIGURATIONS.items() if model in IMAGE_MODELS or not c["channels_last"]]
 
 
-def missing(settings: Settings):
+def missing(settings: Settings, backend: str = "gloo"):
     """Why PyTorch cannot take part, in one line; None if it can."""
-    if _python(settings).exists():
-        return None
-    return "not installed → bench/peers/setup installs it"
+    if not _python(settings).exists():
+        return "not installed → bench/peers/setup installs it"
+    if backend == "lockstep" and not (_extension(settings) / "lockstep_c10d").exists():
+        return "its backend is not built → scripts/build-c10d"
+    return None
+
+
+def _extension(settings: Settings):
+    return settings.build / "c10d/site"
 
 
 def _python(settings: Settings):
@@ -44,8 +52,9 @@ def version(settings: Settings) -> str:
     return "not installed"
 
 
-def step_command(task: StepTask, configuration: str) -> list:
-    return ["bench/peers/run", "step", *task.flags(), "--ranks", task.ranks, "--configuration", configuration]
+def step_command(task: StepTask, configuration: str, backend: str = "gloo") -> list:
+    return ["bench/peers/run", "step", *task.flags(), "--ranks", task.ranks, "--configuration", configuration,
+            *([] if backend == "gloo" else ["--backend", backend])]
 
 
 def _memory(answers: list) -> dict:
@@ -55,7 +64,7 @@ def _memory(answers: list) -> dict:
 class Ranks:
     """The processes of one job, in step with each other."""
 
-    def __init__(self, name: str, settings: Settings, ranks: int, threads: int):
+    def __init__(self, name: str, settings: Settings, ranks: int, threads: int, backend: str = "gloo"):
         self.name, self._settings = name, settings
         self._processes = []
         self._scratch = tempfile.TemporaryDirectory(prefix="bench-torch-")  # the compiler leaves files in it
@@ -67,6 +76,7 @@ class Ranks:
                     env = environment({
                         "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(listening.getsockname()[1]), "PEER_LISTEN_FD": str(listening.fileno()),
+                        "PEER_BACKEND": backend, "PYTHONPATH": str(_extension(settings)),
                         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads),
                         "TMPDIR": self._scratch.name,
                         # Compilation in the ranks themselves, kept where the peer's other files are.
@@ -111,10 +121,11 @@ class Ranks:
 class TorchStep:
     """Training steps in one configuration. The processes start, build the model and take the first step at once."""
 
-    def __init__(self, settings: Settings, task: StepTask, configuration: str, optimizer: str = "adamw"):
-        self.name = f"PyTorch {configuration}"
-        self.configuration = configuration
-        self._ranks = Ranks(self.name, settings, task.ranks, task.threads)
+    def __init__(self, settings: Settings, task: StepTask, configuration: str, optimizer: str = "adamw",
+                 backend: str = "gloo"):
+        self.name = f"PyTorch {configuration}" + ("" if backend == "gloo" else f" over {backend}")
+        self.configuration, self.backend = configuration, backend
+        self._ranks = Ranks(self.name, settings, task.ranks, task.threads, backend)
         try:
             built = self._ranks.ask(do="build", model=task.model, batch=task.batch, optimizer=optimizer,
                                     **CONFIGURATIONS[configuration])
@@ -134,7 +145,7 @@ class TorchStep:
             "step_ms": step_ms, "samples_per_s": 1e3 * task.batch * task.ranks / step_ms, "compute_ms": compute_ms,
             "exposed_comm_ms": step_ms - compute_ms,
             **_memory(answers), "startup_ms": self.startup_ms,
-            "step_ms_p10": quantile(with_ms, 0.1), "step_ms_p90": quantile(with_ms, 0.9), "backend": "gloo",
+            "step_ms_p10": quantile(with_ms, 0.1), "step_ms_p90": quantile(with_ms, 0.9), "backend": self.backend,
             "threads": task.threads, "steps": task.steps, "configuration": self.configuration}
 
     def close(self) -> None:

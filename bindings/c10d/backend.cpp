@@ -66,7 +66,7 @@ WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vecto
                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
   ++sequence_;
   auto work = c10::make_intrusive<Work>(getRank(), type, title, inputs, std::move(outputs));
-  state_->queue->run([state = state_, work, timeout, body = std::move(body)] {
+  state_->queue->run([state = state_, work, timeout, body = std::move(body)]() mutable {
     std::exception_ptr error;
     try {
       const at::NoGradGuard no_grad;
@@ -76,7 +76,10 @@ WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vecto
       state->failed = true;
       error = as_torch_error(std::current_exception());
     }
-    work->complete(error);
+    // The last that this task does with tensors.
+    body = nullptr;
+    state->queue->retire(work);
+    std::exchange(work, {})->complete(error);
   });
   return work;
 }

@@ -58,7 +58,7 @@ void reduce_all(ProcessGroup& group, const at::Tensor& tensor, const Reduction& 
 
 void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
   const Elements elements(tensor.scalar_type());
-  at::Tensor memory = group.rank() == root ? contiguous(tensor) : room_for(tensor);
+  at::Tensor memory = group.rank() == root ? contiguous(tensor) : memory_for(tensor);
   group.broadcast_host(memory.data_ptr(), elements.count(memory), elements.dtype, root);
   if (group.rank() != root) write_back(memory, tensor);
 }
@@ -66,7 +66,7 @@ void broadcast_from(ProcessGroup& group, const at::Tensor& tensor, int root) {
 void gather_all(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output) {
   const Elements elements(input.scalar_type());
   const at::Tensor mine = contiguous(input);
-  const at::Tensor all = room_for(output);
+  const at::Tensor all = memory_for(output);
   group.all_gather_host(mine.data_ptr(), elements.count(mine), elements.dtype, all.data_ptr());
   write_back(all, output);
 }
@@ -88,7 +88,7 @@ void gather_all(ProcessGroup& group, const at::Tensor& input, const std::vector<
 void scatter_reduced(ProcessGroup& group, const at::Tensor& input, const at::Tensor& output, const Reduction& how) {
   const at::Tensor all = how.prepare(input);
   const bool direct = how.carrier == output.scalar_type();
-  at::Tensor mine = direct ? room_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
+  at::Tensor mine = direct ? memory_for(output) : at::empty(output.sizes(), output.options().dtype(how.carrier));
   group.reduce_scatter_host(all.data_ptr(), mine.data_ptr(), how.count(mine), how.dtype, how.op);
   how.finish(mine, output, group.size());
 }
@@ -132,18 +132,18 @@ std::vector<std::size_t> counts_of(const std::vector<at::Tensor>& tensors, const
 }
 
 /// From tensors by rank to tensors by rank; an empty list stands for no values.
-void exchange(ProcessGroup& group, const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+void exchange(State& state, bool all, const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
   const at::Tensor& any = from.empty() ? to.front() : from.front();
   const Elements elements(any.scalar_type());
   const auto counts = [&](const std::vector<at::Tensor>& tensors) {
-    return tensors.empty() ? std::vector<std::size_t>(static_cast<std::size_t>(group.size()), 0)
+    return tensors.empty() ? std::vector<std::size_t>(static_cast<std::size_t>(state.group->size()), 0)
                            : counts_of(tensors, elements);
   };
   const auto from_counts = counts(from), to_counts = counts(to);
   const at::Tensor sent = from.empty() ? at::empty({0}, any.options()) : flat(from);
   const auto total = std::accumulate(to_counts.begin(), to_counts.end(), std::size_t{0}) / elements.per_element;
   const at::Tensor received = at::empty({static_cast<std::int64_t>(total)}, any.options());
-  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
+  state.messages->all_to_all(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype, all);
   spread(received, to);
 }
 
@@ -326,8 +326,8 @@ WorkPtr Backend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vect
     TORCH_CHECK(inputs.empty() || inputs[0].empty(), "scatter: inputs are of rank ", options.rootRank, " alone");
   }
   return submit(OpType::SCATTER, "lockstep:scatter", all, outputs, options.timeout,
-                [=, received = only_for(output, options.rootRank, ranks())](ProcessGroup& group) {
-                  exchange(group, all, received);
+                [=, state = state_.get(), received = only_for(output, options.rootRank, ranks())](ProcessGroup&) {
+                  exchange(*state, false, all, received);
                 });
 }
 
@@ -340,9 +340,10 @@ WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vecto
   const auto from_counts = counts_of(input, input_rows, ranks(), elements);
   const auto to_counts = counts_of(output, output_rows, ranks(), elements);
   return submit(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
-                [=](ProcessGroup& group) {
-                  const at::Tensor sent = contiguous(input), received = room_for(output);
-                  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
+                [=, state = state_.get()](ProcessGroup&) {
+                  const at::Tensor sent = contiguous(input), received = memory_for(output);
+                  state->messages->all_to_all(sent.data_ptr(), from_counts, received.data_ptr(), to_counts,
+                                              elements.dtype, true);
                   write_back(received, output);
                 });
 }
@@ -358,7 +359,7 @@ WorkPtr Backend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tens
     check_same_type(inputs[0], outputs[r], "all_to_all");
   }
   return submit(OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
-                [inputs, outputs](ProcessGroup& group) { exchange(group, inputs, outputs); });
+                [inputs, outputs, state = state_.get()](ProcessGroup&) { exchange(*state, true, inputs, outputs); });
 }
 
 WorkPtr Backend::barrier(const ::c10d::BarrierOptions& options) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +13,25 @@
 namespace lockstep::pytorch {
 
 using comm::ProcessGroup;
+
+namespace {
+
+constexpr std::int64_t kAllToAll = -1;  // in the place of a tag
+
+std::string described(const Envelope& envelope) {
+  return (envelope[0] == kAllToAll ? std::string("a part of an all-to-all")
+                                   : "a message with tag " + std::to_string(envelope[0])) +
+         " of " + std::to_string(envelope[1]) + " elements";
+}
+
+void check_envelope(const Envelope& theirs, const Envelope& ours, std::size_t rank) {
+  if (theirs == ours) return;
+  throw OutOfStepError("rank " + std::to_string(rank) + " sends " + described(theirs) + ", and this rank receives " +
+                           described(ours),
+                       "receive what a rank sends in the order in which it sends it");
+}
+
+}  // namespace
 
 std::shared_ptr<State> State::make(std::unique_ptr<ProcessGroup> group) {
   auto state = std::make_shared<State>();
@@ -33,7 +54,7 @@ MessageWork::MessageWork(std::shared_ptr<State> state, ::c10d::OpType type, cons
       sends_(type == ::c10d::OpType::SEND),
       tensor_(tensor),
       peer_(peer),
-      tag_(tag),
+      envelope_{tag, static_cast<std::int64_t>(Elements(tensor.scalar_type()).count(tensor))},
       deadline_(Deadline::after(state_->group->timeout())) {}
 
 void MessageWork::advance() {
@@ -66,7 +87,7 @@ Messages::Messages(State& state) : state_(state), expected_(static_cast<std::siz
 
 void Messages::start(const c10::intrusive_ptr<MessageWork>& work) {
   try {
-    work->memory_ = work->sends_ ? contiguous(work->tensor_) : room_for(work->tensor_);
+    work->memory_ = work->sends_ ? contiguous(work->tensor_) : memory_for(work->tensor_);
     if (work->peer_ == kAnyRank) {
       from_any_.push_back(work);
     } else {
@@ -74,8 +95,7 @@ void Messages::start(const c10::intrusive_ptr<MessageWork>& work) {
       begun_.push_back(work);
     }
   } catch (...) {
-    state_.failed = true;
-    work->complete(as_torch_error(std::current_exception()));
+    end(*work, as_torch_error(std::current_exception()));
     return;
   }
   advance();
@@ -87,21 +107,23 @@ void Messages::begin(MessageWork& work) {
   void* const values = work.memory_.data_ptr();
   const std::size_t count = elements.count(work.memory_);
   if (work.sends_) {
-    work.of_tag_ = group.isend(&work.tag_, 1, DType::kI64, work.peer_);
+    work.of_envelope_ = group.isend(std::span(work.envelope_), work.peer_);
     work.of_values_ = group.isend(values, count, elements.dtype, work.peer_);
     return;
   }
-  Expected expected = std::exchange(expected_[static_cast<std::size_t>(work.peer_)], {});
-  if (expected.tag == nullptr) expected = expect_from(work.peer_);
-  work.their_tag_ = std::move(expected.tag);
-  work.of_tag_ = std::move(expected.transfer);
+  Expected expected = take_expected(work.peer_);
+  work.theirs_ = std::move(expected.envelope);
+  work.of_envelope_ = std::move(expected.transfer);
   work.of_values_ = group.irecv(values, count, elements.dtype, work.peer_);
 }
 
-Messages::Expected Messages::expect_from(int rank) const {
-  auto tag = std::make_shared<std::int64_t>(0);
-  const auto transfer = state_.group->irecv(tag.get(), 1, DType::kI64, rank);
-  return {std::move(tag), transfer};
+Messages::Expected Messages::take_expected(int rank) {
+  Expected expected = std::exchange(expected_[static_cast<std::size_t>(rank)], {});
+  if (expected.envelope == nullptr) {
+    expected.envelope = std::make_shared<Envelope>();
+    expected.transfer = state_.group->irecv(std::span(*expected.envelope), rank);
+  }
+  return expected;
 }
 
 void Messages::begin_from_any() {
@@ -111,52 +133,94 @@ void Messages::begin_from_any() {
     for (int r = 0; r < group.size(); ++r) {
       if (r == group.rank()) continue;
       Expected& expected = expected_[static_cast<std::size_t>(r)];
-      if (expected.tag == nullptr) expected = expect_from(r);
-      if (found == kAnyRank && expected.transfer.done()) found = r;
+      expected = take_expected(r);
+      if (found == kAnyRank && expected.transfer.done() && (*expected.envelope)[0] != kAllToAll) found = r;
     }
     if (found == kAnyRank) return;
     const auto work = from_any_.front();
-    from_any_.pop_front();
     work->peer_ = found;
     begin(*work);
+    from_any_.pop_front();
     begun_.push_back(work);
   }
+}
+
+void Messages::all_to_all(const void* from, const std::vector<std::size_t>& from_counts, void* to,
+                          const std::vector<std::size_t>& to_counts, DType dtype, bool all) {
+  ProcessGroup& group = *state_.group;
+  const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
+  const auto* source = static_cast<const std::byte*>(from);
+  auto* target = static_cast<std::byte*>(to);
+  if (from_counts[own] != to_counts[own])
+    throw UsageError("an all_to_all in which rank " + std::to_string(own) + " has " +
+                         std::to_string(from_counts[own]) + " elements for itself, and expects " +
+                         std::to_string(to_counts[own]),
+                     "give what one rank sends and the other receives the same size");
+  // After an error the group is broken, and what its transfers name has to stay.
+  auto* const mine = new std::vector<Envelope>(ranks);
+  auto* const theirs = new std::vector<Expected>(ranks);
+  std::vector<comm::Transfer> transfers;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const int rank = static_cast<int>(r);
+    const std::size_t sent = from_counts[r], received = to_counts[r];
+    if (r == own && sent > 0) std::memcpy(target, source, sent * size_of(dtype));
+    if (r != own && (all || sent > 0)) {
+      (*mine)[r] = {kAllToAll, static_cast<std::int64_t>(sent)};
+      transfers.push_back(group.isend(std::span((*mine)[r]), rank));
+      if (sent > 0) transfers.push_back(group.isend(source, sent, dtype, rank));
+    }
+    if (r != own && (all || received > 0)) {
+      (*theirs)[r] = take_expected(rank);
+      transfers.push_back((*theirs)[r].transfer);
+      if (received > 0) transfers.push_back(group.irecv(target, received, dtype, rank));
+    }
+    source += sent * size_of(dtype);
+    target += received * size_of(dtype);
+  }
+  for (const comm::Transfer& transfer : transfers) transfer.wait();
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto envelope = (*theirs)[r].envelope;
+    if (envelope != nullptr) check_envelope(*envelope, {kAllToAll, static_cast<std::int64_t>(to_counts[r])}, r);
+  }
+  delete mine;
+  delete theirs;
 }
 
 bool Messages::finish_if_done(MessageWork& work) {
   const bool late = work.deadline_.expired();
   if (late) {
-    work.of_tag_.wait(Deadline::after({}));
+    work.of_envelope_.wait(Deadline::after({}));
     work.of_values_.wait(Deadline::after({}));
-  } else if (!work.of_tag_.done() || !work.of_values_.done()) {
+  } else if (!work.of_envelope_.done() || !work.of_values_.done()) {
     return false;
   }
   if (!work.sends_) {
     const at::NoGradGuard no_grad;
-    if (*work.their_tag_ != work.tag_)
-      throw UsageError("rank " + std::to_string(work.peer_) + " has sent a message with tag " +
-                           std::to_string(*work.their_tag_) + ", and this rank receives one with tag " +
-                           std::to_string(work.tag_),
-                       "receive a rank's messages in the order in which it sends them");
+    check_envelope(*work.theirs_, work.envelope_, static_cast<std::size_t>(work.peer_));
     write_back(work.memory_, work.tensor_);
   }
-  work.complete();
+  end(work, nullptr);
   return true;
 }
 
+void Messages::end(MessageWork& work, const std::exception_ptr& error) {
+  if (error != nullptr) state_.failed = true;
+  work.tensor_.reset();
+  work.memory_.reset();
+  state_.queue->retire(c10::intrusive_ptr<MessageWork>::reclaim_copy(&work));
+  work.complete(error);
+}
+
 bool Messages::advance() {
-  const auto fail = [&](MessageWork& work) {
-    state_.failed = true;
-    work.complete(as_torch_error(std::current_exception()));
-  };
-  try {
-    begin_from_any();
-    if (!from_any_.empty() && from_any_.front()->deadline_.expired())
-      throw TimeoutError("receiving from any rank timed out", "look at the logs of the ranks that should send");
-  } catch (...) {
-    fail(*from_any_.front());
-    from_any_.pop_front();
-  }
+  const auto fail = [&](MessageWork& work) { end(work, as_torch_error(std::current_exception())); };
+  if (!from_any_.empty()) try {
+      begin_from_any();
+      if (!from_any_.empty() && from_any_.front()->deadline_.expired())
+        throw TimeoutError("receiving from any rank timed out", "look at the logs of the ranks that should send");
+    } catch (...) {
+      fail(*from_any_.front());
+      from_any_.pop_front();
+    }
   for (auto at = begun_.begin(); at != begun_.end();) {
     bool over = true;
     try {
@@ -175,17 +239,17 @@ void Messages::end() {
     throw UsageError("a group is ended while sends or receives are under way", "wait for all of them before");
   ProcessGroup& group = *state_.group;
   if (group.size() == 1) return;
-  // Tags that are expected and will never come: who knows of them sends one.
+  // Envelopes that are expected and will never come: who knows of them sends one.
   std::vector<std::uint8_t> mine, all(expected_.size() * expected_.size());
-  for (const Expected& expected : expected_) mine.push_back(expected.tag != nullptr ? 1 : 0);
+  for (const Expected& expected : expected_) mine.push_back(expected.envelope != nullptr ? 1 : 0);
   group.all_gather(std::span<const std::uint8_t>(mine), std::span(all));
-  const std::int64_t none = 0;
+  const Envelope none = {};
   std::vector<comm::Transfer> transfers;
   for (int r = 0; r < group.size(); ++r)
     if (all[static_cast<std::size_t>(r) * expected_.size() + static_cast<std::size_t>(group.rank())] != 0)
-      transfers.push_back(group.isend(&none, 1, DType::kI64, r));
+      transfers.push_back(group.isend(std::span(none), r));
   for (Expected& expected : expected_)
-    if (expected.tag != nullptr) transfers.push_back(expected.transfer);
+    if (expected.envelope != nullptr) transfers.push_back(expected.transfer);
   for (const comm::Transfer& transfer : transfers) transfer.wait();
 }
 

@@ -1,9 +1,12 @@
 // Sends and receives of c10d's.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <list>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -27,6 +30,9 @@ struct State {
   static std::shared_ptr<State> make(std::unique_ptr<comm::ProcessGroup> group);
 };
 
+/// What goes ahead of a message's values.
+using Envelope = std::array<std::int64_t, 2>;  // the tag, and how many elements follow
+
 /// One under way. Where no thread moves the group on, whoever asks and waits does.
 class MessageWork final : public Work {
  public:
@@ -46,21 +52,26 @@ class MessageWork final : public Work {
   at::Tensor tensor_;
   at::Tensor memory_;
   int peer_;  // of a receive from any rank: known when it has begun
-  std::int64_t tag_;
-  std::shared_ptr<std::int64_t> their_tag_;  // of a receive
-  comm::Transfer of_tag_, of_values_;
+  const Envelope envelope_;
+  std::shared_ptr<Envelope> theirs_;  // of a receive
+  comm::Transfer of_envelope_, of_values_;
   Deadline deadline_;
 };
 
-/// A message is two of lockstep's: its tag, and its values. Used by tasks alone.
+/// A message is two of lockstep's: its envelope, and its values. Used by tasks alone.
 ///
-/// A receive from any rank expects a tag from each, and takes the values of the first one that comes; the next receives
-/// from the others use the tags that are expected already.
+/// A receive from any rank expects an envelope from each, and takes the values of the first one that comes; the next
+/// receives from the others use the envelopes that are expected already. So do the parts of an all-to-all, which have
+/// envelopes for that reason.
 class Messages {
  public:
   static constexpr int kAnyRank = -1;
 
   explicit Messages(State& state);
+
+  /// ProcessGroup::all_to_all_host(). Without `all` pairs of ranks that have nothing for each other do not talk.
+  void all_to_all(const void* from, const std::vector<std::size_t>& from_counts, void* to,
+                  const std::vector<std::size_t>& to_counts, DType dtype, bool all);
 
   void start(const c10::intrusive_ptr<MessageWork>& work);
   /// Completes what can be completed; whether there is more to come.
@@ -70,19 +81,21 @@ class Messages {
 
  private:
   struct Expected {
-    std::shared_ptr<std::int64_t> tag;  // nullptr: none is expected
+    std::shared_ptr<Envelope> envelope;  // nullptr: none is expected
     comm::Transfer transfer;
   };
-  Expected expect_from(int rank) const;
+  /// The envelope that comes next from `rank`.
+  Expected take_expected(int rank);
   void begin(MessageWork& work);
   void begin_from_any();
   /// Whether it is over, well or not.
   bool finish_if_done(MessageWork& work);
+  void end(MessageWork& work, const std::exception_ptr& error);
 
   State& state_;
   std::list<c10::intrusive_ptr<MessageWork>> begun_;
-  std::deque<c10::intrusive_ptr<MessageWork>> from_any_;  // that no tag has come for
-  std::vector<Expected> expected_;                        // by rank: tags that no receive has yet
+  std::deque<c10::intrusive_ptr<MessageWork>> from_any_;  // that no envelope has come for
+  std::vector<Expected> expected_;                        // by rank: envelopes that no receive has yet
 };
 
 }  // namespace lockstep::pytorch

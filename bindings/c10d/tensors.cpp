@@ -121,7 +121,7 @@ at::Tensor contiguous(const at::Tensor& tensor) {
   return is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-at::Tensor room_for(const at::Tensor& tensor) {
+at::Tensor memory_for(const at::Tensor& tensor) {
   return is_plain(tensor) ? tensor : at::empty(tensor.sizes(), tensor.options());
 }
 

@@ -43,7 +43,7 @@ struct Reduction {
 /// Contiguous memory with what is in `tensor`: itself where that will do.
 at::Tensor contiguous(const at::Tensor& tensor);
 /// Contiguous memory for what is to be in `tensor`, whose values do not matter: itself where that will do.
-at::Tensor room_for(const at::Tensor& tensor);
+at::Tensor memory_for(const at::Tensor& tensor);
 /// Copies from memory of these functions unless it is the tensor's own.
 void write_back(const at::Tensor& memory, const at::Tensor& tensor);
 

@@ -43,7 +43,17 @@ struct TaskQueue::Shared {
   std::mutex mutex;  // of kCaller: held while a task runs
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
+  std::vector<c10::intrusive_ptr<::c10d::Work>> retired;
   bool ends = false;
+
+  /// Of a caller: destroys what is retired, without the lock, which the thread may want.
+  void clear() {
+    decltype(retired) old;
+    {
+      const std::lock_guard lock(mutex);
+      old.swap(retired);
+    }
+  }
 };
 
 TaskQueue::TaskQueue(RunsOn where, std::function<bool()> idle) : shared_(std::make_shared<Shared>()) {
@@ -80,9 +90,17 @@ TaskQueue::~TaskQueue() {
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->ends = true;
+    shared_->tasks.clear();
     shared_->changed.notify_all();
   }
+  shared_->clear();
   thread_.detach();
+}
+
+void TaskQueue::retire(c10::intrusive_ptr<::c10d::Work> work) {
+  if (!thread_.joinable()) return;  // the task's caller is one
+  const std::lock_guard lock(shared_->mutex);
+  shared_->retired.push_back(std::move(work));
 }
 
 void TaskQueue::run(std::function<void()> task) {
@@ -91,6 +109,7 @@ void TaskQueue::run(std::function<void()> task) {
     task();
     return;
   }
+  shared_->clear();
   const std::lock_guard lock(shared_->mutex);
   shared_->tasks.push_back(std::move(task));
   shared_->changed.notify_all();
@@ -104,6 +123,7 @@ void TaskQueue::run_last(const std::function<void()>& task) {
     shared_->ends = true;
   });
   thread_.join();
+  shared_->clear();
 }
 
 }  // namespace lockstep::pytorch

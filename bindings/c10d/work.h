@@ -43,13 +43,16 @@ class TaskQueue {
   enum class RunsOn { kCaller, kThread };
   /// `idle`, of a thread: called again and again while there is no task, for as long as it returns true.
   TaskQueue(RunsOn where, std::function<bool()> idle);
-  /// Tasks that have not begun are dropped; whoever waits for them is told by their destructors.
+  /// Tasks that have not begun are dropped, and nobody is waited for.
   ~TaskQueue();
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
 
   RunsOn where() const { return thread_.joinable() ? RunsOn::kThread : RunsOn::kCaller; }
   void run(std::function<void()> task);
+  /// For tasks: the caller of the next run() destroys it. Releasing a tensor takes Python's lock, and a thread that
+  /// asks for that while the interpreter ends does not return.
+  void retire(c10::intrusive_ptr<::c10d::Work> work);
   /// Runs `task` after all others, and returns when it is done. No others come afterwards.
   void run_last(const std::function<void()>& task);
 

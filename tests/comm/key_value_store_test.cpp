@@ -226,7 +226,7 @@ TEST(KeyValueStore, RanksThatDoNotAgree) {
   EXPECT_THAT(errors_of([&](int rank, auto table) { make_group(rank, 2 + rank, view_of(table), soon); }),
               Each(AnyOf(HasSubstr("this is rank 0 of 2, and rank 1 says that there are 3 → give all ranks"),
                          HasSubstr("this is rank 1 of 3, and rank 0 says that there are 2 → give all ranks"))));
-  // Two processes of one rank: the second to look finds out; the first waits for rank 1 unless it is told.
+  // Two processes of one rank: the second to look finds out; the first waits for rank 1 unless the second says so.
   EXPECT_THAT(errors_of([&](int, auto table) { make_group(0, 2, view_of(table), soon); }),
               ::testing::Contains(AllOf(StartsWith("usage: "), HasSubstr("rank 0 has joined already"))));
   EXPECT_THAT(errors_of([&](int rank, auto table) {

@@ -1,4 +1,4 @@
-"""One rank of PyTorch DistributedDataParallel on Gloo, which measures on command.
+"""One rank of PyTorch DistributedDataParallel on Gloo, or on the backend PEER_BACKEND, which measures on command.
 
 Started for each rank by bench/harness/torch_peer.py, in the peer's own environment. Reads commands from stdin, one
 JSON object per line, and answers each with one on what was stdout; whatever libraries print goes to stderr. Between
@@ -147,7 +147,10 @@ def main() -> None:
         listening = int(os.environ["PEER_LISTEN_FD"]) if rank == 0 else None
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0,
                               master_listen_fd=listening)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        backend = os.environ.get("PEER_BACKEND", "gloo")
+        if backend == "lockstep":
+            import lockstep_c10d  # noqa: F401: registers it
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         worker = Worker(torch, dist, rank, world_size)
         actions = {"build": worker.build, "step": worker.run_steps, "allreduce": worker.allreduce}
         answer({"ready": rank})

@@ -7,7 +7,12 @@
   encrypt                 what ranks of different hosts say to each other; all of them have LOCKSTEP_JOB_SECRET
   stall_warning_seconds   how long an operation waits before a line on stderr says for whom; default: 10, 0: never
 """
-import torch
+import os
+import pathlib
+import socket
+import time
+
+import torch  # noqa: F401: has what _C is linked with
 import torch.distributed as dist
 
 from . import _C
@@ -15,6 +20,46 @@ from . import _C
 __all__ = []
 
 _DEFAULTS = {"encrypt": False, "stall_warning_seconds": 10.0}
+
+
+# What launchers call the variables that init_method="env://" reads: those of Open MPI and Slurm.
+_ALIASES = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"),
+}
+_PORT_WITHIN_S = 60
+
+
+def _complete_environment(env):
+    """Under `lockstep launch`, mpirun and srun, where init_process_group() would find no rank."""
+    if "RANK" in env or not any(name in env for name in _ALIASES["RANK"]):
+        return
+    for name, aliases in _ALIASES.items():
+        value = next((env[alias] for alias in aliases if alias in env), None)
+        if value is not None:
+            env.setdefault(name, value)
+    # On one host `lockstep launch` names no rendezvous: its ranks have a directory in common.
+    if "MASTER_PORT" not in env and "LOCKSTEP_JOB" in env and env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]:
+        env.setdefault("MASTER_ADDR", "127.0.0.1")
+        env["MASTER_PORT"] = _agree_on_port(pathlib.Path(env["LOCKSTEP_JOB"]) / "c10d-port", env["RANK"] == "0")
+
+
+def _agree_on_port(file, chooses):
+    if chooses:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        unfinished = file.with_suffix(".new")
+        unfinished.write_text(port)
+        unfinished.rename(file)
+        return port
+    deadline = time.monotonic() + _PORT_WITHIN_S
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"rank 0 has not imported lockstep_c10d within {_PORT_WITHIN_S} s → import it on all ranks")
+        time.sleep(0.01)
+    return file.read_text()
 
 
 def _create(group, options):
@@ -25,4 +70,5 @@ def _create(group, options):
                      group.timeout.total_seconds(), **{**_DEFAULTS, **given})
 
 
+_complete_environment(os.environ)
 dist.Backend.register_backend("lockstep", _create, extended_api=True, devices=["cpu"])

@@ -175,11 +175,13 @@ def messages():
             senders.append(dist.recv(got))
             same(got, torch.full((3,), float(senders[-1])), "a message from any rank")
         assert sorted(senders) == list(range(1, n)), senders
+        dist.barrier()
         got = torch.zeros(5)
         dist.recv(got, src=n - 1)
         same(got, torch.full((5,), 9.0), "a message after those from any rank")
     else:
         dist.send(torch.full((3,), float(rank)), dst=0)
+        dist.barrier()
         if rank == n - 1:
             dist.send(torch.full((5,), 9.0), dst=0)
 
