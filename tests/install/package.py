@@ -43,9 +43,10 @@ class Case(unittest.TestCase):
         cls.prefix = first.rename(cls.here / "prefix")  # an installed tree may be moved
         cls.version = re.search(r"(\d+\.\d+\.\d+)", run([cls.prefix / "bin/lockstep", "version"]).stdout)[1]
 
-    def compile_header(self, header, *flags):
+    def compile_headers(self, headers, *flags):
+        """In one file, each twice."""
         run([*COMPILER, "-fsyntax-only", *flags, f"-I{self.prefix / 'include'}", "-x", "c++", "-"],
-            input=f"#include <{header}>\n#include <{header}>\n")
+            input="".join(f"#include <{header}>\n" for header in [*headers, *headers]))
 
     @classmethod
     def configure(cls, directory, *flags, code=0):

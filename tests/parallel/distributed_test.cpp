@@ -304,8 +304,10 @@ TEST_P(Distributed, SyncBatchNormComputesWhatOneProcessDoes) {
     optimizer->zero_grad();
     mine.tape->backward(mine.loss_of(ddp(*mine.tape, mine.input(part, shape)), part, global_count).value);
     const std::string when = fmt::format(" with {} samples", global_count);
-    // A bias before a normalisation has a gradient of zero, which is what rounding leaves of it.
-    expect_same_gradients(*mine.module, *alone.module, when, 5e-5f, 1e-2f);
+    // A bias before a normalisation has a gradient of zero, which is what rounding leaves of it: some roundings of
+    // summands of about 0.1. Two values are normalised to 1 and -1 whatever they are, so there that is all gradients
+    // before it, with the roundings of more layers.
+    expect_same_gradients(*mine.module, *alone.module, when, 5e-5f, global_count == 2 ? 5e-2f : 1e-2f);
     const auto got = mine.module->named_buffers(), wanted = alone.module->named_buffers();
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i].tensor->dtype() == DType::kI64)
