@@ -26,9 +26,9 @@ std::string described(const Envelope& envelope) {
 
 void check_envelope(const Envelope& theirs, const Envelope& ours, std::size_t rank) {
   if (theirs == ours) return;
-  throw OutOfStepError("rank " + std::to_string(rank) + " sends " + described(theirs) + ", and this rank receives " +
-                           described(ours),
-                       "receive what a rank sends in the order in which it sends it");
+  throw OutOfStepError(
+      "rank " + std::to_string(rank) + " sends " + described(theirs) + ", and this rank receives " + described(ours),
+      "receive what a rank sends in the order in which it sends it");
 }
 
 }  // namespace
@@ -152,9 +152,8 @@ void Messages::all_to_all(const void* from, const std::vector<std::size_t>& from
   const auto* source = static_cast<const std::byte*>(from);
   auto* target = static_cast<std::byte*>(to);
   if (from_counts[own] != to_counts[own])
-    throw UsageError("an all_to_all in which rank " + std::to_string(own) + " has " +
-                         std::to_string(from_counts[own]) + " elements for itself, and expects " +
-                         std::to_string(to_counts[own]),
+    throw UsageError("an all_to_all in which rank " + std::to_string(own) + " has " + std::to_string(from_counts[own]) +
+                         " elements for itself, and expects " + std::to_string(to_counts[own]),
                      "give what one rank sends and the other receives the same size");
   // After an error the group is broken, and what its transfers name has to stay.
   auto* const mine = new std::vector<Envelope>(ranks);
