@@ -81,7 +81,7 @@ bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
     moved = streams_.read_some(from, std::as_writable_bytes(std::span(&queue.header, 1)).subspan(queue.header_bytes));
     queue.header_bytes += moved;
     if (queue.header_bytes < kHeaderBytes) return moved > 0;
-    compare(transfer, queue.header, name_of);
+    compare_transfers(transfer, queue.header, name_of);
   }
   if (queue.bytes < bytes) {
     const std::size_t got = streams_.read_some(from, {transfer.data + queue.bytes, bytes - queue.bytes});
@@ -93,7 +93,8 @@ bool PairQueues::receive(Queue& queue, int from, NameOf name_of) {
   return true;
 }
 
-void PairQueues::compare(const PairTransfer& expected, const PairDescriptor& sent, NameOf name_of) const {
+void compare_transfers(const PairTransfer& expected, const PairDescriptor& sent,
+                       FunctionRef<std::string(int rank)> name_of) {
   if (sent == expected.what) return;
   const std::string peer = name_of(expected.peer);
   throw OutOfStepError(

@@ -53,6 +53,10 @@ struct PairTransfer {
 /// "send #3 to rank 1 (4096 f32)"; `peer` is the other rank as messages name it.
 std::string describe(const PairTransfer& transfer, const std::string& peer);
 
+/// Throws OutOfStepError unless what the other rank has `sent` is what this one expects; `name_of` says who that is.
+void compare_transfers(const PairTransfer& expected, const PairDescriptor& sent,
+                       FunctionRef<std::string(int rank)> name_of);
+
 /// Streams of bytes between this rank and each other one. Nothing of it blocks.
 class PairStreams {
  public:
@@ -101,7 +105,6 @@ class PairQueues {
 
   bool send(Queue& queue, int to);
   bool receive(Queue& queue, int from, NameOf name_of);
-  void compare(const PairTransfer& expected, const PairDescriptor& sent, NameOf name_of) const;
   void finish(Queue& queue);
 
   const int size_;

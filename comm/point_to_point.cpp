@@ -1,6 +1,6 @@
 // ProcessGroup's sends, receives and all-to-all.
 #include <algorithm>
-#include <cstring>
+#include <exception>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -37,17 +37,27 @@ ProcessGroup::PairState& ProcessGroup::pair_state() {
 }
 
 Transfer ProcessGroup::isend(const void* values, std::size_t count, DType dtype, int to) {
-  return issue_transfer(true, const_cast<void*>(values), count, dtype, to);
+  return pair_group().issue_transfer(true, const_cast<void*>(values), count, dtype, to);
 }
 
 Transfer ProcessGroup::irecv(void* values, std::size_t count, DType dtype, int from) {
-  return issue_transfer(false, values, count, dtype, from);
+  return pair_group().issue_transfer(false, values, count, dtype, from);
+}
+
+Transfer ProcessGroup::isend(const Region& region, int to) {
+  failure_.throw_if_any();
+  check_region(region, "a send");
+  return issue_transfer(true, region.data(), region.count, region.dtype, to);
+}
+
+Transfer ProcessGroup::irecv(const Region& region, int from) {
+  failure_.throw_if_any();
+  check_region(region, "a receive");
+  return issue_transfer(false, region.data(), region.count, region.dtype, from);
 }
 
 Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
                                       std::uint64_t all_to_all) {
-  ProcessGroup& group = pair_group();
-  if (&group != this) return group.issue_transfer(sends, values, count, dtype, peer, all_to_all);
   failure_.throw_if_any();
   if (peer < 0 || peer >= size_ || peer == rank_)
     throw UsageError(
@@ -75,6 +85,20 @@ void ProcessGroup::check_transfers_done() const {
       throw UsageError(fmt::format("the group is shut down, and {} is not done",
                                    describe(*transfer, fmt::format("rank {}", job_rank(transfer->peer)))),
                        "wait for every transfer before shutdown()");
+}
+
+bool ProcessGroup::has_transfer_in(const Arena& arena) noexcept {
+  if (pairs_ == nullptr) return false;
+  const auto is_done = [&](const PairTransfer& transfer) {
+    try {
+      return is_transfer_done(transfer);
+    } catch (const std::exception&) {  // the group is broken: nobody knows
+      return false;
+    }
+  };
+  return std::ranges::any_of(pairs_->issued, [&](const auto& one) {
+    return one->data >= arena.data() && one->data < arena.data() + arena.bytes() && !one->done && !is_done(*one);
+  });
 }
 
 // ---- All to all ----
@@ -108,8 +132,6 @@ void ProcessGroup::all_to_all_host(const void* from, std::span<const std::size_t
                                                    from_counts[own], to_counts[own])
                                      : std::string()),
                      "give a count for each rank, the same both ways for the rank itself");
-  const std::uint64_t number = ++pair_state().all_to_alls;
-
   const std::size_t element = size_of(dtype);
   std::vector<std::byte*> sources, targets;
   auto* source = static_cast<std::byte*>(const_cast<void*>(from));
@@ -120,6 +142,27 @@ void ProcessGroup::all_to_all_host(const void* from, std::span<const std::size_t
     source += from_counts[r] * element;
     target += to_counts[r] * element;
   }
+  exchange_parts(sources, from_counts, targets, to_counts, dtype);
+}
+
+void ProcessGroup::all_to_all(const Region& from, const Region& to) {
+  failure_.throw_if_any();
+  check_region(from, "an all-to-all");
+  check_region(to, "an all-to-all");
+  check_usage(from.dtype == to.dtype, "an all-to-all of two types", "give it two regions of one type");
+  const auto counts = equal_counts(from.count, to.count);
+  std::vector<std::byte*> sources, targets;
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    sources.push_back(from.data() + r * counts[r] * size_of(from.dtype));
+    targets.push_back(to.data() + r * counts[r] * size_of(to.dtype));
+  }
+  exchange_parts(sources, counts, targets, counts, from.dtype);
+}
+
+void ProcessGroup::exchange_parts(std::span<std::byte* const> sources, std::span<const std::size_t> from_counts,
+                                  std::span<std::byte* const> targets, std::span<const std::size_t> to_counts,
+                                  DType dtype) {
+  const std::uint64_t number = ++pair_state().all_to_alls;
   // Each rank begins with the one after it, so that they do not all talk to the same one.
   std::vector<Transfer> transfers;
   for (int step = 1; step < size_; ++step) {
@@ -129,7 +172,8 @@ void ProcessGroup::all_to_all_host(const void* from, std::span<const std::size_t
     transfers.push_back(issue_transfer(true, sources[static_cast<std::size_t>(next)],
                                        from_counts[static_cast<std::size_t>(next)], dtype, next, number));
   }
-  if (from_counts[own] > 0) std::memcpy(targets[own], sources[own], from_counts[own] * element);
+  const auto own = static_cast<std::size_t>(rank_);
+  copy(targets[own], sources[own], from_counts[own] * size_of(dtype));
   for (const Transfer& transfer : transfers) transfer.wait();
 }
 
@@ -144,12 +188,20 @@ void ProcessGroup::wait_for_transfer(const PairTransfer&, Deadline) {
   LOCKSTEP_ASSERT(false, "a group over {} has started no transfer", name());
 }
 
+void ProcessGroup::make_wait_for_transfer(const PairTransfer& transfer, StreamView) {
+  wait_for_transfer(transfer, Deadline::after(timeout_));
+}
+
 bool Transfer::done() const { return group_ == nullptr || group_->is_transfer_done(*transfer_); }
 void Transfer::wait(Deadline deadline) const {
   if (group_ != nullptr) group_->wait_for_transfer(*transfer_, deadline);
 }
 void Transfer::wait() const {
   if (group_ != nullptr) wait(Deadline::after(group_->timeout()));
+}
+
+void Transfer::wait(StreamView stream) const {
+  if (group_ != nullptr) group_->make_wait_for_transfer(*transfer_, stream);
 }
 
 }  // namespace lockstep::comm

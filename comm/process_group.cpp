@@ -56,11 +56,12 @@ bool ProcessGroup::detach(const Arena& arena) noexcept {
   const OpDescriptor& use = arena.last_use_;
   // An exception that unwinds past an arena is reason enough for its operations to be left as they are.
   if (std::uncaught_exceptions() > 0) return false;
-  if (use.sequence <= waited_for_ || has_let_go(use.sequence)) return true;
+  const bool has_transfer = has_transfer_in(arena);
+  if (!has_transfer && (use.sequence <= waited_for_ || has_let_go(use.sequence))) return true;
   try {
     failure_.set(std::make_exception_ptr(
         UsageError(fmt::format("arena {} of {} bytes was destroyed while {} on it was under way", arena.id(),
-                               arena.bytes(), describe(use)),
+                               arena.bytes(), has_transfer ? std::string("a send or a receive") : describe(use)),
                    "wait for the operations on an arena before it is destroyed")));
   } catch (const std::exception&) {  // no memory for words: the next call that needs some says so
   }
@@ -92,8 +93,22 @@ void ProcessGroup::check_region(const Region& region, const char* doing) const {
 
 // ---- Operations ----
 
+void ProcessGroup::check_thread(const char* doing) {
+  const ThreadId here = this_thread();
+  if (user_ == here) [[likely]]
+    return;
+  if (user_ != nullptr && sequence_ > waited_for_ && !has_let_go(sequence_)) {
+    failure_.throw_if_any();
+    throw UsageError(fmt::format("{} from another thread than the one whose operations are under way", doing),
+                     "let one thread use a group, or wait for all operations before another one does; "
+                     "ProcessGroup::duplicate() makes a group for each");
+  }
+  user_ = here;
+}
+
 Work ProcessGroup::issue(OpKind kind, ReduceOp reduce, int root, const Region& region, std::int32_t bucket,
                          const Op::Into& into) {
+  check_thread(name_of(kind));
   if (kind != OpKind::kBarrier) {
     failure_.throw_if_any();  // before the region is looked at: an arena that was destroyed may be its arena
     check_region(region, name_of(kind));
@@ -356,6 +371,7 @@ std::vector<std::int64_t> ProcessGroup::all_gather_numbers(std::int64_t mine) {
 bool Work::done() const { return group_ == nullptr || group_->is_done(sequence_); }
 void Work::wait_host(Deadline deadline) const {
   if (group_ == nullptr) return;
+  group_->check_thread("a wait");
   group_->wait_done(sequence_, deadline);
   group_->waited_for_ = std::max(group_->waited_for_, sequence_);
 }
@@ -363,7 +379,9 @@ void Work::wait_host() const {
   if (group_ != nullptr) wait_host(Deadline::after(group_->timeout_));
 }
 void Work::wait(StreamView stream) const {
-  if (group_ != nullptr) group_->make_wait(sequence_, stream);
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->make_wait(sequence_, stream);
 }
 
 }  // namespace lockstep::comm

@@ -1,5 +1,7 @@
 #include "lockstep/data/dataset.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace lockstep::data {
@@ -26,9 +28,22 @@ Dataset::Dataset(Info info) : info_(std::move(info)) {
     info_.target_dims = info_.dims;
   }
   targets_ = product(info_.target_dims, name(), "targets");
+  for (auto input = info_.further_inputs.begin(); input != info_.further_inputs.end(); ++input) {
+    if (input->name.empty() ||
+        std::any_of(info_.further_inputs.begin(), input, [&](const Input& other) { return other.name == input->name; }))
+      throw UsageError(fmt::format("the data set '{}' has {}", name(),
+                                   input->name.empty() ? "a further input without a name"
+                                                       : fmt::format("two further inputs named '{}'", input->name)),
+                       "give each of Info::further_inputs a name of its own");
+    further_elements_.push_back(product(input->dims, name(), fmt::format("the input '{}'", input->name).c_str()));
+  }
 }
 
 void Dataset::read_sample(std::uint64_t index, const Sample& sample) const {
+  if (!further_inputs().empty())
+    throw UsageError(fmt::format("the data set '{}' does not say how its further inputs are read", name()),
+                     "override read_sample(std::uint64_t, const Sample&) const in its class, which fills "
+                     "Sample::further");
   if (has_tokens()) return read_tokens(index, sample.tokens, sample.labels);
   if (has_numeric_targets() || sample.labels.size() != 1)
     throw UsageError(fmt::format("the data set '{}' does not say how its samples are read", name()),

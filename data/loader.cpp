@@ -142,6 +142,8 @@ struct Loader::Slot {
   Step step;
   Buffer x;        // f32, or i32 tokens
   Buffer targets;  // labels (i32), or numbers (f32)
+  std::vector<Buffer> further;
+  std::vector<Array> arrays, sample;  // in `further`: of the batch, and of the sample that is read
   Batch batch;
   std::exception_ptr error;  // once set, the caller never gets past this step
   bool ready = false;
@@ -184,7 +186,9 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const sampler::Distribute
 
 std::uint64_t Loader::bytes_of(const Dataset& dataset, std::uint64_t most, const LoaderOptions& options) {
   constexpr std::uint64_t kNumber = 4;
-  return slot_count(options) * most * (dataset.sample_elements() + dataset.targets_per_sample()) * kNumber;
+  std::uint64_t numbers = dataset.sample_elements() + dataset.targets_per_sample();
+  for (std::size_t i = 0; i < dataset.further_inputs().size(); ++i) numbers += dataset.further_elements(i);
+  return slot_count(options) * most * numbers * kNumber;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, sampler::Slice range, std::uint64_t batch, LoaderOptions options)
@@ -199,6 +203,10 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<StepSourc
   for (Slot& slot : slots_) {
     slot.x = allocate_numbers(*memory_, most, dataset_->sample_elements());
     slot.targets = allocate_numbers(*memory_, most, dataset_->targets_per_sample());
+    for (std::size_t i = 0; i < dataset_->further_inputs().size(); ++i)
+      slot.further.push_back(allocate_numbers(*memory_, most, dataset_->further_elements(i)));
+    slot.arrays.resize(slot.further.size());
+    slot.sample.resize(slot.further.size());
     slot.step.indices.reserve(most);
   }
   start_workers(options.workers);
@@ -288,6 +296,14 @@ void Loader::assemble(Slot& slot) const {
     batch.tokens = {slot.x.data<std::int32_t>(), count * elements};
   else
     batch.x = {slot.x.data<float>(), count * elements};
+  for (std::size_t a = 0; a < slot.arrays.size(); ++a) {
+    const std::size_t values = count * dataset_->further_elements(a);
+    if (dataset_->further_inputs()[a].integers)
+      slot.arrays[a].integers = {slot.further[a].data<std::int32_t>(), values};
+    else
+      slot.arrays[a].numbers = {slot.further[a].data<float>(), values};
+  }
+  batch.further = slot.arrays;
   for (std::size_t i = 0; i < count; ++i) {
     if (stopping_.load(std::memory_order_relaxed)) return;
     const std::uint64_t index = slot.step.indices[i];
@@ -297,7 +313,11 @@ void Loader::assemble(Slot& slot) const {
     Sample sample{.x = part(batch.x, elements),
                   .tokens = part(batch.tokens, elements),
                   .labels = part(batch.labels, targets),
-                  .targets = part(batch.targets, targets)};
+                  .targets = part(batch.targets, targets),
+                  .further = slot.sample};
+    for (std::size_t a = 0; a < slot.arrays.size(); ++a)
+      slot.sample[a] = {.numbers = part(slot.arrays[a].numbers, dataset_->further_elements(a)),
+                        .integers = part(slot.arrays[a].integers, dataset_->further_elements(a))};
     if (slot.step.key) sample.draw = mix64(*slot.step.key, index);
     dataset_->read_sample(index, sample);
   }

@@ -96,70 +96,161 @@ void DataParallel::check_place() const {
   for (const auto& buffer : buffers_) check(buffer.name, *buffer.backend);
 }
 
-nn::Var DataParallel::forward(nn::Tape& tape, nn::Var x) {
-  const nn::Tensor value = x.value();
-  check_usage(tape.has(x), "DataParallel on a tape was given a value of another tape",
-              "compute on the tape that the value is on, or give its tensor to Tape::input() as a constant");
-  return run(tape, value, tape.backend(), &x);
-}
+nn::Var DataParallel::forward(nn::Tape& tape, nn::Var x) { return forward_all(tape, x); }
 
 nn::Var DataParallel::forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where) {
-  return run(tape, x, where, nullptr);
+  return run({.tape = tape, .inputs = {&x, 1}, .where = where});
 }
 
-nn::Var DataParallel::run(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, const nn::Var* var) {
-  if (&tape.backend() != &output_)
-    throw UsageError(fmt::format("the tape is on {}, and output_device is {}", devices_.name_of(tape.backend()),
+nn::Vars DataParallel::forward_all(nn::Tape& tape, const nn::Vars& inputs) {
+  const auto values = values_of(tape, inputs);
+  return run({.tape = tape, .inputs = values, .where = tape.backend(), .vars = &inputs});
+}
+
+nn::Loss DataParallel::forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets,
+                                    const nn::LossFunction& loss, float scale) {
+  const auto values = values_of(tape, inputs);
+  const Call call{.tape = tape, .inputs = values, .where = tape.backend(), .vars = &inputs, .targets = &targets};
+  const auto chunks = chunks_of(extent_of(call), static_cast<std::int64_t>(copies_.size()));
+  if (is_alone(chunks.size())) return module_.forward_loss(tape, inputs, targets, loss, scale);
+  Lease pass(*this);
+  begin(call, chunks, *pass);
+  pass->has_loss = true;
+  run_replicas(call, *pass, [&](std::size_t i, const nn::Tensor& mine) {
+    Pass::Part& part = pass->parts[i];
+    part.loss = copies_[i]->module->forward_loss(*part.tape, part.inputs, mine, loss, scale).value;
+  });
+  nn::Tensor totals = add_totals(*pass);
+  const bool needs_grad = std::ranges::any_of(std::span(pass->parts).first(pass->count),
+                                              [](const Pass::Part& part) { return part.loss.needs_grad(); });
+  if (needs_grad && pass->count > 1) add_up_later(tape, *pass);
+  const nn::Tape::OpScope scope(tape, "replicas");
+  const nn::Var result = tape.make_loss(std::move(totals), needs_grad);
+  tape.record<Replicas>(result, *this, std::move(pass));
+  return {result};
+}
+
+std::vector<nn::Tensor> DataParallel::values_of(const nn::Tape& tape, const nn::Vars& inputs) const {
+  std::vector<nn::Tensor> values;
+  for (const nn::Var x : inputs) {
+    values.push_back(x.value());
+    check_usage(tape.has(x), "DataParallel on a tape was given a value of another tape",
+                "compute on the tape that the value is on, or give its tensor to Tape::input() as a constant");
+  }
+  return values;
+}
+
+// How many entries there are to be shared out.
+std::int64_t DataParallel::extent_of(const Call& call) const {
+  if (&call.tape.backend() != &output_)
+    throw UsageError(fmt::format("the tape is on {}, and output_device is {}", devices_.name_of(call.tape.backend()),
                                  devices_.name_of(output_device_)),
                      "make it with nn::Tape tape(model.output_backend())");
-  const int axis = axis_of(x.shape(), dim_);
-  const auto chunks = chunks_of(x.size(axis), static_cast<std::int64_t>(copies_.size()));
-  // One device alone does what it would without us.
-  if (chunks.size() == 1 && copies_.front()->backend == &output_)
-    return module_.forward(tape, var != nullptr ? *var : tape.input(nn::to_device(output_, x, where)));
+  check_usage(!call.inputs.empty(), "DataParallel was given no input", "give it at least one, which it cuts");
+  const auto extent = [&](const nn::Tensor& x) { return x.size(axis_of(x.shape(), dim_)); };
+  const std::int64_t wanted = extent(call.inputs[0]);
+  const auto check = [&](const nn::Tensor& x, const std::string& what) {
+    if (extent(x) == wanted) return;
+    throw UsageError(fmt::format("{} {}, which is {} entries along dim {}, and input 0 is {}", what,
+                                 to_string(x.shape()), extent(x), dim_, to_string(call.inputs[0].shape())),
+                     "all are cut along that dim together: give them the same extent there");
+  };
+  for (std::size_t k = 1; k < call.inputs.size(); ++k) check(call.inputs[k], fmt::format("input {} is", k));
+  if (call.targets != nullptr) check(*call.targets, "the targets are");
+  return wanted;
+}
 
-  prepare(chunks.size());
+// One device that is the caller's too does what it would without us.
+bool DataParallel::is_alone(std::size_t chunks) const { return chunks == 1 && copies_.front()->backend == &output_; }
+
+nn::Vars DataParallel::run(const Call& call) {
+  const auto chunks = chunks_of(extent_of(call), static_cast<std::int64_t>(copies_.size()));
+  if (is_alone(chunks.size())) {
+    if (call.vars != nullptr) return module_.forward_all(call.tape, *call.vars);
+    nn::Vars here;
+    for (const nn::Tensor& x : call.inputs) here.push_back(call.tape.input(nn::to_device(output_, x, call.where)));
+    return module_.forward_all(call.tape, here);
+  }
   Lease pass(*this);
-  pass->axis = axis;
-  pass->count = chunks.size();
-  for (std::size_t i = 0; i < chunks.size(); ++i) pass->parts[i].in = chunks[i];
-  scatter(tape, x, where, *pass);
-  const bool differentiable = var != nullptr && var->needs_grad();
-  on_devices(pass->count, [&](std::size_t i) {
+  begin(call, chunks, *pass);
+  run_replicas(call, *pass, [&](std::size_t i, const nn::Tensor&) {
     Pass::Part& part = pass->parts[i];
-    if (i > 0) take_parameters(*copies_[i]);
-    const nn::Tensor here = nn::to_device(*copies_[i]->backend, part.x, where);
-    part.input = differentiable ? part.tape->differentiable_input(here) : part.tape->input(here);
-    part.output = copies_[i]->module->forward(*part.tape, part.input);
+    part.outputs = copies_[i]->module->forward_all(*part.tape, part.inputs);
   });
-  for (std::size_t i = 0; i < pass->count; ++i) {
-    moved(pass->parts[i].x.bytes(), where, *copies_[i]->backend);
-    moved(std::exchange(copies_[i]->received, 0), *copies_.front()->backend, *copies_[i]->backend);
-    pass->parts[i].x = nn::Tensor();
-  }
-  nn::Tensor value = gather(*pass);
-  bool needs_grad = false, are_losses = true;
-  for (std::size_t i = 0; i < pass->count; ++i) {
-    needs_grad = needs_grad || pass->parts[i].output.needs_grad();
-    are_losses = are_losses && pass->parts[i].output.is_loss();
-  }
-  if (needs_grad && pass->count > 1) add_up_later(tape, *pass);
-  const nn::Tape::OpScope scope(tape, "gather");
-  const nn::Var result =
-      are_losses ? tape.make_loss(std::move(value), needs_grad) : tape.make_var(std::move(value), needs_grad);
-  tape.record<Gather>(result, *this, std::move(pass), differentiable ? std::optional(*var) : std::nullopt);
-  return result;
+  return put_together(call.tape, std::move(pass));
 }
 
 // The pieces lie ready on the input's device, from where each device's thread fetches its own.
-void DataParallel::scatter(const nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, Pass& pass) {
+void DataParallel::begin(const Call& call, const std::vector<Chunk>& chunks, Pass& pass) {
+  prepare(chunks.size());
+  pass.count = chunks.size();
+  if (call.vars != nullptr) pass.inputs = *call.vars;
+  for (const nn::Tensor& x : call.inputs) pass.axes.push_back(axis_of(x.shape(), dim_));
+  if (call.targets != nullptr) pass.axes.push_back(axis_of(call.targets->shape(), dim_));
   for (std::size_t i = 0; i < pass.count; ++i) {
     Pass::Part& part = pass.parts[i];
-    part.x = narrow(where, x, pass.axis, part.in);
-    part.tape->set_recording(tape.recording());
-    part.tape->set_activations(tape.activations());
+    part.in = chunks[i];
+    for (std::size_t k = 0; k < pass.axes.size(); ++k) {
+      const nn::Tensor& whole = k < call.inputs.size() ? call.inputs[k] : *call.targets;
+      part.pieces.push_back(narrow(call.where, whole, pass.axes[k], part.in));
+    }
+    part.tape->set_recording(call.tape.recording());
+    part.tape->set_activations(call.tape.activations());
   }
-  share_dropout(tape, pass);
+  share_dropout(call.tape, pass);
+}
+
+void DataParallel::run_replicas(const Call& call, Pass& pass,
+                                FunctionRef<void(std::size_t, const nn::Tensor&)> forward) {
+  on_devices(pass.count, [&](std::size_t i) {
+    Pass::Part& part = pass.parts[i];
+    nn::Backend& backend = *copies_[i]->backend;
+    if (i > 0) take_parameters(*copies_[i]);
+    for (std::size_t k = 0; k < call.inputs.size(); ++k) {
+      const nn::Tensor here = nn::to_device(backend, part.pieces[k], call.where);
+      const bool differentiable = call.vars != nullptr && (*call.vars)[k].needs_grad();
+      part.inputs.push_back(differentiable ? part.tape->differentiable_input(here) : part.tape->input(here));
+    }
+    forward(i, call.targets != nullptr ? nn::to_device(backend, part.pieces.back(), call.where) : nn::Tensor());
+  });
+  for (std::size_t i = 0; i < pass.count; ++i) {
+    for (const nn::Tensor& piece : pass.parts[i].pieces) moved(piece.bytes(), call.where, *copies_[i]->backend);
+    moved(std::exchange(copies_[i]->received, 0), *copies_.front()->backend, *copies_[i]->backend);
+    pass.parts[i].pieces.clear();
+  }
+}
+
+nn::Vars DataParallel::put_together(nn::Tape& tape, Lease lease) {
+  Pass& pass = *lease;
+  check_outputs(pass);
+  const std::size_t count = pass.parts.front().outputs.size();
+  pass.outputs.resize(count);
+  std::vector<nn::Tensor> values;
+  for (std::size_t o = 0; o < count; ++o) values.push_back(gather(pass, o));
+  struct Kind {
+    bool needs_grad = false, is_loss = true;
+  };
+  std::vector<Kind> kinds(count);
+  for (std::size_t i = 0; i < pass.count; ++i)
+    for (std::size_t o = 0; o < count; ++o) {
+      kinds[o].needs_grad |= pass.parts[i].outputs[o].needs_grad();
+      kinds[o].is_loss &= pass.parts[i].outputs[o].is_loss();
+    }
+  const bool any = std::ranges::any_of(kinds, &Kind::needs_grad);
+  if (any && pass.count > 1) add_up_later(tape, pass);
+  const nn::Tape::OpScope scope(tape, "gather");
+  if (any) {
+    pass.reached = tape.make_var(mark_, true);
+    tape.record<Replicas>(pass.reached, *this, std::move(lease));
+  }
+  nn::Vars results;
+  for (std::size_t o = 0; o < count; ++o) {
+    const auto [needs_grad, is_loss] = kinds[o];
+    results.push_back(is_loss ? tape.make_loss(std::move(values[o]), needs_grad)
+                              : tape.make_var(std::move(values[o]), needs_grad));
+    tape.record<Gather>(results[o], *this, pass, o);
+  }
+  return results;
 }
 
 // What is dropped of a sample hangs on its place in the whole batch.
@@ -182,115 +273,66 @@ void DataParallel::share_dropout(const nn::Tape& tape, Pass& pass) {
   }
 }
 
-nn::Tensor DataParallel::gather(Pass& pass) {
-  const nn::Tensor& first = pass.parts.front().output.value();
+void DataParallel::check_outputs(const Pass& pass) const {
+  const std::size_t wanted = pass.parts.front().outputs.size();
+  for (std::size_t i = 1; i < pass.count; ++i)
+    if (pass.parts[i].outputs.size() != wanted)
+      throw UsageError(
+          fmt::format("the module returned {} values on {} and {} on {}", wanted, devices_.name_of(device_ids_.front()),
+                      pass.parts[i].outputs.size(), devices_.name_of(device_ids_[i])),
+          "let it return as many on each device");
+}
+
+nn::Tensor DataParallel::gather(Pass& pass, std::size_t o) {
+  Pass::Output& output = pass.outputs[o];
+  const auto value_of = [&](std::size_t i) -> nn::Tensor { return pass.parts[i].outputs[o].value(); };
+  const nn::Tensor first = value_of(0);
   if (pass.count == 1) {
     moved(first.bytes(), *copies_.front()->backend, output_);
     return nn::to_device(output_, first, *copies_.front()->backend);
   }
-  pass.scalars = first.shape().size() == 0;
-  nn::Shape shape = pass.scalars ? nn::Shape{1} : first.shape();
-  pass.out_axis = pass.scalars ? 0 : axis_of(shape, dim_);
+  output.scalars = first.shape().size() == 0;
+  nn::Shape shape = output.scalars ? nn::Shape{1} : first.shape();
+  output.axis = output.scalars ? 0 : axis_of(shape, dim_);
   std::int64_t total = 0;
   for (std::size_t i = 0; i < pass.count; ++i) {
-    const nn::Tensor& value = pass.parts[i].output.value();
-    nn::Shape other = pass.scalars && value.shape().size() == 0 ? nn::Shape{1} : value.shape();
-    pass.parts[i].out = {total, pass.out_axis < other.size() ? other[pass.out_axis] : 0};
-    total += pass.parts[i].out.count;
-    if (other.size() == shape.size()) other[pass.out_axis] = shape[pass.out_axis];
+    const nn::Tensor value = value_of(i);
+    nn::Shape other = output.scalars && value.shape().size() == 0 ? nn::Shape{1} : value.shape();
+    pass.parts[i].out.push_back({total, output.axis < other.size() ? other[output.axis] : 0});
+    total += pass.parts[i].out[o].count;
+    if (other.size() == shape.size()) other[output.axis] = shape[output.axis];
     if (other != shape || value.dtype() != first.dtype())
       throw UsageError(fmt::format("the module returned {} {} on {} and {} {} on {}", name_of(first.dtype()),
                                    to_string(first.shape()), devices_.name_of(device_ids_.front()),
                                    name_of(value.dtype()), to_string(value.shape()), devices_.name_of(device_ids_[i])),
                        fmt::format("outputs are joined along dim {}: let them differ there alone", dim_));
   }
-  shape[pass.out_axis] = total;
+  shape[output.axis] = total;
   const nn::Tensor whole = output_.empty(shape, first.dtype());
   for (std::size_t i = 0; i < pass.count; ++i) {
-    const nn::Tensor& value = pass.parts[i].output.value();
-    put(output_, whole, pass.out_axis, pass.parts[i].out, pass.scalars ? value.reshaped({1}) : value,
+    const nn::Tensor value = value_of(i);
+    put(output_, whole, output.axis, pass.parts[i].out[o], output.scalars ? value.reshaped({1}) : value,
         *copies_[i]->backend);
     moved(value.bytes(), *copies_[i]->backend, output_);
   }
   return whole;
 }
 
-void DataParallel::run_backward(nn::Tape& tape, Pass& pass, nn::Var output, const nn::Var* x) {
-  const nn::Tensor whole = tape.take_grad(output);
+// In the order of device_ids.
+nn::Tensor DataParallel::add_totals(const Pass& pass) {
+  nn::Tensor sum;
   for (std::size_t i = 0; i < pass.count; ++i) {
-    Pass::Part& part = pass.parts[i];
-    part.gradient = pass.count == 1 ? whole : narrow(output_, whole, pass.out_axis, part.out);
-    if (pass.scalars) part.gradient = part.gradient.reshaped({});
-    moved(part.gradient.bytes(), output_, *copies_[i]->backend);
-  }
-  try {
-    on_devices(pass.count, [&](std::size_t i) {
-      Pass::Part& part = pass.parts[i];
-      part.tape->backward(part.output, nn::to_device(*copies_[i]->backend, part.gradient, output_));
-      part.gradient = nn::Tensor();
-    });
-  } catch (...) {
-    clear_grads();
-    throw;
-  }
-  if (x != nullptr) gather_gradient(tape, pass, *x);
-}
-
-void DataParallel::gather_gradient(nn::Tape& tape, const Pass& pass, nn::Var x) {
-  const nn::Tensor whole = output_.empty(x.shape(), x.value().dtype());
-  output_.pointwise().fill(whole, 0.0f);
-  for (std::size_t i = 0; i < pass.count; ++i) {
-    const Pass::Part& part = pass.parts[i];
-    const nn::Tensor& gradient = part.tape->grad(part.input);
-    if (!gradient.defined()) continue;
-    put(output_, whole, pass.axis, part.in, gradient, *copies_[i]->backend);
-    moved(gradient.bytes(), *copies_[i]->backend, output_);
-  }
-  tape.contribute(x, whole);
-}
-
-// The nodes that add up come before Gather, so backward walks them after it, the last parameters first. As they
-// are uses of the module's parameters, none is ready before all copies' gradients are in it.
-void DataParallel::add_up_later(nn::Tape& tape, Pass& pass) {
-  pass.marks.clear();
-  AddUp::Group group;
-  const auto record = [&] {
-    const nn::Var mark = tape.make_var(mark_, true);
-    pass.marks.push_back(mark);
-    tape.record<AddUp>(mark, *this, group, pass.count);
-    group = {};
-  };
-  const nn::Tape::OpScope scope(tape, "add_up");
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].parameter->requires_grad()) continue;
-    group.parameters[group.count] = parameters_[i].parameter;
-    group.numbers[group.count++] = i;
-    if (group.count == group.numbers.size()) record();
-  }
-  if (group.count > 0) record();
-}
-
-void DataParallel::add_up(std::size_t number, std::size_t copies) {
-  nn::Parameter& sum = *parameters_[number].parameter;
-  for (std::size_t i = 1; i < copies; ++i) {
-    nn::Parameter& part = *copies_[i]->parameters[number].parameter;
-    if (!part.has_gradient()) continue;
-    const auto target = sum.contribute();
-    if (target.accumulate) {
-      // Before the kernels are asked for: who fetches from another GPU makes that the thread's.
-      const nn::Tensor here = nn::to_device(sum.backend(), part.gradient(), part.backend());
-      sum.backend().pointwise().add_to(here, 1.0f, target.gradient);
+    const nn::Tensor& totals = pass.parts[i].loss.value();
+    nn::Backend& backend = *copies_[i]->backend;
+    if (i == 0) {
+      sum = output_.empty(totals.shape());
+      nn::copy_to(output_, sum, totals, backend);
     } else {
-      nn::copy_to(sum.backend(), target.gradient, part.gradient(), part.backend());
+      output_.pointwise().add_to(nn::to_device(output_, totals, backend), 1.0f, sum);
     }
-    moved(part.gradient().bytes(), part.backend(), sum.backend());
-    part.clear_grad();
+    moved(totals.bytes(), backend, output_);
   }
-}
-
-void DataParallel::clear_grads() {
-  for (std::size_t i = 1; i < copies_.size(); ++i)
-    for (const auto& [name, parameter] : copies_[i]->parameters) parameter->clear_grad();
+  return sum;
 }
 
 }  // namespace lockstep::parallel

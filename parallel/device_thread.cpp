@@ -36,6 +36,7 @@ void DeviceThread::start(FunctionRef<void(std::size_t)> work, std::size_t index)
     LOCKSTEP_ASSERT(!work_, "a device's thread has work already");
     work_ = work;
     index_ = index;
+    giver_ = this_thread();
   }
   changed_.notify_all();
 }
@@ -55,6 +56,7 @@ void DeviceThread::run() {
     lock.unlock();
     std::exception_ptr error;
     try {
+      const ActsFor giver(giver_);
       (*work_)(index_);
     } catch (...) {
       error = std::current_exception();

@@ -236,11 +236,15 @@ void DistributedDataParallel::broadcast_buffers() { ddp::broadcast_state(group_,
 
 // Collective: on a rank that runs no pass too.
 void DistributedDataParallel::begin_pass() {
+  check_usage(!pass_.alive() || user_ == this_thread(),
+              "a call of a DistributedDataParallel from another thread than the one that has a pass under way",
+              "let one thread use it: another one may begin when backward has returned, or the tape of the pass is "
+              "reset");
   check_intact();
   if (std::exchange(buffers_due_, false)) sync_buffers();
 }
 
-nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
+void DistributedDataParallel::begin_pass(nn::Tape& tape) {
   if (tape.recording() && tape.listener() != nullptr && tape.listener() != this)
     throw UsageError("two DistributedDataParallel modules in the passes of one tape, of which backward would sum one",
                      "wrap a module that has both, or give each a tape of its own");
@@ -248,8 +252,25 @@ nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
   if (tape.recording()) {
     pass_syncs_ = buffers_due_ = no_syncs_ == 0;
     tape.set_listener(this);
+    pass_ = tape.pass();
+    user_ = this_thread();
   }
+}
+
+nn::Var DistributedDataParallel::forward(nn::Tape& tape, nn::Var x) {
+  begin_pass(tape);
   return module_.forward(tape, x);
+}
+
+nn::Vars DistributedDataParallel::forward_all(nn::Tape& tape, const nn::Vars& inputs) {
+  begin_pass(tape);
+  return module_.forward_all(tape, inputs);
+}
+
+nn::Loss DistributedDataParallel::forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets,
+                                               const nn::LossFunction& loss, float scale) {
+  begin_pass(tape);
+  return module_.forward_loss(tape, inputs, targets, loss, scale);
 }
 
 void DistributedDataParallel::contribute_nothing() {
@@ -286,6 +307,7 @@ void DistributedDataParallel::node_walked() {
 }
 
 void DistributedDataParallel::backward_ended() {
+  pass_ = {};
   gradients_->refuse_strays(true);
   gradients_->reducing() ? finish() : gradients_->mark_partial();
 }

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,25 +29,45 @@ struct DataParallel::Pass {
   struct Part {
     std::unique_ptr<nn::Tape> tape;
     nn::Tensor dropout_state = {};
-    Chunk in = {}, out = {};
-    nn::Tensor x = {};  // its piece of the input, where that is
-    nn::Var input = {}, output = {};
-    nn::Tensor gradient = {};  // of its output, on the output device
+    Chunk in = {};
+    std::vector<nn::Tensor> pieces = {};  // of the inputs, and of targets, where those are
+    nn::Vars inputs = {}, outputs = {};
+    nn::Var loss = {};                       // in place of outputs
+    std::vector<Chunk> out = {};             // by output
+    std::vector<nn::Tensor> gradients = {};  // likewise, on the output device; undefined: there is none
   };
-  std::vector<Part> parts;     // by place in device_ids
-  std::vector<nn::Var> marks;  // of the caller's tape: results of its AddUp nodes
-  std::size_t count = 0;       // parts that are used
-  int axis = 0, out_axis = 0;  // along which input and output are cut
-  bool scalars = false;        // outputs have no axis and become a vector
+  struct Output {
+    int axis = 0;              // along which it is cut
+    bool scalars = false;      // pieces have no axis and become a vector
+    nn::Tensor gradient = {};  // on the output device
+  };
+  std::vector<Part> parts;      // by place in device_ids
+  std::vector<int> axes;        // along which inputs are cut, and targets
+  std::vector<Output> outputs;  // of the module
+  nn::Vars inputs;              // of the caller's tape; none where they are tensors
+  nn::Var reached;              // of the caller's tape: the result of Replicas
+  bool is_reached = false;      // by the gradient of an output
+  std::vector<nn::Var> marks;   // of the caller's tape: results of its AddUp nodes
+  std::size_t count = 0;        // parts that are used
+  bool has_loss = false;
 
   void forget() {
     for (std::size_t i = 0; i < count; ++i) {
-      parts[i].tape->reset();
-      parts[i].x = parts[i].gradient = nn::Tensor();
+      Part& part = parts[i];
+      part.tape->reset();
+      part.pieces.clear();
+      part.gradients.clear();
+      part.out.clear();
+      part.inputs = part.outputs = {};
+      part.loss = {};
     }
     count = 0;
+    axes.clear();
+    outputs.clear();
     marks.clear();
-    scalars = false;
+    inputs = {};
+    reached = {};
+    is_reached = has_loss = false;
   }
 };
 
@@ -74,10 +93,10 @@ class DataParallel::Lease {
   }
   Pass& operator*() const { return *pass_; }
   Pass* operator->() const { return pass_.get(); }
-  void check_owner() const {
-    check_usage(lifetime_.alive(), "backward comes to a DataParallel that is gone",
-                "keep it until backward is through");
+  static void check_owner(const Lifetime::Ref& owner) {
+    check_usage(owner.alive(), "backward comes to a DataParallel that is gone", "keep it until backward is through");
   }
+  void check_owner() const { check_owner(lifetime_); }
 
  private:
   DataParallel* owner_;
@@ -85,21 +104,37 @@ class DataParallel::Lease {
   std::unique_ptr<Pass> pass_;
 };
 
-/// Has the devices' tapes walked.
-class DataParallel::Gather final : public nn::Node {
+/// Has the devices' tapes walked, when the gradients of all outputs are there, or from their losses.
+class DataParallel::Replicas final : public nn::Node {
  public:
-  Gather(nn::Var output, DataParallel& owner, Lease pass, std::optional<nn::Var> x)
-      : Node(output), owner_(owner), pass_(std::move(pass)), x_(x) {}
+  Replicas(nn::Var output, DataParallel& owner, Lease pass) : Node(output), owner_(owner), pass_(std::move(pass)) {}
   void backward(nn::Tape& tape) override {
     pass_.check_owner();
-    owner_.run_backward(tape, *pass_, output(), x_ ? &*x_ : nullptr);
+    owner_.run_backward(tape, *pass_);
     for (const nn::Var mark : pass_->marks) tape.contribute(mark, owner_.mark_);
   }
 
  private:
   DataParallel& owner_;
   Lease pass_;
-  std::optional<nn::Var> x_;
+};
+
+/// Keeps the gradient of an output for Replicas, which comes before it on the tape, and owns the pass.
+class DataParallel::Gather final : public nn::Node {
+ public:
+  Gather(nn::Var output, DataParallel& owner, Pass& pass, std::size_t number)
+      : Node(output), owner_(owner), lifetime_(owner.lifetime()), pass_(pass), number_(number) {}
+  void backward(nn::Tape& tape) override {
+    Lease::check_owner(lifetime_);
+    pass_.outputs[number_].gradient = tape.take_grad(output());
+    if (!std::exchange(pass_.is_reached, true)) tape.contribute(pass_.reached, owner_.mark_);
+  }
+
+ private:
+  DataParallel& owner_;
+  Lifetime::Ref lifetime_;
+  Pass& pass_;
+  std::size_t number_;
 };
 
 /// Adds the copies' gradients of a few parameters to the module's own.

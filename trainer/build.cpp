@@ -183,6 +183,10 @@ void check_targets(const TrainConfig& config, const data::Dataset& dataset) {
 void check_sizes(const TrainConfig& config, const data::Dataset& dataset) {
   check_targets(config, dataset);
   if (nn::model_family(config.model.name).any_samples) return;
+  if (!dataset.further_inputs().empty())
+    throw UsageError(fmt::format("{} takes one input, and the samples of {} have {}", config.model.name, dataset.name(),
+                                 dataset.further_inputs().size() + 1),
+                     "train a model of your own, which overrides nn::Module::forward_all()");
   check_fit(config.model.name, dataset);
   for (const auto& setting : nn::model_family(config.model.name).settings) {
     const SettingValue* const given = config.model.settings.find(setting.name);

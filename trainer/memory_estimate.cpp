@@ -23,8 +23,12 @@ Inputs inputs_of_shapes(nn::Backend& backend, const SampleFormat& format, std::i
     dims.insert(dims.begin(), samples);
     return nn::Shape{std::span<const std::int64_t>(dims)};
   };
-  return {.x = on_host(backend, shape(format.dims), format.tokens ? DType::kI32 : DType::kF32),
-          .targets = on_host(backend, shape(format.target_dims), format.numeric_targets ? DType::kF32 : DType::kI32)};
+  Inputs inputs = {
+      .x = on_host(backend, shape(format.dims), format.tokens ? DType::kI32 : DType::kF32),
+      .targets = on_host(backend, shape(format.target_dims), format.numeric_targets ? DType::kF32 : DType::kI32)};
+  for (const auto& input : format.further)
+    inputs.further.push_back(on_host(backend, shape(input.dims), input.integers ? DType::kI32 : DType::kF32));
+  return inputs;
 }
 
 /// The largest pass of one device. Gradients lie in the reducer's arena, not among what is asked for here.

@@ -119,7 +119,9 @@ void TrainingStep::add_to_scalars(const nn::Loss& loss, std::uint64_t samples) {
 Inputs TrainingStep::rows_of(const Inputs& inputs, const sampler::Slice& part) {
   if (!inputs.x.defined()) return no_inputs(backend_, format_, options_.activations);
   const auto begin = static_cast<std::int64_t>(part.begin), end = static_cast<std::int64_t>(part.begin + part.count);
-  return {.x = inputs.x.slice(begin, end), .targets = inputs.targets.slice(begin, end)};
+  Inputs rows = {.x = inputs.x.slice(begin, end), .targets = inputs.targets.slice(begin, end)};
+  for (const nn::Tensor& one : inputs.further) rows.further.push_back(one.slice(begin, end));
+  return rows;
 }
 
 void TrainingStep::write_dropout_state(std::int64_t step, const sampler::StepPlan& plan, const sampler::Slice& part) {

@@ -69,6 +69,15 @@ void StepGraphs::expect_step(std::uint64_t global_count) {
   if (found == entries_.end() || found->graph == nullptr) expect_other_work();
 }
 
+Inputs StepGraphs::memory_for(const Inputs& inputs) {
+  const auto as_computed = [&](const nn::Tensor& like) {
+    return backend_.empty(like.shape(), like.dtype() == DType::kF32 ? activations_ : like.dtype());
+  };
+  Inputs made = {.x = as_computed(inputs.x), .targets = backend_.empty(inputs.targets.shape(), inputs.targets.dtype())};
+  for (const nn::Tensor& one : inputs.further) made.further.push_back(as_computed(one));
+  return made;
+}
+
 bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs& inputs,
                      FunctionRef<void(const Inputs&)> compute) {
   if (!backend_.records() || !refusal_.empty() || !ddp_.settled() || !all_have_them()) return false;
@@ -81,14 +90,12 @@ bool StepGraphs::run(std::int64_t step, std::uint64_t global_count, const Inputs
     rehearsed_ = true;
   }
   if (inputs.x.defined()) {
-    const bool tokens = inputs.x.dtype() == DType::kI32;
-    if (rehearsal)
-      entry.inputs = {.x = backend_.empty(inputs.x.shape(), tokens ? DType::kI32 : activations_),
-                      .targets = backend_.empty(inputs.targets.shape(), inputs.targets.dtype())};
-    if (tokens)
-      backend_.pointwise().copy(inputs.x, entry.inputs.x);
-    else
-      backend_.pointwise().cast(inputs.x, entry.inputs.x);
+    if (rehearsal) entry.inputs = memory_for(inputs);
+    const auto fill = [&](const nn::Tensor& from, const nn::Tensor& to) {
+      from.dtype() == DType::kF32 ? backend_.pointwise().cast(from, to) : backend_.pointwise().copy(from, to);
+    };
+    fill(inputs.x, entry.inputs.x);
+    for (std::size_t i = 0; i < inputs.further.size(); ++i) fill(inputs.further[i], entry.inputs.further[i]);
     backend_.pointwise().copy(inputs.targets, entry.inputs.targets);
   }
   if (rehearsal) {

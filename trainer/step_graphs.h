@@ -69,6 +69,7 @@ class StepGraphs final : private nn::MemoryHolder {
   bool give_up() noexcept override;
   bool all_have_them();
   Entry& entry_of(std::uint64_t global_count);
+  Inputs memory_for(const Inputs& inputs);
   void capture(Entry& entry, FunctionRef<void(const Inputs&)> compute);
   void capture_together(Entry& entry, FunctionRef<void(const Inputs&)> compute);
   void refresh_copies();

@@ -45,20 +45,44 @@ struct Communicator::AbortDone {
 Communicator::Communicator(const NcclApi& api, int device, int rank, int size)
     : api_(api), device_(device), rank_(rank), size_(size) {}
 
-void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
+ncclResult_t Communicator::start_joining(const ncclUniqueId& id) {
   LOCKSTEP_ASSERT(state_ == State::kInitialising && comm_ == nullptr, "a communicator joins twice");
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  const ncclResult_t result = settle(api_.comm_init_rank_config(&comm_, size_, id, rank_, &config), look);
+  return api_.comm_init_rank_config(&comm_, size_, id, rank_, &config);
+}
+
+void Communicator::end_joining(ncclResult_t result) {
   if (result != ncclSuccess) throw_nccl_error(api_, comm_, result, "joining the ranks by NCCL");
   state_ = State::kReady;
 }
 
+void Communicator::join(const ncclUniqueId& id, FunctionRef<void()> look) {
+  end_joining(settle(start_joining(id), look));
+}
+
+void Communicator::begin_join(const ncclUniqueId& id) {
+  const ncclResult_t result = start_joining(id);
+  if (result != ncclInProgress) end_joining(result);
+}
+
+bool Communicator::has_joined() {
+  if (state_ != State::kInitialising) return true;
+  const ncclResult_t result = state_of_call();
+  if (result == ncclInProgress) return false;
+  end_joining(result);
+  return true;
+}
+
+ncclResult_t Communicator::state_of_call() const {
+  ncclResult_t state = ncclInProgress;
+  const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
 ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look) {
   const auto ask = [&] {
-    ncclResult_t state = ncclInProgress;
-    const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
-    result = asked == ncclSuccess ? state : asked;
+    result = state_of_call();
     return false;
   };
   const auto sleep = [&](Clock::duration idle) {
@@ -73,9 +97,7 @@ ncclResult_t Communicator::settle(ncclResult_t result, FunctionRef<void()> look)
 }
 
 ncclResult_t Communicator::async_error() const {
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
-  if (asked != ncclSuccess) return asked;
+  const ncclResult_t state = state_of_call();
   return state == ncclInProgress ? ncclSuccess : state;
 }
 

@@ -34,8 +34,13 @@ class Communicator {
   /// Blocks until all ranks have come with the same id. `look` is called between two looks at NCCL's state, a few times
   /// a millisecond, and ends the wait by throwing. Throws NcclError.
   void join(const ncclUniqueId& id, FunctionRef<void()> look);
+  /// The same without blocking: begins it, and whether it is over. Throws NcclError.
+  void begin_join(const ncclUniqueId& id);
+  bool has_joined();
   /// What a call with this result comes to in the end: success or an error, never ncclInProgress.
   ncclResult_t settle(ncclResult_t result, FunctionRef<void()> look);
+  /// The same without blocking: what it has come to so far.
+  ncclResult_t state_of_call() const;
   /// What has gone wrong in the background, if anything.
   ncclResult_t async_error() const;
   void leave(FunctionRef<void()> look);
@@ -49,6 +54,9 @@ class Communicator {
 
  private:
   struct AbortDone;
+
+  ncclResult_t start_joining(const ncclUniqueId& id);
+  void end_joining(ncclResult_t result);
 
   const NcclApi& api_;
   const int device_;

@@ -30,20 +30,6 @@ const char* remedy_for(ncclResult_t result) {
   }
 }
 
-ncclDataType_t type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return ncclFloat32;
-    case DType::kF64: return ncclFloat64;
-    case DType::kBF16: return ncclBfloat16;
-    case DType::kI32: return ncclInt32;
-    case DType::kI64: return ncclInt64;
-    case DType::kU8: return ncclUint8;
-    case DType::kF16: return ncclFloat16;
-  }
-  LOCKSTEP_ASSERT(false, "an unknown element type");
-  return ncclUint8;
-}
-
 ncclRedOp_t reduction_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum: return ncclSum;
@@ -82,6 +68,20 @@ ncclResult_t for_each_slice(const NcclApi& api, const Op& op, int size, Each&& e
 
 }  // namespace
 
+ncclDataType_t nccl_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return ncclFloat32;
+    case DType::kF64: return ncclFloat64;
+    case DType::kBF16: return ncclBfloat16;
+    case DType::kI32: return ncclInt32;
+    case DType::kI64: return ncclInt64;
+    case DType::kU8: return ncclUint8;
+    case DType::kF16: return ncclFloat16;
+  }
+  LOCKSTEP_ASSERT(false, "an unknown element type");
+  return ncclUint8;
+}
+
 void check_nccl_version(const NcclApi& api) {
   const int version = version_of(api);
   if (version < kOldest)
@@ -116,7 +116,7 @@ ncclResult_t give_to_nccl(const NcclApi& api, ncclComm_t comm, int rank, int siz
   const std::size_t count = op.count;
   if (count == 0) return ncclSuccess;
   const std::size_t element = size_of(op.dtype);
-  const ncclDataType_t type = type_of(op.dtype);
+  const ncclDataType_t type = nccl_type_of(op.dtype);
   const ncclRedOp_t reduction = reduction_of(op.reduce);
   const Slice own = slice_of(count, element, rank, size);
   std::byte* const own_data = op.data + own.begin * element;

@@ -29,6 +29,8 @@ struct NcclApi {
   decltype(ncclAllGather)* all_gather = nullptr;
   decltype(ncclBroadcast)* broadcast = nullptr;
   decltype(ncclReduce)* reduce = nullptr;
+  decltype(ncclSend)* send = nullptr;
+  decltype(ncclRecv)* recv = nullptr;
   decltype(ncclGroupStart)* group_start = nullptr;
   decltype(ncclGroupEnd)* group_end = nullptr;
 };
@@ -48,6 +50,8 @@ std::string nccl_error_text(const NcclApi& api, ncclComm_t comm, ncclResult_t re
 
 /// Throws NcclError("`doing` failed: …" → what is to be looked at).
 [[noreturn]] void throw_nccl_error(const NcclApi& api, ncclComm_t comm, ncclResult_t result, const std::string& doing);
+
+ncclDataType_t nccl_type_of(DType dtype);
 
 /// Gives `op` to NCCL, in place. Regions without elements are given nothing. A reduce_scatter or an allgather whose
 /// slices differ in size is one reduction or broadcast per slice, all of them in one group. Returns NCCL's result:

@@ -16,6 +16,7 @@
 #include "comm/nccl/agreement.h"
 #include "comm/nccl/communicator.h"
 #include "comm/nccl/device_arena.h"
+#include "comm/nccl/device_pairs.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/op_log.h"
 #include "comm/nccl/stall_poll.h"
@@ -71,6 +72,10 @@ class NcclGroup final : public DeviceGroup {
   void wait_done(std::uint64_t sequence, Deadline deadline) override;
   void make_wait(std::uint64_t sequence, StreamView stream) override;
   ProcessGroup& pair_group() override { return control_; }
+  void start_transfer(const std::shared_ptr<PairTransfer>& transfer) override;
+  bool is_transfer_done(const PairTransfer& transfer) override;
+  void wait_for_transfer(const PairTransfer& transfer, Deadline deadline) override;
+  void make_wait_for_transfer(const PairTransfer& transfer, StreamView stream) override;
 
  private:
   template <class Action>
@@ -81,6 +86,10 @@ class NcclGroup final : public DeviceGroup {
   void make_room(std::uint64_t count);
   bool is_complete(std::uint64_t sequence);
   void wait_until_complete(std::uint64_t sequence, Deadline deadline);
+  bool advance_pairs();
+  void finish_transfers();
+  template <class Done>
+  void wait_for_pair(const PairTransfer& transfer, Deadline deadline, Done&& done);
   void check_peers();
   void check_processes();
   [[noreturn]] void time_out(const Op& op, double waited_seconds);
@@ -88,6 +97,7 @@ class NcclGroup final : public DeviceGroup {
   ProcessGroup& control_;
   const StreamView producer_;
   std::shared_ptr<Communicator> communicator_;  // arenas use it too
+  DevicePairs pairs_;
   std::optional<ProgressExchange> progress_exchange_;
   std::optional<HistoryCheck> history_check_;
   std::optional<StallPoll> stall_poll_;
@@ -115,6 +125,7 @@ NcclGroup::NcclGroup(ProcessGroup& control, const DeviceGroupOptions& options, c
       control_(control),
       producer_(options.producer),
       communicator_(std::make_shared<Communicator>(api, options.device, control.rank(), control.size())),
+      pairs_(api, options.device, control, options.producer),
       bytes_(options.producer),
       word_(std::make_unique<CompletionWord>()) {}
 
@@ -142,6 +153,7 @@ auto NcclGroup::guard(Action&& action) {
 void NcclGroup::fail() {
   failure_.set(std::current_exception());
   communicator_->abort();
+  pairs_.abort();
 }
 
 // ---- Beginning and end ----
@@ -159,16 +171,20 @@ void NcclGroup::join(const ncclUniqueId& id) {
 }
 
 void NcclGroup::shutdown() {
+  finish_transfers();
+  check_transfers_done();
   check_in_step();  // first: what a rank has issued too many never ends
   guard([&] {
     wait_until_complete(op_log_.launched(), Deadline::after(timeout()));
     control_.barrier().wait_host();
     const auto deadline = Deadline::after(timeout());
-    communicator_->leave([&] {
+    const auto look = [&] {
       check_processes();
       if (deadline.expired())
         throw TimeoutError("leaving NCCL timed out", "let go of all CUDA graphs that hold collectives before");
-    });
+    };
+    pairs_.leave(look);
+    communicator_->leave(look);
   });
 }
 
@@ -306,7 +322,7 @@ void NcclGroup::wait_until_complete(std::uint64_t sequence, Deadline deadline) {
   };
   wait_until(
       {.yields = kYields, .check_every = {}}, Deadline::never(), [&] { return is_complete(sequence); },
-      [] { return false; }, check, [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+      [&] { return advance_pairs(); }, check, [](Clock::duration) { std::this_thread::sleep_for(kNap); });
 }
 
 void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
@@ -321,10 +337,72 @@ void NcclGroup::make_wait(std::uint64_t sequence, StreamView stream) {
   });
 }
 
+// ---- Sends and receives ----
+
+bool NcclGroup::advance_pairs() {
+  return pairs_.advance([&](int peer) { return fmt::format("rank {}", job_rank(peer)); });
+}
+
+void NcclGroup::start_transfer(const std::shared_ptr<PairTransfer>& transfer) {
+  check_usage(!capturing_, "a send or a receive in a capture", "issue it before or after the captured step");
+  guard([&] {
+    pairs_.start(transfer);
+    advance_pairs();
+  });
+}
+
+bool NcclGroup::is_transfer_done(const PairTransfer& transfer) {
+  return guard([&] {
+    while (!transfer.done && advance_pairs()) {
+    }
+    if (!transfer.done) check_processes();
+    return transfer.done.load();
+  });
+}
+
+/// What a stream was ordered after need not have been waited for by the host.
+void NcclGroup::finish_transfers() {
+  guard([&] {
+    wait_until(
+        {.yields = kYields, .check_every = {}}, Deadline::after(timeout()), [&] { return !pairs_.any_launched(); },
+        [&] { return advance_pairs(); }, [&](Clock::duration) { check_peers(); },
+        [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+  });
+}
+
+void NcclGroup::wait_for_transfer(const PairTransfer& transfer, Deadline deadline) {
+  wait_for_pair(transfer, deadline, [&] { return transfer.done.load(); });
+}
+
+void NcclGroup::make_wait_for_transfer(const PairTransfer& transfer, StreamView stream) {
+  wait_for_pair(transfer, Deadline::after(timeout()), [&] { return pairs_.is_launched(transfer); });
+  guard([&] { pairs_.make_wait(transfer, native(stream)); });
+}
+
+template <class Done>
+void NcclGroup::wait_for_pair(const PairTransfer& transfer, Deadline deadline, Done&& done) {
+  LOCKSTEP_ASSERT(!capturing_, "a wait for a transfer in a capture");
+  guard([&] {
+    const auto check = [&](Clock::duration waited) {
+      check_peers();
+      if (!deadline.expired() || done()) return;
+      const int peer = job_rank(transfer.peer);
+      report_missing_ranks({&peer, 1});
+      throw TimeoutError(fmt::format("{} timed out after {:.3g} s", describe(transfer, fmt::format("rank {}", peer)),
+                                     std::chrono::duration<double>(waited).count()),
+                         fmt::format("look at the log of rank {}; if it is only slow, raise --timeout-seconds", peer));
+    };
+    wait_until(
+        {.yields = kYields, .check_every = {}}, Deadline::never(), done, [&] { return advance_pairs(); }, check,
+        [](Clock::duration) { std::this_thread::sleep_for(kNap); });
+  });
+}
+
 // ---- Watching ----
 
 void NcclGroup::poll() {
   failure_.throw_if_any();
+  if (!capturing_ && !pairs_.idle()) guard([&] { advance_pairs(); });
   if (capturing_ || is_complete(op_log_.launched())) return;
   const auto now = Clock::now();
   if (now < next_look_) return;

@@ -39,6 +39,8 @@ std::unique_ptr<Loaded> load() {
   library.bind(api.all_gather, "ncclAllGather");
   library.bind(api.broadcast, "ncclBroadcast");
   library.bind(api.reduce, "ncclReduce");
+  library.bind(api.send, "ncclSend");
+  library.bind(api.recv, "ncclRecv");
   library.bind(api.group_start, "ncclGroupStart");
   library.bind(api.group_end, "ncclGroupEnd");
   return loaded;

@@ -26,9 +26,12 @@ const Tensor& Parameter::as(DType dtype) {
 }
 
 void Parameter::bind_gradient(const Tensor& storage) {
-  LOCKSTEP_ASSERT(storage.shape() == value_.shape() && storage.dtype() == value_.dtype(),
-                  "gradient {} {} of parameter {} {}", name_of(storage.dtype()), to_string(storage.shape()),
-                  name_of(value_.dtype()), to_string(value_.shape()));
+  if ((!storage.defined() && value_.count() > 0) || storage.shape() != value_.shape() ||
+      storage.dtype() != value_.dtype() || !storage.is_contiguous())
+    throw UsageError(fmt::format("a parameter {} {} is given {} {} for its gradient{}", name_of(value_.dtype()),
+                                 to_string(value_.shape()), storage.defined() ? name_of(storage.dtype()) : "no memory,",
+                                 to_string(storage.shape()), storage.is_contiguous() ? "" : ", whose rows lie apart"),
+                     "give memory of the parameter's type and shape, in one piece");
   gradient_ = storage;
   has_gradient_ = false;
 }

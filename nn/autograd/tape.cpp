@@ -49,7 +49,22 @@ void* Tape::take_memory(std::size_t bytes) {
   return memory_->allocate(bytes, alignof(std::max_align_t));
 }
 
+void Tape::refuse_thread() {
+  throw UsageError("a call from another thread than the one that has a pass on this tape",
+                   "give each thread a tape of its own; Tape::reset() lets another thread begin a pass");
+}
+
+void Tape::check_user(const Node& node, const Parameter& parameter) const {
+  if (parameter.pending_uses_ == 0 || parameter.user_ == user_) [[likely]]
+    return;
+  const OpLabel& label = node.label_;
+  throw UsageError(fmt::format("{} uses parameters in which another thread has a pass", label.op),
+                   "one thread at a time uses a module: let the other one's backward, or the reset of its tape, come "
+                   "before, or build a module for each thread");
+}
+
 Var Tape::make_var(Tensor value, bool needs_grad) {
+  check_thread();
   auto* state = new (take_memory(sizeof(Var::State))) Var::State;
   if (!value.is_contiguous()) state->backend = &backend_;
   state->value = std::move(value);
@@ -77,9 +92,19 @@ Tensor Tape::checked(Tensor value) const {
 
 void Tape::push(Node* node) {
   node->label_ = label_;
-  nodes_.push_back(node);
-  for (Parameter* parameter : node->parameters())
-    if (parameter != nullptr) ++parameter->pending_uses_;
+  try {
+    for (const Parameter* parameter : node->parameters())
+      if (parameter != nullptr) check_user(*node, *parameter);
+    nodes_.push_back(node);
+  } catch (...) {
+    node->~Node();
+    throw;
+  }
+  for (Parameter* parameter : node->parameters()) {
+    if (parameter == nullptr) continue;
+    ++parameter->pending_uses_;
+    parameter->user_ = user_;
+  }
 }
 
 Tensor Tape::take_grad_through(Var v, Epilogue activation) {
@@ -188,11 +213,13 @@ void Tape::backward(Var root) {
   if (!root.is_loss())
     throw UsageError(fmt::format("backward from {}, which is no loss", to_string(root.shape())),
                      "end the pass with nn::cross_entropy() or nn::squared_error(), or give backward the gradient too");
+  check_thread();
   root.state_->grad = root.state_->value;  // only marks it as reached: losses do not read it
-  walk_all(root);
+  root.state_->is_root = true;
+  walk_all();
 }
 
-void Tape::backward(Var root, Tensor grad) {
+void Tape::start_from(Var root, Tensor grad) {
   check_root(root);
   if (!grad.defined() || grad.shape() != root.shape() || grad.dtype() != root.dtype())
     throw UsageError(
@@ -200,10 +227,31 @@ void Tape::backward(Var root, Tensor grad) {
                     grad.defined() ? name_of(grad.dtype()) : "nothing,", to_string(grad.shape())),
         "give it one of the value's shape and type");
   contribute(root, checked(std::move(grad)));
-  walk_all(root);
+  root.state_->is_root = true;
 }
 
-void Tape::walk_all(Var root) {
+void Tape::backward(Var root, Tensor grad) {
+  check_thread();
+  start_from(root, std::move(grad));
+  walk_all();
+}
+
+void Tape::backward(std::span<const Var> roots, std::span<const Tensor> grads) {
+  check_thread();
+  if (roots.size() != grads.size())
+    throw UsageError(fmt::format("backward from {} values with {} gradients", roots.size(), grads.size()),
+                     "give each value one; an undefined tensor where there is none");
+  std::size_t given = 0;
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    start_from(roots[i], grads[i]);
+    ++given;
+  }
+  check_usage(given > 0, "backward from no value", "give at least one, with its gradient");
+  walk_all();
+}
+
+void Tape::walk_all() {
   check_usage(listener_ == nullptr || listener_lifetime_.alive(),
               "backward of a pass whose DistributedDataParallel is no longer there",
               "keep it until backward is through");
@@ -221,7 +269,7 @@ void Tape::walk_all(Var root) {
     output.grad_through = Tensor();
     output.saved_preactivation = Tensor();
     output.walked = true;
-    if (&output != root.state_) output.value = Tensor();  // all that read it have been walked
+    if (!output.is_root) output.value = Tensor();  // all that read it have been walked
     finish_uses(node);
     if (node_hook_) node_hook_();
     if (listener != nullptr) listener->node_walked();
@@ -233,6 +281,7 @@ void Tape::walk_all(Var root) {
 void Tape::reset() {
   listener_ = nullptr;
   walking_ = false;
+  user_ = nullptr;
   lifetime_.renew();
   for (Node* node : nodes_) {
     forget_uses(*node);

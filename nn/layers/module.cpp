@@ -37,6 +37,36 @@ std::string Module::type_name() const {
   return space == std::string::npos ? name : name.substr(space + 2);
 }
 
+void Module::refuse_inputs(std::size_t given, std::size_t wanted) const {
+  throw UsageError(
+      fmt::format("{} takes {} input{}, and was given {}", type_name(), wanted, wanted == 1 ? "" : "s", given),
+      wanted == 1 ? "call model(tape, x); a module of several inputs overrides forward_all()"
+                  : "give them all: model(tape, {x, y})");
+}
+
+Var Module::forward(Tape& tape, Var x) {
+  in_forward_ = true;
+  const Vars outputs = forward_all(tape, x);
+  in_forward_ = false;
+  if (outputs.size() != 1)
+    throw UsageError(fmt::format("{} returns {} values, and one is taken", type_name(), outputs.size()),
+                     "call forward_all(tape, x), which returns all of them");
+  return outputs;
+}
+
+Vars Module::forward_all(Tape& tape, const Vars& inputs) {
+  if (std::exchange(in_forward_, false))
+    throw UsageError(fmt::format("{} has no forward pass", type_name()),
+                     "override forward(Tape&, Var), or forward_all(Tape&, const Vars&) for several inputs or outputs");
+  if (inputs.size() != 1) refuse_inputs(inputs.size(), 1);
+  return forward(tape, inputs[0]);
+}
+
+Loss Module::forward_loss(Tape& tape, const Vars& inputs, const Tensor& targets, const LossFunction& loss,
+                          float scale) {
+  return loss(tape, forward_all(tape, inputs), targets, scale);
+}
+
 template <class Visit>
 void Module::walk(const std::string& prefix, const Visit& visit) const {
   visit(*this, prefix);

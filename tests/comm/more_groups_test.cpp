@@ -78,6 +78,36 @@ TEST(MoreGroups, OneForEachThread) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// The last rank comes later, so the operation cannot be complete while another thread calls.
+TEST(MoreGroups, TwoThreadsOfOneGroup) {
+  const auto group = make(), control = make();
+  const auto arena = group->allocate(4096);
+  const Region region{arena.get(), 0, 8, DType::kF32};
+  const auto elsewhere = [](const auto& work) {
+    std::string refusal;
+    std::thread([&] { refusal = testing::refusal_of(work); }).join();
+    return refusal;
+  };
+  const bool last = group->rank() + 1 == group->size();
+  for (int round = 0; round < 2; ++round) {
+    if (last) control->barrier().wait_host();
+    const Work work = group->all_reduce(region, ReduceOp::kSum);
+    if (!last) {
+      const auto refused = HasSubstr(" from another thread than the one whose operations are under way → let one");
+      EXPECT_THAT(elsewhere([&] { group->all_reduce(region, ReduceOp::kMax); }), refused);
+      EXPECT_THAT(elsewhere([&] { group->barrier(); }), refused);
+      EXPECT_THAT(elsewhere([&] { work.wait_host(); }), refused);
+      control->barrier().wait_host();
+    }
+    work.wait_host();  // it is as it was
+    // When all is complete, another thread may take over, and this one again.
+    EXPECT_EQ(elsewhere([&] { expect_that_it_sums(*group); }), "");
+    expect_that_it_sums(*group);
+  }
+  control->shutdown();
+  group->shutdown();
+}
+
 // A group that ends without shutdown() leaves the other one as it is.
 TEST(MoreGroups, OneEndsWithoutAWord) {
   auto first = make();

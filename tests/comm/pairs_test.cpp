@@ -124,6 +124,7 @@ TEST(Pairs, ASendBeforeItsReceive) {
 TEST(Pairs, InPartsOfTheGroup) {
   if (group().name() == "mpi" && testing::group_options().progress == GroupOptions::Progress::kThread)
     GTEST_SKIP() << "a group whose own thread calls MPI is not divided";
+  if (group().device().kind == DeviceKind::kCuda) GTEST_SKIP() << "groups of GPUs are not divided";
   const auto part = group().split(me() % 2, -me());
   if (part->size() > 1) {
     const int next = (part->rank() + 1) % part->size(), before = (part->rank() + part->size() - 1) % part->size();

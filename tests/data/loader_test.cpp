@@ -302,6 +302,66 @@ TEST(Loader, ADataSetThatDoesNotSayHowItIsRead) {
   EXPECT_THAT(refusal_of([&] { Probe(4).read_tokens(0, tokens, labels); }), HasSubstr("has numbers, and is read as"));
 }
 
+// A sample with a mask of numbers, which is its index all over, and a kind, an integer.
+class Masked final : public Dataset {
+ public:
+  explicit Masked(std::uint64_t size,
+                  std::vector<Input> further = {{.name = "mask", .dims = {2, 3}}, {.name = "kind", .integers = true}})
+      : Dataset({.name = "masked", .size = size, .dims = {2}, .classes = 2, .further_inputs = std::move(further)}) {}
+  void read_sample(std::uint64_t index, const Sample& sample) const override {
+    ASSERT_EQ(sample.further.size(), 2U);
+    ASSERT_EQ(sample.further[0].numbers.size(), 6U);
+    ASSERT_TRUE(sample.further[0].integers.empty());
+    ASSERT_EQ(sample.further[1].integers.size(), 1U);
+    for (float& x : sample.x) x = 0;
+    for (float& x : sample.further[0].numbers) x = static_cast<float>(index);
+    sample.further[1].integers[0] = -static_cast<std::int32_t>(index);
+    sample.labels[0] = static_cast<std::int32_t>(index % 2);
+  }
+};
+
+TEST_P(LoaderTest, HandsOutFurtherInputs) {
+  const auto dataset = std::make_shared<Masked>(21);
+  DistributedSampler expected = sampler_of(21, 8);
+  Loader loader(dataset, expected, GetParam());
+  for (int step = 0; step < 7; ++step) {
+    const Batch& batch = loader.next();
+    const auto plan = expected.plan();
+    std::vector<std::uint64_t> indices(plan.local_count);
+    expected.indices(plan, indices);
+    expected.advance();
+    ASSERT_EQ(batch.further.size(), 2U);
+    ASSERT_EQ(batch.further[0].numbers.size(), 6 * plan.local_count);
+    ASSERT_EQ(batch.further[1].integers.size(), plan.local_count);
+    ASSERT_EQ(reinterpret_cast<std::uintptr_t>(batch.further[0].numbers.data()) % 64, 0u);
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      for (std::size_t k = 0; k < 6; ++k)
+        EXPECT_EQ(batch.further[0].numbers[6 * i + k], static_cast<float>(indices[i]));
+      EXPECT_EQ(batch.further[1].integers[i], -static_cast<std::int32_t>(indices[i]));
+    }
+  }
+  EXPECT_EQ(Loader::bytes_of(*dataset, 5, {.workers = 0}), 5u * (2 + 1 + 6 + 1) * 4);
+}
+
+TEST(Loader, FurtherInputsThatCannotBe) {
+  EXPECT_THAT(refusal_of([] {
+                Masked(3, {{.name = "mask"}, {.name = "mask"}});
+              }),
+              HasSubstr("the data set 'masked' has two further inputs named 'mask'"));
+  EXPECT_THAT(refusal_of([] { Masked(3, {{.name = "", .dims = {2}}}); }),
+              HasSubstr("has a further input without a name"));
+  EXPECT_THAT(refusal_of([] { Masked(3, {{.name = "mask", .dims = {-1}}}); }),
+              HasSubstr("has the input 'mask' of an extent of -1"));
+  class Lazy final : public Dataset {
+   public:
+    Lazy() : Dataset({.name = "lazy", .size = 4, .dims = {2}, .classes = 2, .further_inputs = {{.name = "mask"}}}) {}
+    void read(std::uint64_t, std::span<float>, std::int32_t&) const override {}
+  };
+  Loader loader(std::make_shared<Lazy>(), sampler_of(4, 2), {.workers = 0});
+  EXPECT_THAT(refusal_of([&] { loader.next(); }),
+              AllOf(HasSubstr("'lazy' does not say how its further inputs are read"), HasSubstr("Sample::further")));
+}
+
 TEST(Loader, WhatItIsMadeOf) {
   const auto dataset = std::make_shared<Probe>(10);
   EXPECT_THAT(refusal_of([&] { Loader(nullptr, sampler_of(10, 2), {}); }), HasSubstr("without a data set"));

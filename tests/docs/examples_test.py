@@ -73,6 +73,26 @@ class Examples(unittest.TestCase):
             self.assertEqual(len(losses[-1]), 3)
             self.assertEqual(losses[-1], sorted(set(losses[-1]), reverse=True))  # it learns
 
+    # The loss of each piece on its device: the same training on any number of them, and by lockstep train.
+    def test_several_inputs_and_outputs(self):
+        losses = {}
+        for devices in (1, 3):
+            lines = self.lines(f"several_inputs loop {devices}")
+            losses[devices] = [float(re.fullmatch(r"epoch \d: loss (\S+)", line)[1]) for line in lines]
+            self.assertEqual(len(losses[devices]), 8)
+        for one, three in zip(losses[1], losses[3]):
+            self.assertAlmostEqual(one, three, delta=2e-3)  # three digits, and sums in another order
+        self.assertLess(losses[1][-1], losses[1][0] - 0.5)
+        ends = []
+        for command in ("several_inputs", "several_inputs --parallel dp --device cpu:0,1,2",
+                        "lockstep launch -n 2 --no-prefix -- several_inputs --batch 16"):
+            found = re.findall(r"^loss (\S+) ", self.run_in(f"{command} --epochs 3").stdout, re.MULTILINE)
+            self.assertEqual(len(found), 1, command)
+            ends.append(float(found[0]))
+        for end in ends:
+            self.assertAlmostEqual(end, ends[0], delta=5e-3, msg=ends)
+            self.assertLess(end, -1)
+
     def test_two_ways_train_alike(self):
         commands = [f"two_ways dp {devices}" for devices in (1, 2, 3)]
         commands += ["two_ways ddp", *(f"lockstep launch -n {ranks} --no-prefix -- two_ways ddp" for ranks in (2, 3)),

@@ -75,6 +75,24 @@ TEST_F(Misuse, AVarOfAnotherTape) {
   EXPECT_THAT(refusal_of([&] { other.backward(loss.value); }), HasSubstr("of another tape"));
 }
 
+TEST_F(Misuse, MemoryForGradientsOfAnotherTypeOrLayout) {
+  Parameter& weight = *layer->named_parameters()[0].parameter;  // (3, 4)
+  const Tensor right = backend->empty({3, 4});
+  weight.bind_gradient(right);
+  EXPECT_THAT(refusal_of([&] {
+                weight.bind_gradient(of_type({3, 4}, DType::kBF16));
+              }),
+              HasSubstr("a parameter f32 [3, 4] is given bf16 [3, 4] for its gradient → give memory of"));
+  EXPECT_THAT(refusal_of([&] { weight.bind_gradient(backend->empty({4, 3})); }), HasSubstr("is given f32 [4, 3]"));
+  EXPECT_THAT(refusal_of([&] {
+                weight.bind_gradient(Tensor::empty(backend->allocator(), {3, 4}, DType::kF32, /*pitch=*/8));
+              }),
+              HasSubstr("is given f32 [3, 4] for its gradient, whose rows lie apart"));
+  EXPECT_THAT(refusal_of([&] { weight.bind_gradient(Tensor()); }), HasSubstr("is given no memory"));
+  tape.backward(loss_of(layer->forward(tape, tape.input(x))).value);
+  EXPECT_EQ(weight.gradient().raw(), right.raw());  // it is as it was
+}
+
 TEST_F(Misuse, GradientsThatAreNotThere) {
   const Var in = tape.differentiable_input(x);
   EXPECT_THAT(refusal_of([&] { tape.grad(in).f32(); }), HasSubstr("holds nothing"));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <optional>
+#include <thread>
 
 #include "lockstep/comm/make_group.h"
 #include "lockstep/ddp/reducer.h"
@@ -162,6 +163,32 @@ TEST_F(DistributedMisuse, AGroupThatEndsBeforeWhatSumsOverIt) {
   EXPECT_THAT(refusal_of([&] { reducer->begin_step(1); }), HasSubstr("group is gone"));
   ddp.reset();
   reducer.reset();
+}
+
+TEST_F(DistributedMisuse, ACallFromAnotherThread) {
+  DistributedDataParallel ddp(*net, group());
+  const auto elsewhere = [&](const auto& work) {
+    std::string refusal;
+    std::thread([&] { refusal = refusal_of(work); }).join();
+    return refusal;
+  };
+  const auto refused = HasSubstr("from another thread than the one that has a pass under way → let one thread use it");
+  const nn::Var loss = loss_of(tape, ddp(tape, input()));
+  EXPECT_THAT(elsewhere([&] {
+                nn::Tape own(*backend);
+                ddp(own, own.input(x));
+              }),
+              refused);
+  EXPECT_THAT(elsewhere([&] { ddp.contribute_nothing(); }), refused);
+  tape.backward(loss);  // it is as it was
+  tape.reset();
+  // Between passes another one may take over, on every rank at the same place.
+  EXPECT_EQ(elsewhere([&] { pass(ddp); }), "");
+  ddp(tape, input());
+  tape.reset();  // and where a pass is given up
+  EXPECT_EQ(elsewhere([&] { pass(ddp); }), "");
+  pass(ddp);
+  ddp.check();
 }
 
 TEST_F(DistributedMisuse, TwoReducersOnOneGroup) {

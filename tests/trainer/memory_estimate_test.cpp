@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "base/memory.h"
+#include "lockstep/parallel/data_parallel.h"
 #include "lockstep/trainer/forward.h"
 #include "tests/support/ranks.h"
 #include "trainer/build.h"
@@ -153,6 +154,30 @@ TEST_F(EstimateOf, FollowsOptimizerAndFreezing) {
   EXPECT_EQ(two.gradients, 2 * one.gradients);
   EXPECT_EQ(two.moments, one.moments);
   EXPECT_LT(two.activations, 2 * one.activations);
+}
+
+// The loss of each part is computed where its outputs are, so all devices need the same.
+TEST_F(EstimateOf, DevicesThatShareABatch) {
+  constexpr std::int64_t kBatch = 64, kDevices = 2;
+  const MemoryNeed said = need({.samples = kBatch, .devices = kDevices, .batch = kBatch});
+  const auto dataset = open_splits(config).train;
+  parallel::Devices devices = parallel::Devices::cpu(kDevices);
+  parallel::DataParallel model(build_model(config, devices[0], *dataset), devices);
+  nn::Tape tape(devices[0]);
+  data::Loader loader(dataset, {0, kBatch}, kBatch, {.workers = 0});
+  const Inputs inputs = inputs_of(devices[0], loader.next(), format_of(*dataset));
+  std::uint64_t parameters = 0, state = 0;
+  for (const auto& [name, parameter] : model.named_parameters()) parameters += parameter->value().bytes();
+  for (int pass = 0; pass < 2; ++pass) {  // in the second one there are gradients from its beginning
+    tape.backward(forward(tape, model, inputs, nn::make_loss(), 1.0f).value);
+    tape.reset();
+  }
+  std::vector<std::uint64_t> peaks;
+  for (int d = 0; d < kDevices; ++d) peaks.push_back(devices[d].allocator().stats().peak_bytes_asked);
+  state = kDevices * 2 * parameters;  // and gradients
+  EXPECT_EQ(said.parameters + said.gradients, state);
+  EXPECT_LE(said.activations, peaks[0] + peaks[1] - state);
+  EXPECT_LT(peaks[0], peaks[1] + peaks[1] / 4) << "hardly more than the other one";
 }
 
 TEST_F(EstimateOf, SizesThatNoMachineHasTakeNoTime) {

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "lockstep/data/families.h"
 #include "lockstep/trainer.h"
+#include "tests/support/fusion.h"
 #include "tests/support/temporary_directory.h"
 
 namespace lockstep::trainer {
@@ -117,6 +118,86 @@ TEST(OwnTraining, LabelsOfAnyShape) {
   const auto labels = std::make_shared<Points>(
       data::Dataset::Info{.name = "pixels", .size = 40, .dims = {3, 2}, .classes = 2, .target_dims = {3}});
   EXPECT_EQ(train(quiet(), {.model = nn::factory<Net>(2), .data = {.train = labels, .test = labels}}), 0);
+}
+
+// A module of two inputs and two outputs, on data that have them.
+class MaskedPoints final : public data::Dataset {
+ public:
+  MaskedPoints()
+      : Dataset({.name = "masked points",
+                 .size = 40,
+                 .dims = {testing::Fusion::kFeatures},
+                 .classes = testing::Fusion::kClasses,
+                 .further_inputs = {{.name = "mask", .dims = {testing::Fusion::kHidden}}}}) {}
+  void read_sample(std::uint64_t index, const data::Sample& sample) const override {
+    for (std::size_t i = 0; i < sample.x.size(); ++i)
+      sample.x[i] = static_cast<float>((index * 7 + i * 3) % 11) / 11.0f - 0.5f;
+    const std::span<float> mask = sample.further[0].numbers;
+    for (std::size_t i = 0; i < mask.size(); ++i) mask[i] = (index + i) % 4 == 0 ? 0.0f : 1.0f;
+    sample.labels[0] = static_cast<std::int32_t>(index % testing::Fusion::kClasses);
+  }
+};
+
+double last_loss(const std::filesystem::path& metrics) {
+  const std::string text = testing::read_file(metrics);
+  const auto at = text.rfind("\"grad_norm\"");
+  const auto loss = text.rfind("\"loss\":", at);
+  EXPECT_NE(loss, std::string::npos) << text;
+  return std::stod(text.substr(loss + 7));
+}
+
+TEST(OwnTraining, SeveralInputsAndOutputs) {
+  testing::TemporaryDirectory directory;
+  const auto points = std::make_shared<MaskedPoints>();
+  std::vector<double> losses;
+  // On one device, in parts, and on several devices, each of which computes the loss of its part.
+  for (const int way : {0, 1, 2}) {
+    TrainConfig config = quiet();
+    config.steps = 6;
+    config.global_batch = 20;
+    config.metrics = (directory.path() / std::to_string(way)).string();
+    if (way == 1) config.accumulate = 3;
+    if (way == 2) {
+      config.parallel = Parallel::kDp;
+      config.device = "cpu:0,1,2";
+    }
+    EXPECT_EQ(train(config, {.model = nn::factory<testing::Fusion>(),
+                             .data = {.train = points, .test = points},
+                             .loss = testing::joint_loss}),
+              0);
+    losses.push_back(last_loss(config.metrics));
+  }
+  EXPECT_GT(losses[0], 0);
+  EXPECT_NEAR(losses[1], losses[0], 1e-5 * losses[0]);  // f32 sums in another order
+  EXPECT_NEAR(losses[2], losses[0], 1e-5 * losses[0]);
+}
+
+TEST(OwnTraining, InputsThatNobodyTakes) {
+  const auto points = std::make_shared<MaskedPoints>();
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<Net>(1), .data = {.train = points}}),
+              HasSubstr("Net takes 1 input, and was given 2"));
+  EXPECT_THAT(
+      error_of(quiet(),
+               {.model = nn::factory<testing::Fusion>(), .data = {.train = numbers()}, .loss = testing::joint_loss}),
+      HasSubstr("Fusion takes 2 inputs, and was given 1"));
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<testing::Fusion>(), .data = {.train = points}}),
+              HasSubstr("2 values where 1 is expected → take as many as there are"));
+  data::register_dataset({.name = "masked", .about = "points", .open = [&](const auto&, const auto&, const auto&) {
+                            return data::DataSplits{.train = points, .test = points};
+                          }});
+  TrainConfig config = quiet();
+  config.model.name = "mlp";
+  config.data = "masked";
+  EXPECT_THAT(
+      [&]() -> std::string {
+        try {
+          train(config);
+        } catch (const UsageError& error) {
+          return error.line();
+        }
+        return "no error";
+      }(),
+      HasSubstr("mlp takes one input, and the samples of masked points have 2 → train a model of your own"));
 }
 
 TEST(OwnTraining, WhatIsMissingOrNamedTwice) {

@@ -13,6 +13,7 @@
 #include "lockstep/base/device.h"
 #include "lockstep/base/function_ref.h"
 #include "lockstep/base/lifetime.h"
+#include "lockstep/base/thread_use.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/op.h"
@@ -71,7 +72,8 @@ struct GroupOrigin;
 /// end in any order. Ranks that are in two of them issue the operations of both so that none waits for another one
 /// crosswise, and shut them down in the same order. A group that ends with an error leaves the others as they are.
 ///
-/// Threads: one thread issues operations and waits for them; the backend may use others inside.
+/// Threads: one thread issues operations and waits for them; the backend may use others inside. Another one may take
+/// over when all operations are complete. Before that, its calls are UsageErrors.
 /// Errors: after an operation failed the group is broken: every later call throws the same error.
 /// Destructors issue nothing; a normal end calls shutdown() on every rank.
 class ProcessGroup {
@@ -181,6 +183,12 @@ class ProcessGroup {
   }
   Transfer isend(const void* values, std::size_t count, DType dtype, int to);
   Transfer irecv(void* values, std::size_t count, DType dtype, int from);
+  /// Of regions of this group's arenas. On a GPU the values go to the other GPU by NCCL, after what the computation's
+  /// stream was given before; the host waits for nothing (Transfer::wait(stream)).
+  Transfer isend(const Region& region, int to);
+  Transfer irecv(const Region& region, int from);
+  /// all_to_all() with a part of one size for each rank. Blocking.
+  void all_to_all(const Region& from, const Region& to);
   /// Blocking, with the group's timeout.
   template <class T>
   void send(std::span<T> values, int to) {
@@ -288,6 +296,7 @@ class ProcessGroup {
   /// Whether it is done; rethrows a failure.
   virtual bool is_transfer_done(const PairTransfer& transfer);
   virtual void wait_for_transfer(const PairTransfer& transfer, Deadline deadline);
+  virtual void make_wait_for_transfer(const PairTransfer& transfer, StreamView stream);
   /// For shutdown(): throws UsageError where a transfer has been issued that is not done.
   void check_transfers_done() const;
 
@@ -323,7 +332,11 @@ class ProcessGroup {
   std::vector<std::size_t> equal_counts(std::size_t from, std::size_t to) const;
   Transfer issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
                           std::uint64_t all_to_all = 0);
+  void exchange_parts(std::span<std::byte* const> from, std::span<const std::size_t> from_counts,
+                      std::span<std::byte* const> to, std::span<const std::size_t> to_counts, DType dtype);
+  bool has_transfer_in(const Arena& arena) noexcept;
   bool detach(const Arena& arena) noexcept;
+  void check_thread(const char* doing);
 
   int rank_;
   int size_;
@@ -337,6 +350,7 @@ class ProcessGroup {
   std::unique_ptr<Arena> staging_;             // for the host's memory; likewise
   std::shared_ptr<PairState> pairs_;           // of sends and receives; nullptr: there were none
   std::shared_ptr<const GroupOrigin> origin_;  // nullptr: it was made of another group
+  ThreadId user_ = nullptr;                    // whose the operations under way are
   Lifetime lifetime_;
 };
 

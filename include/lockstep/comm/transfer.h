@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/device.h"
 
 namespace lockstep::comm {
 
@@ -26,6 +27,9 @@ class Transfer {
   void wait(Deadline deadline) const;
   /// With the group's timeout.
   void wait() const;
+  /// Orders `stream` after it, where it is of regions on a GPU; blocks until the transfer has been given to the GPU,
+  /// which takes the other rank. On the CPU a stream is the calling thread: this blocks like wait().
+  void wait(StreamView stream) const;
 
  private:
   ProcessGroup* group_ = nullptr;  // nullptr: nothing to wait for

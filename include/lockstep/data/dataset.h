@@ -15,6 +15,12 @@ namespace lockstep::data {
 class Characters;
 struct ImageForm;
 
+/// Memory of an array: of numbers or of integers, as the data set says; the other one is empty.
+struct Array {
+  std::span<float> numbers;
+  std::span<std::int32_t> integers;
+};
+
 /// Memory for one sample, of which the data set fills what it has; the others are empty.
 struct Sample {
   std::span<float> x;
@@ -24,13 +30,20 @@ struct Sample {
   /// Training may change the sample at random (crop, mirror, …), as a pure function of its number and of this, any two
   /// of which are independent. Nothing: as it is.
   std::optional<std::uint64_t> draw = {};
+  std::span<const Array> further = {};  // Info::further_inputs
 };
 
 /// A fixed, numbered set of samples with targets. Immutable: all members may be called from several threads at once.
-/// A sample is an array of numbers (f32) or of tokens (i32). Its targets are labels (i32) or numbers (f32): one, an
-/// array, or a label for each token.
+/// A sample is an array of numbers (f32) or of tokens (i32), and possibly further arrays, which the module gets as
+/// further inputs. Its targets are labels (i32) or numbers (f32): one, an array, or a label for each token.
 class Dataset {
  public:
+  /// An input of the module beside the sample's numbers or tokens: a mask, token types, …
+  struct Input {
+    std::string name;                     // for people
+    std::vector<std::int64_t> dims = {};  // of a sample; {}: one
+    bool integers = false;                // i32; else numbers, f32
+  };
   struct Info {
     std::string name;        // for people: "digits train"
     std::uint64_t size = 0;  // samples, at least 1
@@ -40,6 +53,7 @@ class Dataset {
     bool tokens = false;
     std::vector<std::int64_t> target_dims = {};  // of a sample's targets; {}: one. Tokens have a label for each
     bool numeric_targets = false;                // they are numbers, and not labels
+    std::vector<Input> further_inputs = {};      // in the order in which the module takes them, after the sample
     // How samples were made of what people have, so that a model trained on them can be given more of it.
     std::vector<std::string> class_names = {};               // of the first classes; the others are numbers
     std::shared_ptr<const Characters> characters = nullptr;  // whose tokens they are
@@ -66,10 +80,13 @@ class Dataset {
   /// Their product.
   std::size_t targets_per_sample() const { return targets_; }
   bool has_numeric_targets() const { return info_.numeric_targets; }
+  const std::vector<Input>& further_inputs() const { return info_.further_inputs; }
+  /// Values in one sample's further input `i`.
+  std::size_t further_elements(std::size_t i) const { return further_elements_[i]; }
 
   /// Writes sample `index` < size(), whose memory has the sizes above. Throws IoError if it cannot be read. A data set
-  /// of labelled numbers or tokens may override one of the functions below instead; one that overrides none throws
-  /// UsageError.
+  /// of labelled numbers or tokens without further inputs may override one of the functions below instead; one that
+  /// overrides none throws UsageError.
   virtual void read_sample(std::uint64_t index, const Sample& sample) const;
 
   /// Numbers with one label.
@@ -84,13 +101,14 @@ class Dataset {
   virtual std::uint64_t corrupt() const { return 0; }
 
  protected:
-  /// Throws UsageError for extents below 0, or of more numbers than memory has, and for targets of tokens other than
-  /// their labels.
+  /// Throws UsageError for extents below 0, or of more numbers than memory has, for targets of tokens other than their
+  /// labels, and for further inputs without a name, or of one name.
   explicit Dataset(Info info);
 
  private:
   Info info_;
   std::size_t elements_ = 1, targets_ = 1;
+  std::vector<std::size_t> further_elements_;
 };
 
 /// The training and validation samples; no sample is in both.

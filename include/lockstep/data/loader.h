@@ -28,6 +28,7 @@ struct Batch {
   std::span<std::int32_t> tokens;  // (count, T), 64-byte aligned; empty where they are not
   std::span<std::int32_t> labels;  // (count, target dims…), or (count, T) of tokens; empty where targets are numbers
   std::span<float> targets;        // (count, target dims…); empty where they are labels
+  std::span<const Array> further;  // (count, dims…) each: the data set's further inputs
   sampler::StepPlan plan;
   sampler::SamplerState state_after;  // resuming from here continues with the following step
 

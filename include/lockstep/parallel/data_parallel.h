@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ class DeviceIds {
 };
 inline const DeviceIds kAllDevices;
 
+struct Chunk;
+
 /// What has become of a device since the DataParallel was made.
 struct DeviceUse {
   int id = 0;
@@ -38,12 +41,16 @@ struct DeviceUse {
 };
 
 /// Note [Data parallel]
-/// A module whose forward cuts its input along axis `dim` (chunks_of), gives each piece to a device, brings that
+/// A module whose forward cuts its inputs along axis `dim` (chunks_of), gives each piece to a device, brings that
 /// device's copy of the module up to date, runs all copies at once, each on a thread of its device, and puts their
 /// results together on output_device, where the caller computes the loss. Backward goes the same way back, and leaves
 /// in the parameters of the module that was given the sum of all copies' gradients. So the first device holds the
 /// parameters that are optimised, all results and the loss, and sends and receives what all the others do: what
 /// several processes (DistributedDataParallel) spare it.
+///
+/// forward_loss() has each device compute the loss of its own results, which stay there, as do their gradients: two
+/// numbers of each travel, the sum and the count of correct predictions, and the first device needs hardly more memory
+/// than the others. Gradients are those of the loss outside, the sum is rounded in another order.
 ///
 /// The module itself is the copy of device_ids[0]. The others are built by its factory (Module::factory) where a batch
 /// first reaches their device, and kept: a parameter is sent again when its version has changed, buffers are sent in
@@ -67,8 +74,14 @@ class DataParallel final : public nn::Module {
                std::optional<int> output_device = std::nullopt, int dim = 0);
   ~DataParallel() override;
 
-  /// x is on output_backend(), as is what it returns. Where x needs a gradient it gets one.
+  /// Inputs are on output_backend(), as is what it returns. Those that need a gradient get one. Throws UsageError where
+  /// inputs have other extents along `dim` than the first.
   nn::Var forward(nn::Tape& tape, nn::Var x) override;
+  nn::Vars forward_all(nn::Tape& tape, const nn::Vars& inputs) override;
+  /// The loss of each piece on its device: `targets`, on output_backend(), are cut as the inputs are. `loss` is called
+  /// on several threads at once.
+  nn::Loss forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets, const nn::LossFunction& loss,
+                        float scale) override;
   /// Of an input that may be on any device: `where`.
   nn::Var forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where);
 
@@ -85,24 +98,41 @@ class DataParallel final : public nn::Module {
   struct Copy;
   struct Pass;
   class Lease;
+  class Replicas;
   class Gather;
   class AddUp;
 
   DataParallel(std::unique_ptr<nn::Module> owned, nn::Module* module, Devices& devices, const DeviceIds& device_ids,
                std::optional<int> output_device, int dim);
   void check_place() const;
-  nn::Var run(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, const nn::Var* differentiable);
-  void scatter(const nn::Tape& tape, const nn::Tensor& x, nn::Backend& where, Pass& pass);
+  /// What one pass is about.
+  struct Call {
+    nn::Tape& tape;
+    std::span<const nn::Tensor> inputs;
+    nn::Backend& where;              // they and the targets are
+    const nn::Vars* vars = nullptr;  // those inputs, where they are values of the tape
+    const nn::Tensor* targets = nullptr;
+  };
+  std::vector<nn::Tensor> values_of(const nn::Tape& tape, const nn::Vars& inputs) const;
+  std::int64_t extent_of(const Call& call) const;
+  bool is_alone(std::size_t chunks) const;
+  nn::Vars run(const Call& call);
+  void begin(const Call& call, const std::vector<Chunk>& chunks, Pass& pass);
+  void run_replicas(const Call& call, Pass& pass, FunctionRef<void(std::size_t, const nn::Tensor&)> forward);
+  nn::Vars put_together(nn::Tape& tape, Lease pass);
   void share_dropout(const nn::Tape& tape, Pass& pass);
   void prepare(std::size_t count);
   void build(Copy& copy) const;
   void list_state(Copy& copy, nn::Module& built) const;
   void compare(const Copy& copy) const;
   void take_parameters(Copy& copy);
-  nn::Tensor gather(Pass& pass);
+  void check_outputs(const Pass& pass) const;
+  nn::Tensor gather(Pass& pass, std::size_t output);
+  nn::Tensor add_totals(const Pass& pass);
   void add_up_later(nn::Tape& tape, Pass& pass);
-  void run_backward(nn::Tape& tape, Pass& pass, nn::Var output, const nn::Var* x);
-  void gather_gradient(nn::Tape& tape, const Pass& pass, nn::Var x);
+  void run_backward(nn::Tape& tape, Pass& pass);
+  void scatter_gradients(Pass& pass);
+  void gather_gradient(nn::Tape& tape, const Pass& pass, std::size_t input);
   void add_up(std::size_t parameter, std::size_t copies);
   void clear_grads();
   void on_devices(std::size_t count, FunctionRef<void(std::size_t)> work);

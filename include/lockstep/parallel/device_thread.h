@@ -9,12 +9,13 @@
 #include <thread>
 
 #include "lockstep/base/function_ref.h"
+#include "lockstep/base/thread_use.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::parallel {
 
-/// Sleeps until it is given work, which it does one piece after the other. Another thread gives it: start() and
-/// finish() alternate. The backend must outlive it.
+/// Sleeps until it is given work, which it does one piece after the other, on behalf of the thread that gives it
+/// (ActsFor): start() and finish() alternate. The backend must outlive it.
 class DeviceThread {
  public:
   explicit DeviceThread(nn::Backend& backend);
@@ -39,6 +40,7 @@ class DeviceThread {
   std::condition_variable changed_;
   std::optional<FunctionRef<void(std::size_t)>> work_;  // none: it sleeps
   std::size_t index_ = 0;
+  ThreadId giver_ = nullptr;
   std::exception_ptr error_;
   bool ends_ = false;
   std::thread thread_;

@@ -42,7 +42,10 @@ inline constexpr double kMostBucketMib = 1 << 20;  // 1 TiB
 /// the ranks alone, call module(). A pass through the module itself that is recorded and walked backwards is a
 /// UsageError: its gradients would be summed by nobody. Module, group and the backend must outlive its last pass, and
 /// it the tape's next reset or backward; where they do not, that is a UsageError. Several may share a group, but
-/// neither a module nor the tape of a pass. One thread uses it.
+/// neither a module nor the tape of a pass.
+///
+/// One thread at a time uses it: a call from another one is a UsageError from when a pass begins that is recorded until
+/// its backward has returned, or its tape is reset.
 ///
 /// `lockstep train` is a loop over it (trainer/step.h).
 class DistributedDataParallel final : public nn::Module, private nn::BackwardListener {
@@ -83,7 +86,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   const ddp::Reducer& reducer() const { return gradients_->reducer(); }
 
   nn::Var forward(nn::Tape& tape, nn::Var x) override;
-  nn::Var operator()(nn::Tape& tape, nn::Var x) { return forward(tape, x); }
+  nn::Vars forward_all(nn::Tape& tape, const nn::Vars& inputs) override;
+  /// On the devices of a DataParallel, if that is what the module is.
+  nn::Loss forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets, const nn::LossFunction& loss,
+                        float scale) override;
   std::string type_name() const override { return "DistributedDataParallel"; }
   using nn::Module::lifetime;
 
@@ -166,6 +172,7 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   void sync_buffers();
   void check_intact() const;
   void begin_pass();
+  void begin_pass(nn::Tape& tape);
   void begin_gradients();
   void begin_reduction();
   void finish();
@@ -189,8 +196,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
   std::vector<SharedBuffer> buffers_;
 
-  int no_syncs_ = 0;        // that live
-  bool pass_syncs_ = true;  // of the pass that forward() has begun
+  ThreadId user_ = nullptr;  // whose pass that is:
+  Lifetime::Ref pass_;       // the tape's, until backward has walked it
+  int no_syncs_ = 0;         // that live
+  bool pass_syncs_ = true;   // of the pass that forward() has begun
   bool buffers_due_ = true;
   bool defers_unused_check_;
   bool sums_held_ = false;  // gradients may still be those that finish() has summed

@@ -1,9 +1,12 @@
 // A batch through a model.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "lockstep/base/short_list.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/module.h"
 #include "lockstep/nn/losses/losses.h"
@@ -17,27 +20,47 @@ struct SampleFormat {
   std::vector<std::int64_t> target_dims;  // of one sample's targets; {}: one
   bool numeric_targets = false;           // f32; else labels, i32
   std::int64_t targets = 1;               // of a sample
+  std::vector<data::Dataset::Input> further = {};
 };
 SampleFormat format_of(const data::Dataset& dataset);
 
-/// A batch on the device.
+/// A batch on the device. Of most data sets that is x and targets: const auto [x, labels] = inputs_of(…).
 struct Inputs {
   nn::Tensor x;        // (N, sample dims…)
   nn::Tensor targets;  // (N, target dims…): labels (i32) or numbers (f32)
+  ShortList<nn::Tensor> further =
+      {};  // (N, dims…) each: the data set's further inputs, numbers (f32) or integers (i32)
+
+  /// As constants on `tape`: x and the further ones.
+  nn::Vars on(nn::Tape& tape) const;
+
+  /// For structured bindings, of two names.
+  template <std::size_t i>
+  const nn::Tensor& get() const {
+    return i == 0 ? x : targets;
+  }
 };
 
 /// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::from_host() says.
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
 /// Of no samples.
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);
-/// With the numbers of samples as `activations`: f32, or bf16 where the backend computes in it. Targets stay as they
-/// are.
+/// With the numbers of samples and of further inputs as `activations`: f32, or bf16 where the backend computes in it.
+/// Targets stay as they are.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
 
 /// The loss of what a module returned for `inputs`, summed over the targets and scaled as nn::Loss says.
-nn::Loss loss_of(nn::Tape& tape, nn::Var outputs, const Inputs& inputs, const nn::LossFunction& loss, float scale);
+nn::Loss loss_of(nn::Tape& tape, const nn::Vars& outputs, const Inputs& inputs, const nn::LossFunction& loss,
+                 float scale);
 
-/// Runs `module` on them and returns loss_of() its outputs.
+/// Runs `module` on them and returns loss_of() its outputs: nn::Module::forward_loss().
 nn::Loss forward(nn::Tape& tape, nn::Module& module, const Inputs& inputs, const nn::LossFunction& loss, float scale);
 
 }  // namespace lockstep::trainer
+
+template <>
+struct std::tuple_size<lockstep::trainer::Inputs> : std::integral_constant<std::size_t, 2> {};
+template <std::size_t i>
+struct std::tuple_element<i, lockstep::trainer::Inputs> {
+  using type = const lockstep::nn::Tensor;
+};

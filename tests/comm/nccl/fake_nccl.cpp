@@ -259,6 +259,21 @@ ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataT
   });
 }
 
+ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                  cudaStream_t stream) {
+  note(fmt::format("send {} to {}", text_of(count, type), peer));
+  return issue(comm, stream, [=] {
+    run(*of(comm), {bytes_of(from), nullptr, count * size_of(dtype_of(type)), chooser(0)});
+  });
+}
+
+ncclResult_t recv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  note(fmt::format("recv {} from {}", text_of(count, type), peer));
+  return issue(comm, stream, [=] {
+    run(*of(comm), {nullptr, bytes_of(to), count * size_of(dtype_of(type)), chooser(peer)});
+  });
+}
+
 // ---- Communicators ----
 
 ncclResult_t get_version(int* version) {
@@ -430,6 +445,8 @@ const NcclApi& api() {
       .all_gather = all_gather,
       .broadcast = broadcast,
       .reduce = reduce,
+      .send = send,
+      .recv = recv,
       .group_start = group_start,
       .group_end = group_end,
   };

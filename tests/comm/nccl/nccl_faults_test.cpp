@@ -220,6 +220,43 @@ TEST_F(NcclFaults, AGpuThatIsNotThere) {
     EXPECT_THAT(broken_by<PeerError>([&] { make(60s); }), HasSubstr("there is no GPU 7"));
 }
 
+TEST_F(NcclFaults, ASendOfAnotherSize) {
+  start(3s);
+  const auto region = [&](std::size_t count) { return Region{arena_.get(), 0, count, DType::kF32}; };
+  if (rank() == 1) group_->isend(region(8), 0);
+  if (rank() != 0) {
+    broken_by<Error>([&] { group_->barrier().wait_host(); });
+    return;
+  }
+  const std::string what = broken_by<OutOfStepError>([&] { group_->irecv(region(4), 1).wait(); });
+  EXPECT_THAT(what, AllOf(HasSubstr("rank 1 is in send #1 to this rank (8 f32)"),
+                          HasSubstr("this rank is in receive #1 from rank 1 (4 f32)")));
+}
+
+TEST_F(NcclFaults, ARankThatDoesNotSend) {
+  start(1500ms);
+  if (rank() != 0) {
+    std::this_thread::sleep_for(4s);
+    return;
+  }
+  const std::string what = broken_by<TimeoutError>([&] {
+    group_->irecv({arena_.get(), 0, 100, DType::kF32}, 1).wait();
+  });
+  EXPECT_THAT(what, StartsWith("receive #1 from rank 1 (100 f32) timed out after "));
+}
+
+TEST_F(NcclFaults, AnArenaThatIsDestroyedUnderASend) {
+  start(2s);
+  if (rank() != 0) {
+    broken_by<Error>([&] { group_->barrier().wait_host(); });
+    return;
+  }
+  group_->isend({arena_.get(), 0, 100, DType::kF32}, 1);
+  arena_.reset();
+  EXPECT_THAT(broken_by<UsageError>([&] { group_->poll(); }),
+              HasSubstr("while a send or a receive on it was under way"));
+}
+
 TEST_F(NcclFaults, AStopWhileWaiting) {
   start(30s);
   install_stop_handlers();

@@ -224,5 +224,31 @@ TEST(NcclOnGpu, AWorldOfOneNeedsNoNccl) {
   EXPECT_EQ(got, 0x01010101);
 }
 
+// A ring and an all-to-all, which begin with communicators of two ranks each.
+TEST(NcclGpu, SendsAndReceives) {
+  const int size = group().size();
+  if (size == 1) GTEST_SKIP() << "a transfer takes two";
+  const int next = (group().rank() + 1) % size, before = (group().rank() + size - 1) % size;
+  const auto arena = group().allocate(16 << 20);
+  for (const std::size_t count : {1u, 4097u, 1'000'001u}) {
+    const Region mine{arena.get(), 0, count, DType::kF32}, theirs{arena.get(), 8 << 20, count, DType::kF32};
+    write(mine, contribution(DType::kF32, count, count, group().rank()));
+    const Transfer out = group().isend(mine, next);
+    const Transfer in = group().irecv(theirs, before);
+    in.wait();
+    out.wait();
+    EXPECT_EQ(read(theirs, 0, theirs.bytes()), contribution(DType::kF32, count, count, before)) << count;
+  }
+  const auto ranks = static_cast<std::size_t>(size);
+  const Region from{arena.get(), 0, 1000 * ranks, DType::kI32}, to{arena.get(), 8 << 20, 1000 * ranks, DType::kI32};
+  const auto parts = contributions(DType::kI32, 1000 * ranks, 5);
+  write(from, parts[static_cast<std::size_t>(group().rank())]);
+  group().all_to_all(from, to);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto begin = parts[r].begin() + static_cast<std::ptrdiff_t>(4000 * group().rank());
+    EXPECT_EQ(read(to, 4000 * r, 4000), Bytes(begin, begin + 4000)) << r;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::comm

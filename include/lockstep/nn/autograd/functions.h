@@ -2,9 +2,11 @@
 // Activations are (N, features), (N, T, features) or (N, H, W, C). Shapes that do not fit are UsageErrors.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "lockstep/nn/autograd/tape.h"
+#include "lockstep/nn/autograd/vars.h"
 
 namespace lockstep::nn {
 
@@ -139,5 +141,11 @@ Loss cross_entropy(Tape& tape, Var outputs, const Tensor& labels, float scale, f
 Loss sum(Tape& tape, Var x, float scale);
 /// x and target of one shape. PyTorch's MSELoss is scale = 1 / count.
 Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
+
+/// A loss of a model's outputs, against the targets that the data have for them. `scale` is 1 / targets of the global
+/// batch: what a summed loss is multiplied with for its gradient to be the mean's. A function of one output takes a Var
+/// in place of Vars. It is called with empty batches too, on a device whose tensors have shapes and no values, to find
+/// out what memory it takes, and by DataParallel on several threads at once.
+using LossFunction = std::function<Loss(Tape& tape, const Vars& outputs, const Tensor& targets, float scale)>;
 
 }  // namespace lockstep::nn

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "lockstep/base/lifetime.h"
+#include "lockstep/base/thread_use.h"
 #include "lockstep/nn/ops/backend.h"
 
 namespace lockstep::nn {
@@ -17,7 +18,7 @@ enum class FileLayout : std::uint8_t {
 };
 
 /// Belongs to one module and never moves: tapes and optimizers keep pointers to it, and ask lifetime() before they use
-/// them. One thread uses it at a time.
+/// them. One thread uses it at a time (Note [One thread]).
 ///
 /// The gradient lives where `bind_gradient` says (a reducer's arena) or, unbound, in memory of its own. The first
 /// contribution after `clear_grad` overwrites it and later ones are added, so it is never zeroed. When the last
@@ -52,8 +53,8 @@ class Parameter {
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool wanted) { requires_grad_ = wanted; }
 
-  /// Moves the gradient's place to `storage` (same shape; content is not carried over). The storage must stay valid
-  /// until the next bind.
+  /// Moves the gradient's place to `storage` (content is not carried over), which must stay valid until the next bind.
+  /// Throws UsageError unless it has the parameter's type and shape, without gaps.
   void bind_gradient(const Tensor& storage);
   bool has_gradient() const { return has_gradient_; }
   /// Valid if has_gradient().
@@ -98,6 +99,7 @@ class Parameter {
   static constexpr std::uint64_t kNoVersion = 0;
   std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
   int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
+  ThreadId user_ = nullptr;                  // whose tapes those are
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool is_partial_ = false;

@@ -6,11 +6,13 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/thread_use.h"
 #include "lockstep/nn/autograd/parameter.h"
 #include "lockstep/nn/ops/backend.h"
 
@@ -58,6 +60,7 @@ class Var {
     bool needs_grad = false;
     bool walked = false;
     bool is_loss = false;
+    bool is_root = false;  // of the backward pass
     Epilogue activation = Epilogue::kNone;
     Tensor saved_preactivation;
     Backend* backend = nullptr;  // of a value with a pitch
@@ -139,8 +142,13 @@ class Node {
 };
 
 /// Records one forward pass. Keeps its memory between passes: a pass of the same length allocates nothing.
-/// One thread uses it. The backend must outlive it or its next reset. So must the parameters used, or backward is a
-/// UsageError.
+/// The backend must outlive it or its next reset. So must the parameters used, or backward is a UsageError.
+///
+/// Note [One thread]
+/// One thread at a time uses a tape: from the first value of a pass until reset(), after which it may be another one's.
+/// The same holds for the parameters of a module: from when a pass that is recorded uses them until backward has walked
+/// it or its tape is reset. A call from another thread in between is a UsageError. What several threads do at the same
+/// moment is found as a rule, not always.
 class Tape {
  public:
   explicit Tape(Backend& backend);
@@ -224,6 +232,8 @@ class Tape {
   void backward(Var root);
   /// The same from any value, with its gradient, of its shape: for passes that end elsewhere than in a loss.
   void backward(Var root, Tensor grad);
+  /// The same from several values, each with its gradient; one whose gradient is undefined has none.
+  void backward(std::span<const Var> roots, std::span<const Tensor> grads);
 
   /// For operators: lives while one computes its result, and names what it records. Operators do not call each other.
   class OpScope {
@@ -261,12 +271,25 @@ class Tape {
   /// Forgets everything recorded, also after an exception half way through backward.
   void reset();
 
+  /// Expires at the next reset(), and with the tape.
+  Lifetime::Ref pass() const { return lifetime_.ref(); }
+
  private:
   Tensor checked(Tensor value) const;
   void check_root(Var root) const;
   void push(Node* node);
   void walk(Node& node);
-  void walk_all(Var root);
+  void walk_all();
+  void start_from(Var root, Tensor grad);
+  void check_thread() {
+    const ThreadId here = this_thread();
+    if (user_ == here) [[likely]]
+      return;
+    if (user_ != nullptr) refuse_thread();
+    user_ = here;
+  }
+  [[noreturn]] static void refuse_thread();
+  void check_user(const Node& node, const Parameter& parameter) const;
   void* take_memory(std::size_t bytes);
   void hold_memory(std::size_t bytes);
   static void forget_uses(const Node& node);
@@ -287,8 +310,9 @@ class Tape {
   TapeObserver* observer_ = nullptr;
   BackwardListener* listener_ = nullptr;
   Lifetime::Ref listener_lifetime_;
-  bool walking_ = false;  // or left in the middle by an error
-  Lifetime lifetime_;     // of the pass
+  ThreadId user_ = nullptr;  // of the pass; nullptr: there is none
+  bool walking_ = false;     // or left in the middle by an error
+  Lifetime lifetime_;        // of the pass
 };
 
 }  // namespace lockstep::nn

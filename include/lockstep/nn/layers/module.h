@@ -1,6 +1,8 @@
 // What models are made of: named parameters and buffers, and a forward pass.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,16 +40,37 @@ struct NamedBuffer {
 /// Base of layers and models. A module owns its parameters, buffers and children; their order is the order of
 /// registration, their names are joined by dots, as in PyTorch. Registering throws UsageError for a name that is empty,
 /// is another one's of the same module, or begins with that and a dot, and for nothing. Not copyable; one thread uses
-/// it at a time. The backend it was built with must outlive it.
+/// it at a time (Note [One thread]). The backend it was built with must outlive it.
+///
+/// Note [Several inputs and outputs]
+/// A module overrides one of two functions: forward(), of one input and one output, which most layers and models are,
+/// or forward_all() of any number of both:
+///
+///   class Fusion final : public nn::Module {
+///     nn::Vars forward_all(nn::Tape& tape, const nn::Vars& inputs) override {
+///       const auto [image, mask] = take<2>(inputs);
+///       …
+///       return {classes, boxes};
+///     }
+///   };
+///   const auto [classes, boxes] = model(tape, {image, mask}).as<2>();
+///
+/// Either may be called: each is made of the other one, where the numbers fit; else UsageError.
 class Module {
  public:
   virtual ~Module() = default;
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  virtual Var forward(Tape& tape, Var x) = 0;
-  /// The same.
+  virtual Var forward(Tape& tape, Var x);
+  virtual Vars forward_all(Tape& tape, const Vars& inputs);
+  /// The same: model(tape, x), model(tape, {x, mask}).
   Var operator()(Tape& tape, Var x) { return forward(tape, x); }
+  Vars operator()(Tape& tape, const Vars& inputs) { return forward_all(tape, inputs); }
+  /// The `loss` of what forward_all() returns for `inputs`. On several devices each computes that of its part
+  /// (DataParallel).
+  virtual Loss forward_loss(Tape& tape, const Vars& inputs, const Tensor& targets, const LossFunction& loss,
+                            float scale);
 
   /// Builds another module like this one in `context`: the same parameters and buffers, with values of its own.
   using Factory = std::function<std::unique_ptr<Module>(Context& context)>;
@@ -87,6 +110,14 @@ class Module {
  protected:
   Module() = default;
 
+  /// For forward_all(): its inputs, where they are `count`; else UsageError.
+  template <std::size_t count>
+  std::array<Var, count> take(const Vars& inputs) const {
+    if (inputs.size() != count) [[unlikely]]
+      refuse_inputs(inputs.size(), count);
+    return inputs.as<count>();
+  }
+
   /// fuse() for this module's own children alone; theirs follow.
   virtual void fuse_children() {}
 
@@ -117,9 +148,11 @@ class Module {
   void walk(const std::string& prefix, const Visit& visit) const;
   void check_name(const std::string& name, const char* what) const;
   void check_child(const std::string& name, const Module* child) const;
+  [[noreturn]] void refuse_inputs(std::size_t given, std::size_t wanted) const;
 
   bool training_ = true;
   bool fused_ = false;
+  bool in_forward_ = false;  // as it is here
   std::vector<std::pair<std::string, std::unique_ptr<Parameter>>> parameters_;
   struct Buffer {
     std::string name;

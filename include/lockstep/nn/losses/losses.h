@@ -11,11 +11,6 @@
 
 namespace lockstep::nn {
 
-/// A loss with its settings: of a model's outputs, against the targets that the data have for them. `scale` is 1 /
-/// targets of the global batch: what a summed loss is multiplied with for its gradient to be the mean's. It is called
-/// with empty batches too, and on a device whose tensors have shapes and no values, to find out what memory it takes.
-using LossFunction = std::function<Loss(Tape& tape, Var outputs, const Tensor& targets, float scale)>;
-
 struct LossFamily {
   std::string name;
   std::string about;  // for help: what its targets are
