@@ -26,9 +26,9 @@ std::string described(const Envelope& envelope) {
 
 void check_envelope(const Envelope& theirs, const Envelope& ours, std::size_t rank) {
   if (theirs == ours) return;
-  throw OutOfStepError("rank " + std::to_string(rank) + " sends " + described(theirs) + ", and this rank receives " +
-                           described(ours),
-                       "receive what a rank sends in the order in which it sends it");
+  throw OutOfStepError(
+      "rank " + std::to_string(rank) + " sends " + described(theirs) + ", and this rank receives " + described(ours),
+      "receive what a rank sends in the order in which it sends it");
 }
 
 }  // namespace
@@ -107,7 +107,7 @@ void Messages::begin(MessageWork& work) {
   void* const values = work.memory_.data_ptr();
   const std::size_t count = elements.count(work.memory_);
   if (work.sends_) {
-    work.of_envelope_ = group.isend(std::span(work.envelope_), work.peer_);
+    work.of_envelope_ = group.isend(std::span<const std::int64_t>(work.envelope_), work.peer_);
     work.of_values_ = group.isend(values, count, elements.dtype, work.peer_);
     return;
   }
@@ -121,7 +121,7 @@ Messages::Expected Messages::take_expected(int rank) {
   Expected expected = std::exchange(expected_[static_cast<std::size_t>(rank)], {});
   if (expected.envelope == nullptr) {
     expected.envelope = std::make_shared<Envelope>();
-    expected.transfer = state_.group->irecv(std::span(*expected.envelope), rank);
+    expected.transfer = state_.group->irecv(std::span<std::int64_t>(*expected.envelope), rank);
   }
   return expected;
 }
@@ -152,9 +152,8 @@ void Messages::all_to_all(const void* from, const std::vector<std::size_t>& from
   const auto* source = static_cast<const std::byte*>(from);
   auto* target = static_cast<std::byte*>(to);
   if (from_counts[own] != to_counts[own])
-    throw UsageError("an all_to_all in which rank " + std::to_string(own) + " has " +
-                         std::to_string(from_counts[own]) + " elements for itself, and expects " +
-                         std::to_string(to_counts[own]),
+    throw UsageError("an all_to_all in which rank " + std::to_string(own) + " has " + std::to_string(from_counts[own]) +
+                         " elements for itself, and expects " + std::to_string(to_counts[own]),
                      "give what one rank sends and the other receives the same size");
   // After an error the group is broken, and what its transfers name has to stay.
   auto* const mine = new std::vector<Envelope>(ranks);
@@ -166,7 +165,7 @@ void Messages::all_to_all(const void* from, const std::vector<std::size_t>& from
     if (r == own && sent > 0) std::memcpy(target, source, sent * size_of(dtype));
     if (r != own && (all || sent > 0)) {
       (*mine)[r] = {kAllToAll, static_cast<std::int64_t>(sent)};
-      transfers.push_back(group.isend(std::span((*mine)[r]), rank));
+      transfers.push_back(group.isend(std::span<const std::int64_t>((*mine)[r]), rank));
       if (sent > 0) transfers.push_back(group.isend(source, sent, dtype, rank));
     }
     if (r != own && (all || received > 0)) {
@@ -247,7 +246,7 @@ void Messages::end() {
   std::vector<comm::Transfer> transfers;
   for (int r = 0; r < group.size(); ++r)
     if (all[static_cast<std::size_t>(r) * expected_.size() + static_cast<std::size_t>(group.rank())] != 0)
-      transfers.push_back(group.isend(std::span(none), r));
+      transfers.push_back(group.isend(std::span<const std::int64_t>(none), r));
   for (Expected& expected : expected_)
     if (expected.envelope != nullptr) transfers.push_back(expected.transfer);
   for (const comm::Transfer& transfer : transfers) transfer.wait();
