@@ -37,8 +37,7 @@ std::shared_ptr<State> State::make(std::unique_ptr<ProcessGroup> group) {
   auto state = std::make_shared<State>();
   state->group = std::move(group);
   state->messages = std::make_unique<Messages>(*state);
-  const std::string name = state->group->name();
-  const bool moves_itself = name == "shm" || name == "self";
+  const bool moves_itself = state->group->size() == 1 || state->group->sees_all_copies();
   state->queue = std::make_unique<TaskQueue>(moves_itself ? TaskQueue::RunsOn::kCaller : TaskQueue::RunsOn::kThread,
                                              [weak = std::weak_ptr(state)] {
                                                const auto there = weak.lock();
