@@ -294,9 +294,10 @@ WorkPtr Backend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vect
   } else {
     TORCH_CHECK(outputs.empty() || outputs[0].empty(), "gather: outputs are for rank ", options.rootRank, " alone");
   }
-  return submit(
-      OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
-      [=, sent = only_for(input, options.rootRank, ranks())](ProcessGroup& group) { exchange(group, sent, all); });
+  return submit(OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
+                [=, state = state_.get(), sent = only_for(input, options.rootRank, ranks())](ProcessGroup&) {
+                  exchange(*state, false, sent, all);
+                });
 }
 
 WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& options) {

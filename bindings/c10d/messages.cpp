@@ -37,8 +37,7 @@ std::shared_ptr<State> State::make(std::unique_ptr<ProcessGroup> group) {
   auto state = std::make_shared<State>();
   state->group = std::move(group);
   state->messages = std::make_unique<Messages>(*state);
-  const std::string name = state->group->name();
-  const bool moves_itself = name == "shm" || name == "self";
+  const bool moves_itself = state->group->size() == 1 || state->group->sees_all_copies();
   state->queue = std::make_unique<TaskQueue>(moves_itself ? TaskQueue::RunsOn::kCaller : TaskQueue::RunsOn::kThread,
                                              [weak = std::weak_ptr(state)] {
                                                const auto there = weak.lock();
@@ -107,7 +106,7 @@ void Messages::begin(MessageWork& work) {
   void* const values = work.memory_.data_ptr();
   const std::size_t count = elements.count(work.memory_);
   if (work.sends_) {
-    work.of_envelope_ = group.isend(std::span(work.envelope_), work.peer_);
+    work.of_envelope_ = group.isend(std::span<const std::int64_t>(work.envelope_), work.peer_);
     work.of_values_ = group.isend(values, count, elements.dtype, work.peer_);
     return;
   }
@@ -121,7 +120,7 @@ Messages::Expected Messages::take_expected(int rank) {
   Expected expected = std::exchange(expected_[static_cast<std::size_t>(rank)], {});
   if (expected.envelope == nullptr) {
     expected.envelope = std::make_shared<Envelope>();
-    expected.transfer = state_.group->irecv(std::span(*expected.envelope), rank);
+    expected.transfer = state_.group->irecv(std::span<std::int64_t>(*expected.envelope), rank);
   }
   return expected;
 }
@@ -165,7 +164,7 @@ void Messages::all_to_all(const void* from, const std::vector<std::size_t>& from
     if (r == own && sent > 0) std::memcpy(target, source, sent * size_of(dtype));
     if (r != own && (all || sent > 0)) {
       (*mine)[r] = {kAllToAll, static_cast<std::int64_t>(sent)};
-      transfers.push_back(group.isend(std::span((*mine)[r]), rank));
+      transfers.push_back(group.isend(std::span<const std::int64_t>((*mine)[r]), rank));
       if (sent > 0) transfers.push_back(group.isend(source, sent, dtype, rank));
     }
     if (r != own && (all || received > 0)) {
@@ -246,7 +245,7 @@ void Messages::end() {
   std::vector<comm::Transfer> transfers;
   for (int r = 0; r < group.size(); ++r)
     if (all[static_cast<std::size_t>(r) * expected_.size() + static_cast<std::size_t>(group.rank())] != 0)
-      transfers.push_back(group.isend(std::span(none), r));
+      transfers.push_back(group.isend(std::span<const std::int64_t>(none), r));
   for (Expected& expected : expected_)
     if (expected.envelope != nullptr) transfers.push_back(expected.transfer);
   for (const comm::Transfer& transfer : transfers) transfer.wait();

@@ -41,8 +41,8 @@ comm::ReduceOp op_of(const ::c10d::ReduceOp& op) {
 void check_tensor(const at::Tensor& tensor, const char* doing) {
   TORCH_CHECK(tensor.defined(), doing, " of an undefined tensor");
   TORCH_CHECK(tensor.device().is_cpu(), doing, " of a tensor on ", tensor.device(),
-              ", and lockstep's backend moves tensors on the CPU alone → call .cpu(), or init_process_group(\"cpu:"
-              "lockstep,cuda:nccl\")");
+              ", and lockstep's backend moves tensors on the CPU alone → call .cpu(), or give that device a backend of "
+              "its own: init_process_group(\"cpu:lockstep,cuda:…\")");
   TORCH_CHECK(tensor.layout() == at::kStrided, doing, " of a tensor of layout ", tensor.layout(),
               ", and lockstep's backend takes dense ones → call .to_dense()");
 }

@@ -277,9 +277,13 @@ class ProcessGroup {
 
   /// Whether the ranks of this machine may run on fewer cores than they are, as far as the group knows.
   virtual bool oversubscribed() const { return false; }
-  /// Whether each rank sees the copies of all ranks, and start() takes Op::into (Note [Direct results]).
+
+ public:
+  /// Whether each rank sees the copies of all ranks, and start() takes Op::into (Note [Direct results]): all ranks
+  /// share memory, and each moves its operations on by itself.
   virtual bool sees_all_copies() const { return false; }
 
+ protected:
   /// Starts `op`, which has been checked; does not wait for other ranks. Operations complete in order of their
   /// sequence numbers.
   virtual void start(const Op& op) = 0;
