@@ -77,9 +77,12 @@ class Models : public ::testing::TestWithParam<Example> {
     return download(*backend_, loss.totals())[0] / static_cast<float>(example_.labels);
   }
 
+  // Of 50 layers no salt keeps all ReLUs' arguments further from 0 than f32 rounds (make_models.py), and which side one
+  // takes differs between processors, in PyTorch too: no more than twice what three steps make of that is allowed.
   void expect_gradients(const std::vector<nn::NamedParameter>& parameters) {
+    const double tolerance = std::max(kGradients, 2 * elements<double>(golden_.extra("sgd/moved"))[0]);
     for (const auto& [name, parameter] : parameters)
-      golden_.expect("gradient/" + name, gradient_of(*backend_, *parameter), kGradients);
+      golden_.expect("gradient/" + name, gradient_of(*backend_, *parameter), tolerance);
   }
 
   // What moves is a difference of rounded numbers: each step rounds the larger one twice. A deep model amplifies what
