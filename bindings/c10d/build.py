@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Builds lockstep_c10d, the torch.distributed backend "lockstep", for the Python that runs this, against its PyTorch and an
-installed lockstep. Half a minute on two cores; it needs a C++20 compiler and nothing else.
+installed lockstep. About a minute on two cores; it needs a C++20 compiler and nothing else.
 
   python3 /opt/lockstep/share/lockstep/bindings/c10d/build.py              # into this Python's site-packages
   python3 …/build.py --out DIR                                            # into DIR, for PYTHONPATH
