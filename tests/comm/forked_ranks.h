@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/base/env.h"
+#include "lockstep/comm/make_group.h"
 #include "lockstep/comm/world.h"
 #include "tests/support/free_port.h"
 
@@ -59,6 +60,17 @@ inline void on_processes(const Setting& setting, const std::function<bool(comm::
       else
         EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
     }
+}
+
+using GroupBody = std::function<bool(comm::ProcessGroup&)>;
+
+/// Runs `body` on a group of forked ranks.
+inline void on_group(const Setting& setting, const GroupBody& body,
+                     comm::GroupOptions::Progress progress = comm::GroupOptions::Progress::kAuto) {
+  on_processes(setting, [&](const comm::World& world) {
+    const auto group = comm::make_group(world, {.timeout_seconds = setting.timeout_seconds, .progress = progress});
+    return body(*group);
+  });
 }
 
 /// As if it had crashed: of a rank that is doomed.

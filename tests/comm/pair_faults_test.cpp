@@ -17,26 +17,17 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::die;
-using testing::on_processes;
+using testing::on_group;
 using testing::Setting;
 using testing::throws;
 
 constexpr std::size_t kMuch = 3'000'000;
 
-using Body = std::function<bool(ProcessGroup&)>;
-
-void on_group(const Setting& setting, GroupOptions::Progress progress, const Body& body) {
-  on_processes(setting, [&](const World& world) {
-    const auto group = make_group(world, {.timeout_seconds = setting.timeout_seconds, .progress = progress});
-    return body(*group);
-  });
-}
-
 /// Runs `body` on a group of forked ranks, which the caller moves on, and on one with a thread where there is one.
-void on_groups(const Setting& setting, const Body& body) {
-  on_group(setting, GroupOptions::Progress::kInline, body);
+void on_groups(const Setting& setting, const testing::GroupBody& body) {
+  on_group(setting, body, GroupOptions::Progress::kInline);
   const bool one_host = setting.hosts == std::string(setting.hosts.size(), setting.hosts[0]);
-  if (!one_host) on_group(setting, GroupOptions::Progress::kThread, body);
+  if (!one_host) on_group(setting, body, GroupOptions::Progress::kThread);
 }
 
 TEST(PairFaults, AnotherSizeOrType) {
@@ -116,8 +107,8 @@ TEST(PairFaults, ARankThatDies) {
 
 // What has come is not taken for all.
 TEST(PairFaults, ARankThatDiesAmidASend) {
-  for (const char* hosts : {"aa", "ab"})
-    on_group({.hosts = hosts, .doomed = 1}, GroupOptions::Progress::kInline, [](ProcessGroup& group) {
+  for (const char* hosts : {"aa", "ab"}) {
+    const auto body = [](ProcessGroup& group) {
       std::vector<float> values(kMuch);
       if (group.rank() == 1) {
         const Transfer transfer = group.isend(std::span(values), 0);
@@ -127,7 +118,9 @@ TEST(PairFaults, ARankThatDiesAmidASend) {
       }
       return throws<DeviceError>([&] { group.recv(std::span(values), 1); },
                                  {"rank 1 (host ", "has ended", "receive #1"});
-    });
+    };
+    on_group({.hosts = hosts, .doomed = 1}, body, GroupOptions::Progress::kInline);
+  }
 }
 
 // What is sent and never received is lost: the receiver says so at the end.

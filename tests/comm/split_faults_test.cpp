@@ -15,17 +15,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::die;
-using testing::on_processes;
-using testing::Setting;
+using testing::on_group;
 using testing::throws;
-
-/// Runs `body` on a group of forked ranks.
-void on_group(const Setting& setting, const std::function<bool(ProcessGroup&)>& body) {
-  on_processes(setting, [&](const World& world) {
-    const auto group = make_group(world, {.timeout_seconds = setting.timeout_seconds});
-    return body(*group);
-  });
-}
 
 bool works(ProcessGroup& group) {
   std::vector<std::int32_t> ones(2000, 1);
