@@ -1,5 +1,5 @@
-#include <numeric>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "bindings/group.h"

@@ -1,3 +1,6 @@
+# What GoogleTest prints where a filter matches nothing: such an entry fails.
+set(LOCKSTEP_NO_TEST_RAN "Running 0 tests from 0 test suites")
+
 # lockstep_test(NAME SOURCES files… [LINKS targets…] [DEFINITIONS name=value…] [DEPENDS targets…] [PROGRAM name]
 #               [RANKS 1 2 …] [GROUPS inline thread shm tcp hosts1 …] [ALSO n:group …] [ALONE Suite.Test…]
 #               [OWN_GROUPS] [SERIAL] [SOFT_CUDA | GPU | CUDA [LAZY]] [TIMEOUT s] [LABELS …])
@@ -55,7 +58,8 @@ function(lockstep_test name)
     set(T_LABELS unit)
   endif()
   add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}"
+                                          FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}")
   if(NOT "fault" IN_LIST T_LABELS)
     set_tests_properties(${name} PROPERTIES PROCESSORS 2)
   endif()
@@ -189,16 +193,18 @@ function(lockstep_cuda_test_entries)
     set(labels unit)
   endif()
   add_test(NAME ${name}_test COMMAND ${soft} --gtest_filter=${filter})
-  set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2)
+  set_tests_properties(${name}_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2
+                                               FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}")
   if(T_LAZY)
     # When streams run has nothing to do with where arrays lie, nor with how well bf16 learns.
     add_test(NAME ${name}_test.lazy COMMAND ${soft} --gtest_filter=${filter}:-*_misaligned:*.LearnsInBf16*)
     set_tests_properties(${name}_test.lazy PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${labels}" PROCESSORS 2
+                                                      FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}"
                                                       ENVIRONMENT LOCKSTEP_SOFT_STREAMS=lazy)
   endif()
   add_test(NAME ${name}_gpu_test COMMAND ${gpu} --gtest_filter=${filter})
   set_tests_properties(${name}_gpu_test PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS};gpu" SKIP_RETURN_CODE 77
-                                                   RUN_SERIAL TRUE
+                                                   RUN_SERIAL TRUE FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}"
                                                    ENVIRONMENT XDG_CACHE_HOME=${PROJECT_BINARY_DIR}/tests/cache)
 endfunction()
 
@@ -253,6 +259,7 @@ function(lockstep_ranks_entries)
                  COMMAND ${PROJECT_SOURCE_DIR}/tests/support/run_ranks ${n} $<TARGET_FILE:${program}>
                          --gtest_filter=${chosen})
         set_tests_properties(${entry} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" PROCESSORS ${processors}
+                                                 FAIL_REGULAR_EXPRESSION "${LOCKSTEP_NO_TEST_RAN}"
                                                  ENVIRONMENT "LOCKSTEP_TEST_GROUP=${kind};LOCKSTEP_TEST_TIMEOUT=${limit}")
         if(T_GPU)
           set_tests_properties(${entry} PROPERTIES SKIP_RETURN_CODE 77)

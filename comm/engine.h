@@ -77,6 +77,7 @@ class Engine : protected PairStreams {
   bool idle() const { return completed_ == submitted_; }
   /// Whether no send or receive is.
   bool has_no_transfers() const { return pairs_.idle(); }
+  bool is_quiet() const { return idle() && has_no_transfers(); }
   /// Whether it is one of them; it may be gone.
   bool has(const PairTransfer* transfer) const { return pairs_.has(transfer); }
 

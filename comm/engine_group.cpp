@@ -185,7 +185,7 @@ bool InlineGroup::is_time_to_check() {
 }
 
 void InlineGroup::advance_or_check() {
-  if (engine_->advance() || (engine_->idle() && engine_->has_no_transfers()) || !is_time_to_check()) return;
+  if (engine_->advance() || engine_->is_quiet() || !is_time_to_check()) return;
   engine_->check_peers();
   engine_->check_transfers();
 }
@@ -261,7 +261,6 @@ class ThreadGroup final : public EngineGroup {
   void check();
   void time_out(double waited_seconds);
   void sleep(Clock::duration idle);
-  bool is_quiet() const { return engine_->idle() && engine_->has_no_transfers(); }
   bool ending() const { return ending_.load(std::memory_order_acquire) != EndRequest::kNone; }
 
   std::mutex mutex_;
@@ -384,11 +383,11 @@ void ThreadGroup::serve() {
 }
 
 void ThreadGroup::check() {
-  if (is_quiet()) return;
+  if (engine_->is_quiet()) return;
   engine_->check_peers();
   engine_->check_transfers();
   publish_completed();
-  if (is_quiet()) return;
+  if (engine_->is_quiet()) return;
   const auto now = Clock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
     time_out(std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
@@ -406,7 +405,7 @@ void ThreadGroup::time_out(double waited_seconds) {
 
 void ThreadGroup::sleep(Clock::duration idle) {
   Clock::duration most = kLongNap;
-  if (!is_quiet()) {
+  if (!engine_->is_quiet()) {
     const auto left = Clock::time_point(Clock::duration(wait_end_.load(std::memory_order_acquire))) - Clock::now();
     most = std::clamp<Clock::duration>(left, std::chrono::milliseconds(1), kNap);
   }

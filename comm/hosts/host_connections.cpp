@@ -7,8 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "comm/engine.h"
-#include "comm/shm/pair_rings.h"
+#include "comm/hosts/host_engine.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/job_secret.h"
 #include "lockstep/comm/arena.h"
@@ -113,11 +112,10 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
     for (const int rank : here) ours.push_back(all[static_cast<std::size_t>(rank)]);
     return ours;
   };
-  const std::size_t part_bytes = align_up(sizeof(NodeControlBlock)) +
-                                 static_cast<std::size_t>(connections.ranks) * Engine::kTextBytes +
-                                 PairRings::bytes_of(static_cast<int>(here.size()));
+  const int local_size = static_cast<int>(here.size());
   problem.catch_from([&] {
-    connections.board = Segment::map(connections.local, static_cast<int>(here.size()), part_bytes, exchange);
+    connections.board = Segment::map(connections.local, local_size,
+                                     HostEngine::board_bytes(connections.ranks, local_size), exchange);
   });
   while (round < 2) exchange("");
 
@@ -129,7 +127,9 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
     mine.addresses = connections.connector->listen(usable_addresses(env, rendezvous.host));
   });
   problem.settle(store.all_gather_text("preparing connections", problem.text(), deadline), connections.rank);
-  const auto texts = store.all_gather_text("exchanging addresses", mine.encode(), deadline);
+  std::vector<Introduction> introductions;
+  for (const std::string& text : store.all_gather_text("exchanging addresses", mine.encode(), deadline))
+    introductions.push_back(Introduction::decode(text));
   // Every rank waits for all: what is said in a split reaches the others when the one that says it waits for something
   // (Note [Splitting]), and from here on ranks wait for connections.
   const std::string nonce = store.all_gather_text(
@@ -140,11 +140,10 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
     for (std::size_t i = 0; i < here.size(); ++i) {
       const int rank = here[i];
       if (rank == connections.rank) continue;
-      connections.pipes.open(i, peers.pid_of(rank), Introduction::decode(texts[static_cast<std::size_t>(rank)]).pipe);
+      connections.pipes.open(i, peers.pid_of(rank), introductions[static_cast<std::size_t>(rank)].pipe);
     }
     const auto expect = [&](int rank, PeerConnector::Purpose purpose) {
-      connections.connector->expect(peers, rank, Introduction::decode(texts[static_cast<std::size_t>(rank)]).addresses,
-                                    purpose);
+      connections.connector->expect(peers, rank, introductions[static_cast<std::size_t>(rank)].addresses, purpose);
     };
     for (std::size_t h = 0; h < hosts.size(); ++h) {
       if (static_cast<int>(h) == connections.host) continue;
