@@ -5,7 +5,7 @@
 //   several_inputs loop 3                         a loop of its own, on three CPU devices
 #include <lockstep/trainer.h>
 
-#include <cmath>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -21,12 +21,14 @@ constexpr std::int64_t kReadings = 4, kWidth = 32;
 class Sensor final : public data::Dataset {
  public:
   Sensor(const char* name, std::uint64_t size, std::uint64_t seed)
-      : Dataset({.name = name,
-                 .size = size,
-                 .dims = {kReadings},
-                 .target_dims = {1},
-                 .numeric_targets = true,
-                 .further_inputs = {{.name = "good", .dims = {kReadings}}}}),
+      : Dataset({
+            .name = name,
+            .size = size,
+            .dims = {kReadings},
+            .target_dims = {1},
+            .numeric_targets = true,
+            .further_inputs = {{.name = "good", .dims = {kReadings}}},
+        }),
         values_(size * (2 * kReadings + 1)) {
     nn::Generator(seed).uniform(values_, -1, 1);
   }
@@ -88,7 +90,8 @@ void run_loop(int count) {
       const trainer::Inputs inputs = trainer::inputs_of(devices[0], batch, trainer::format_of(*dataset));
       const float scale = 1.0f / static_cast<float>(batch.count);
       optimizer->zero_grad();
-      // On each device of its part; outside: gaussian(tape, model(tape, inputs.on(tape)), inputs.targets, scale)
+      // Each device computes the loss of its samples. With the loss outside it is
+      // gaussian(tape, model(tape, inputs.on(tape)), inputs.targets, scale).
       const nn::Loss loss = model.forward_loss(tape, inputs.on(tape), inputs.targets, gaussian, scale);
       sum += static_cast<double>(nn::values_of(devices[0], loss.totals())[0]);
       tape.backward(loss.value);
@@ -97,6 +100,13 @@ void run_loop(int count) {
     }
     std::printf("epoch %d: loss %.3f\n", epoch, sum / static_cast<double>(dataset->size()));
   }
+  constexpr std::array<float, kReadings> kSeen = {0.4f, 0.5f, 0.6f, 0.5f}, kAllGood = {1, 1, 1, 1};
+  const nn::Tensor readings = nn::tensor_of(devices[0], {1, kReadings}, kSeen);
+  const nn::Tensor good = nn::tensor_of(devices[0], {1, kReadings}, kAllGood);
+  const auto [mean, log_variance] = model(tape, {tape.input(readings), tape.input(good)}).as<2>();
+  std::printf("estimate %.2f, log of the variance %.1f\n",
+              static_cast<double>(nn::values_of(devices[0], mean.value())[0]),
+              static_cast<double>(nn::values_of(devices[0], log_variance.value())[0]));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "lockstep/parallel/data_parallel.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -98,7 +99,7 @@ void DataParallel::check_place() const {
 
 nn::Var DataParallel::forward(nn::Tape& tape, nn::Var x) { return forward_all(tape, x); }
 
-nn::Var DataParallel::forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where) {
+nn::Vars DataParallel::forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where) {
   return run({.tape = tape, .inputs = {&x, 1}, .where = where});
 }
 
@@ -110,15 +111,20 @@ nn::Vars DataParallel::forward_all(nn::Tape& tape, const nn::Vars& inputs) {
 nn::Loss DataParallel::forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets,
                                     const nn::LossFunction& loss, float scale) {
   const auto values = values_of(tape, inputs);
-  const Call call{.tape = tape, .inputs = values, .where = tape.backend(), .vars = &inputs, .targets = &targets};
-  const auto chunks = chunks_of(extent_of(call), static_cast<std::int64_t>(copies_.size()));
-  if (is_alone(chunks.size())) return module_.forward_loss(tape, inputs, targets, loss, scale);
-  Lease pass(*this);
-  begin(call, chunks, *pass);
+  const Call call{.tape = tape,
+                  .inputs = values,
+                  .where = tape.backend(),
+                  .vars = &inputs,
+                  .targets = targets.defined() ? &targets : nullptr};
+  std::optional<Lease> lease = begin(call);
+  if (!lease) return module_.forward_loss(tape, inputs, targets, loss, scale);
+  Lease pass = *std::move(lease);
   pass->has_loss = true;
   run_replicas(call, *pass, [&](std::size_t i, const nn::Tensor& mine) {
     Pass::Part& part = pass->parts[i];
     part.loss = copies_[i]->module->forward_loss(*part.tape, part.inputs, mine, loss, scale).value;
+    check_usage(part.loss.is_loss(), "a loss function returned a value that is no loss",
+                "end it with nn::sum(), or another function that returns a Loss");
   });
   nn::Tensor totals = add_totals(*pass);
   const bool needs_grad = std::ranges::any_of(std::span(pass->parts).first(pass->count),
@@ -126,7 +132,7 @@ nn::Loss DataParallel::forward_loss(nn::Tape& tape, const nn::Vars& inputs, cons
   if (needs_grad && pass->count > 1) add_up_later(tape, *pass);
   const nn::Tape::OpScope scope(tape, "replicas");
   const nn::Var result = tape.make_loss(std::move(totals), needs_grad);
-  tape.record<Replicas>(result, *this, std::move(pass));
+  tape.record<Replicas>(result, std::move(pass));
   return {result};
 }
 
@@ -160,19 +166,15 @@ std::int64_t DataParallel::extent_of(const Call& call) const {
   return wanted;
 }
 
-// One device that is the caller's too does what it would without us.
-bool DataParallel::is_alone(std::size_t chunks) const { return chunks == 1 && copies_.front()->backend == &output_; }
-
 nn::Vars DataParallel::run(const Call& call) {
-  const auto chunks = chunks_of(extent_of(call), static_cast<std::int64_t>(copies_.size()));
-  if (is_alone(chunks.size())) {
+  std::optional<Lease> lease = begin(call);
+  if (!lease) {
     if (call.vars != nullptr) return module_.forward_all(call.tape, *call.vars);
     nn::Vars here;
     for (const nn::Tensor& x : call.inputs) here.push_back(call.tape.input(nn::to_device(output_, x, call.where)));
     return module_.forward_all(call.tape, here);
   }
-  Lease pass(*this);
-  begin(call, chunks, *pass);
+  Lease pass = *std::move(lease);
   run_replicas(call, *pass, [&](std::size_t i, const nn::Tensor&) {
     Pass::Part& part = pass->parts[i];
     part.outputs = copies_[i]->module->forward_all(*part.tape, part.inputs);
@@ -180,8 +182,13 @@ nn::Vars DataParallel::run(const Call& call) {
   return put_together(call.tape, std::move(pass));
 }
 
-// The pieces lie ready on the input's device, from where each device's thread fetches its own.
-void DataParallel::begin(const Call& call, const std::vector<Chunk>& chunks, Pass& pass) {
+// The pieces lie ready on the input's device, from where each device's thread fetches its own. One device that is the
+// caller's too does what it would without us: then there is no pass.
+std::optional<DataParallel::Lease> DataParallel::begin(const Call& call) {
+  const auto chunks = chunks_of(extent_of(call), static_cast<std::int64_t>(copies_.size()));
+  if (chunks.size() == 1 && copies_.front()->backend == &output_) return std::nullopt;
+  Lease lease(*this);
+  Pass& pass = *lease;
   prepare(chunks.size());
   pass.count = chunks.size();
   if (call.vars != nullptr) pass.inputs = *call.vars;
@@ -198,6 +205,7 @@ void DataParallel::begin(const Call& call, const std::vector<Chunk>& chunks, Pas
     part.tape->set_activations(call.tape.activations());
   }
   share_dropout(call.tape, pass);
+  return lease;
 }
 
 void DataParallel::run_replicas(const Call& call, Pass& pass,
@@ -241,14 +249,14 @@ nn::Vars DataParallel::put_together(nn::Tape& tape, Lease lease) {
   const nn::Tape::OpScope scope(tape, "gather");
   if (any) {
     pass.reached = tape.make_var(mark_, true);
-    tape.record<Replicas>(pass.reached, *this, std::move(lease));
+    tape.record<Replicas>(pass.reached, std::move(lease));
   }
   nn::Vars results;
   for (std::size_t o = 0; o < count; ++o) {
     const auto [needs_grad, is_loss] = kinds[o];
     results.push_back(is_loss ? tape.make_loss(std::move(values[o]), needs_grad)
                               : tape.make_var(std::move(values[o]), needs_grad));
-    tape.record<Gather>(results[o], *this, pass, o);
+    tape.record<Gather>(results[o], pass, o);
   }
   return results;
 }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
 #include "lockstep/nn/ops/transfer.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "parallel/chunks.h"

@@ -236,7 +236,7 @@ void DistributedDataParallel::broadcast_buffers() { ddp::broadcast_state(group_,
 
 // Collective: on a rank that runs no pass too.
 void DistributedDataParallel::begin_pass() {
-  check_usage(!pass_.alive() || user_ == this_thread(),
+  check_usage(!pass_.alive() || owner_thread_ == this_thread(),
               "a call of a DistributedDataParallel from another thread than the one that has a pass under way",
               "let one thread use it: another one may begin when backward has returned, or the tape of the pass is "
               "reset");
@@ -253,7 +253,7 @@ void DistributedDataParallel::begin_pass(nn::Tape& tape) {
     pass_syncs_ = buffers_due_ = no_syncs_ == 0;
     tape.set_listener(this);
     pass_ = tape.pass();
-    user_ = this_thread();
+    owner_thread_ = this_thread();
   }
 }
 

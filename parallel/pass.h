@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "parallel/chunks.h"
 
@@ -26,6 +27,8 @@ struct DataParallel::Copy {
 
 /// The devices' tapes for one forward.
 struct DataParallel::Pass {
+  explicit Pass(DataParallel& owner) : owner_(owner), lifetime_(owner.lifetime()) {}
+
   struct Part {
     std::unique_ptr<nn::Tape> tape;
     nn::Tensor dropout_state = {};
@@ -69,19 +72,32 @@ struct DataParallel::Pass {
     reached = {};
     is_reached = has_loss = false;
   }
+
+  /// For a backward pass, which needs it; else UsageError.
+  DataParallel& owner() const {
+    check_usage(lifetime_.alive(), "backward comes to a DataParallel that is gone",
+                "keep it until backward is through");
+    return owner_;
+  }
+  /// nullptr: it is gone.
+  DataParallel* owner_if_there() const { return lifetime_.alive() ? &owner_ : nullptr; }
+
+ private:
+  DataParallel& owner_;
+  Lifetime::Ref lifetime_;
 };
 
 /// A pass that somebody uses. Goes back to its owner, if that is still there.
 class DataParallel::Lease {
  public:
-  explicit Lease(DataParallel& owner) : owner_(&owner), lifetime_(owner.lifetime()) {
+  explicit Lease(DataParallel& owner) {
     if (!owner.idle_.empty()) {
       pass_ = std::move(owner.idle_.back());
       owner.idle_.pop_back();
       return;
     }
     owner.idle_.reserve(++owner.passes_);  // giving it back must not fail
-    pass_ = std::make_unique<Pass>();
+    pass_ = std::make_unique<Pass>(owner);
     for (const auto& copy : owner.copies_) pass_->parts.push_back({.tape = std::make_unique<nn::Tape>(*copy->backend)});
   }
   Lease(Lease&&) noexcept = default;
@@ -89,50 +105,40 @@ class DataParallel::Lease {
   ~Lease() {
     if (pass_ == nullptr) return;
     pass_->forget();
-    if (lifetime_.alive()) owner_->idle_.push_back(std::move(pass_));
+    if (DataParallel* const owner = pass_->owner_if_there()) owner->idle_.push_back(std::move(pass_));
   }
   Pass& operator*() const { return *pass_; }
   Pass* operator->() const { return pass_.get(); }
-  static void check_owner(const Lifetime::Ref& owner) {
-    check_usage(owner.alive(), "backward comes to a DataParallel that is gone", "keep it until backward is through");
-  }
-  void check_owner() const { check_owner(lifetime_); }
 
  private:
-  DataParallel* owner_;
-  Lifetime::Ref lifetime_;
   std::unique_ptr<Pass> pass_;
 };
 
 /// Has the devices' tapes walked, when the gradients of all outputs are there, or from their losses.
 class DataParallel::Replicas final : public nn::Node {
  public:
-  Replicas(nn::Var output, DataParallel& owner, Lease pass) : Node(output), owner_(owner), pass_(std::move(pass)) {}
+  Replicas(nn::Var output, Lease pass) : Node(output), pass_(std::move(pass)) {}
   void backward(nn::Tape& tape) override {
-    pass_.check_owner();
-    owner_.run_backward(tape, *pass_);
-    for (const nn::Var mark : pass_->marks) tape.contribute(mark, owner_.mark_);
+    DataParallel& owner = pass_->owner();
+    owner.run_backward(tape, *pass_);
+    for (const nn::Var mark : pass_->marks) tape.contribute(mark, owner.mark_);
   }
 
  private:
-  DataParallel& owner_;
   Lease pass_;
 };
 
 /// Keeps the gradient of an output for Replicas, which comes before it on the tape, and owns the pass.
 class DataParallel::Gather final : public nn::Node {
  public:
-  Gather(nn::Var output, DataParallel& owner, Pass& pass, std::size_t number)
-      : Node(output), owner_(owner), lifetime_(owner.lifetime()), pass_(pass), number_(number) {}
+  Gather(nn::Var output, Pass& pass, std::size_t number) : Node(output), pass_(pass), number_(number) {}
   void backward(nn::Tape& tape) override {
-    Lease::check_owner(lifetime_);
+    const DataParallel& owner = pass_.owner();
     pass_.outputs[number_].gradient = tape.take_grad(output());
-    if (!std::exchange(pass_.is_reached, true)) tape.contribute(pass_.reached, owner_.mark_);
+    if (!std::exchange(pass_.is_reached, true)) tape.contribute(pass_.reached, owner.mark_);
   }
 
  private:
-  DataParallel& owner_;
-  Lifetime::Ref lifetime_;
   Pass& pass_;
   std::size_t number_;
 };

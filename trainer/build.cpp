@@ -243,6 +243,7 @@ comm::Manifest manifest_of(const TrainConfig& config, const nn::Module& model, c
       {"instruction set",
        fmt::format("{}, oneDNN {} {}", cpu_instruction_set(), nn::onednn_version(), nn::cpu_kernel_isa())},
       {"data set", fmt::format("{} of {} samples", dataset.name(), dataset.size())},
+      {"samples", format_of(dataset).describe()},
   };
   for (const auto& more : {parallel::manifest_of(model), describe(config)})
     manifest.insert(manifest.end(), more.begin(), more.end());

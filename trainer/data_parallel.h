@@ -13,8 +13,8 @@ namespace lockstep::trainer {
 /// Throws UsageError where `config` wants one process for all devices and this process is one of several ranks.
 void check_alone(const TrainConfig& config);
 
-/// A model that batches are shared out through. The module is on session.backend, which is the first device and where
-/// the loss is computed; both must outlive it.
+/// A model that batches are shared out through. The module is on session.backend, which is the first device, where the
+/// devices' losses are added up; both must outlive it.
 class DataParallelModel {
  public:
   DataParallelModel(const TrainConfig& config, session::Session& session, nn::Module& module);

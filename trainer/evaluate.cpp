@@ -58,12 +58,16 @@ EvalReport Evaluator::run(nn::Module& module, std::int64_t step) {
       break;
     }
     const Inputs inputs = with_activations(backend_, inputs_of(backend_, *batch, format), activations_);
-    const nn::Vars outputs = module.forward_all(tape_, inputs.on(tape_));
-    const nn::Loss loss = loss_of(tape_, outputs, inputs, loss_, 1.0f);
-    backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
-    if (top5_)
-      backend_.loss().count_in_top(outputs[0].rows(), inputs.targets, 5,
+    nn::Loss loss;
+    if (top5_) {
+      const nn::Var logits = module.forward_all(tape_, inputs.on(tape_));
+      loss = loss_of(tape_, logits, inputs, loss_, 1.0f);
+      backend_.loss().count_in_top(logits.rows(), inputs.targets, 5,
                                    nn::Tensor::view_of(numbers.data<float>() + 2, {}));
+    } else {
+      loss = forward(tape_, module, inputs, loss_, 1.0f);  // on several devices: where the outputs are
+    }
+    backend_.pointwise().copy(loss.totals(), numbers.slice(0, 2));
     batches.add(batch->count, numbers);
     tape_.reset();
     if (batches.full()) take();

@@ -1,31 +1,33 @@
 #include "lockstep/trainer/forward.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep::trainer {
 namespace {
 
-/// (samples, sample dims…)
-nn::Shape batch_shape(const std::vector<std::int64_t>& sample_dims, std::int64_t samples) {
+// (samples, dims of one…)
+nn::Shape batch_shape(const std::vector<std::int64_t>& dims_of_one, std::int64_t samples) {
   std::array<std::int64_t, nn::Shape::kMaxDims> dims = {samples};
-  LOCKSTEP_ASSERT(sample_dims.size() < dims.size(), "samples of {} dimensions", sample_dims.size());
-  std::ranges::copy(sample_dims, dims.begin() + 1);
-  return nn::Shape(std::span<const std::int64_t>(dims.data(), sample_dims.size() + 1));
+  if (dims_of_one.size() >= dims.size())
+    throw UsageError(fmt::format("samples or targets of {} axes", dims_of_one.size()),
+                     fmt::format("give them at most {}", dims.size() - 1));
+  std::ranges::copy(dims_of_one, dims.begin() + 1);
+  return nn::Shape(std::span<const std::int64_t>(dims.data(), dims_of_one.size() + 1));
 }
 
-nn::Tensor on_device(nn::Backend& backend, const data::Array& array, const data::Dataset::Input& input,
-                     std::int64_t samples) {
-  const nn::Shape shape = batch_shape(input.dims, samples);
-  return input.integers ? backend.from_host(array.integers.data(), shape, DType::kI32)
-                        : backend.from_host(array.numbers.data(), shape, DType::kF32);
+std::string describe_array(const std::vector<std::int64_t>& dims_of_one, bool integers) {
+  return fmt::format("[{}] {}", fmt::join(dims_of_one, ", "), name_of(integers ? DType::kI32 : DType::kF32));
 }
 
 nn::Tensor rounded(nn::Backend& backend, nn::Tensor numbers, DType activations) {
-  if (!numbers.defined() || numbers.dtype() != DType::kF32 || activations == DType::kF32) return numbers;
+  if (!numbers.defined() || numbers.dtype() == computed_type(numbers.dtype(), activations)) return numbers;
   nn::Tensor made = backend.empty(numbers.shape(), activations);
   backend.pointwise().cast(numbers, made);
   return made;
@@ -57,26 +59,47 @@ SampleFormat format_of(const data::Dataset& dataset) {
           .further = dataset.further_inputs()};
 }
 
-Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format) {
-  const auto samples = static_cast<std::int64_t>(batch.count);
-  const nn::Shape shape = batch_shape(format.dims, samples), targets = batch_shape(format.target_dims, samples);
-  Inputs inputs = {.x = format.tokens ? backend.from_host(batch.tokens.data(), shape, DType::kI32)
-                                      : backend.from_host(batch.x.data(), shape, DType::kF32),
-                   .targets = format.numeric_targets ? backend.from_host(batch.targets.data(), targets, DType::kF32)
-                                                     : backend.from_host(batch.labels.data(), targets, DType::kI32)};
-  for (std::size_t i = 0; i < format.further.size(); ++i)
-    inputs.further.push_back(on_device(backend, batch.further[i], format.further[i], samples));
+std::string SampleFormat::describe() const {
+  return fmt::format("{}{}, targets {}", describe_array(dims, tokens), further.empty() ? "" : ", " + describe_further(),
+                     describe_array(target_dims, !numeric_targets));
+}
+
+std::string SampleFormat::describe_further() const {
+  std::vector<std::string> all;
+  for (const auto& input : further) all.push_back(input.name + " " + describe_array(input.dims, input.integers));
+  return join(all, ", ");
+}
+
+Inputs make_inputs(const SampleFormat& format, std::int64_t samples,
+                   FunctionRef<nn::Tensor(int input, const nn::Shape& shape, DType dtype)> make) {
+  Inputs inputs = {.x = make(kSamples, batch_shape(format.dims, samples), format.tokens ? DType::kI32 : DType::kF32),
+                   .targets = make(kTargets, batch_shape(format.target_dims, samples),
+                                   format.numeric_targets ? DType::kF32 : DType::kI32)};
+  int number = kFurther;
+  for (const auto& input : format.further)
+    inputs.further.push_back(
+        make(number++, batch_shape(input.dims, samples), input.integers ? DType::kI32 : DType::kF32));
   return inputs;
 }
 
+Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format) {
+  const auto data_of = [&](int input, DType dtype) -> void* {
+    const bool integers = dtype == DType::kI32;
+    if (input == kSamples) return integers ? static_cast<void*>(batch.tokens.data()) : batch.x.data();
+    if (input == kTargets) return integers ? static_cast<void*>(batch.labels.data()) : batch.targets.data();
+    const data::Array& array = batch.further[static_cast<std::size_t>(input - kFurther)];
+    return integers ? static_cast<void*>(array.integers.data()) : array.numbers.data();
+  };
+  return make_inputs(format, static_cast<std::int64_t>(batch.count),
+                     [&](int input, const nn::Shape& shape, DType dtype) {
+                       return backend.from_host(data_of(input, dtype), shape, dtype, input);
+                     });
+}
+
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations) {
-  const nn::Shape shape = batch_shape(format.dims, 0);
-  Inputs inputs = {
-      .x = backend.empty(shape, format.tokens ? DType::kI32 : activations),
-      .targets = backend.empty(batch_shape(format.target_dims, 0), format.numeric_targets ? DType::kF32 : DType::kI32)};
-  for (const auto& input : format.further)
-    inputs.further.push_back(backend.empty(batch_shape(input.dims, 0), input.integers ? DType::kI32 : activations));
-  return inputs;
+  return make_inputs(format, 0, [&](int input, const nn::Shape& shape, DType dtype) {
+    return backend.empty(shape, input == kTargets ? dtype : computed_type(dtype, activations));
+  });
 }
 
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations) {

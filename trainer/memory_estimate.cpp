@@ -14,23 +14,6 @@ namespace {
 // The bytes of tensors that the allocator has been asked for in its life.
 std::uint64_t asked(nn::Backend& backend) { return backend.allocator().stats().bytes_asked; }
 
-nn::Tensor on_host(nn::Backend& backend, const nn::Shape& shape, DType dtype) {
-  return backend.from_host(nn::meta_address(), shape, dtype);
-}
-
-Inputs inputs_of_shapes(nn::Backend& backend, const SampleFormat& format, std::int64_t samples) {
-  const auto shape = [samples](std::vector<std::int64_t> dims) {
-    dims.insert(dims.begin(), samples);
-    return nn::Shape{std::span<const std::int64_t>(dims)};
-  };
-  Inputs inputs = {
-      .x = on_host(backend, shape(format.dims), format.tokens ? DType::kI32 : DType::kF32),
-      .targets = on_host(backend, shape(format.target_dims), format.numeric_targets ? DType::kF32 : DType::kI32)};
-  for (const auto& input : format.further)
-    inputs.further.push_back(on_host(backend, shape(input.dims), input.integers ? DType::kI32 : DType::kF32));
-  return inputs;
-}
-
 /// The largest pass of one device. Gradients lie in the reducer's arena, not among what is asked for here.
 std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn::Module& module,
                             const SampleFormat& format, std::int64_t samples, bool train) {
@@ -40,8 +23,10 @@ std::uint64_t bytes_of_pass(const TrainConfig& config, nn::Backend& backend, nn:
   tape.set_activations(dtype_of(config.precision));
   if (dropout_of(config.model) > 0) tape.set_dropout_state(backend.empty({3}, DType::kI64));
   module.train(train);
-  const Inputs inputs =
-      with_activations(backend, inputs_of_shapes(backend, format, samples), dtype_of(config.precision));
+  const Inputs on_host = make_inputs(format, samples, [&](int input, const nn::Shape& shape, DType dtype) {
+    return backend.from_host(nn::meta_address(), shape, dtype, input);
+  });
+  const Inputs inputs = with_activations(backend, on_host, dtype_of(config.precision));
   const nn::Loss loss = forward(tape, module, inputs, training_loss(config), 1.0f);
   if (train) tape.backward(loss.value);
   return backend.allocator().stats().peak_bytes_asked - before;

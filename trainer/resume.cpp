@@ -14,6 +14,7 @@
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/nn/io/state.h"
 #include "lockstep/nn/optim/optimizers.h"
+#include "lockstep/trainer/forward.h"
 #include "trainer/build.h"
 #include "trainer/options.h"
 
@@ -162,6 +163,9 @@ CheckpointManifest plan_of(const TrainConfig& config, const data::Dataset& datas
       {kGlobalBatch, fmt::to_string(global_batch_of(config, world_size))},
       {"optimizer", optimizer_text(config)},
   };
+  // Checkpoints of earlier versions, which had none, can be resumed.
+  if (const SampleFormat format = format_of(dataset); !format.further.empty())
+    manifest.identity.emplace_back("further inputs", format.describe_further());
   manifest.settings = {
       {"ranks", fmt::to_string(world_size)},
       {"steps", fmt::to_string(total_steps)},

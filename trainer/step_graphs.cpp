@@ -71,7 +71,7 @@ void StepGraphs::expect_step(std::uint64_t global_count) {
 
 Inputs StepGraphs::memory_for(const Inputs& inputs) {
   const auto as_computed = [&](const nn::Tensor& like) {
-    return backend_.empty(like.shape(), like.dtype() == DType::kF32 ? activations_ : like.dtype());
+    return backend_.empty(like.shape(), computed_type(like.dtype(), activations_));
   };
   Inputs made = {.x = as_computed(inputs.x), .targets = backend_.empty(inputs.targets.shape(), inputs.targets.dtype())};
   for (const nn::Tensor& one : inputs.further) made.further.push_back(as_computed(one));

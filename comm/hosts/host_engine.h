@@ -61,9 +61,7 @@ class HostEngine final : public Engine {
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
   bool is_flushed(int to) override;
   static std::size_t texts_offset() { return align_up(sizeof(NodeControlBlock)); }
-  static std::size_t rings_offset(int ranks) {
-    return texts_offset() + static_cast<std::size_t>(ranks) * kTextBytes;
-  }
+  static std::size_t rings_offset(int ranks) { return texts_offset() + static_cast<std::size_t>(ranks) * kTextBytes; }
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 

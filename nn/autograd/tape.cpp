@@ -55,7 +55,7 @@ void Tape::refuse_thread() {
 }
 
 void Tape::check_user(const Node& node, const Parameter& parameter) const {
-  if (parameter.pending_uses_ == 0 || parameter.user_ == user_) [[likely]]
+  if (parameter.pending_uses_ == 0 || parameter.owner_thread_ == owner_thread_) [[likely]]
     return;
   const OpLabel& label = node.label_;
   throw UsageError(fmt::format("{} uses parameters in which another thread has a pass", label.op),
@@ -103,7 +103,7 @@ void Tape::push(Node* node) {
   for (Parameter* parameter : node->parameters()) {
     if (parameter == nullptr) continue;
     ++parameter->pending_uses_;
-    parameter->user_ = user_;
+    parameter->owner_thread_ = owner_thread_;
   }
 }
 
@@ -219,19 +219,24 @@ void Tape::backward(Var root) {
   walk_all();
 }
 
-void Tape::start_from(Var root, Tensor grad) {
+void Tape::check_start(Var root, const Tensor& grad) const {
   check_root(root);
   if (!grad.defined() || grad.shape() != root.shape() || grad.dtype() != root.dtype())
     throw UsageError(
         fmt::format("backward from {} {} with a gradient of {} {}", name_of(root.dtype()), to_string(root.shape()),
                     grad.defined() ? name_of(grad.dtype()) : "nothing,", to_string(grad.shape())),
         "give it one of the value's shape and type");
-  contribute(root, checked(std::move(grad)));
+  static_cast<void>(checked(grad));
+}
+
+void Tape::start_from(Var root, Tensor grad) {
+  contribute(root, std::move(grad));
   root.state_->is_root = true;
 }
 
 void Tape::backward(Var root, Tensor grad) {
   check_thread();
+  check_start(root, grad);
   start_from(root, std::move(grad));
   walk_all();
 }
@@ -241,13 +246,16 @@ void Tape::backward(std::span<const Var> roots, std::span<const Tensor> grads) {
   if (roots.size() != grads.size())
     throw UsageError(fmt::format("backward from {} values with {} gradients", roots.size(), grads.size()),
                      "give each value one; an undefined tensor where there is none");
-  std::size_t given = 0;
+  const auto given = [&](std::size_t i) { return grads[i].defined(); };
+  bool any = false;
   for (std::size_t i = 0; i < roots.size(); ++i) {
-    if (!grads[i].defined()) continue;
-    start_from(roots[i], grads[i]);
-    ++given;
+    if (!given(i)) continue;
+    check_start(roots[i], grads[i]);
+    any = true;
   }
-  check_usage(given > 0, "backward from no value", "give at least one, with its gradient");
+  check_usage(any, "backward from no value", "give at least one, with its gradient");
+  for (std::size_t i = 0; i < roots.size(); ++i)
+    if (given(i)) start_from(roots[i], grads[i]);
   walk_all();
 }
 
@@ -281,7 +289,7 @@ void Tape::walk_all() {
 void Tape::reset() {
   listener_ = nullptr;
   walking_ = false;
-  user_ = nullptr;
+  owner_thread_ = nullptr;
   lifetime_.renew();
   for (Node* node : nodes_) {
     forget_uses(*node);

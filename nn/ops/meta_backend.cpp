@@ -196,7 +196,8 @@ class MetaBackend final : public Backend {
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
   bool computes_in_bf16() const override { return like_.computes_in_bf16(); }
-  Tensor from_host(void* data, const Shape& shape, DType dtype) override {
+  using Backend::from_host;
+  Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
     return device().kind == DeviceKind::kCpu ? Tensor::view_of(data, shape, dtype) : empty(shape, dtype);
   }
   void finish_inputs() override {}

@@ -77,7 +77,10 @@ class Examples(unittest.TestCase):
     def test_several_inputs_and_outputs(self):
         losses = {}
         for devices in (1, 3):
-            lines = self.lines(f"several_inputs loop {devices}")
+            *lines, last = self.lines(f"several_inputs loop {devices}")
+            estimate = re.fullmatch(r"estimate (\S+), log of the variance (\S+)", last)
+            self.assertAlmostEqual(float(estimate[1]), 0.5, delta=0.1)  # of readings from 0.4 to 0.6
+            self.assertLess(float(estimate[2]), 0)
             losses[devices] = [float(re.fullmatch(r"epoch \d: loss (\S+)", line)[1]) for line in lines]
             self.assertEqual(len(losses[devices]), 8)
         for one, three in zip(losses[1], losses[3]):

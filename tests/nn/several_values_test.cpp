@@ -154,6 +154,13 @@ TEST_F(SeveralValues, BackwardFromSeveralIsThatOfTheirSum) {
   EXPECT_THAT(refusal_of([&] { tape.backward(both, none); }), HasSubstr("backward from no value"));
   EXPECT_THAT(refusal_of([&] { tape.backward(both, std::span(none, 1)); }), HasSubstr("2 values with 1 gradients"));
   EXPECT_THAT(refusal_of([&] { tape.backward(both, swapped); }), HasSubstr("with a gradient of f32 [5, 2]"));
+  // A refusal leaves nothing of what came before it.
+  const Tensor wrong[] = {by_classes, by_classes};
+  EXPECT_THAT(refusal_of([&] { tape.backward(both, wrong); }), HasSubstr("with a gradient of f32 [5, 3]"));
+  for (const auto& [name, parameter] : model.named_parameters()) parameter->clear_grad();
+  tape.backward(both, grads);
+  tape.reset();
+  EXPECT_EQ(gradients(), wanted);
 }
 
 }  // namespace

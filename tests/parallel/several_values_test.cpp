@@ -169,6 +169,17 @@ TEST_F(SeveralValues, TotalsCountWhatIsCorrect) {
   tape.backward(nn::add(tape, inside.value, outside.value));
 }
 
+// Of an autoencoder, say.
+TEST_F(SeveralValues, ALossWithoutTargets) {
+  const nn::LossFunction squares = [](nn::Tape& on, const nn::Vars& y, const nn::Tensor& targets, float scale) {
+    EXPECT_FALSE(targets.defined());
+    return nn::sum(on, nn::square(on, y[0]), scale);
+  };
+  const nn::Loss inside = model.forward_loss(tape, inputs(10), nn::Tensor(), squares, 1.0f);
+  const nn::Loss outside = squares(tape, model(tape, inputs(10)), nn::Tensor(), 1.0f);
+  EXPECT_NEAR(inside.totals().f32()[0], outside.totals().f32()[0], 1e-5f * outside.totals().f32()[0]);
+}
+
 // Only sums of the loss travel: of each device two numbers.
 TEST_F(SeveralValues, OutputsStayOnTheirDevices) {
   const auto bytes_out = [&](const auto& pass) {
@@ -217,6 +228,14 @@ TEST_F(SeveralValues, InputsThatDoNotFit) {
             [](nn::Tape& on, nn::Var y, const nn::Tensor& t, float s) { return nn::cross_entropy(on, y, t, s); }, 1.0f);
       }),
       HasSubstr("replica 0 of 3 on cpu:0: 2 values where 1 is expected"));
+  EXPECT_THAT(
+      refusal_of([&] {
+        model.forward_loss(
+            tape, inputs(10), labels(10),
+            [](nn::Tape& on, const nn::Vars& y, const nn::Tensor&, float) { return nn::Loss{nn::affine(on, y[0], 2)}; },
+            1.0f);
+      }),
+      HasSubstr("replica 0 of 3 on cpu:0: a loss function returned a value that is no loss"));
   nn::Tape other(devices[0]);
   const nn::Var elsewhere = other.input(random_rows(devices[0], {10, 8}, 1));
   EXPECT_THAT(refusal_of([&] { model(tape, {of(10, 6), elsewhere}); }), HasSubstr("a value of another tape"));

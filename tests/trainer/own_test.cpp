@@ -6,10 +6,12 @@
 #include "lockstep/trainer.h"
 #include "tests/support/fusion.h"
 #include "tests/support/temporary_directory.h"
+#include "trainer/resume.h"
 
 namespace lockstep::trainer {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// `size` samples of two numbers; targets, or labels of three classes, follow from them.
@@ -198,6 +200,33 @@ TEST(OwnTraining, InputsThatNobodyTakes) {
         return "no error";
       }(),
       HasSubstr("mlp takes one input, and the samples of masked points have 2 → train a model of your own"));
+}
+
+// A checkpoint knows what the samples' further inputs were.
+TEST(OwnTraining, ResumingWithOtherInputs) {
+  const auto identity_with = [](std::vector<data::Dataset::Input> further) {
+    const Points points(
+        {.name = "points", .size = 40, .dims = {6}, .classes = 3, .further_inputs = std::move(further)});
+    TrainConfig config;
+    config.model = {"mlp", {}};
+    return plan_of(config, points, 1, 10).identity;
+  };
+  const auto none = identity_with({});
+  const auto mask = identity_with({{.name = "mask", .dims = {8}}});
+  EXPECT_EQ(mask.size(), none.size() + 1);  // without any, as in checkpoints of versions that knew none
+  EXPECT_NE(identity_with({{.name = "mask", .dims = {8}, .integers = true}}), mask);
+  EXPECT_NE(identity_with({{.name = "type", .dims = {8}}}), mask);
+}
+
+TEST(OwnTraining, AnEvaluationOnSamplesOfAnotherKind) {
+  const auto points = std::make_shared<MaskedPoints>();
+  const auto other = std::make_shared<Points>(
+      data::Dataset::Info{.name = "bare points", .size = 40, .dims = {testing::Fusion::kFeatures}, .classes = 3});
+  EXPECT_THAT(error_of(quiet(), {.model = nn::factory<testing::Fusion>(),
+                                 .data = {.train = points, .test = other},
+                                 .loss = testing::joint_loss}),
+              AllOf(HasSubstr("masked points has samples [6] f32, mask [8] f32, targets [] i32"),
+                    HasSubstr("bare points has [6] f32, targets [] i32")));
 }
 
 TEST(OwnTraining, WhatIsMissingOrNamedTwice) {

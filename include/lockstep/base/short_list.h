@@ -23,7 +23,6 @@ class ShortList {
       for (T& one : few_) many_.push_back(std::exchange(one, T()));
     many_.push_back(std::move(value));
   }
-  void clear() { *this = {}; }
 
   std::size_t size() const { return many_.empty() ? count_ : many_.size(); }
   bool empty() const { return size() == 0; }

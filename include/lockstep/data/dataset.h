@@ -43,6 +43,8 @@ class Dataset {
     std::string name;                     // for people
     std::vector<std::int64_t> dims = {};  // of a sample; {}: one
     bool integers = false;                // i32; else numbers, f32
+
+    bool operator==(const Input&) const = default;
   };
   struct Info {
     std::string name;        // for people: "digits train"

@@ -45,8 +45,8 @@ struct DeviceUse {
 /// device's copy of the module up to date, runs all copies at once, each on a thread of its device, and puts their
 /// results together on output_device, where the caller computes the loss. Backward goes the same way back, and leaves
 /// in the parameters of the module that was given the sum of all copies' gradients. So the first device holds the
-/// parameters that are optimised, all results and the loss, and sends and receives what all the others do: what
-/// several processes (DistributedDataParallel) spare it.
+/// parameters that are optimised and, after forward(), all results and the loss, and sends and receives what all the
+/// others do: what several processes (DistributedDataParallel) spare it.
 ///
 /// forward_loss() has each device compute the loss of its own results, which stay there, as do their gradients: two
 /// numbers of each travel, the sum and the count of correct predictions, and the first device needs hardly more memory
@@ -82,8 +82,8 @@ class DataParallel final : public nn::Module {
   /// on several threads at once.
   nn::Loss forward_loss(nn::Tape& tape, const nn::Vars& inputs, const nn::Tensor& targets, const nn::LossFunction& loss,
                         float scale) override;
-  /// Of an input that may be on any device: `where`.
-  nn::Var forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where);
+  /// Of one input, which may be on any device: `where`.
+  nn::Vars forward(nn::Tape& tape, const nn::Tensor& x, nn::Backend& where);
 
   nn::Module& module() { return module_; }
   const std::vector<int>& device_ids() const { return device_ids_; }
@@ -115,9 +115,8 @@ class DataParallel final : public nn::Module {
   };
   std::vector<nn::Tensor> values_of(const nn::Tape& tape, const nn::Vars& inputs) const;
   std::int64_t extent_of(const Call& call) const;
-  bool is_alone(std::size_t chunks) const;
   nn::Vars run(const Call& call);
-  void begin(const Call& call, const std::vector<Chunk>& chunks, Pass& pass);
+  std::optional<Lease> begin(const Call& call);
   void run_replicas(const Call& call, Pass& pass, FunctionRef<void(std::size_t, const nn::Tensor&)> forward);
   nn::Vars put_together(nn::Tape& tape, Lease pass);
   void share_dropout(const nn::Tape& tape, Pass& pass);
@@ -148,7 +147,7 @@ class DataParallel final : public nn::Module {
   std::vector<nn::NamedParameter> parameters_;
   std::vector<nn::NamedBuffer> buffers_;
   bool fused_ = false;
-  nn::Tensor mark_;                            // (1), the value of what AddUp nodes are the backward of
+  nn::Tensor mark_;                            // (1), value and gradient of marks, which say what comes before what
   std::vector<std::unique_ptr<Copy>> copies_;  // by place in device_ids
   std::vector<std::unique_ptr<Pass>> idle_;
   std::size_t passes_ = 0;  // that exist

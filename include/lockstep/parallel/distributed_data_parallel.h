@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/thread_use.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/nn/layers/layers.h"
@@ -196,10 +197,10 @@ class DistributedDataParallel final : public nn::Module, private nn::BackwardLis
   std::unique_ptr<comm::Arena> buffer_arena_;  // nullptr: there is nothing to send
   std::vector<SharedBuffer> buffers_;
 
-  ThreadId user_ = nullptr;  // whose pass that is:
-  Lifetime::Ref pass_;       // the tape's, until backward has walked it
-  int no_syncs_ = 0;         // that live
-  bool pass_syncs_ = true;   // of the pass that forward() has begun
+  ThreadId owner_thread_ = nullptr;  // that has pass_ under way
+  Lifetime::Ref pass_;               // the tape's, until backward has walked it
+  int no_syncs_ = 0;                 // that live
+  bool pass_syncs_ = true;           // of the pass that forward() has begun
   bool buffers_due_ = true;
   bool defers_unused_check_;
   bool sums_held_ = false;  // gradients may still be those that finish() has summed

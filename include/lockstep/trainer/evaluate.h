@@ -20,7 +20,8 @@ class Evaluator {
   Evaluator(comm::ProcessGroup& group, nn::Backend& backend, std::shared_ptr<const data::Dataset> dataset,
             std::int64_t batch, int workers, DType activations = DType::kF32, nn::LossFunction loss = nn::make_loss());
 
-  /// Reports also say how often the label is among the five likeliest classes, where samples have one label.
+  /// Reports also say how often the label is among the five likeliest classes, where samples have one label. The module
+  /// then has one output, the logits; else run() throws UsageError.
   void count_top5() { top5_ = dataset_->targets_per_sample() == 1; }
 
   /// Collective. The module is in evaluation mode meanwhile and back in training mode afterwards. `step` is only

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/function_ref.h"
 #include "lockstep/base/short_list.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/layers/module.h"
@@ -22,6 +24,12 @@ struct SampleFormat {
   bool numeric_targets = false;           // f32; else labels, i32
   std::int64_t targets = 1;               // of a sample
   std::vector<data::Dataset::Input> further = {};
+
+  bool operator==(const SampleFormat&) const = default;
+  /// For people: "[28, 28, 1] f32, good [4] f32, targets [] i32".
+  std::string describe() const;
+  /// The same of the further inputs alone.
+  std::string describe_further() const;
 };
 SampleFormat format_of(const data::Dataset& dataset);
 
@@ -29,8 +37,8 @@ SampleFormat format_of(const data::Dataset& dataset);
 struct Inputs {
   nn::Tensor x;        // (N, sample dims…)
   nn::Tensor targets;  // (N, target dims…): labels (i32) or numbers (f32)
-  ShortList<nn::Tensor> further =
-      {};  // (N, dims…) each: the data set's further inputs, numbers (f32) or integers (i32)
+  /// (N, dims…) each: the data set's further inputs, numbers (f32) or integers (i32).
+  ShortList<nn::Tensor> further = {};
 
   /// As constants on `tape`: x and the further ones.
   nn::Vars on(nn::Tape& tape) const;
@@ -42,13 +50,21 @@ struct Inputs {
   }
 };
 
+/// Where an array of a batch comes from: the samples, the targets, or a further input by its number from kFurther on.
+enum InputNumber : int { kSamples, kTargets, kFurther };
+/// Inputs of so many samples, each array what `make` makes of that shape and type. Throws UsageError for arrays of more
+/// axes than a tensor has.
+Inputs make_inputs(const SampleFormat& format, std::int64_t samples,
+                   FunctionRef<nn::Tensor(int input, const nn::Shape& shape, DType dtype)> make);
 /// `batch`, which is not empty, as it comes: x is f32 or tokens. Valid as long as Backend::from_host() says.
 Inputs inputs_of(nn::Backend& backend, const data::Batch& batch, const SampleFormat& format);
 /// Of no samples.
 Inputs no_inputs(nn::Backend& backend, const SampleFormat& format, DType activations);
 /// With the numbers of samples and of further inputs as `activations`: f32, or bf16 where the backend computes in it.
-/// Targets stay as they are.
+/// Targets and integers stay as they are.
 Inputs with_activations(nn::Backend& backend, Inputs inputs, DType activations);
+/// The type that with_activations() makes of an input's.
+inline DType computed_type(DType given, DType activations) { return given == DType::kF32 ? activations : given; }
 
 /// The loss of what a module returned for `inputs`, summed over the targets and scaled as nn::Loss says.
 nn::Loss loss_of(nn::Tape& tape, const nn::Vars& outputs, const Inputs& inputs, const nn::LossFunction& loss,

@@ -46,7 +46,10 @@ class CpuBackend final : public Backend {
   StreamView stream() override { return {}; }
   int steps_ahead() const override { return 0; }
   bool computes_in_bf16() const override { return false; }
-  Tensor from_host(void* data, const Shape& shape, DType dtype) override { return Tensor::view_of(data, shape, dtype); }
+  using Backend::from_host;
+  Tensor from_host(void* data, const Shape& shape, DType dtype, int) override {
+    return Tensor::view_of(data, shape, dtype);
+  }
   void finish_inputs() override { spreader_.spread(); }
   std::shared_ptr<MemorySource> staging_memory() override { return make_host_memory(); }
   void upload(std::span<const std::byte> from, const Tensor& to) override {

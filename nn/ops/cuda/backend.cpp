@@ -110,9 +110,9 @@ Tensor CudaBackend::contiguous(const Tensor& x) {
   return made;
 }
 
-Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype) {
+Tensor CudaBackend::from_host(void* data, const Shape& shape, DType dtype, int input) {
   make_current(context_.device);
-  return feed_.take(data, shape, dtype);
+  return feed_.take(data, shape, dtype, input);
 }
 
 void CudaBackend::finish_inputs() {

@@ -52,7 +52,8 @@ class CudaBackend final : public Backend {
   int steps_ahead() const override { return 1; }
   bool computes_in_bf16() const override { return true; }
 
-  Tensor from_host(void* data, const Shape& shape, DType dtype) override;
+  using Backend::from_host;
+  Tensor from_host(void* data, const Shape& shape, DType dtype, int input) override;
   void finish_inputs() override;
   std::shared_ptr<MemorySource> staging_memory() override;
   void upload(std::span<const std::byte> from, const Tensor& to) override;

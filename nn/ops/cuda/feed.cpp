@@ -2,18 +2,19 @@
 
 namespace lockstep::nn::cuda {
 
-Feed::Ring& Feed::ring_of(const Shape& shape, DType dtype) {
+Feed::Ring& Feed::ring_of(const Shape& shape, DType dtype, int input) {
   for (Ring& ring : rings_)
-    if (ring.dtype == dtype && ring.shape == shape) return ring;
+    if (ring.input == input && ring.dtype == dtype && ring.shape == shape) return ring;
   Ring& made = rings_.emplace_back();
   made.shape = shape;
   made.dtype = dtype;
+  made.input = input;
   return made;
 }
 
-Tensor Feed::take(const void* data, const Shape& shape, DType dtype) {
+Tensor Feed::take(const void* data, const Shape& shape, DType dtype, int input) {
   const cudaStream_t kernels = native(context_.stream);
-  Ring& ring = ring_of(shape, dtype);
+  Ring& ring = ring_of(shape, dtype, input);
   Buffer& buffer = ring.buffers[ring.calls % kBuffers];
   if (ring.calls >= 2) ring.buffers[(ring.calls - 2) % kBuffers].last_use.record(kernels);
   if (!buffer.memory.defined()) {

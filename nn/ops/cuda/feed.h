@@ -17,13 +17,13 @@ class Feed {
   explicit Feed(Context& context) : context_(context) {}
 
   /// Backend::from_host().
-  Tensor take(const void* data, const Shape& shape, DType dtype);
+  Tensor take(const void* data, const Shape& shape, DType dtype, int input);
   /// Waits until all that was taken has been read.
   void finish();
 
  private:
   // Note [Three buffers]
-  // A tensor may be used until the second following call for its shape and type. So when call n comes, the kernels that
+  // A tensor may be used until the second following call for its ring. So when call n comes, the kernels that
   // read tensor n − 2 have all been started, and an event after them says when its buffer may be overwritten. That
   // happens in call n + 1: by then the event is a whole call old, and copying for one step does not wait for the
   // kernels of the step before. With two buffers it would be overwritten in call n and have to wait for all that was
@@ -37,17 +37,18 @@ class Feed {
   struct Ring {
     Shape shape;
     DType dtype = DType::kF32;
+    int input = 0;
     std::uint64_t calls = 0;
     std::array<Buffer, kBuffers> buffers;
   };
 
-  Ring& ring_of(const Shape& shape, DType dtype);
+  Ring& ring_of(const Shape& shape, DType dtype, int input);
 
   Context& context_;
   CudaStream copies_;
   CudaEvent all_read_;
   bool reading_ = false;
-  std::vector<Ring> rings_;  // one for each shape and type
+  std::vector<Ring> rings_;  // one for each shape, type and input
 };
 
 }  // namespace lockstep::nn::cuda

@@ -193,6 +193,30 @@ TEST_F(CudaBackendTest, BatchesArriveWhole) {
   staging->free(memory, bytes);
 }
 
+// Arrays of one shape and type that a step takes together, each by its number, in three steps: none lies where another
+// one does.
+TEST_F(CudaBackendTest, AsManyInputsOfOneShapeAsAStepHas) {
+  constexpr int kInputs = 5, kSteps = 6;
+  const std::shared_ptr<MemorySource> staging = backend_->staging_memory();
+  constexpr std::size_t kBytes = kInputs * 4 * sizeof(float);
+  std::byte* const memory = staging->allocate(kBytes);
+  auto* const values = reinterpret_cast<float*>(memory);
+  const Tensor kept = backend_->empty({kSteps * kInputs, 4});
+  for (int step = 0; step < kSteps; ++step) {
+    backend_->finish_inputs();
+    for (int j = 0; j < kInputs * 4; ++j) values[j] = static_cast<float>(step * kInputs * 4 + j);
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kInputs; ++i) inputs.push_back(backend_->from_host(values + 4 * i, {4}, DType::kF32, i));
+    for (int i = 0; i < kInputs; ++i)
+      check_cuda(cudaMemcpyAsync(kept.slice(step * kInputs + i, step * kInputs + i + 1).raw(),
+                                 inputs[static_cast<std::size_t>(i)].raw(), 16, cudaMemcpyDeviceToDevice,
+                                 native(backend_->stream())),
+                 "copying");
+  }
+  EXPECT_EQ(download<float>(kept), counted(kSteps * kInputs * 4, 0.0f));
+  staging->free(memory, kBytes);
+}
+
 // The contract: a tensor is good until the second following call of its kind, also for work that is given that late.
 TEST_F(CudaBackendTest, TwoBatchesOfOneShapeMayBeUsedTogether) {
   const std::shared_ptr<MemorySource> staging = backend_->staging_memory();

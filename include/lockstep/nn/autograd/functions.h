@@ -144,8 +144,10 @@ Loss squared_error(Tape& tape, Var x, const Tensor& target, float scale);
 
 /// A loss of a model's outputs, against the targets that the data have for them. `scale` is 1 / targets of the global
 /// batch: what a summed loss is multiplied with for its gradient to be the mean's. A function of one output takes a Var
-/// in place of Vars. It is called with empty batches too, on a device whose tensors have shapes and no values, to find
-/// out what memory it takes, and by DataParallel on several threads at once.
+/// in place of Vars. It sees the samples of one rank, one device of a DataParallel and one part of an accumulated step
+/// alone, so a loss that compares samples with each other depends on how they are shared out. It is called with empty
+/// batches too; on a device whose tensors have shapes and no values, to find out what memory it takes; and by
+/// DataParallel on several threads at once.
 using LossFunction = std::function<Loss(Tape& tape, const Vars& outputs, const Tensor& targets, float scale)>;
 
 }  // namespace lockstep::nn

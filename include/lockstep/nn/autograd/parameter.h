@@ -99,7 +99,7 @@ class Parameter {
   static constexpr std::uint64_t kNoVersion = 0;
   std::uint64_t copy_version_ = kNoVersion;  // of the value that it holds
   int pending_uses_ = 0;                     // recorded on a tape and not yet walked by backward
-  ThreadId user_ = nullptr;                  // whose tapes those are
+  ThreadId owner_thread_ = nullptr;          // whose tapes those are
   bool requires_grad_ = true;
   bool has_gradient_ = false;
   bool is_partial_ = false;

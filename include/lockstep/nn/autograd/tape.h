@@ -280,13 +280,14 @@ class Tape {
   void push(Node* node);
   void walk(Node& node);
   void walk_all();
+  void check_start(Var root, const Tensor& grad) const;
   void start_from(Var root, Tensor grad);
   void check_thread() {
     const ThreadId here = this_thread();
-    if (user_ == here) [[likely]]
+    if (owner_thread_ == here) [[likely]]
       return;
-    if (user_ != nullptr) refuse_thread();
-    user_ = here;
+    if (owner_thread_ != nullptr) refuse_thread();
+    owner_thread_ = here;
   }
   [[noreturn]] static void refuse_thread();
   void check_user(const Node& node, const Parameter& parameter) const;
@@ -310,9 +311,9 @@ class Tape {
   TapeObserver* observer_ = nullptr;
   BackwardListener* listener_ = nullptr;
   Lifetime::Ref listener_lifetime_;
-  ThreadId user_ = nullptr;  // of the pass; nullptr: there is none
-  bool walking_ = false;     // or left in the middle by an error
-  Lifetime lifetime_;        // of the pass
+  ThreadId owner_thread_ = nullptr;  // of the pass; nullptr: there is none
+  bool walking_ = false;             // or left in the middle by an error
+  Lifetime lifetime_;                // of the pass
 };
 
 }  // namespace lockstep::nn

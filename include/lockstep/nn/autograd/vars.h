@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
-#include <utility>
 
 #include "lockstep/base/short_list.h"
 #include "lockstep/nn/autograd/tape.h"
