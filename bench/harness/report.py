@@ -74,35 +74,36 @@ def _memory_without_gpu(result: dict) -> int:
                                                result.get("gpu_library_bytes", [0] * len(result["peak_memory_bytes"]))))
 
 
-def _steps(model: str, batch: int, group: list) -> list:
-    def step_ms(result):
-        return result["step_ms"]
+def _step_ms(result: dict) -> float:
+    return result["step_ms"]
 
+
+def _medians(entry: Entry, keys: tuple) -> list:
+    return [digits(Spread.of(list(entry.series(lambda r, key=key: r[key]).values())).median) for key in keys]
+
+
+def _steps(model: str, batch: int, group: list) -> list:
     lines = [f"#### {model}, {batch} samples a rank", "",
              "| | step, ms | samples/s | computation, ms | exposed communication, ms | memory of a rank, MB | "
              "time, lockstep = 1 |",
              "|---|---:|---:|---:|---:|---:|---:|"]
-    best = _fastest(group, step_ms)
+    best = _fastest(group, _step_ms)
     for entry in group:
         if not _there(entry):
             lines.append(_absent(entry, 7))
             continue
-        cells = [f"**{entry.name}**" if entry is best else entry.name, spread(entry.series(step_ms))]
-        cells += [digits(Spread.of(list(entry.series(lambda r, key=key: r[key]).values())).median)
-                  for key in ("samples_per_s", "compute_ms", "exposed_comm_ms")]
+        cells = [f"**{entry.name}**" if entry is best else entry.name, spread(entry.series(_step_ms))]
+        cells += _medians(entry, ("samples_per_s", "compute_ms", "exposed_comm_ms"))
         cells += [digits(Spread.of(list(entry.series(_memory).values())).median / 1e6),
-                  "1" if entry.name == "lockstep" else times(_versus(group, entry, step_ms))]
+                  "1" if entry.name == "lockstep" else times(_versus(group, entry, _step_ms))]
         lines.append(f"| {' | '.join(cells)} |")
     if best and _there(group[0]):
-        versus = times(_versus(group, best, step_ms))
+        versus = times(_versus(group, best, _step_ms))
         lines += ["", f"Against the fastest, {best.name}: a step takes it {versus} as long."]
     return [*lines, ""]
 
 
 def _backends(groups: dict, batches: dict) -> list:
-    def step_ms(result):
-        return result["step_ms"]
-
     lines = ["### PyTorch's DDP over lockstep and over Gloo", "", "Uncompiled; the same steps without communication beside "
              "them.", "", "| model | | step, ms | samples/s | computation, ms | Gloo / lockstep |",
              "|---|---|---:|---:|---:|---:|"]
@@ -111,10 +112,9 @@ def _backends(groups: dict, batches: dict) -> list:
             if not _there(entry):
                 lines.append(f"| {model}, {batches[model]} samples a rank " + _absent(entry, 5))
                 continue
-            cells = [f"{model}, {batches[model]} samples a rank", entry.name, spread(entry.series(step_ms))]
-            cells += [digits(Spread.of(list(entry.series(lambda r, key=key: r[key]).values())).median)
-                      for key in ("samples_per_s", "compute_ms")]
-            cells += [times(_versus(group, entry, step_ms)) if entry is not group[0] and _there(group[0]) else ""]
+            cells = [f"{model}, {batches[model]} samples a rank", entry.name, spread(entry.series(_step_ms))]
+            cells += _medians(entry, ("samples_per_s", "compute_ms"))
+            cells += [times(_versus(group, entry, _step_ms)) if entry is not group[0] and _there(group[0]) else ""]
             lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
