@@ -153,16 +153,23 @@ Var binary(Tape& tape, Var x, Var y, BinaryOp op, const char* name) {
 
 }  // namespace
 
-Var to_f32(Tape& tape, Var x) {
-  check_operand(tape, x, "to_f32");
-  if (x.dtype() == DType::kF32) return x;
-  const Tape::OpScope scope(tape, "to_f32");
-  Tensor y = tape.backend().empty(x.shape());
+namespace {
+
+Var cast(Tape& tape, Var x, DType dtype, const char* name) {
+  check_operand(tape, x, name);
+  if (x.dtype() == dtype) return x;
+  const Tape::OpScope scope(tape, name);
+  Tensor y = tape.backend().empty(x.shape(), dtype);
   tape.backend().pointwise().cast(x.value(), y);
   const Var out = tape.make_var(std::move(y), x.needs_grad());
   tape.record<CastNode>(out, x);
   return out;
 }
+
+}  // namespace
+
+Var to_f32(Tape& tape, Var x) { return cast(tape, x, DType::kF32, "to_f32"); }
+Var to_activations(Tape& tape, Var x) { return cast(tape, x, tape.activations(), "to_activations"); }
 
 Var abs(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kAbs, "abs"); }
 Var exp(Tape& tape, Var x) { return unary(tape, x, UnaryOp::kExp, "exp"); }

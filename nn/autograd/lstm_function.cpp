@@ -52,30 +52,6 @@ class LstmNode final : public Node {
   Tensor kept_;
 };
 
-// The embedding's kernels read and add up rows of any table.
-class TakeRowsNode final : public Node {
- public:
-  TakeRowsNode(Var output, Var x, Tensor numbers) : Node(output), x_(x), numbers_(std::move(numbers)) {}
-
-  void backward(Tape& tape) override {
-    Backend& backend = tape.backend();
-    const Tensor& dy = tape.grad(output());
-    const std::int64_t width = output().shape()[1];
-    const Tensor sums = backend.empty({x_.value().count() / width, width});
-    backend.embedding().backward(numbers_, dy, false, sums);
-    Tensor dx = sums.reshaped(x_.shape());
-    if (dy.dtype() != DType::kF32) {
-      dx = backend.empty(x_.shape(), dy.dtype());
-      backend.pointwise().cast(sums.reshaped(x_.shape()), dx);
-    }
-    tape.contribute(x_, std::move(dx));
-  }
-
- private:
-  Var x_;
-  Tensor numbers_;
-};
-
 }  // namespace
 
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) {
@@ -112,23 +88,6 @@ Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state) 
   if (state != nullptr) *state = std::move(to);
   const Var out = tape.make_var(std::move(y), needs_grad);
   tape.record<LstmNode>(out, x, all, std::move(from), std::move(kept));
-  return out;
-}
-
-Var take_rows(Tape& tape, Var x, const Tensor& numbers) {
-  check_operand(tape, x, "take_rows");
-  check_tensor(tape, numbers, DType::kI32, "take_rows was given numbers");
-  const Tape::OpScope scope(tape, "take_rows");
-  const int last = x.shape().size() - 1;
-  if (last < 1 || x.shape()[last] < 1 || numbers.dtype() != DType::kI32)
-    throw UsageError(fmt::format("rows of {} by numbers that are {}", to_string(x.shape()), name_of(numbers.dtype())),
-                     "give it at least two axes, and numbers that are i32");
-  const std::int64_t width = x.shape()[last];
-  const Tensor rows = x.value().reshaped({x.value().count() / width, width});
-  Tensor y = tape.backend().empty({numbers.count(), width}, rows.dtype());
-  tape.backend().embedding().forward(rows, numbers, y);
-  const Var out = tape.make_var(std::move(y), x.needs_grad());
-  tape.record<TakeRowsNode>(out, x, numbers);
   return out;
 }
 

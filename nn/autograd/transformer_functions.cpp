@@ -1,3 +1,5 @@
+#include <array>
+
 #include "base/error.h"
 #include "lockstep/nn/autograd/functions.h"
 #include "nn/autograd/operands.h"
@@ -110,22 +112,48 @@ class AddPositionsNode final : public Node {
   std::int64_t first_;
 };
 
-class CausalAttentionNode final : public Node {
+// Of queries, keys and values that are one value, side by side, or three.
+class AttentionNode final : public Node {
  public:
-  CausalAttentionNode(Var output, Var qkv, std::int64_t heads, AttentionDropout drop, Tensor log_sums)
-      : Node(output), qkv_(qkv), heads_(heads), drop_(std::move(drop)), log_sums_(std::move(log_sums)) {}
+  AttentionNode(Var output, const std::array<Var, 3>& x, bool together, std::int64_t heads, AttentionOptions options,
+                Tensor log_sums)
+      : Node(output),
+        x_(x),
+        together_(together),
+        heads_(heads),
+        options_(std::move(options)),
+        log_sums_(std::move(log_sums)) {}
+
+  static AttentionInputs inputs_of(const std::array<Var, 3>& x, bool together) {
+    if (together) return x[0].value();
+    return {x[0].value(), x[1].value(), x[2].value()};
+  }
 
   void backward(Tape& tape) override {
     const Tensor& dy = tape.grad(output());
-    Tensor dqkv = tape.backend().empty(qkv_.shape(), dy.dtype());
-    tape.backend().attention().backward(qkv_.value(), heads_, drop_, output().value(), log_sums_, dy, dqkv);
-    tape.contribute(qkv_, std::move(dqkv));
+    const auto like = [&](Var x) { return tape.backend().empty(x.shape(), dy.dtype()); };
+    const auto differentiate = [&](const AttentionInputs& dx) {
+      tape.backend().attention().backward(inputs_of(x_, together_), heads_, options_, output().value(), log_sums_, dy,
+                                          dx);
+    };
+    if (together_) {
+      Tensor dqkv = like(x_[0]);
+      differentiate(dqkv);
+      tape.contribute(x_[0], std::move(dqkv));
+      return;
+    }
+    AttentionInputs dx(like(x_[0]), like(x_[1]), like(x_[2]));
+    differentiate(dx);
+    Tensor* const gradients[] = {&dx.q, &dx.k, &dx.v};
+    for (std::size_t i = 0; i < x_.size(); ++i)
+      if (x_[i].needs_grad()) tape.contribute(x_[i], std::move(*gradients[i]));
   }
 
  private:
-  Var qkv_;
+  std::array<Var, 3> x_;
+  bool together_;
   std::int64_t heads_;
-  AttentionDropout drop_;
+  AttentionOptions options_;
   Tensor log_sums_;
 };
 
@@ -253,25 +281,54 @@ Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first) {
   return out;
 }
 
-Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop, std::int64_t layer) {
+namespace {
+
+Var attend(Tape& tape, const std::array<Var, 3>& x, bool together, std::int64_t heads, AttentionOptions options) {
+  const Tape::OpScope scope(tape, options.causal ? "causal_attention" : "attention");
+  const AttentionInputs inputs = AttentionNode::inputs_of(x, together);
+  const Shape& s = inputs.q.shape();
+  if (options.lengths.defined()) {
+    check_tensor(tape, options.lengths, DType::kI32, "attention was given lengths");
+    if (options.lengths.shape() != Shape{s[0]})
+      throw UsageError(
+          fmt::format("attention over {} with lengths {}", to_string(s), to_string(options.lengths.shape())),
+          "give each sample one length");
+  }
+  options.dropout_state = {};
+  if (options.dropout != 0.0) {
+    check_probability(options.dropout);
+    check_state(tape);
+    options.dropout_state = tape.dropout_state();
+  }
+  Tensor y = tape.backend().empty(s, inputs.q.dtype());
+  Tensor log_sums = tape.backend().empty({s[0], heads, s[1]});
+  tape.backend().attention().forward(inputs, heads, options, y, log_sums);
+  const Var out = tape.make_var(std::move(y), x[0].needs_grad() || x[1].needs_grad() || x[2].needs_grad());
+  tape.record<AttentionNode>(out, x, together, heads, std::move(options), std::move(log_sums));
+  return out;
+}
+
+}  // namespace
+
+Var attention(Tape& tape, Var qkv, std::int64_t heads, AttentionOptions options) {
   check_operand(tape, qkv, "attention");
-  const Tape::OpScope scope(tape, "causal_attention");
   const Shape& s = qkv.shape();
   if (heads < 1 || s.size() != 3 || s[2] % (3 * heads) != 0)
     throw UsageError(fmt::format("attention with {} heads was given {}", heads, to_string(s)),
                      "it takes (N, T, 3 · C) with C a multiple of the heads");
-  Tensor y = tape.backend().empty({s[0], s[1], s[2] / 3}, qkv.value().dtype());
-  Tensor log_sums = tape.backend().empty({s[0], heads, s[1]});
-  AttentionDropout dropout{.p = drop, .state = {}, .layer = layer};
-  if (drop != 0.0) {
-    check_probability(drop);
-    check_state(tape);
-    dropout.state = tape.dropout_state();
+  return attend(tape, {qkv, qkv, qkv}, true, heads, std::move(options));
+}
+
+Var attention(Tape& tape, Var q, Var k, Var v, std::int64_t heads, AttentionOptions options) {
+  for (const Var one : {q, k, v}) {
+    check_operand(tape, one, "attention");
+    const Shape& s = one.shape();
+    if (heads < 1 || s.size() != 3 || s[2] % heads != 0 || s != q.shape() || one.dtype() != q.dtype())
+      throw UsageError(fmt::format("attention with {} heads was given {}, {} and {}", heads, to_string(q.shape()),
+                                   to_string(k.shape()), to_string(v.shape())),
+                       "it takes three (N, T, C) of one type, with C a multiple of the heads");
   }
-  tape.backend().attention().forward(qkv.value(), heads, dropout, y, log_sums);
-  const Var out = tape.make_var(std::move(y), qkv.needs_grad());
-  tape.record<CausalAttentionNode>(out, qkv, heads, std::move(dropout), std::move(log_sums));
-  return out;
+  return attend(tape, {q, k, v}, false, heads, std::move(options));
 }
 
 }  // namespace lockstep::nn

@@ -1,7 +1,5 @@
 #include "nn/models/lstm.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "lockstep/nn/models/models.h"
 
@@ -84,18 +82,7 @@ LstmClassifier::LstmClassifier(Context& context, const LstmSpec& spec, std::int6
 
 Var LstmClassifier::forward(Tape& tape, Var images) {
   const Var all = rnn_.forward(tape, images);
-  const std::int64_t samples = all.shape()[0], steps = all.shape()[1];
-  auto known = std::ranges::find_if(
-      last_steps_, [&](const LastSteps& last) { return last.samples == samples && last.steps == steps; });
-  if (known == last_steps_.end()) {
-    std::vector<std::int32_t> rows(static_cast<std::size_t>(samples));
-    for (std::size_t n = 0; n < rows.size(); ++n)
-      rows[n] = static_cast<std::int32_t>((static_cast<std::int64_t>(n) + 1) * steps - 1);
-    Tensor placed = tape.backend().empty({samples}, DType::kI32);
-    tape.backend().upload(std::as_bytes(std::span(rows)), placed);
-    known = last_steps_.insert(last_steps_.end(), {samples, steps, std::move(placed)});
-  }
-  return decoder_.forward(tape, drop_.forward(tape, take_rows(tape, all, known->rows)));
+  return decoder_.forward(tape, drop_.forward(tape, take_position(tape, all, all.shape()[1] - 1)));
 }
 
 namespace {

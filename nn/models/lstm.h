@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "lockstep/nn/layers/layers.h"
 #include "lockstep/nn/models/language_model.h"
@@ -54,12 +53,6 @@ class LstmClassifier final : public Module {
   Lstm& rnn_;
   Dropout& drop_;
   Linear& decoder_;
-  // Where the last steps lie among all of a batch: by the number of samples and of steps.
-  struct LastSteps {
-    std::int64_t samples, steps;
-    Tensor rows;
-  };
-  std::vector<LastSteps> last_steps_;
 };
 
 }  // namespace lockstep::nn

@@ -11,7 +11,7 @@ constexpr int kPooled = 0;
 /// Widths of the 3 × 3 convolutions; kPooled: a pooling, which halves both extents.
 constexpr int kPlan[] = {64, kPooled, 128, kPooled, 256, 256, kPooled, 512, 512, kPooled, 512, 512, kPooled};
 constexpr std::int64_t kLeast = 32;  // pixels: five poolings halve them
-constexpr std::int64_t kSide = 7, kFeatures = 512, kHidden = 4096;
+constexpr std::int64_t kSide = 7, kFeatures = 512, kHiddenFeatures = 4096;
 constexpr Window kConv = {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
 constexpr Window kPool = {.kernel = {2, 2}, .stride = {2, 2}, .padding = {0, 0}};
 
@@ -32,13 +32,13 @@ std::unique_ptr<Sequential> vgg_features(Context& context, std::int64_t channels
 std::unique_ptr<Sequential> vgg_classifier(Context& context, std::int64_t classes, double dropout) {
   constexpr Linear::Normal kStyle = {.deviation = 0.01};
   auto made = std::make_unique<Sequential>();
-  made->then(std::make_unique<Linear>(context, kFeatures * kSide * kSide, kHidden, kStyle))
+  made->then(std::make_unique<Linear>(context, kFeatures * kSide * kSide, kHiddenFeatures, kStyle))
       .then(std::make_unique<ReLU>())
       .then(std::make_unique<Dropout>(dropout, 0))
-      .then(std::make_unique<Linear>(context, kHidden, kHidden, kStyle))
+      .then(std::make_unique<Linear>(context, kHiddenFeatures, kHiddenFeatures, kStyle))
       .then(std::make_unique<ReLU>())
       .then(std::make_unique<Dropout>(dropout, 1))
-      .then(std::make_unique<Linear>(context, kHidden, classes, kStyle));
+      .then(std::make_unique<Linear>(context, kHiddenFeatures, classes, kStyle));
   return made;
 }
 
@@ -74,9 +74,9 @@ std::vector<MatrixProduct> vgg_products(const ModelSpec& spec) {
     all.push_back({.rows = height * width, .in = 9 * in, .out = out, .reads_data = all.empty()});
     in = out;
   }
-  all.push_back({.in = kFeatures * kSide * kSide, .out = kHidden});
-  all.push_back({.in = kHidden, .out = kHidden});
-  all.push_back({.in = kHidden, .out = spec.classes});
+  all.push_back({.in = kFeatures * kSide * kSide, .out = kHiddenFeatures});
+  all.push_back({.in = kHiddenFeatures, .out = kHiddenFeatures});
+  all.push_back({.in = kHiddenFeatures, .out = spec.classes});
   return all;
 }
 

@@ -105,12 +105,14 @@ class MetaEmbedding final : public EmbeddingKernels {
   void backward(T, T, bool, T) override {}
   void add_rows(T, T, std::int64_t, T) override {}
   void add_rows_backward(T, std::int64_t, bool, T) override {}
+  void number_rows(T, std::int64_t, std::int64_t, T) override {}
 };
 
 class MetaAttention final : public AttentionKernels {
  public:
-  void forward(T, std::int64_t, const AttentionDropout&, T, T) override {}
-  void backward(T, std::int64_t, const AttentionDropout&, T, T, T, T) override {}
+  void forward(const AttentionInputs&, std::int64_t, const AttentionOptions&, T, T) override {}
+  void backward(const AttentionInputs&, std::int64_t, const AttentionOptions&, T, T, T,
+                const AttentionInputs&) override {}
   void extend(T, std::int64_t, std::int64_t, T, T) override {}
 };
 

@@ -295,6 +295,7 @@ LOCKSTEP_UNARY_GRADIENT(Tanh, tanh, -1.0f)
 LOCKSTEP_UNARY_GRADIENT(Sigmoid, sigmoid, -1.0f)
 LOCKSTEP_UNARY_GRADIENT(Softplus, softplus, -1.0f)
 LOCKSTEP_UNARY_GRADIENT(ToF32, to_f32, -1.0f)
+LOCKSTEP_UNARY_GRADIENT(ToActivations, to_activations, -1.0f)
 
 TEST_F(Gradient, Abs) {
   expect_gradients(*backend, {{shuffled_grid(*backend, {4, 5}, 1)}, {}},
@@ -493,6 +494,17 @@ TEST_F(Gradient, CausalAttention) {
   }
 }
 
+TEST_F(Gradient, Attention) {
+  const std::array<std::int32_t, 3> lengths = {3, 5, 0};
+  AttentionOptions options{.causal = false, .lengths = backend->empty({3}, DType::kI32)};
+  backend->upload(std::as_bytes(std::span(lengths)), options.lengths);
+  expect_gradients(*backend, {{random_tensor(*backend, {3, 5, 24}, 3)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return attention(tape, x[0], 2, options); });
+  const auto part = [&](std::uint64_t seed) { return random_tensor(*backend, {3, 5, 8}, seed); };
+  expect_gradients(*backend, {{part(3), part(4), part(5)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return attention(tape, x[0], x[1], x[2], 2, options); });
+}
+
 TEST_F(Gradient, CausalAttentionWithDropout) {
   const std::array<std::int64_t, 3> state = {7, 3, 40};
   const Tensor numbers = backend->empty({3}, DType::kI64);
@@ -563,6 +575,19 @@ TEST_F(Gradient, TakeRows) {
   backend->upload(std::as_bytes(std::span(numbers)), rows);
   expect_gradients(*backend, {{random_tensor(*backend, {2, 3, 7}, 3)}, {}},
                    [&](Tape& tape, std::span<const Var> x) { return take_rows(tape, x[0], rows); });
+}
+
+TEST_F(Gradient, TakePositions) {
+  const Tensor positions = backend->empty({3, 2}, DType::kI32);
+  constexpr std::array<std::int32_t, 6> kPositions = {0, 3, 1, 1, 2, 0};  // one twice
+  backend->upload(std::as_bytes(std::span(kPositions)), positions);
+  expect_gradients(*backend, {{random_tensor(*backend, {3, 4, 5}, 4)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return take_positions(tape, x[0], positions); });
+}
+
+TEST_F(Gradient, TakePosition) {
+  expect_gradients(*backend, {{random_tensor(*backend, {3, 4, 5}, 4)}, {}},
+                   [&](Tape& tape, std::span<const Var> x) { return take_position(tape, x[0], 2); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "nn/ops/cuda/fused_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -23,12 +24,16 @@ struct HeadOf {
 };
 struct Problem {
   std::int64_t samples, tokens, heads, width;
-  const BFloat16* qkv;
+  const BFloat16* parts[3];  // queries, keys, values
+  std::int64_t pitch;
+  bool causal;
+  const std::int32_t* lengths;
 
-  std::int64_t row() const { return 3 * heads * width; }
-  // 0: queries, 1: keys, 2: values
+  std::int64_t tokens_of(std::int64_t sample) const { return lengths != nullptr ? lengths[sample] : tokens; }
+  // How many keys a query sees.
+  std::int64_t seen(std::int64_t sample, std::int64_t query) const { return causal ? query + 1 : tokens_of(sample); }
   HeadOf part(std::int64_t which, std::int64_t sample, std::int64_t head) const {
-    return {qkv + sample * tokens * row() + (which * heads + head) * width, row(), width};
+    return {parts[which] + sample * tokens * pitch + head * width, pitch, width};
   }
   HeadOf of_result(const BFloat16* y, std::int64_t sample, std::int64_t head) const {
     return {y + (sample * tokens * heads + head) * width, heads * width, width};
@@ -50,15 +55,16 @@ void attend(const Problem& problem, BFloat16* y, float* log_sums) {
   for_heads(problem, [&](std::int64_t sample, std::int64_t head) {
     const HeadOf q = problem.part(0, sample, head), k = problem.part(1, sample, head);
     const HeadOf v = problem.part(2, sample, head);
-    for (std::int64_t query = 0; query < problem.tokens; ++query) {
+    for (std::int64_t query = 0; query < problem.tokens_of(sample); ++query) {
       std::vector<float> weights;
-      for (std::int64_t key = 0; key <= query; ++key) weights.push_back(problem.score(q, k, query, key));
+      const std::int64_t seen = problem.seen(sample, query);
+      for (std::int64_t key = 0; key < seen; ++key) weights.push_back(problem.score(q, k, query, key));
       const float largest = std::ranges::max(weights);
       float sum = 0.0f;
       for (float& weight : weights) sum += weight = std::exp(weight - largest);
       for (std::int64_t c = 0; c < problem.width; ++c) {
         float result = 0.0f;
-        for (std::int64_t key = 0; key <= query; ++key)
+        for (std::int64_t key = 0; key < seen; ++key)
           result += weights[static_cast<std::size_t>(key)] / sum * v.at(key, c);
         y[((sample * problem.tokens + query) * problem.heads + head) * problem.width + c] =
             BFloat16::from_float(result);
@@ -69,8 +75,8 @@ void attend(const Problem& problem, BFloat16* y, float* log_sums) {
 }
 
 void differentiate(const Problem& problem, const BFloat16* y, const float* log_sums, const BFloat16* dy,
-                   BFloat16* dqkv) {
-  const std::int64_t row = problem.row(), width = problem.width;
+                   const std::array<BFloat16*, 3>& gradients) {
+  const std::int64_t width = problem.width;
   for_heads(problem, [&](std::int64_t sample, std::int64_t head) {
     const HeadOf q = problem.part(0, sample, head), k = problem.part(1, sample, head);
     const HeadOf v = problem.part(2, sample, head);
@@ -79,10 +85,10 @@ void differentiate(const Problem& problem, const BFloat16* y, const float* log_s
     const auto sum = [&](std::int64_t token, std::int64_t which, std::int64_t c) -> float& {
       return sums[static_cast<std::size_t>((token * 3 + which) * width + c)];
     };
-    for (std::int64_t query = 0; query < problem.tokens; ++query) {
+    for (std::int64_t query = 0; query < problem.tokens_of(sample); ++query) {
       float mean = 0.0f;
       for (std::int64_t c = 0; c < width; ++c) mean += result.at(query, c) * gradient.at(query, c);
-      for (std::int64_t key = 0; key <= query; ++key) {
+      for (std::int64_t key = 0; key < problem.seen(sample, query); ++key) {
         const float weight = std::exp(problem.score(q, k, query, key) -
                                       log_sums[(sample * problem.heads + head) * problem.tokens + query]);
         float of_weight = 0.0f;
@@ -95,25 +101,32 @@ void differentiate(const Problem& problem, const BFloat16* y, const float* log_s
         }
       }
     }
-    for (std::int64_t token = 0; token < problem.tokens; ++token)
+    for (std::int64_t token = 0; token < problem.tokens_of(sample); ++token)  // cuDNN leaves padding as it is
       for (std::int64_t which = 0; which < 3; ++which)
         for (std::int64_t c = 0; c < width; ++c)
-          dqkv[(sample * problem.tokens + token) * row + (which * problem.heads + head) * width + c] =
-              BFloat16::from_float(sum(token, which, c));
+          gradients[static_cast<std::size_t>(which)][(sample * problem.tokens + token) * problem.pitch + head * width +
+                                                     c] = BFloat16::from_float(sum(token, which, c));
   });
 }
 
-Problem problem_of(const Tensor& qkv, std::int64_t heads) {
-  return {qkv.size(0), qkv.size(1), heads, qkv.size(2) / (3 * heads), qkv.data<BFloat16>()};
+Problem problem_of(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options) {
+  return {x.q.size(0),
+          x.q.size(1),
+          heads,
+          x.q.size(2) / heads,
+          {x.q.rows<BFloat16>(), x.k.rows<BFloat16>(), x.v.rows<BFloat16>()},
+          x.q.pitch(),
+          options.causal,
+          options.lengths.defined() ? options.lengths.data<std::int32_t>() : nullptr};
 }
 
 // As the real one asks.
-bool is_taken(Context& context, const char* operation, const Tensor& qkv, std::int64_t heads,
+bool is_taken(Context& context, const char* operation, std::int64_t heads, const Tensor& y,
               std::initializer_list<const Tensor*> arrays) {
-  if (!soft_cuda::machine().fused_attention || qkv.dtype() != DType::kBF16) return false;
-  const std::int64_t width = qkv.size(2) / (3 * heads);
+  if (!soft_cuda::machine().fused_attention || y.dtype() != DType::kBF16) return false;
+  const std::int64_t width = y.size(2) / heads;
   const bool lie_well = std::ranges::all_of(
-      arrays, [](const Tensor* array) { return reinterpret_cast<std::uintptr_t>(array->raw()) % 16 == 0; });
+      arrays, [](const Tensor* array) { return reinterpret_cast<std::uintptr_t>(array->raw_rows()) % 16 == 0; });
   if (width % 8 != 0 || width > 256 || !lie_well) {
     context.engines.fall_back(operation, "lockstep's own kernels", "no kernel of cuDNN's takes it");
     return false;
@@ -130,22 +143,27 @@ struct FusedAttention::Held {};
 FusedAttention::FusedAttention(Context& context) : context_(context) {}
 FusedAttention::~FusedAttention() = default;
 
-bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
-  if (!is_taken(context_, "attention, bf16", qkv, heads, {&qkv, &y, &log_sums})) return false;
-  const auto problem = problem_of(qkv, heads);
+bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
+                             const Tensor& y, const Tensor& log_sums) {
+  if (!is_taken(context_, "attention, bf16", heads, y, {&x.q, &x.k, &x.v, &y, &log_sums})) return false;
+  const auto problem = problem_of(x, heads, options);
   check_cuda(soft_cuda::submit(native(context_.stream), [problem, to = y.data<BFloat16>(),
                                                          sums = log_sums.f32()] { attend(problem, to, sums); }),
              "attention");
   return true;
 }
 
-bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums,
-                              const Tensor& dy, const Tensor& dqkv) {
-  if (!is_taken(context_, "attention backward, bf16", qkv, heads, {&qkv, &y, &log_sums, &dy, &dqkv})) return false;
-  const auto problem = problem_of(qkv, heads);
+bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
+                              const Tensor& y, const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) {
+  if (!is_taken(context_, "attention backward, bf16", heads, y,
+                {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v}))
+    return false;
+  const auto problem = problem_of(x, heads, options);
+  const std::array<BFloat16*, 3> to = {dx.q.rows<BFloat16>(), dx.k.rows<BFloat16>(), dx.v.rows<BFloat16>()};
   check_cuda(soft_cuda::submit(native(context_.stream),
-                               [problem, y = y.data<BFloat16>(), sums = log_sums.f32(), dy = dy.data<BFloat16>(),
-                                to = dqkv.data<BFloat16>()] { differentiate(problem, y, sums, dy, to); }),
+                               [problem, y = y.data<BFloat16>(), sums = log_sums.f32(), dy = dy.data<BFloat16>(), to] {
+                                 differentiate(problem, y, sums, dy, to);
+                               }),
              "attention backward");
   return true;
 }

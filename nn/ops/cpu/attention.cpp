@@ -130,62 +130,67 @@ class CpuAttention final : public AttentionKernels {
  public:
   explicit CpuAttention(CachingAllocator& allocator) : allocator_(allocator) {}
 
-  void forward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+  void forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
                const Tensor& log_sums) override {
-    const Layout at(qkv, heads);
-    const Mask all = mask_of(drop, at);
+    const Layout at(x.q, heads);
+    const Mask all = mask_of(options, at);
     each_head(at, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
-      const Rows out = at.result(y, b, h);
+      const Rows q = at.head(x.q, b, h), k = at.head(x.k, b, h), v = at.head(x.v, b, h), out = at.head(y, b, h);
       float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
       const Mask mask = of_head(all, b, h);
-      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
-        const std::int64_t end = std::min(at.tokens, begin + kBlock), rows = end - begin;
-        const Rows weights = {scratch, end};
-        attend(at, q.from(begin), rows, begin, k, v, drop.p > 0 ? &mask : nullptr, weights, out.from(begin),
-               log_sum + begin);
+      const std::int64_t tokens = tokens_of(options, at, b);
+      for (std::int64_t begin = 0; begin < tokens; begin += kBlock) {
+        const Seen seen = {.causal = options.causal, .before = begin, .most = tokens};
+        attend(at, q.from(begin), std::min(tokens - begin, kBlock), seen, k, v, options.dropout > 0 ? &mask : nullptr,
+               scratch, out.from(begin), log_sum + begin);
       }
+      clear(out, tokens, at);
     });
   }
 
-  void backward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
-                const Tensor& log_sums, const Tensor& dy, const Tensor& dqkv) override {
-    const Layout at(qkv, heads);
-    const Mask all = mask_of(drop, at);
-    const bool drops = drop.p > 0;
+  void backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
+                const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) override {
+    const Layout at(x.q, heads);
+    const Mask all = mask_of(options, at);
+    const bool drops = options.dropout > 0;
     each_head(at, drops ? 3 : 2, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.part(qkv, b, h, 0), k = at.part(qkv, b, h, 1), v = at.part(qkv, b, h, 2);
-      const Rows dq = at.part(dqkv, b, h, 0), dk = at.part(dqkv, b, h, 1), dv = at.part(dqkv, b, h, 2);
-      const Rows out = at.result(y, b, h), dout = at.result(dy, b, h);
+      const Rows q = at.head(x.q, b, h), k = at.head(x.k, b, h), v = at.head(x.v, b, h);
+      const Rows dq = at.head(dx.q, b, h), dk = at.head(dx.k, b, h), dv = at.head(dx.v, b, h);
+      const Rows out = at.head(y, b, h), dout = at.head(dy, b, h);
       const float* const log_sum = log_sums.f32() + (b * heads + h) * at.tokens;
       const Mask mask = of_head(all, b, h);
+      const std::int64_t tokens = tokens_of(options, at, b);
       // From the last block, which sees all keys and so overwrites all gradients, to the first.
-      const std::int64_t blocks = (at.tokens + kBlock - 1) / kBlock;
+      const std::int64_t blocks = (tokens + kBlock - 1) / kBlock;
       for (std::int64_t block = blocks - 1; block >= 0; --block) {
-        const std::int64_t begin = block * kBlock, end = std::min(at.tokens, begin + kBlock), rows = end - begin;
+        const std::int64_t begin = block * kBlock, rows = std::min(tokens - begin, kBlock);
+        const Seen seen = {.causal = options.causal, .before = begin, .most = tokens};
+        const std::int64_t keys = seen.by(rows - 1);  // of the block
         const float beta = block == blocks - 1 ? 0.0f : 1.0f;
-        const Rows p = {scratch, end}, dp = {scratch + kBlock * at.tokens, end};
+        const Rows p = {scratch, keys}, dp = {scratch + kBlock * at.tokens, keys};
         const Rows dout_block = dout.from(begin), q_block = q.from(begin);
-        product(Transposed::kNo, Transposed::kYes, rows, end, at.width, at.scale, q_block, k, 0.0f, p);
-        product(Transposed::kNo, Transposed::kYes, rows, end, at.width, 1.0f, dout_block, v, 0.0f, dp);
-        for (std::int64_t i = 0; i < rows; ++i) weigh_again(p.row(i), log_sum[begin + i], begin + i + 1, end);
+        product(Transposed::kNo, Transposed::kYes, rows, keys, at.width, at.scale, q_block, k, 0.0f, p);
+        product(Transposed::kNo, Transposed::kYes, rows, keys, at.width, 1.0f, dout_block, v, 0.0f, dp);
+        for (std::int64_t i = 0; i < rows; ++i) weigh_again(p.row(i), log_sum[begin + i], seen.by(i), keys);
         // With dropout, values have their gradients from the weights that are left, and weights only where they are.
-        const Rows left = drops ? Rows{scratch + 2 * kBlock * at.tokens, end} : p;
+        const Rows left = drops ? Rows{scratch + 2 * kBlock * at.tokens, keys} : p;
         for (std::int64_t i = 0; drops && i < rows; ++i) {
-          drop_row(mask, begin + i, begin + i + 1, end, p.row(i), left.row(i));
-          drop_row(mask, begin + i, begin + i + 1, end, dp.row(i), dp.row(i));
+          drop_row(mask, begin + i, seen.by(i), keys, p.row(i), left.row(i));
+          drop_row(mask, begin + i, seen.by(i), keys, dp.row(i), dp.row(i));
         }
-        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, 1.0f, left, dout_block, beta, dv);
+        product(Transposed::kYes, Transposed::kNo, keys, at.width, rows, 1.0f, left, dout_block, beta, dv);
         for (std::int64_t i = 0; i < rows; ++i)
-          score_gradients(p.row(i), dp.row(i), dot(dout_block.row(i), out.row(begin + i), at.width), end);
-        product(Transposed::kNo, Transposed::kNo, rows, at.width, end, at.scale, dp, k, 0.0f, dq.from(begin));
-        product(Transposed::kYes, Transposed::kNo, end, at.width, rows, at.scale, dp, q_block, beta, dk);
+          score_gradients(p.row(i), dp.row(i), dot(dout_block.row(i), out.row(begin + i), at.width), keys);
+        product(Transposed::kNo, Transposed::kNo, rows, at.width, keys, at.scale, dp, k, 0.0f, dq.from(begin));
+        product(Transposed::kYes, Transposed::kNo, keys, at.width, rows, at.scale, dp, q_block, beta, dk);
       }
+      for (const Rows& gradient : {dq, dk, dv}) clear(gradient, tokens, at);
     });
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
-    const Layout at(qkv, heads);
+    const AttentionInputs x(qkv);
+    const Layout at(x.q, heads);
     const std::int64_t model = heads * at.width, most = cache.size(1);
     LOCKSTEP_ASSERT(past + at.tokens <= most, "{} tokens after {} in a cache for {}", at.tokens, past, most);
     for (std::int64_t b = 0; b < at.batch; ++b)
@@ -196,7 +201,7 @@ class CpuAttention final : public AttentionKernels {
     Layout seen = at;
     seen.tokens = past + at.tokens;  // how many weights a row of the scratch memory needs
     each_head(seen, 1, [&](std::int64_t b, std::int64_t h, float* scratch) {
-      const Rows q = at.part(qkv, b, h, 0), out = at.result(y, b, h);
+      const Rows q = at.head(x.q, b, h), out = at.head(y, b, h);
       const Rows k = {cache.f32() + b * most * 2 * model + h * at.width, 2 * model};
       const Rows v = {k.first + model, 2 * model};
       if (at.tokens == 1) {
@@ -204,45 +209,56 @@ class CpuAttention final : public AttentionKernels {
         return;
       }
       float log_sum[kBlock];
-      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock) {
-        const std::int64_t end = std::min(at.tokens, begin + kBlock);
-        attend(at, q.from(begin), end - begin, past + begin, k, v, nullptr, {scratch, past + end}, out.from(begin),
-               log_sum);
-      }
+      for (std::int64_t begin = 0; begin < at.tokens; begin += kBlock)
+        attend(at, q.from(begin), std::min(at.tokens - begin, kBlock), {.causal = true, .before = past + begin}, k, v,
+               nullptr, scratch, out.from(begin), log_sum);
     });
   }
 
  private:
   struct Layout {
-    Layout(const Tensor& qkv, std::int64_t head_count)
-        : batch(qkv.size(0)),
-          tokens(qkv.size(1)),
+    Layout(const Tensor& q, std::int64_t head_count)
+        : batch(q.size(0)),
+          tokens(q.size(1)),
           heads(head_count),
-          width(qkv.size(2) / (3 * head_count)),
+          width(q.size(2) / head_count),
           scale(1.0f / std::sqrt(static_cast<float>(width))) {}
 
-    /// 0: queries, 1: keys, 2: values.
-    Rows part(const Tensor& qkv, std::int64_t b, std::int64_t h, std::int64_t which) const {
-      const std::int64_t stride = 3 * heads * width;
-      return {qkv.f32() + b * tokens * stride + (which * heads + h) * width, stride};
-    }
-    Rows result(const Tensor& y, std::int64_t b, std::int64_t h) const {
-      const std::int64_t stride = heads * width;
-      return {y.f32() + b * tokens * stride + h * width, stride};
+    /// Head h of sample b.
+    Rows head(const Tensor& all, std::int64_t b, std::int64_t h) const {
+      return {all.rows<float>() + b * tokens * all.pitch() + h * width, all.pitch()};
     }
 
     std::int64_t batch, tokens, heads, width;
     float scale;
   };
 
-  static Mask mask_of(const AttentionDropout& drop, const Layout& at) {
-    if (drop.p == 0) return {};
-    const auto* const numbers = drop.state.data<std::int64_t>();
+  // How many keys the queries of a block see.
+  struct Seen {
+    bool causal;
+    std::int64_t before;    // queries before the block's first
+    std::int64_t most = 0;  // where it is not causal
+
+    std::int64_t by(std::int64_t row) const { return causal ? before + row + 1 : most; }
+  };
+
+  static std::int64_t tokens_of(const AttentionOptions& options, const Layout& at, std::int64_t b) {
+    if (!options.lengths.defined()) return at.tokens;
+    return std::clamp<std::int64_t>(options.lengths.data<std::int32_t>()[b], 0, at.tokens);
+  }
+  // The rows of padding.
+  static void clear(Rows all, std::int64_t tokens, const Layout& at) {
+    for (std::int64_t t = tokens; t < at.tokens; ++t) std::fill_n(all.row(t), at.width, 0.0f);
+  }
+
+  static Mask mask_of(const AttentionOptions& options, const Layout& at) {
+    if (options.dropout == 0) return {};
+    const auto* const numbers = options.dropout_state.data<std::int64_t>();
     return {.state = {.seed = numbers[0], .step = numbers[1], .first_sample = numbers[2]},
-            .layer = drop.layer,
+            .layer = options.layer,
             .tokens = at.tokens,
-            .threshold = dropout_threshold(drop.p),
-            .scale = static_cast<float>(1.0 / (1.0 - drop.p))};
+            .threshold = dropout_threshold(options.dropout),
+            .scale = static_cast<float>(1.0 / (1.0 - options.dropout))};
   }
   static Mask of_head(Mask all, std::int64_t b, std::int64_t h) {
     all.sample = all.state.first_sample + b;
@@ -250,20 +266,20 @@ class CpuAttention final : public AttentionKernels {
     return all;
   }
 
-  // `rows` queries, of which the first follows `before` tokens: their results, and the logarithmic sums. `mask`: of
-  // weights that are dropped; nullptr: none.
-  static void attend(const Layout& at, Rows q, std::int64_t rows, std::int64_t before, Rows k, Rows v, const Mask* mask,
-                     Rows weights, Rows out, float* log_sum) {
-    const std::int64_t seen = before + rows;
-    product(Transposed::kNo, Transposed::kYes, rows, seen, at.width, at.scale, q, k, 0.0f, weights);
+  // `rows` queries: their results, and the logarithmic sums. `mask`: of weights that are dropped; nullptr: none.
+  static void attend(const Layout& at, Rows q, std::int64_t rows, const Seen& seen, Rows k, Rows v, const Mask* mask,
+                     float* scratch, Rows out, float* log_sum) {
+    const std::int64_t keys = seen.by(rows - 1);
+    const Rows weights = {scratch, keys};
+    product(Transposed::kNo, Transposed::kYes, rows, keys, at.width, at.scale, q, k, 0.0f, weights);
     float inverse[kBlock];
     for (std::int64_t i = 0; i < rows; ++i) {
-      const RowWeights row = weigh(weights.row(i), before + i + 1, seen);
+      const RowWeights row = weigh(weights.row(i), seen.by(i), keys);
       inverse[i] = 1.0f / row.sum;
       log_sum[i] = row.largest + std::log(row.sum);
-      if (mask != nullptr) drop_row(*mask, before + i, before + i + 1, seen, weights.row(i), weights.row(i));
+      if (mask != nullptr) drop_row(*mask, seen.before + i, seen.by(i), keys, weights.row(i), weights.row(i));
     }
-    product(Transposed::kNo, Transposed::kNo, rows, at.width, seen, 1.0f, weights, v, 0.0f, out);
+    product(Transposed::kNo, Transposed::kNo, rows, at.width, keys, 1.0f, weights, v, 0.0f, out);
     for (std::int64_t i = 0; i < rows; ++i) scale_row(out.row(i), inverse[i], at.width);
   }
 

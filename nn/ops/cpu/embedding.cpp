@@ -73,6 +73,15 @@ class CpuEmbedding final : public EmbeddingKernels {
     });
   }
 
+  void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& numbers) override {
+    auto* const to = numbers.data<std::int32_t>();
+    const std::int64_t each = numbers.size(0) > 0 ? numbers.count() / numbers.size(0) : 1;
+    for (std::int64_t i = 0; i < numbers.count(); ++i) {
+      const std::int64_t at = positions.defined() ? positions.data<std::int32_t>()[i] : position;
+      to[i] = static_cast<std::int32_t>(at >= 0 && at < rows ? i / each * rows + at : -1);
+    }
+  }
+
  private:
   static void clear(const Tensor& table) {
     parallel_for(table.count(), kGrain, [&](std::int64_t begin, std::int64_t end) {

@@ -18,82 +18,102 @@ class CudaAttention final : public AttentionKernels {
   explicit CudaAttention(Context& context) : context_(context), fused_(context) {}
 
   // What cuDNN drops is not a function of the sample: with dropout the kernels are ours.
-  void forward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
+  void forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
                const Tensor& log_sums) override {
-    const Work work(context_, "attention", {&qkv, &y, &log_sums}, 2.0 * static_cast<double>(y.count() * y.size(1)));
-    check(qkv, heads, {&y});
-    if (qkv.count() == 0 || (drop.p == 0 && fused_.forward(qkv, heads, y, log_sums))) return;
-    const AttentionSizes sizes = sizes_of(qkv, heads);
-    attend_tiled(context_, sizes, qkv.dtype(), part(qkv, 3, 0), part(qkv, 3, 1), part(qkv, 3, 2), part(y, 1, 0),
-                 log_sums.f32(), mask_of(drop));
+    const Work work(context_, "attention", {&x.q, &x.k, &x.v, &y, &log_sums},
+                    2.0 * static_cast<double>(y.count() * y.size(1)));
+    check(heads, {&x.q, &x.k, &x.v, &y});
+    if (y.count() == 0) return;
+    if (options.dropout == 0 && fused_.forward(x, heads, options, y, log_sums)) {
+      clear_padding_of({&y}, options);
+      return;
+    }
+    attend_tiled(context_, sizes_of(x.q, heads, options), y.dtype(), rows_of(x.q), rows_of(x.k), rows_of(x.v),
+                 rows_of(y), log_sums.f32(), dropout_of(options));
   }
 
-  void backward(const Tensor& qkv, std::int64_t heads, const AttentionDropout& drop, const Tensor& y,
-                const Tensor& log_sums, const Tensor& dy, const Tensor& dqkv) override {
-    const Work work(context_, "attention's backward", {&qkv, &y, &log_sums, &dy, &dqkv},
+  void backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
+                const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) override {
+    const Work work(context_, "attention's backward", {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v},
                     5.0 * static_cast<double>(y.count() * y.size(1)));
-    check(qkv, heads, {&y, &dy, &dqkv});
-    if (qkv.count() == 0 || (drop.p == 0 && fused_.backward(qkv, heads, y, log_sums, dy, dqkv))) return;
+    check(heads, {&x.q, &x.k, &x.v, &y, &dy, &dx.q, &dx.k, &dx.v});
+    if (y.count() == 0) return;
+    if (options.dropout == 0 && fused_.backward(x, heads, options, y, log_sums, dy, dx)) {
+      clear_padding_of({&dx.q, &dx.k, &dx.v}, options);
+      return;
+    }
     const Tensor means = Tensor::empty(context_.allocator, log_sums.shape());
-    differentiate_tiled(context_, sizes_of(qkv, heads), qkv.dtype(),
-                        {.q = part(qkv, 3, 0),
-                         .k = part(qkv, 3, 1),
-                         .v = part(qkv, 3, 2),
-                         .y = part(y, 1, 0),
-                         .dy = part(dy, 1, 0),
+    differentiate_tiled(context_, sizes_of(x.q, heads, options), y.dtype(),
+                        {.q = rows_of(x.q),
+                         .k = rows_of(x.k),
+                         .v = rows_of(x.v),
+                         .y = rows_of(y),
+                         .dy = rows_of(dy),
                          .log_sums = log_sums.f32(),
                          .means = means.f32(),
-                         .dq = part(dqkv, 3, 0),
-                         .dk = part(dqkv, 3, 1),
-                         .dv = part(dqkv, 3, 2)},
-                        mask_of(drop));
+                         .dq = rows_of(dx.q),
+                         .dk = rows_of(dx.k),
+                         .dv = rows_of(dx.v)},
+                        dropout_of(options));
   }
 
   void extend(const Tensor& qkv, std::int64_t heads, std::int64_t past, const Tensor& cache, const Tensor& y) override {
     const Work work(context_, "attention with a cache", {&qkv, &cache, &y});
-    check(qkv, heads, {&y, &cache});
-    AttentionSizes sizes = sizes_of(qkv, heads);
+    const AttentionInputs x(qkv);
+    check(heads, {&x.q, &y});
+    AttentionSizes sizes = sizes_of(x.q, heads, {});
     sizes.past = past;
     LOCKSTEP_ASSERT(past >= 0 && sizes.keys() <= cache.size(1), "{} tokens after {} in a cache for {}", sizes.queries,
                     past, cache.size(1));
     if (qkv.count() == 0) return;
-    const HeadRows keys = part(cache, 2, 0), values = part(cache, 2, 1);
+    const std::int64_t model = y.size(2);
+    const HeadRows keys = rows_of(cache.columns(0, model)), values = rows_of(cache.columns(model, 2 * model));
     HeadRows added = keys;
     added.data =
         static_cast<std::byte*>(keys.data) + static_cast<std::size_t>(past * keys.row_stride) * size_of(cache.dtype());
-    copy_rows(context_, qkv.dtype(), sizes.samples, sizes.queries, cache.size(2), part(qkv, 3, 1), added);
+    copy_rows(context_, qkv.dtype(), sizes.samples, sizes.queries, cache.size(2), rows_of(x.k), added);
     if (sizes.queries <= kMostDecodeQueries && sizes.width <= kMostDecodeWidth)
-      attend_decoding(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0));
+      attend_decoding(context_, sizes, qkv.dtype(), rows_of(x.q), keys, values, rows_of(y));
     else
-      attend_tiled(context_, sizes, qkv.dtype(), part(qkv, 3, 0), keys, values, part(y, 1, 0), nullptr, {});
+      attend_tiled(context_, sizes, qkv.dtype(), rows_of(x.q), keys, values, rows_of(y), nullptr, {});
   }
 
  private:
-  static AttentionMask mask_of(const AttentionDropout& drop) {
-    if (drop.p == 0) return {};
-    return {.numbers = drop.state.data<std::int64_t>(),
-            .layer = drop.layer,
-            .threshold = dropout_threshold(drop.p),
-            .scale = static_cast<float>(1.0 / (1.0 - drop.p))};
+  static AttentionDropout dropout_of(const AttentionOptions& options) {
+    if (options.dropout == 0) return {};
+    return {.numbers = options.dropout_state.data<std::int64_t>(),
+            .layer = options.layer,
+            .threshold = dropout_threshold(options.dropout),
+            .scale = static_cast<float>(1.0 / (1.0 - options.dropout))};
   }
 
-  static void check(const Tensor& qkv, std::int64_t heads, std::initializer_list<const Tensor*> others) {
-    LOCKSTEP_ASSERT(heads > 0 && qkv.size(2) % (3 * heads) == 0, "{} heads of {}", heads, to_string(qkv.shape()));
-    for (const Tensor* const other : others)
-      LOCKSTEP_ASSERT(other->dtype() == qkv.dtype() && other->size(0) == qkv.size(0), "{} and {}",
-                      to_string(qkv.shape()), to_string(other->shape()));
+  // cuDNN does not say what it leaves there.
+  void clear_padding_of(std::initializer_list<const Tensor*> all, const AttentionOptions& options) {
+    if (!options.lengths.defined()) return;
+    for (const Tensor* const one : all)
+      clear_padding(context_, one->dtype(), one->size(0), one->size(1), one->size(2),
+                    options.lengths.data<std::int32_t>(), rows_of(*one));
   }
 
-  static AttentionSizes sizes_of(const Tensor& qkv, std::int64_t heads) {
-    return {.samples = qkv.size(0), .heads = heads, .width = qkv.size(2) / (3 * heads), .queries = qkv.size(1)};
+  // Of one shape and type.
+  static void check(std::int64_t heads, std::initializer_list<const Tensor*> all) {
+    const Tensor& first = **all.begin();
+    LOCKSTEP_ASSERT(heads > 0 && first.size(2) % heads == 0, "{} heads of {}", heads, to_string(first.shape()));
+    for (const Tensor* const other : all)
+      LOCKSTEP_ASSERT(other->dtype() == first.dtype() && other->shape() == first.shape(), "{} and {}",
+                      to_string(first.shape()), to_string(other->shape()));
   }
 
-  // Part `which` of (samples, tokens, parts · heads · width).
-  static HeadRows part(const Tensor& all, std::int64_t parts, std::int64_t which) {
-    const std::int64_t row = all.size(2);
-    return {static_cast<std::byte*>(all.raw()) + static_cast<std::size_t>(which * (row / parts)) * size_of(all.dtype()),
-            all.size(1) * row, row};
+  static AttentionSizes sizes_of(const Tensor& q, std::int64_t heads, const AttentionOptions& options) {
+    return {.samples = q.size(0),
+            .heads = heads,
+            .width = q.size(2) / heads,
+            .queries = q.size(1),
+            .causal = options.causal,
+            .lengths = options.lengths.defined() ? options.lengths.data<std::int32_t>() : nullptr};
   }
+
+  static HeadRows rows_of(const Tensor& all) { return {all.raw_rows(), all.size(1) * all.pitch(), all.pitch()}; }
 
   Context& context_;
   FusedAttention fused_;

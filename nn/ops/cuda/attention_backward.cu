@@ -33,21 +33,22 @@ __global__ void __launch_bounds__(kBlock)
 // The weights of a tile from its scores. Rows are `own`, columns `other`: queries and keys, or, where kKeys, keys and
 // queries.
 template <bool kKeys>
-__device__ void weigh(const AttentionSizes& sizes, float scale, const float* log_sums, std::int64_t own,
-                      std::int64_t other, float (&scores)[4][4]) {
+__device__ void weigh(const AttentionSizes& sizes, std::int64_t tokens, float scale, const float* log_sums,
+                      std::int64_t own, std::int64_t other, float (&scores)[4][4]) {
   const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)
     for (int j = 0; j < 4; ++j) {
       const std::int64_t row = own + place.down * 4 + i, column = other + place.across + j * kAcross;
       const std::int64_t query = kKeys ? column : row, key = kKeys ? row : column;
-      scores[i][j] = key <= query && query < sizes.queries ? expf(scores[i][j] * scale - log_sums[query]) : 0.0f;
+      const bool seen = sizes.causal ? key <= query : key < tokens;
+      scores[i][j] = seen && query < tokens ? expf(scores[i][j] * scale - log_sums[query]) : 0.0f;
     }
 }
 
 // What dropout leaves of a tile of weights, or of their gradients.
 template <bool kKeys>
-__device__ void drop_tile(const AttentionMask& mask, const AttentionSizes& sizes, std::int64_t head, std::int64_t own,
-                          std::int64_t other, const float (&from)[4][4], float (&to)[4][4]) {
+__device__ void drop_tile(const AttentionDropout& mask, const AttentionSizes& sizes, std::int64_t head,
+                          std::int64_t own, std::int64_t other, const float (&from)[4][4], float (&to)[4][4]) {
   const TilePlace place = tile_place();
   const Dropped dropped(mask, sizes, head);
   for (int i = 0; i < 4; ++i)
@@ -59,34 +60,35 @@ __device__ void drop_tile(const AttentionMask& mask, const AttentionSizes& sizes
 
 // Gradients of scores, from the weights and the weights' gradients.
 template <bool kKeys>
-__device__ void through_softmax(const AttentionSizes& sizes, const float* means, std::int64_t own, std::int64_t other,
+__device__ void through_softmax(std::int64_t tokens, const float* means, std::int64_t own, std::int64_t other,
                                 const float (&weights)[4][4], float (&gradients)[4][4]) {
   const TilePlace place = tile_place();
   for (int i = 0; i < 4; ++i)
     for (int j = 0; j < 4; ++j) {
       const std::int64_t query = kKeys ? other + place.across + j * kAcross : own + place.down * 4 + i;
-      gradients[i][j] = query < sizes.queries ? weights[i][j] * (gradients[i][j] - means[query]) : 0.0f;
+      gradients[i][j] = query < tokens ? weights[i][j] * (gradients[i][j] - means[query]) : 0.0f;
     }
 }
 
 template <int kOut, int kLoad, bool kDrops, class T>
 __global__ void __launch_bounds__(kBlock) differentiate_keys(TileGrid grid, AttentionSizes sizes, float scale,
-                                                             AttentionGradients arrays, AttentionMask mask) {
+                                                             AttentionGradients arrays, AttentionDropout mask) {
   __shared__ TileMemory memory;
   const std::int64_t head = grid.head(), column = grid.part() * kOut, count = sizes.queries;
+  const std::int64_t tokens = tokens_of(sizes, head);
   const std::int64_t begin = grid.tile() * kTile;  // the first keys are seen by the most queries
-  const auto q = rows_of_head<const T>(arrays.q, sizes, head, count);
-  const auto dy = rows_of_head<const T>(arrays.dy, sizes, head, count);
-  const auto k = rows_of_head<const T>(arrays.k, sizes, head, count).from(begin);
-  const auto v = rows_of_head<const T>(arrays.v, sizes, head, count).from(begin);
+  const auto q = rows_of_head<const T>(arrays.q, sizes, head, tokens);
+  const auto dy = rows_of_head<const T>(arrays.dy, sizes, head, tokens);
+  const auto k = rows_of_head<const T>(arrays.k, sizes, head, tokens).from(begin);
+  const auto v = rows_of_head<const T>(arrays.v, sizes, head, tokens).from(begin);
   const float* const log_sums = arrays.log_sums + head * count;
   const float* const means = arrays.means + head * count;
 
   float dk[4][kOut / kAcross] = {}, dv[4][kOut / kAcross] = {};
-  for (std::int64_t first = begin; first < count; first += kTile) {
+  for (std::int64_t first = sizes.causal || begin >= tokens ? begin : 0; first < tokens; first += kTile) {
     float weights[4][4] = {}, gradients[4][4] = {};
     score<kLoad>(k, q.from(first), memory, weights);
-    weigh<true>(sizes, scale, log_sums, begin, first, weights);
+    weigh<true>(sizes, tokens, scale, log_sums, begin, first, weights);
     if constexpr (kDrops) {
       float left[4][4];
       drop_tile<true>(mask, sizes, head, begin, first, weights, left);
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kBlock) differentiate_keys(TileGrid grid, Atte
     add_weighted<kOut, kLoad>(dy.from(first), column, memory, dv);
     score<kLoad>(v, dy.from(first), memory, gradients);
     if constexpr (kDrops) drop_tile<true>(mask, sizes, head, begin, first, gradients, gradients);
-    through_softmax<true>(sizes, means, begin, first, weights, gradients);
+    through_softmax<true>(tokens, means, begin, first, weights, gradients);
     leave_weights(memory, gradients);
     add_weighted<kOut, kLoad>(q.from(first), column, memory, dk);
   }
@@ -108,25 +110,27 @@ __global__ void __launch_bounds__(kBlock) differentiate_keys(TileGrid grid, Atte
 
 template <int kOut, int kLoad, bool kDrops, class T>
 __global__ void __launch_bounds__(kBlock) differentiate_queries(TileGrid grid, AttentionSizes sizes, float scale,
-                                                                AttentionGradients arrays, AttentionMask mask) {
+                                                                AttentionGradients arrays, AttentionDropout mask) {
   __shared__ TileMemory memory;
   const std::int64_t head = grid.head(), column = grid.part() * kOut, count = sizes.queries;
+  const std::int64_t tokens = tokens_of(sizes, head);
   const std::int64_t begin = (grid.tiles - 1 - grid.tile()) * kTile;  // the last queries see the most keys
-  const auto q = rows_of_head<const T>(arrays.q, sizes, head, count).from(begin);
-  const auto dy = rows_of_head<const T>(arrays.dy, sizes, head, count).from(begin);
-  const auto k = rows_of_head<const T>(arrays.k, sizes, head, count);
-  const auto v = rows_of_head<const T>(arrays.v, sizes, head, count);
+  const std::int64_t seen = begin >= tokens ? 0 : sizes.causal ? at_most(begin + kTile, tokens) : tokens;
+  const auto q = rows_of_head<const T>(arrays.q, sizes, head, tokens).from(begin);
+  const auto dy = rows_of_head<const T>(arrays.dy, sizes, head, tokens).from(begin);
+  const auto k = rows_of_head<const T>(arrays.k, sizes, head, tokens);
+  const auto v = rows_of_head<const T>(arrays.v, sizes, head, tokens);
   const float* const log_sums = arrays.log_sums + head * count;
   const float* const means = arrays.means + head * count;
 
   float dq[4][kOut / kAcross] = {};
-  for (std::int64_t first = 0; first <= begin; first += kTile) {
+  for (std::int64_t first = 0; first < seen; first += kTile) {
     float weights[4][4] = {}, gradients[4][4] = {};
     score<kLoad>(q, k.from(first), memory, weights);
-    weigh<false>(sizes, scale, log_sums, begin, first, weights);
+    weigh<false>(sizes, tokens, scale, log_sums, begin, first, weights);
     score<kLoad>(dy, v.from(first), memory, gradients);
     if constexpr (kDrops) drop_tile<false>(mask, sizes, head, begin, first, gradients, gradients);
-    through_softmax<false>(sizes, means, begin, first, weights, gradients);
+    through_softmax<false>(tokens, means, begin, first, weights, gradients);
     leave_weights(memory, gradients);
     add_weighted<kOut, kLoad>(k.from(first), column, memory, dq);
   }
@@ -137,7 +141,7 @@ __global__ void __launch_bounds__(kBlock) differentiate_queries(TileGrid grid, A
 }  // namespace
 
 void differentiate_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const AttentionGradients& arrays,
-                         const AttentionMask& mask) {
+                         const AttentionDropout& mask) {
   LOCKSTEP_ASSERT(sizes.past == 0, "gradients of attention with a past");
   const std::int64_t rows = sizes.samples * sizes.heads * sizes.queries;
   const std::int64_t blocks = ceil_div(rows, kBlock / kWarp);

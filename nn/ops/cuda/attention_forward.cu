@@ -14,14 +14,16 @@ constexpr int kCopyBlocks = 4096, kCopyRows = 4;
 template <int kOut, int kLoad, bool kDrops, class T>
 __global__ void __launch_bounds__(kBlock)
     attend(TileGrid grid, AttentionSizes sizes, float scale, HeadRows q, HeadRows k, HeadRows v, HeadRows y,
-           float* log_sums, AttentionMask mask) {
+           float* log_sums, AttentionDropout mask) {
   __shared__ TileMemory memory;
   const TilePlace place = tile_place();
   const std::int64_t head = grid.head(), column = grid.part() * kOut;
   // The last tiles see the most keys: they begin first.
   const std::int64_t begin = (grid.tiles - 1 - grid.tile()) * kTile;
   const auto own = rows_of_head<const T>(q, sizes, head, sizes.queries).from(begin);
-  const std::int64_t seen = sizes.past + begin + at_most(own.rows, kTile);
+  const std::int64_t tokens = tokens_of(sizes, head);
+  std::int64_t seen = sizes.causal ? at_most(sizes.past + begin + at_most(own.rows, kTile), tokens) : tokens;
+  if (sizes.past + begin >= tokens) seen = 0;  // all of it is padding
   const auto keys = rows_of_head<const T>(k, sizes, head, seen);
   const auto values = rows_of_head<const T>(v, sizes, head, seen);
 
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(kBlock)
       float most = largest[i];
       for (int j = 0; j < 4; ++j) {
         const std::int64_t key = first + place.across + j * kAcross;
-        weights[i][j] = key <= position && key < seen ? weights[i][j] * scale : -kInfinity;
+        weights[i][j] = (key <= position || !sizes.causal) && key < seen ? weights[i][j] * scale : -kInfinity;
         most = fmaxf(most, weights[i][j]);
       }
       most = row_largest(most);
@@ -61,8 +63,8 @@ __global__ void __launch_bounds__(kBlock)
   float factors[4];
   for (int i = 0; i < 4; ++i) {
     const float sum = row_sum(sums[i]);
-    factors[i] = 1.0f / sum;
     const std::int64_t query = begin + place.down * 4 + i;
+    factors[i] = sizes.past + query < tokens ? 1.0f / sum : 0.0f;  // else it is padding
     if (log_sums != nullptr && place.across == 0 && column == 0 && query < sizes.queries)
       log_sums[head * sizes.queries + query] = largest[i] + logf(sum);
   }
@@ -135,6 +137,16 @@ __global__ void __launch_bounds__(kBlock)
     rows_of_head<T>(y, sizes, head, sizes.queries).from(query).first[column] = from_float<T>(result / total);
 }
 
+// A block for each row.
+template <class T>
+__global__ void __launch_bounds__(kBlock)
+    clear_rows(std::int64_t tokens, std::int64_t count, const std::int32_t* lengths, HeadRows rows) {
+  const std::int64_t sample = blockIdx.x / tokens, token = blockIdx.x % tokens;
+  if (token < lengths[sample]) return;
+  T* const row = static_cast<T*>(rows.data) + sample * rows.sample_stride + token * rows.row_stride;
+  for (std::int64_t i = threadIdx.x; i < count; i += kBlock) row[i] = from_float<T>(0.0f);
+}
+
 template <int kWidth, class T>
 __global__ void __launch_bounds__(kBlock)
     move_rows(ColumnPlan plan, std::int64_t tokens, const T* from, HeadRows of_from, T* to, HeadRows of_to) {
@@ -150,8 +162,9 @@ __global__ void __launch_bounds__(kBlock)
 }  // namespace
 
 void attend_tiled(Context& context, const AttentionSizes& sizes, DType dtype, const HeadRows& q, const HeadRows& k,
-                  const HeadRows& v, const HeadRows& y, float* log_sums, const AttentionMask& mask) {
-  LOCKSTEP_ASSERT(mask.numbers == nullptr || sizes.past == 0, "attention with dropout and a past");
+                  const HeadRows& v, const HeadRows& y, float* log_sums, const AttentionDropout& mask) {
+  LOCKSTEP_ASSERT(sizes.past == 0 || (mask.numbers == nullptr && sizes.causal && sizes.lengths == nullptr),
+                  "attention with a past, and with dropout or padding");
   with_float_type(dtype, [&]<class T>(T) {
     with_tile_widths(sizes.width, rows_fit_packs<T>(sizes, {&q, &k, &v, &y}), [&](auto out, auto load) {
       with_mask(mask, [&](auto drops) {
@@ -171,6 +184,16 @@ void attend_decoding(Context& context, const AttentionSizes& sizes, DType dtype,
   with_float_type(dtype, [&]<class T>(T) {
     launch("attention", attend_one<T>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), context.stream, sizes,
            scale_of(sizes), q, k, v, y);
+  });
+}
+
+void clear_padding(Context& context, DType dtype, std::int64_t samples, std::int64_t tokens, std::int64_t count,
+                   const std::int32_t* lengths, const HeadRows& rows) {
+  if (samples * tokens * count == 0) return;
+  LOCKSTEP_ASSERT(samples * tokens <= kMostBlocks, "{} rows", samples * tokens);
+  with_float_type(dtype, [&]<class T>(T) {
+    launch("clearing padding", clear_rows<T>, dim3(static_cast<unsigned>(samples * tokens)), dim3(kBlock),
+           context.stream, tokens, count, lengths, rows);
   });
 }
 

@@ -65,6 +65,13 @@ __device__ TileRows<T> rows_of_head(const HeadRows& all, const AttentionSizes& s
           sizes.width};
 }
 
+/// How many tokens there are of a head's sample.
+__device__ inline std::int64_t tokens_of(const AttentionSizes& sizes, std::int64_t head) {
+  if (sizes.lengths == nullptr) return sizes.past + sizes.queries;
+  const std::int64_t length = sizes.lengths[head / sizes.heads];
+  return length < 0 ? 0 : length < sizes.queries ? length : sizes.queries;
+}
+
 // kRows rows of kColumns columns from `column` on, as f32, with zeros where there is nothing.
 template <int kRows, int kColumns, int kPitch, int kLoad, class T>
 __device__ void load_tile(const TileRows<const T>& from, std::int64_t column, float* to) {
@@ -161,7 +168,7 @@ __device__ void store_results(const float (&results)[4][kOut / kAcross], const f
 /// What dropout leaves of the weights of one head, one at a time: four neighbouring keys' bits are made for each.
 class Dropped {
  public:
-  __device__ Dropped(const AttentionMask& mask, const AttentionSizes& sizes, std::int64_t index)
+  __device__ Dropped(const AttentionDropout& mask, const AttentionSizes& sizes, std::int64_t index)
       : mask_(mask),
         state_{.seed = mask.numbers[0], .step = mask.numbers[1], .first_sample = mask.numbers[2]},
         sample_(state_.first_sample + index / sizes.heads),
@@ -175,14 +182,14 @@ class Dropped {
   }
 
  private:
-  AttentionMask mask_;
+  AttentionDropout mask_;
   DropoutState state_;
   std::int64_t sample_, head_, tokens_;
 };
 
 /// Calls run(drops) with whether there is a mask: kernels without one have no trace of it.
 template <class F>
-void with_mask(const AttentionMask& mask, F&& run) {
+void with_mask(const AttentionDropout& mask, F&& run) {
   if (mask.numbers != nullptr)
     run(std::true_type());
   else

@@ -68,7 +68,18 @@ auto guarded(const F& work) {
 
 // What a plan's arrays are called.
 enum Uid : std::int64_t { kX = 1, kW, kY, kB };
-enum AttentionUid : std::int64_t { kQuery = 1, kKey, kValue, kResult, kLogSums, kDResult, kDQuery, kDKey, kDValue };
+enum AttentionUid : std::int64_t {
+  kQuery = 1,
+  kKey,
+  kValue,
+  kResult,
+  kLogSums,
+  kDResult,
+  kDQuery,
+  kDKey,
+  kDValue,
+  kLengths
+};
 
 // Graphs that are built, and their plans, which the base class does not show.
 class Graph : public fe::graph::Graph {
@@ -177,23 +188,32 @@ void describe_to(Graph& graph, const AttentionProblem& p) {
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const std::int64_t row = p.heads * p.width;
   const auto given = [&](AttentionUid uid, std::int64_t pitch) { return graph.tensor(rows_of_heads(uid, p, pitch)); };
-  const SharedTensor q = given(kQuery, 3 * row), k = given(kKey, 3 * row), v = given(kValue, 3 * row);
+  const SharedTensor q = given(kQuery, p.pitch), k = given(kKey, p.pitch), v = given(kValue, p.pitch);
   const float scale = 1.0f / std::sqrt(static_cast<float>(p.width));
+  const auto masked = [&](auto attributes) {
+    attributes.set_attn_scale(scale);
+    if (p.causal) attributes.set_causal_mask(true);
+    if (!p.padded) return attributes;
+    const SharedTensor lengths = graph.tensor(fe::graph::Tensor_attributes()
+                                                  .set_uid(kLengths)
+                                                  .set_data_type(fe::DataType_t::INT32)
+                                                  .set_dim({p.samples, 1, 1, 1})
+                                                  .set_stride({1, 1, 1, 1}));
+    return attributes.set_padding_mask(true).set_seq_len_q(lengths).set_seq_len_kv(lengths);
+  };
   if (!backward) {
-    const auto [y, log_sums] = graph.sdpa(
-        q, k, v, fe::graph::SDPA_attributes().set_generate_stats(true).set_causal_mask(true).set_attn_scale(scale));
+    const auto [y, log_sums] = graph.sdpa(q, k, v, masked(fe::graph::SDPA_attributes().set_generate_stats(true)));
     set_output(y, rows_of_heads(kResult, p, row));
     set_output(log_sums, log_sums_of(p));
     return;
   }
   const SharedTensor y = given(kResult, row), dy = given(kDResult, row), log_sums = graph.tensor(log_sums_of(p));
-  const auto [dq, dk, dv] = graph.sdpa_backward(
-      q, k, v, y, dy, log_sums,
-      fe::graph::SDPA_backward_attributes().set_causal_mask(true).set_attn_scale(scale).set_deterministic_algorithm(
-          p.deterministic));
-  set_output(dq, rows_of_heads(kDQuery, p, 3 * row));
-  set_output(dk, rows_of_heads(kDKey, p, 3 * row));
-  set_output(dv, rows_of_heads(kDValue, p, 3 * row));
+  const auto [dq, dk, dv] =
+      graph.sdpa_backward(q, k, v, y, dy, log_sums,
+                          masked(fe::graph::SDPA_backward_attributes().set_deterministic_algorithm(p.deterministic)));
+  set_output(dq, rows_of_heads(kDQuery, p, p.pitch));
+  set_output(dk, rows_of_heads(kDKey, p, p.pitch));
+  set_output(dv, rows_of_heads(kDValue, p, p.pitch));
 }
 
 // Same bits each time, sums in f32; and where the problem is f32, its numbers as they are.
@@ -250,12 +270,21 @@ std::string ConvProblem::describe() const {
 }
 
 PlanKey AttentionProblem::key() const {
-  return {static_cast<std::int64_t>(what), samples, tokens, heads, width, deterministic ? 1 : 0};
+  return {static_cast<std::int64_t>(what),
+          samples,
+          tokens,
+          heads,
+          width,
+          pitch,
+          causal ? 1 : 0,
+          padded ? 1 : 0,
+          deterministic ? 1 : 0};
 }
 
 std::string AttentionProblem::describe() const {
-  return fmt::format("{}attention with {} heads of {} over [{}, {}], bf16",
-                     what == What::kBackward ? "the gradient of " : "", heads, width, samples, tokens);
+  return fmt::format("{}{}attention with {} heads of {} over [{}, {}]{}, bf16",
+                     what == What::kBackward ? "the gradient of " : "", causal ? "causal " : "", heads, width, samples,
+                     tokens, padded ? " with padding" : "");
 }
 
 struct ConvPlan::Chosen {
@@ -403,8 +432,8 @@ bool AttentionPlan::is_noted_nondeterministic() const { return chosen_->noted; }
 
 void AttentionPlan::run(const Cudnn& cudnn, const AttentionArrays& arrays, void* workspace) {
   auto& places = chosen_->places;
-  void* const all[] = {arrays.q,  arrays.k,  arrays.v,  arrays.y, arrays.log_sums,
-                       arrays.dy, arrays.dq, arrays.dk, arrays.dv};
+  void* const all[] = {arrays.q,  arrays.k,  arrays.v,  arrays.y,  arrays.log_sums,
+                       arrays.dy, arrays.dq, arrays.dk, arrays.dv, arrays.lengths};
   std::int64_t uid = kQuery;
   for (void* const place : all) places[uid++] = place;
   guarded([&] {

@@ -48,14 +48,17 @@ struct AttentionProblem {
   enum class What : std::uint8_t { kForward, kBackward };
   What what = What::kForward;
   std::int64_t samples = 0, tokens = 0, heads = 0, width = 0;  // width: features of a head
-  bool deterministic = true;                                   // the same bits each time; forward has them always
+  std::int64_t pitch = 0;  // elements from a row of queries, keys or values, and of their gradients, to the next
+  bool causal = true;
+  bool padded = false;        // samples have lengths
+  bool deterministic = true;  // the same bits each time; forward has them always
 
   PlanKey key() const;
   /// "attention with 12 heads of 64 over [8, 1024], bf16"
   std::string describe() const;
 };
 
-/// Addresses of attention's operands: k and v, dk and dv follow q and dq. Forward has no gradients.
+/// Addresses of attention's operands. Forward has no gradients.
 struct AttentionArrays {
   void* q = nullptr;
   void* k = nullptr;
@@ -66,6 +69,7 @@ struct AttentionArrays {
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
+  void* lengths = nullptr;  // where the problem is padded
 };
 
 class Cudnn;

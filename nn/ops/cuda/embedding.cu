@@ -77,6 +77,16 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// numbers (N, each); no positions: `position`.
+__global__ void __launch_bounds__(kBlock)
+    number_rows_of(const std::int32_t* positions, std::int64_t position, std::int64_t rows, std::int64_t each,
+                   std::int64_t count, std::int32_t* numbers) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t at = positions != nullptr ? positions[i] : position;
+  numbers[i] = static_cast<std::int32_t>(at >= 0 && at < rows ? i / each * rows + at : -1);
+}
+
 // Where a thread of the sums is: a pack of columns, and one of the block's lines.
 struct ThreadPlace {
   int tile, lines;  // threads side by side, and below one another
@@ -263,6 +273,16 @@ class CudaEmbedding final : public EmbeddingKernels {
     if (tokens * columns == 0) return;
     sum_columns(context_, dy.reshaped({batch, tokens * columns}), accumulate,
                 dtable.slice(first, first + tokens).reshaped({tokens * columns}));
+  }
+
+  void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows, const Tensor& numbers) override {
+    const Work work(context_, "row numbers", {&numbers});
+    const std::int64_t count = numbers.count(), blocks = ceil_div(count, kBlock);
+    if (count == 0) return;
+    LOCKSTEP_ASSERT(blocks <= kMostBlocks, "{} row numbers", count);
+    launch("row numbers", number_rows_of, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), context_.stream,
+           positions.defined() ? positions.data<std::int32_t>() : nullptr, position, rows, count / numbers.size(0),
+           count, numbers.data<std::int32_t>());
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "nn/ops/cuda/attention_tiled.h"
 #include "nn/ops/cuda/cudnn.h"
 #include "nn/ops/cuda/host_copies.h"
 #include "nn/ops/cuda/product.h"
@@ -15,8 +16,6 @@ namespace {
 constexpr std::int64_t kMostWidth = 256;
 constexpr std::uint32_t kAlignment = 16;
 constexpr const char* kOwnKernels = "lockstep's own kernels";
-
-BFloat16* behind(const Tensor& tensor, std::int64_t elements) { return tensor.data<BFloat16>() + elements; }
 
 }  // namespace
 
@@ -37,7 +36,8 @@ struct FusedAttention::Held {
     if (problem.width % 8 != 0 || problem.width > kMostWidth)
       return fall_back("cuDNN takes heads of a multiple of 8 features, up to 256");
     for (const Tensor* const array : arrays)
-      if (alignment_of(array->raw()) < kAlignment) return fall_back("an array does not lie at a multiple of 16 bytes");
+      if (alignment_of(array->raw_rows()) < kAlignment)
+        return fall_back("an array does not lie at a multiple of 16 bytes");
     const PlanKey key = problem.key();
     auto at = plans.find(key);
     if (at == plans.end()) {
@@ -61,13 +61,22 @@ struct FusedAttention::Held {
   // Whether a backward that cuDNN notes as not deterministic, and that was asked to be, leaves the same bits twice. It
   // is tried once, on the operands that it is for, in the first step, which is never captured; that waits for the GPU.
   // Sums whose order the hardware decides differ nearly always in one element of a batch at least.
-  bool repeats(Context& context, AttentionPlan& plan, const AttentionArrays& arrays, const Tensor& dqkv) {
-    std::vector<std::byte> first(dqkv.bytes()), second(dqkv.bytes());
-    run(context, plan, arrays);
-    copy_to_host(context, dqkv, first);
-    run(context, plan, arrays);
-    copy_to_host(context, dqkv, second);
-    return first == second;
+  bool repeats(Context& context, AttentionPlan& plan, const AttentionArrays& arrays, const AttentionInputs& dx) {
+    const auto gradients = [&] {
+      run(context, plan, arrays);
+      std::vector<std::byte> bytes;
+      for (const Tensor* const one : {&dx.q, &dx.k, &dx.v}) {
+        const Tensor whole = Tensor::empty(context.allocator, one->shape(), one->dtype());
+        copy_rows(context, one->dtype(), one->size(0), one->size(1), one->size(2),
+                  {one->raw_rows(), one->size(1) * one->pitch(), one->pitch()},
+                  {whole.raw(), one->size(1) * one->size(2), one->size(2)});
+        const std::size_t before = bytes.size();
+        bytes.resize(before + whole.bytes());
+        copy_to_host(context, whole, std::span(bytes).subspan(before));
+      }
+      return bytes;
+    };
+    return gradients() == gradients();
   }
 
   void run(Context& context, AttentionPlan& plan, const AttentionArrays& arrays) {
@@ -81,41 +90,51 @@ struct FusedAttention::Held {
 FusedAttention::FusedAttention(Context& context) : context_(context), held_(std::make_unique<Held>()) {}
 FusedAttention::~FusedAttention() = default;
 
-bool FusedAttention::forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums) {
-  if (qkv.dtype() != DType::kBF16) return false;  // of f32 there is no choice
-  const std::int64_t row = qkv.size(2) / 3;
+bool FusedAttention::forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
+                             const Tensor& y, const Tensor& log_sums) {
+  if (y.dtype() != DType::kBF16) return false;  // of f32 there is no choice
   AttentionPlan* const plan = held_->find(context_,
                                           {.what = AttentionProblem::What::kForward,
-                                           .samples = qkv.size(0),
-                                           .tokens = qkv.size(1),
+                                           .samples = y.size(0),
+                                           .tokens = y.size(1),
                                            .heads = heads,
-                                           .width = row / heads},
-                                          {&qkv, &y, &log_sums});
+                                           .width = y.size(2) / heads,
+                                           .pitch = x.q.pitch(),
+                                           .causal = options.causal,
+                                           .padded = options.lengths.defined()},
+                                          {&x.q, &x.k, &x.v, &y, &log_sums});
   if (plan == nullptr) return false;
-  held_->run(
-      context_, *plan,
-      {.q = qkv.raw(), .k = behind(qkv, row), .v = behind(qkv, 2 * row), .y = y.raw(), .log_sums = log_sums.raw()});
+  held_->run(context_, *plan,
+             {.q = x.q.raw_rows(),
+              .k = x.k.raw_rows(),
+              .v = x.v.raw_rows(),
+              .y = y.raw(),
+              .log_sums = log_sums.raw(),
+              .lengths = options.lengths.defined() ? options.lengths.raw() : nullptr});
   return true;
 }
 
-bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums,
-                              const Tensor& dy, const Tensor& dqkv) {
-  if (qkv.dtype() != DType::kBF16) return false;
-  const std::int64_t samples = qkv.size(0), row = qkv.size(2) / 3;
+bool FusedAttention::backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options,
+                              const Tensor& y, const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx) {
+  if (y.dtype() != DType::kBF16) return false;
+  const std::int64_t samples = y.size(0), tokens = y.size(1);
   // The other algorithm's workspace is small.
-  const std::int64_t at_once = context_.deterministic ? samples_at_once(samples, heads, qkv.size(1)) : samples;
+  const std::int64_t at_once = context_.deterministic ? samples_at_once(samples, heads, tokens) : samples;
   const auto problem_of = [&](std::int64_t count) {
     return AttentionProblem{.what = AttentionProblem::What::kBackward,
                             .samples = count,
-                            .tokens = qkv.size(1),
+                            .tokens = tokens,
                             .heads = heads,
-                            .width = row / heads,
+                            .width = y.size(2) / heads,
+                            .pitch = x.q.pitch(),
+                            .causal = options.causal,
+                            .padded = options.lengths.defined(),
                             .deterministic = context_.deterministic};
   };
   const auto plan_of = [&](std::int64_t count) {
-    return held_->find(context_, problem_of(count), {&qkv, &y, &log_sums, &dy, &dqkv});
+    return held_->find(context_, problem_of(count), {&x.q, &x.k, &x.v, &y, &log_sums, &dy, &dx.q, &dx.k, &dx.v});
   };
-  const bool pieces_lie_well = heads * qkv.size(1) * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
+  const bool pieces_lie_well = heads * tokens * static_cast<std::int64_t>(sizeof(float)) % kAlignment == 0;
   if (at_once < samples && !pieces_lie_well) {
     context_.engines.fall_back("attention backward, bf16", kOwnKernels,
                                "parts of the batch do not lie at a multiple of 16 bytes");
@@ -123,23 +142,27 @@ bool FusedAttention::backward(const Tensor& qkv, std::int64_t heads, const Tenso
   }
   // All of it or nothing: also what is left for the last piece.
   if (plan_of(at_once) == nullptr || (samples % at_once != 0 && plan_of(samples % at_once) == nullptr)) return false;
+  const auto inputs_of = [](const AttentionInputs& all, std::int64_t begin, std::int64_t end) {
+    return AttentionInputs(all.q.slice(begin, end), all.k.slice(begin, end), all.v.slice(begin, end));
+  };
   const auto arrays_of = [&](std::int64_t begin, std::int64_t end) {
-    const Tensor of_qkv = qkv.slice(begin, end), of_dqkv = dqkv.slice(begin, end);
-    return AttentionArrays{.q = of_qkv.raw(),
-                           .k = behind(of_qkv, row),
-                           .v = behind(of_qkv, 2 * row),
+    const AttentionInputs of_x = inputs_of(x, begin, end), of_dx = inputs_of(dx, begin, end);
+    return AttentionArrays{.q = of_x.q.raw_rows(),
+                           .k = of_x.k.raw_rows(),
+                           .v = of_x.v.raw_rows(),
                            .y = y.slice(begin, end).raw(),
                            .log_sums = log_sums.slice(begin, end).raw(),
                            .dy = dy.slice(begin, end).raw(),
-                           .dq = of_dqkv.raw(),
-                           .dk = behind(of_dqkv, row),
-                           .dv = behind(of_dqkv, 2 * row)};
+                           .dq = of_dx.q.raw_rows(),
+                           .dk = of_dx.k.raw_rows(),
+                           .dv = of_dx.v.raw_rows(),
+                           .lengths = options.lengths.defined() ? options.lengths.slice(begin, end).raw() : nullptr};
   };
   for (const std::int64_t count : {at_once, samples % at_once}) {
     if (count == 0 || !context_.deterministic || !plan_of(count)->is_noted_nondeterministic()) continue;
     const PlanKey key = problem_of(count).key();
     if (held_->tried.contains(key)) continue;
-    if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count), dqkv.slice(0, count))) {
+    if (!held_->repeats(context_, *plan_of(count), arrays_of(0, count), inputs_of(dx, 0, count))) {
       held_->plans.at(key).reset();
       context_.engines.fall_back("attention backward, bf16", kOwnKernels,
                                  "cuDNN's kernel for this GPU is not deterministic (--deterministic no takes it)");

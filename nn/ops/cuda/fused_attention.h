@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "lockstep/nn/ops/attention.h"
 #include "lockstep/nn/tensor/tensor.h"
 #include "nn/ops/cuda/context.h"
 #include "nn/ops/cuda/grid.h"
@@ -23,10 +24,11 @@ class FusedAttention {
   explicit FusedAttention(Context& context);
   ~FusedAttention();
 
-  /// As AttentionKernels, whose shapes are checked.
-  bool forward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums);
-  bool backward(const Tensor& qkv, std::int64_t heads, const Tensor& y, const Tensor& log_sums, const Tensor& dy,
-                const Tensor& dqkv);
+  /// As AttentionKernels, whose shapes are checked, without dropout. Rows of padding hold anything.
+  bool forward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
+               const Tensor& log_sums);
+  bool backward(const AttentionInputs& x, std::int64_t heads, const AttentionOptions& options, const Tensor& y,
+                const Tensor& log_sums, const Tensor& dy, const AttentionInputs& dx);
 
  private:
   struct Held;

@@ -16,16 +16,23 @@ class SoftAttention : public DeviceTest {
   ~SoftAttention() override { soft_cuda::set_fused_attention(false); }
 
   // Forward and backward of two samples, against the CPU's. Returns how much of that cuDNN did.
-  std::uint64_t compare(std::int64_t width, double p) {
+  std::uint64_t compare(std::int64_t width, double p, bool causal = true, bool padded = false) {
     constexpr std::int64_t samples = 2, tokens = 11, heads = 3;
     const Shape of_qkv = {samples, tokens, 3 * heads * width}, of_y = {samples, tokens, heads * width};
     const Shape of_sums = {samples, heads, tokens};
     const std::array<std::int64_t, 3> numbers = {9, 4, 17};
     const Tensor state = cpu->empty({3}, DType::kI64);
     cpu->upload(std::as_bytes(std::span(numbers)), state);
-    const AttentionDropout on_cpu{.p = p, .state = state}, drop{.p = p, .state = plain(state)};
+    const Tensor lengths = cpu->empty({samples}, DType::kI32);
+    constexpr std::array<std::int32_t, samples> kLengths = {7, tokens};
+    cpu->upload(std::as_bytes(std::span(kLengths)), lengths);
+    AttentionOptions on_cpu{.causal = causal, .dropout = p, .dropout_state = state};
+    if (padded) on_cpu.lengths = lengths;
+    AttentionOptions drop = on_cpu;
+    drop.dropout_state = plain(state);
+    if (padded) drop.lengths = plain(lengths);
     const Tensor qkv_host = random(of_qkv, 1), dy_host = random(of_y, 2), y_host = cpu->empty(of_y);
-    const Tensor sums_host = cpu->empty(of_sums), dqkv_host = cpu->empty(of_qkv);
+    const Tensor sums_host = cpu->zeros(of_sums), dqkv_host = cpu->empty(of_qkv);
     cpu->attention().forward(qkv_host, heads, on_cpu, y_host, sums_host);
     rounded(y_host);
     cpu->attention().backward(qkv_host, heads, on_cpu, y_host, sums_host, dy_host, dqkv_host);
@@ -38,7 +45,7 @@ class SoftAttention : public DeviceTest {
                                   [&](const auto& out) { attention->backward(qkv, heads, drop, y, sums, dy, out[0]); });
     const double ulps = type() == DType::kBF16 ? 0x1p16 : 64.0;
     expect_close(y_host, made[0], {type(), ulps});
-    expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
+    if (!padded) expect_close(sums_host, made[1], {DType::kF32, 64.0, 8.0});
     expect_close(dqkv_host, gradient[0], {type(), ulps, 4.0});
     return soft_cuda::counts().fused_attentions - before;
   }
@@ -50,6 +57,8 @@ class SoftAttention : public DeviceTest {
 TEST_P(SoftAttention, CudnnTakesBf16ThatLiesWell) {
   const bool taken = type() == DType::kBF16 && GetParam().offset == 0;
   EXPECT_EQ(compare(16, 0.0), taken ? 4u : 0u);
+  EXPECT_EQ(compare(16, 0.0, /*causal=*/false), taken ? 4u : 0u);
+  EXPECT_EQ(compare(16, 0.0, /*causal=*/false, /*padded=*/true), taken ? 4u : 0u);
   EXPECT_EQ(compare(12, 0.0), 0u) << "no multiple of 8 features";
   EXPECT_EQ(compare(16, 0.25), 0u) << "its dropout is another one";
   soft_cuda::set_fused_attention(false);

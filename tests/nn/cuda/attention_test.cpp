@@ -32,6 +32,39 @@ class CudaAttention : public DeviceTest {
     return {type(), 32.0 + static_cast<double>(tokens), scale};
   }
 
+  // Forward and backward, against the CPU's.
+  void compare(const AttentionSizes& s, AttentionOptions options, bool padded) {
+    SCOPED_TRACE(fmt::format("{}, causal {}, padded {}", s.text(), options.causal, padded));
+    AttentionOptions on_cpu = options;
+    const auto to_both = [&](auto numbers, DType dtype, Tensor AttentionOptions::*place) {
+      on_cpu.*place = cpu->empty({static_cast<std::int64_t>(numbers.size())}, dtype);
+      cpu->upload(std::as_bytes(std::span(numbers)), on_cpu.*place);
+      options.*place = plain(on_cpu.*place);
+    };
+    if (options.dropout > 0)
+      to_both(std::vector<std::int64_t>{9, 4, 17}, DType::kI64, &AttentionOptions::dropout_state);
+    if (padded && s.batch > 0) {
+      std::vector<std::int32_t> lengths;
+      for (std::int64_t b = 0; b < s.batch; ++b)
+        lengths.push_back(static_cast<std::int32_t>(b % 2 == 0 ? s.tokens * 2 / 3 : s.tokens));
+      to_both(lengths, DType::kI32, &AttentionOptions::lengths);
+    }
+    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
+    const Tensor log_sums_host = cpu->zeros(s.log_sums()), expected = cpu->empty(s.qkv());
+    cpu->attention().forward(qkv_host, s.heads, on_cpu, y_host, log_sums_host);
+    const Tensor qkv = activation(qkv_host);
+    const auto made = results({activation_like(s.y()), {s.log_sums()}},
+                              [&](const auto& out) { attention->forward(qkv, s.heads, options, out[0], out[1]); });
+    expect_close(y_host, made[0], tolerance(s.tokens, 2.0));
+    rounded(y_host);
+    cpu->attention().backward(qkv_host, s.heads, on_cpu, y_host, log_sums_host, dy_host, expected);
+    const Tensor y = activation(y_host), dy = activation(dy_host), log_sums = plain(log_sums_host);
+    const auto got = results({activation_like(s.qkv())}, [&](const auto& out) {
+      attention->backward(qkv, s.heads, options, y, log_sums, dy, out[0]);
+    });
+    expect_close(expected, got[0], tolerance(s.tokens, 8.0));
+  }
+
   std::unique_ptr<AttentionKernels> attention = cuda::make_attention_kernels(context);
 };
 
@@ -66,28 +99,16 @@ TEST_P(CudaAttention, Backward) {
 
 // The same weights are dropped as on the CPU, in both directions.
 TEST_P(CudaAttention, Dropout) {
-  const std::array<std::int64_t, 3> numbers = {9, 4, 17};
-  const Tensor state_host = cpu->empty({3}, DType::kI64);
-  cpu->upload(std::as_bytes(std::span(numbers)), state_host);
-  const AttentionDropout on_cpu{.p = 0.3, .state = state_host, .layer = 5};
-  const AttentionDropout drop{.p = 0.3, .state = plain(state_host), .layer = 5};
+  for (const AttentionSizes& s : kAttentionSizes) compare(s, {.dropout = 0.3, .layer = 5}, false);
+}
+
+// Samples of several lengths, the first of them whole; keys that come after their query.
+TEST_P(CudaAttention, PaddingAndKeysThatFollow) {
   for (const AttentionSizes& s : kAttentionSizes) {
-    SCOPED_TRACE(s.text());
-    const Tensor qkv_host = random(s.qkv(), 1), dy_host = random(s.y(), 2), y_host = cpu->empty(s.y());
-    const Tensor log_sums_host = cpu->empty(s.log_sums()), expected = cpu->empty(s.qkv());
-    cpu->attention().forward(qkv_host, s.heads, on_cpu, y_host, log_sums_host);
-    const Tensor qkv = activation(qkv_host);
-    const auto made = results({activation_like(s.y()), {s.log_sums()}},
-                              [&](const auto& out) { attention->forward(qkv, s.heads, drop, out[0], out[1]); });
-    expect_close(y_host, made[0], tolerance(s.tokens, 2.0));
-    expect_close(log_sums_host, made[1], {DType::kF32, 32.0, 8.0});
-    rounded(y_host);
-    cpu->attention().backward(qkv_host, s.heads, on_cpu, y_host, log_sums_host, dy_host, expected);
-    const Tensor y = activation(y_host), dy = activation(dy_host), log_sums = plain(log_sums_host);
-    const auto got = results({activation_like(s.qkv())}, [&](const auto& out) {
-      attention->backward(qkv, s.heads, drop, y, log_sums, dy, out[0]);
-    });
-    expect_close(expected, got[0], tolerance(s.tokens, 8.0));
+    compare(s, {.causal = false}, false);
+    compare(s, {.causal = false}, true);
+    compare(s, {.causal = true}, true);
+    compare(s, {.causal = false, .dropout = 0.3, .layer = 5}, true);
   }
 }
 

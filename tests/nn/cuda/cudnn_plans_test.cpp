@@ -164,13 +164,28 @@ bool there_is_a_driver() {
 // GPT-2's, gpt's, one whose tokens fill no tile, narrow and wide heads. Without a driver cuDNN still takes the
 // operations as they are described, and has kernels in mind; what is missing is named by it then.
 TEST_F(CudnnPlans, ThereIsADeterministicOneForAttention) {
+  struct Way {
+    AttentionProblem::What what;
+    bool causal, padded;
+  };
+  constexpr Way kWays[] = {{AttentionProblem::What::kForward, true, false},
+                           {AttentionProblem::What::kBackward, true, false},
+                           {AttentionProblem::What::kForward, false, true},
+                           {AttentionProblem::What::kBackward, false, true}};
   for (const auto& [samples, tokens, heads, width] : {std::array<std::int64_t, 4>{8, 1024, 12, 64},
                                                       {8, 128, 4, 64},
                                                       {3, 77, 2, 64},
                                                       {2, 256, 3, 8},
                                                       {4, 512, 16, 128}})
-    for (const auto what : {AttentionProblem::What::kForward, AttentionProblem::What::kBackward}) {
-      const AttentionProblem problem = {what, samples, tokens, heads, width};
+    for (const auto& [what, causal, padded] : kWays) {
+      const AttentionProblem problem = {.what = what,
+                                        .samples = samples,
+                                        .tokens = tokens,
+                                        .heads = heads,
+                                        .width = width,
+                                        .pitch = 3 * heads * width,
+                                        .causal = causal,
+                                        .padded = padded};
       SCOPED_TRACE(problem.describe());
       if (!there_is_a_driver()) {
         AttentionProblem any_order = problem;
@@ -224,7 +239,7 @@ TEST_F(CudnnPlans, WithoutAGpuItDoesNotStart) {
 // It would bring its own device, streams and errors; which one is found is anybody's guess.
 TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
   try {
-    Cudnn::plan_for(kH100, 90, {AttentionProblem::What::kBackward, 2, 128, 2, 64});
+    Cudnn::plan_for(kH100, 90, {AttentionProblem::What::kBackward, 2, 128, 2, 64, 3 * 128});
   } catch (const CudaError&) {
     EXPECT_FALSE(there_is_a_driver());
   }
@@ -235,13 +250,16 @@ TEST_F(CudnnPlans, NoSecondCudaRuntimeIsLoaded) {
 
 TEST(AttentionProblem, KeysTellApartWhatNeedsPlansOfItsOwn) {
   const AttentionProblem first = {AttentionProblem::What::kForward, 2, 3, 4, 8};
-  std::vector<AttentionProblem> others(6, first);
+  std::vector<AttentionProblem> others(9, first);
   others[0].what = AttentionProblem::What::kBackward;
   others[1].samples = 3;
   others[2].tokens = 4;
   others[3].heads = 5;
   others[4].width = 16;
   others[5].deterministic = false;
+  others[6].causal = false;
+  others[7].padded = true;
+  others[8].pitch = 32;
   std::set<PlanKey> keys = {first.key()};
   for (const AttentionProblem& other : others) keys.insert(other.key());
   EXPECT_EQ(keys.size(), others.size() + 1);

@@ -1,4 +1,6 @@
 // CUDA's embeddings against the CPU's.
+#include <cstring>
+
 #include "base/error.h"
 #include "nn/ops/cuda/token_order.h"
 #include "tests/nn/cuda/device_values.h"
@@ -143,6 +145,32 @@ TEST_P(CudaEmbedding, AddRowsBackward) {
                                [&](const auto& out) { embedding->add_rows_backward(dy, from, accumulate, out[0]); });
       expect_close(expected, got[0], {DType::kF32, 8.0 + static_cast<double>(batch) / 8.0});
     }
+}
+
+TEST_P(CudaEmbedding, NumberRows) {
+  const auto numbers_of = [&](const Shape& shape, const std::vector<std::int32_t>& positions, std::int64_t position,
+                              std::int64_t rows) {
+    const auto numbers = [&](Backend* host) {
+      Tensor given, made = host != nullptr ? host->empty(shape, DType::kI32) : plain(cpu->empty(shape, DType::kI32));
+      if (!positions.empty()) {
+        const Tensor on_cpu = cpu->empty(shape, DType::kI32);
+        cpu->upload(std::as_bytes(std::span(positions)), on_cpu);
+        given = host != nullptr ? on_cpu : plain(on_cpu);
+      }
+      (host != nullptr ? host->embedding() : *embedding).number_rows(given, position, rows, made);
+      std::vector<std::int32_t> all(static_cast<std::size_t>(shape.count()));
+      std::memcpy(all.data(), (host != nullptr ? made.raw() : download(made).data()),
+                  all.size() * sizeof(std::int32_t));
+      return all;
+    };
+    EXPECT_EQ(numbers(nullptr), numbers(cpu.get()));
+    return numbers(nullptr);
+  };
+  EXPECT_EQ(numbers_of({2, 3}, {4, 0, 2, 1, 1, 3}, 0, 5), (std::vector<std::int32_t>{4, 0, 2, 6, 6, 8}));
+  EXPECT_EQ(numbers_of({2, 2}, {-1, 4, 5, 0}, 0, 5), (std::vector<std::int32_t>{-1, 4, -1, 5}));
+  EXPECT_EQ(numbers_of({3}, {}, 2, 4), (std::vector<std::int32_t>{2, 6, 10}));
+  const auto many = numbers_of({700}, {}, 0, 3);
+  EXPECT_EQ(many.back(), 699 * 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(, CudaEmbedding, kDeviceCases, name_of_case);

@@ -65,9 +65,13 @@ Var dropout(Tape& tape, Var x, double p, std::int64_t layer);
 Var embedding(Tape& tape, const Tensor& tokens, Parameter& table);
 /// x (N, T, C) + rows [first, first + T) of table (P, C).
 Var add_positions(Tape& tape, Var x, Parameter& table, std::int64_t first = 0);
-/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels). Each weight is dropped with
-/// probability `drop`, as dropout() has it.
-Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop = 0.0, std::int64_t layer = 0);
+/// qkv (N, T, 3 · C) → (N, T, C) with C / heads features a head (AttentionKernels). The state of dropout is the tape's.
+Var attention(Tape& tape, Var qkv, std::int64_t heads, AttentionOptions options = {});
+/// The same of queries, keys and values of their own, (N, T, C) each.
+Var attention(Tape& tape, Var q, Var k, Var v, std::int64_t heads, AttentionOptions options = {});
+inline Var causal_attention(Tape& tape, Var qkv, std::int64_t heads, double drop = 0.0, std::int64_t layer = 0) {
+  return attention(tape, qkv, heads, {.dropout = drop, .layer = layer});
+}
 /// Of a layer with I inputs and H features: (4 · H, I), (4 · H, H), (4 · H), (4 · H), as LstmWeights has them.
 struct LstmParameters {
   Parameter& w_ih;
@@ -81,8 +85,12 @@ struct LstmParameters {
 Var lstm(Tape& tape, Var x, const LstmParameters& parameters, LstmState* state = nullptr);
 /// x (A, B, …) → (B, A, …), of at least three axes.
 Var swap_first_axes(Tape& tape, Var x);
-/// The rows of x (…, C) with these numbers (K) i32, counted over all axes but the last → (K, C).
+/// The rows of x (…, C) with these numbers (K, …) i32, counted over all axes but the last → (K, …, C).
 Var take_rows(Tape& tape, Var x, const Tensor& numbers);
+/// x (N, T, C), positions (N, K) i32, each in [0, T) → (N, K, C): of each sample the rows at its positions.
+Var take_positions(Tape& tape, Var x, const Tensor& positions);
+/// x (N, T, C) → (N, C): of each sample the row at `position`, in [0, T).
+Var take_position(Tape& tape, Var x, std::int64_t position);
 /// Same shapes.
 Var add(Tape& tape, Var x, Var y);
 /// relu(add(x, y)) in one pass.
@@ -95,6 +103,8 @@ Var flatten(Tape& tape, Var x);
 
 /// The same numbers as f32.
 Var to_f32(Tape& tape, Var x);
+/// Of the type that the tape's activations have.
+Var to_activations(Tape& tape, Var x);
 Var abs(Tape& tape, Var x);
 Var exp(Tape& tape, Var x);
 Var log(Tape& tape, Var x);

@@ -20,6 +20,10 @@ class EmbeddingKernels {
   /// dtable (P, C): row first + t the sum of dy (B, T, C) over the batch, the others zero; added to what is there when
   /// `accumulate`.
   virtual void add_rows_backward(const Tensor& dy, std::int64_t first, bool accumulate, const Tensor& dtable) = 0;
+  /// Where rows of samples are among those of a batch of (N, T, …): numbers[n][k] = n · rows + positions[n][k], both
+  /// (N, K) i32, with T `rows`; -1 for a position that is not in [0, T). Positions undefined: all are `position`.
+  virtual void number_rows(const Tensor& positions, std::int64_t position, std::int64_t rows,
+                           const Tensor& numbers) = 0;
 };
 
 }  // namespace lockstep::nn

@@ -182,6 +182,19 @@ class Tensor {
     return other;
   }
 
+  /// Columns [begin, end) of the last axis: the same memory, with a pitch. For kernels that read rows: bytes() reaches
+  /// beyond them.
+  Tensor columns(std::int64_t begin, std::int64_t end) const {
+    const int last = shape_.size() - 1;
+    if (last < 0 || begin < 0 || end < begin || end > shape_[last]) [[unlikely]]
+      refuse_rows(begin, end);
+    Tensor other(*this);
+    other.pitch_ = pitch();
+    other.shape_[last] = end - begin;
+    if (data_ != nullptr) other.data_ += static_cast<std::size_t>(begin) * size_of(dtype_);
+    return other;
+  }
+
  private:
   std::int64_t row_count() const {
     std::int64_t rows = 1;
