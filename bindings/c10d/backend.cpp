@@ -33,6 +33,8 @@ std::string end_in_order(comm::ProcessGroup& group, const std::shared_ptr<Messag
   } catch (const PeerError&) {
   } catch (const Error& error) {
     return error.line();
+  } catch (const std::exception& error) {
+    return error.what();
   }
   return {};
 }

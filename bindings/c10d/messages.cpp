@@ -119,9 +119,9 @@ void Messages::look(std::vector<Over>& over) {
   }
   std::erase_if(waiting_, [&](auto& work) {
     if (!work->deadline_.expired()) return false;
-    over.push_back({std::move(work), std::make_exception_ptr(TimeoutError(
-                                         "receiving from any rank timed out, or waits for such a receive",
-                                         "look at the logs of the ranks that should send"))});
+    over.push_back({std::move(work), std::make_exception_ptr(
+                                         TimeoutError("receiving from any rank timed out, or waits for such a receive",
+                                                      "look at the logs of the ranks that should send"))});
     return true;
   });
   begun_.remove_if([&](auto& work) {

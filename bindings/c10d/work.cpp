@@ -54,9 +54,9 @@ void Work::complete(const std::exception_ptr& error) {
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   const auto operations = operations_.lock();
-  if (operations != nullptr) operations->before_wait(*this);
+  if (operations != nullptr) operations->help(*this);
   const bool done = Work::wait(timeout);
-  if (operations != nullptr) operations->before_wait(*this);
+  if (operations != nullptr) operations->help(*this);
   return done;
 }
 
@@ -147,7 +147,7 @@ std::exception_ptr Operations::run(const Operation& operation) {
   }
 }
 
-void Operations::before_wait(Work& work) {
+void Operations::help(Work& work) {
   if (!is_own_thread()) return retired_.clear();
   while (!work.isCompleted() && run_next()) continue;
 }

@@ -94,8 +94,9 @@ class Operations : public std::enable_shared_from_this<Operations> {
   /// Whether an operation has failed.
   bool failed() const { return failed_; }
 
-  /// Of a work of these: what its waiter does before.
-  void before_wait(Work& work);
+  /// What the calling thread can do for `work`, one of these, that it waits for: in a callback (Note [Callbacks]) it
+  /// runs those that are queued; elsewhere it destroys what has been done.
+  void help(Work& work);
 
   /// Runs `last`, which throws nothing, after all that have been issued, and returns when it is done. false: it had not
   /// begun by `deadline`, or not ended a little later, and nobody waits for it. The first call counts.

@@ -26,6 +26,8 @@ class C10d(package.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        if subprocess.run([PYTHON, "-c", "import numpy"], capture_output=True).returncode:
+            raise AssertionError("PyTorch's environment is an old one, without NumPy → bench/peers/setup torch")
         cls.site = cls.here / "site"
         build = cls.prefix / "share/lockstep/bindings/c10d/build.py"
         cls.built = run([PYTHON, "-W", "ignore", build, "--out", cls.site], timeout=600).stdout
