@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "bindings/c10d/store.h"
@@ -11,103 +12,120 @@
 namespace lockstep::pytorch {
 namespace {
 
-// How long destroy_process_group() waits for ranks that have not come to it.
+// How long destroy_process_group() waits for what is under way, and for ranks that have not come to it.
 constexpr std::chrono::milliseconds kEndWithin = std::chrono::seconds(60);
 
-/// The timeout of one operation.
-class TimeoutOf {
- public:
-  TimeoutOf(comm::ProcessGroup& group, std::chrono::milliseconds timeout) : group_(group), usual_(group.timeout()) {
-    if (timeout.count() > 0) group_.set_timeout(timeout);
-  }
-  ~TimeoutOf() { group_.set_timeout(usual_); }
-  TimeoutOf(const TimeoutOf&) = delete;
-  TimeoutOf& operator=(const TimeoutOf&) = delete;
+std::exception_ptr given_up(const char* what) {
+  return as_torch_error(std::make_exception_ptr(UsageError(what, "wait for all operations before")));
+}
 
- private:
-  comm::ProcessGroup& group_;
-  const Clock::duration usual_;
-};
+/// Ends both groups in order; what the caller is to be warned of, if anything.
+std::string end_in_order(comm::ProcessGroup& group, const std::shared_ptr<Messages>& messages, Deadline deadline) {
+  try {
+    set_timeout(group, deadline);
+    if (messages != nullptr) messages->end(group, deadline);
+    set_timeout(group, deadline);
+    group.shutdown();
+  } catch (const TimeoutError& error) {
+    return std::string(error.what()) + " → call destroy_process_group() on all ranks";
+  } catch (const DeviceError&) {
+    // Another rank has ended without it, which is its right.
+  } catch (const PeerError&) {
+  } catch (const Error& error) {
+    return error.line();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
 
 }  // namespace
 
-std::shared_ptr<State> Backend::join(c10::intrusive_ptr<::c10d::Store> store, int rank, int size,
-                                     const Settings& settings) {
-  std::unique_ptr<comm::ProcessGroup> group;
+void Backend::join(c10::intrusive_ptr<::c10d::Store> store, const Settings& settings) {
+  const auto table = over_store(std::move(store));
+  const auto make = [&] {
+    return comm::make_group(getRank(), getSize(), table,
+                            {.timeout_seconds = std::chrono::duration<double>(settings.timeout).count(),
+                             .stall_warning_seconds = settings.stall_warning_seconds,
+                             .progress = comm::GroupOptions::Progress::kInline,
+                             .encrypt = settings.encrypt},
+                            settings.job_ranks);
+  };
   try {
-    group = comm::make_group(rank, size, over_store(std::move(store)),
-                             {.timeout_seconds = std::chrono::duration<double>(settings.timeout).count(),
-                              .stall_warning_seconds = settings.stall_warning_seconds,
-                              .progress = comm::GroupOptions::Progress::kInline,
-                              .encrypt = settings.encrypt},
-                             settings.job_ranks);
-    // The memory that tensors go through is allocated by the first operation: messages about the program's name theirs.
-    if (size > 1) group->all_reduce(std::span<float>());
+    auto group = make();
+    if (getSize() > 1) {
+      messages_ = std::make_shared<Messages>(make());
+      // The memory that tensors go through is allocated by the first operation: messages about the program's name
+      // theirs.
+      group->all_reduce(std::span<float>());
+    }
+    operations_ = Operations::of(std::move(group));
   } catch (const Error&) {
     std::rethrow_exception(as_torch_error(std::current_exception()));
   }
-  return State::make(std::move(group));
 }
 
 Backend::Backend(c10::intrusive_ptr<::c10d::Store> store, int rank, int size, const Settings& settings)
-    : ::c10d::Backend(rank, size), settings_(settings), state_(join(std::move(store), rank, size, settings)) {
+    : ::c10d::Backend(rank, size), timeout_(settings.timeout) {
+  join(std::move(store), settings);
   init();
 }
 
-c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
-  return c10::make_intrusive<Options>(getBackendName(), settings_.timeout);
+Backend::~Backend() {
+  const auto error = given_up("the group is gone, and this operation had not been done");
+  if (operations_ != nullptr) operations_->abandon(error);
+  if (messages_ != nullptr) messages_->abandon(error);
 }
 
-void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  state_->queue->run([state = state_, timeout] { state->group->set_timeout(timeout); });
+c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
+  return c10::make_intrusive<Options>(getBackendName(), timeout_);
 }
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
 WorkPtr Backend::submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body) {
   ++sequence_;
-  auto work = c10::make_intrusive<Work>(getRank(), type, title, inputs, std::move(outputs));
-  state_->queue->run([state = state_, work, timeout, body = std::move(body)]() mutable {
-    std::exception_ptr error;
-    try {
-      const at::NoGradGuard no_grad;
-      const TimeoutOf scope(*state->group, timeout);
-      body(*state->group);
-    } catch (...) {
-      state->failed = true;
-      error = as_torch_error(std::current_exception());
-    }
-    // The last that this task does with tensors.
-    body = nullptr;
-    state->queue->retire(work);
-    std::exchange(work, {})->complete(error);
-  });
+  auto work = c10::make_intrusive<CollectiveWork>(operations_, getRank(), type, title, inputs, std::move(outputs));
+  operations_->issue(work, timeout.count() > 0 ? timeout : timeout_.load(), std::move(body));
   return work;
 }
 
 void Backend::shutdown() {
-  state_->queue->run_last([&] {
-    comm::ProcessGroup& group = *state_->group;
-    if (state_->failed.exchange(true)) return;
-    try {
-      const TimeoutOf scope(group, std::min<std::chrono::milliseconds>(settings_.timeout, kEndWithin));
-      state_->messages->end();
-      group.shutdown();
-    } catch (const TimeoutError& error) {
-      TORCH_WARN("lockstep: ", error.what(), " → call destroy_process_group() on all ranks");
-    } catch (const Error&) {
-      // Another rank has ended without it, which is its right.
-    }
+  const auto deadline = Deadline::after(kEndWithin);
+  const auto warning = std::make_shared<std::string>();
+  const bool ended = operations_->end(deadline, [warning, operations = operations_.get(), messages = messages_,
+                                                 deadline, timeout = timeout_.load()](comm::ProcessGroup& group) {
+    if (operations->failed() || (messages != nullptr && messages->failed())) return;
+    *warning = end_in_order(group, messages, std::min(deadline, Deadline::after(timeout), [](Deadline a, Deadline b) {
+                              return a.when() < b.when();
+                            }));
   });
+  const auto error = given_up("the group has been destroyed, and this operation had not been done");
+  operations_->abandon(error);
+  if (messages_ != nullptr) messages_->abandon(error);
+  const std::string text = ended ? *warning
+                                 : "the group is destroyed while an operation is under way, which ends by its own "
+                                   "timeout → wait for all operations before destroy_process_group()";
+  if (!text.empty()) TORCH_WARN("lockstep: ", text);
+}
+
+void Backend::abort() {
+  const auto error = given_up("the group has been aborted, and this operation had not been done");
+  operations_->abandon(error);
+  if (messages_ != nullptr) messages_->abandon(error);
 }
 
 WorkPtr Backend::submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors,
                                 int peer, int tag) {
   TORCH_CHECK(tensors.size() == 1, title, " of ", tensors.size(), " tensors, where lockstep's backend takes one");
   check_tensor(tensors[0], title);
-  TORCH_CHECK(peer == Messages::kAnyRank || (peer >= 0 && peer < getSize() && peer != getRank()), title, " names rank ",
-              peer, " of a group of ", getSize(), ", where this is rank ", getRank());
-  auto work = c10::make_intrusive<MessageWork>(state_, type, title, tensors[0], peer, tag);
-  state_->queue->run([state = state_, work] { state->messages->start(work); });
+  TORCH_CHECK(messages_ != nullptr, title, " in a group of one rank");
+  TORCH_CHECK(type == ::c10d::OpType::RECVANYSOURCE || (peer >= 0 && peer < getSize() && peer != getRank()), title,
+              " names rank ", peer, " of a group of ", getSize(), ", where this is rank ", getRank());
+  auto work =
+      c10::make_intrusive<MessageWork>(messages_, getRank(), type, title, tensors[0], peer, tag, timeout_.load());
+  messages_->start(work);
   return work;
 }
 

@@ -6,9 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -25,11 +23,12 @@ using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 /// reductions those of class Reduction. What a call cannot take it refuses at once (TORCH_CHECK); what goes wrong later
 /// is the work's: wait() throws DistBackendError, and so does the future.
 ///
-/// Ranks that share memory complete an operation within the call that issues it: DDP waits for futures that nobody else
+/// Ranks that share memory complete a collective within the call that issues it: DDP waits for futures that nobody else
 /// would move on, and another thread would only take the core from this one. Between hosts a thread of the group does.
+/// Sends and receives go over a group of their own (Messages).
 ///
-/// Thread-safe. All ranks issue the same operations of a group in the same order. shutdown() ends the group in order;
-/// without it, nothing is waited for.
+/// Thread-safe. All ranks issue the same collectives of a group in the same order. shutdown() ends the group in order;
+/// without it, nothing is waited for. Afterwards every call is refused (TORCH_CHECK).
 class Backend final : public ::c10d::Backend {
  public:
   struct Settings {
@@ -40,6 +39,7 @@ class Backend final : public ::c10d::Backend {
   };
   /// Collective, blocking: joins the ranks through `store`. Throws c10::DistBackendError.
   Backend(c10::intrusive_ptr<::c10d::Store> store, int rank, int size, const Settings& settings);
+  ~Backend() override;
 
   const std::string getBackendName() const override { return "lockstep"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -47,6 +47,8 @@ class Backend final : public ::c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void shutdown() override;
+  /// What has not begun fails, and all messages do. A collective under way ends by its timeout at the latest.
+  void abort() override;
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const ::c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const ::c10d::AllreduceOptions& options) override;
@@ -78,18 +80,16 @@ class Backend final : public ::c10d::Backend {
                    const ::c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
 
-  // No part of the order of operations. Messages between two ranks are received in the order sent; another tag than the
-  // sender's is an error.
+  // No part of the order of collectives. Messages between two ranks are received in the order sent; another tag than
+  // the sender's is an error.
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override;
   WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
  private:
-  using Body = std::function<void(comm::ProcessGroup&)>;
-  static std::shared_ptr<State> join(c10::intrusive_ptr<::c10d::Store> store, int rank, int size,
-                                     const Settings& settings);
+  void join(c10::intrusive_ptr<::c10d::Store> store, const Settings& settings);
 
-  /// Issues `body` as the group's next operation.
+  /// Issues `body` as the group's next collective.
   WorkPtr submit(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                  std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, Body body);
   WorkPtr submit_message(::c10d::OpType type, const char* title, const std::vector<at::Tensor>& tensors, int peer,
@@ -97,8 +97,9 @@ class Backend final : public ::c10d::Backend {
   void check_root(std::int64_t root, const char* doing) const;
   std::size_t ranks() const { return static_cast<std::size_t>(getSize()); }
 
-  const Settings settings_;
-  const std::shared_ptr<State> state_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::shared_ptr<Operations> operations_;
+  std::shared_ptr<Messages> messages_;  // nullptr: this is the only rank
   std::atomic<std::uint64_t> sequence_{0};
 };
 

@@ -42,6 +42,13 @@ at::Tensor flat(const std::vector<at::Tensor>& tensors) {
   return at::cat(rows);
 }
 
+/// For what spread() distributes.
+at::Tensor memory_for_all(const std::vector<at::Tensor>& tensors) {
+  std::int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return at::empty({elements}, tensors.front().options());
+}
+
 void spread(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   std::int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
@@ -131,20 +138,29 @@ std::vector<std::size_t> counts_of(const std::vector<at::Tensor>& tensors, const
   return counts;
 }
 
-/// From tensors by rank to tensors by rank; an empty list stands for no values.
-void exchange(State& state, bool all, const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
-  const at::Tensor& any = from.empty() ? to.front() : from.front();
-  const Elements elements(any.scalar_type());
-  const auto counts = [&](const std::vector<at::Tensor>& tensors) {
-    return tensors.empty() ? std::vector<std::size_t>(static_cast<std::size_t>(state.group->size()), 0)
-                           : counts_of(tensors, elements);
-  };
-  const auto from_counts = counts(from), to_counts = counts(to);
-  const at::Tensor sent = from.empty() ? at::empty({0}, any.options()) : flat(from);
-  const auto total = std::accumulate(to_counts.begin(), to_counts.end(), std::size_t{0}) / elements.per_element;
-  const at::Tensor received = at::empty({static_cast<std::int64_t>(total)}, any.options());
-  state.messages->all_to_all(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype, all);
-  spread(received, to);
+/// From tensors by rank to tensors by rank; an empty list stands for no values. Ranks that have nothing for each other
+/// do not talk.
+void exchange(ProcessGroup& group, const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+  const Elements elements((from.empty() ? to : from).front().scalar_type());
+  const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
+  std::vector<at::Tensor> memory(2 * ranks);  // what transfers name
+  std::vector<comm::Transfer> transfers;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const int rank = static_cast<int>(r);
+    if (r == own) continue;
+    if (!from.empty() && from[r].numel() > 0) {
+      const at::Tensor& sent = memory[r] = contiguous(from[r]);
+      transfers.push_back(group.isend(sent.data_ptr(), elements.count(sent), elements.dtype, rank));
+    }
+    if (!to.empty() && to[r].numel() > 0) {
+      const at::Tensor& received = memory[ranks + r] = memory_for(to[r]);
+      transfers.push_back(group.irecv(received.data_ptr(), elements.count(received), elements.dtype, rank));
+    }
+  }
+  if (!from.empty() && !to.empty()) to[own].copy_(from[own].reshape(to[own].sizes()));
+  for (const comm::Transfer& transfer : transfers) transfer.wait();
+  for (std::size_t r = 0; r < ranks; ++r)
+    if (memory[ranks + r].defined()) write_back(memory[ranks + r], to[r]);
 }
 
 /// `tensor` for rank `rank`, and nothing for the others.
@@ -294,10 +310,9 @@ WorkPtr Backend::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vect
   } else {
     TORCH_CHECK(outputs.empty() || outputs[0].empty(), "gather: outputs are for rank ", options.rootRank, " alone");
   }
-  return submit(OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
-                [=, state = state_.get(), sent = only_for(input, options.rootRank, ranks())](ProcessGroup&) {
-                  exchange(*state, false, sent, all);
-                });
+  return submit(
+      OpType::GATHER, "lockstep:gather", inputs, all, options.timeout,
+      [sent = only_for(input, options.rootRank, ranks()), all](ProcessGroup& group) { exchange(group, sent, all); });
 }
 
 WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& options) {
@@ -327,8 +342,8 @@ WorkPtr Backend::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vect
     TORCH_CHECK(inputs.empty() || inputs[0].empty(), "scatter: inputs are of rank ", options.rootRank, " alone");
   }
   return submit(OpType::SCATTER, "lockstep:scatter", all, outputs, options.timeout,
-                [=, state = state_.get(), received = only_for(output, options.rootRank, ranks())](ProcessGroup&) {
-                  exchange(*state, false, all, received);
+                [all, received = only_for(output, options.rootRank, ranks())](ProcessGroup& group) {
+                  exchange(group, all, received);
                 });
 }
 
@@ -341,10 +356,9 @@ WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vecto
   const auto from_counts = counts_of(input, input_rows, ranks(), elements);
   const auto to_counts = counts_of(output, output_rows, ranks(), elements);
   return submit(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, options.timeout,
-                [=, state = state_.get()](ProcessGroup&) {
+                [=](ProcessGroup& group) {
                   const at::Tensor sent = contiguous(input), received = memory_for(output);
-                  state->messages->all_to_all(sent.data_ptr(), from_counts, received.data_ptr(), to_counts,
-                                              elements.dtype, true);
+                  group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
                   write_back(received, output);
                 });
 }
@@ -359,8 +373,14 @@ WorkPtr Backend::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tens
     check_same_type(inputs[r], inputs[0], "all_to_all");
     check_same_type(inputs[0], outputs[r], "all_to_all");
   }
-  return submit(OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
-                [inputs, outputs, state = state_.get()](ProcessGroup&) { exchange(*state, true, inputs, outputs); });
+  const Elements elements(inputs[0].scalar_type());
+  return submit(
+      OpType::ALLTOALL, "lockstep:all_to_all", inputs, outputs, options.timeout,
+      [=, from_counts = counts_of(inputs, elements), to_counts = counts_of(outputs, elements)](ProcessGroup& group) {
+        const at::Tensor sent = flat(inputs), received = memory_for_all(outputs);
+        group.all_to_all_host(sent.data_ptr(), from_counts, received.data_ptr(), to_counts, elements.dtype);
+        spread(received, outputs);
+      });
 }
 
 WorkPtr Backend::barrier(const ::c10d::BarrierOptions& options) {

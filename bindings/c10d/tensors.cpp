@@ -72,7 +72,11 @@ Reduction::Reduction(at::ScalarType type, const ::c10d::ReduceOp& by) : carrier(
     case at::kHalf:
     case at::kInt:
     case at::kLong: dtype = Elements(type).dtype; break;
-    case at::kByte: dtype = DType::kU8; break;
+    case at::kByte:
+      // The average of numbers that fit does, and their sum need not.
+      if (average) carrier = at::kInt;
+      dtype = average ? DType::kI32 : DType::kU8;
+      break;
     case at::kBool:
       TORCH_CHECK(!average, "lockstep has no average of bool → convert the tensor");
       dtype = DType::kU8;

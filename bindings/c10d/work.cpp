@@ -2,11 +2,22 @@
 
 #include "lockstep/base/error.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace lockstep::pytorch {
+namespace {
+
+// What end() allows the last operation to come to its end in, when its waits have ended.
+constexpr std::chrono::seconds kLastEndsWithin{2};
+
+thread_local int of_the_backend = 0;
+thread_local const Operations* served_here = nullptr;
+
+}  // namespace
 
 std::exception_ptr as_torch_error(const std::exception_ptr& error) {
   try {
@@ -23,6 +34,10 @@ std::exception_ptr as_torch_error(const std::exception_ptr& error) {
   }
 }
 
+void set_timeout(comm::ProcessGroup& group, Deadline deadline) {
+  group.set_timeout(std::max<Clock::duration>(deadline.remaining(), std::chrono::milliseconds(1)));
+}
+
 Work::Work(int rank, ::c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
            std::vector<at::Tensor> outputs)
     : ::c10d::Work(rank, type, title, std::optional<std::vector<at::Tensor>>(inputs)),
@@ -37,93 +52,196 @@ void Work::complete(const std::exception_ptr& error) {
   finish(error);
 }
 
-// ---- The queue ----
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  const auto operations = operations_.lock();
+  if (operations != nullptr) operations->help(*this);
+  const bool done = Work::wait(timeout);
+  if (operations != nullptr) operations->help(*this);
+  return done;
+}
 
-struct TaskQueue::Shared {
-  std::mutex mutex;  // of kCaller: held while a task runs
-  std::condition_variable changed;
-  std::deque<std::function<void()>> tasks;
-  std::vector<c10::intrusive_ptr<::c10d::Work>> retired;
-  bool ends = false;
+// ---- What is to be destroyed ----
 
-  /// Of a caller: destroys what is retired, without the lock, which the thread may want.
-  void clear() {
-    decltype(retired) old;
+Retired::OnThread::OnThread() { ++of_the_backend; }
+Retired::OnThread::~OnThread() { --of_the_backend; }
+
+Retired::~Retired() {
+  if (!works_.empty()) new auto(std::move(works_));
+  if (!bodies_.empty()) new auto(std::move(bodies_));
+}
+
+void Retired::add(c10::intrusive_ptr<::c10d::Work> work) {
+  const std::lock_guard lock(mutex_);
+  works_.push_back(std::move(work));
+}
+
+void Retired::add(Body body) {
+  const std::lock_guard lock(mutex_);
+  bodies_.push_back(std::move(body));
+}
+
+void Retired::clear() {
+  if (of_the_backend > 0) return;
+  decltype(works_) works;
+  decltype(bodies_) bodies;
+  const std::lock_guard lock(mutex_);  // let go before these are destroyed
+  works.swap(works_);
+  bodies.swap(bodies_);
+}
+
+// ---- Operations ----
+
+std::shared_ptr<Operations> Operations::of(std::unique_ptr<comm::ProcessGroup> group) {
+  const bool moves_itself = group->size() == 1 || group->sees_all_copies();
+  const auto made = std::make_shared<Operations>(std::move(group), moves_itself ? RunsOn::kCaller : RunsOn::kThread);
+  // It keeps what it uses: a process may end, or give the group up, while an operation waits for other hosts.
+  if (!moves_itself) std::thread([made] { made->serve(); }).detach();
+  return made;
+}
+
+Operations::Operations(std::unique_ptr<comm::ProcessGroup> group, RunsOn where)
+    : group_(std::move(group)), where_(where) {}
+
+void Operations::check_running() const {
+  TORCH_CHECK(phase_ == Phase::kRunning || (phase_ == Phase::kEnding && is_own_thread()),
+              "lockstep: the group has been destroyed → issue nothing after destroy_process_group() or abort");
+}
+
+void Operations::issue(c10::intrusive_ptr<Work> work, std::chrono::milliseconds timeout, Body body) {
+  retired_.clear();
+  Operation operation{std::move(work), timeout, std::move(body)};
+  if (where_ == RunsOn::kCaller) {
+    std::exception_ptr error;
     {
-      const std::lock_guard lock(mutex);
-      old.swap(retired);
-    }
-  }
-};
-
-TaskQueue::TaskQueue(RunsOn where, std::function<bool()> idle) : shared_(std::make_shared<Shared>()) {
-  if (where == RunsOn::kCaller) return;
-  // It keeps what it uses: a process may end, or give the group up, while a task waits for other hosts.
-  thread_ = std::thread([shared = shared_, idle = std::move(idle)] {
-    constexpr auto kPause = std::chrono::microseconds(50);
-    std::unique_lock lock(shared->mutex);
-    const auto has_news = [&] { return shared->ends || !shared->tasks.empty(); };
-    for (;;) {
-      while (!has_news()) {
-        lock.unlock();
-        const bool again = idle();
-        lock.lock();
-        if (again)
-          shared->changed.wait_for(lock, kPause, has_news);
-        else
-          shared->changed.wait(lock, has_news);
-      }
-      if (shared->ends) return;
+      const std::lock_guard use(in_use_);
       {
-        const auto task = std::move(shared->tasks.front());
-        shared->tasks.pop_front();
-        lock.unlock();
-        task();
+        const std::lock_guard lock(mutex_);
+        check_running();
       }
-      lock.lock();
+      error = run(operation);
     }
-  });
-}
-
-TaskQueue::~TaskQueue() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->ends = true;
-    shared_->tasks.clear();
-    shared_->changed.notify_all();
-  }
-  shared_->clear();
-  thread_.detach();
-}
-
-void TaskQueue::retire(c10::intrusive_ptr<::c10d::Work> work) {
-  if (!thread_.joinable()) return;  // the task's caller is one
-  const std::lock_guard lock(shared_->mutex);
-  shared_->retired.push_back(std::move(work));
-}
-
-void TaskQueue::run(std::function<void()> task) {
-  if (!thread_.joinable()) {
-    const std::lock_guard lock(shared_->mutex);
-    task();
+    operation.work->complete(error);
     return;
   }
-  shared_->clear();
-  const std::lock_guard lock(shared_->mutex);
-  shared_->tasks.push_back(std::move(task));
-  shared_->changed.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    check_running();
+    if (!is_own_thread()) {
+      queued_.push_back(std::move(operation));
+      changed_.notify_all();
+      return;
+    }
+  }
+  run_and_complete(std::move(operation));  // Note [Callbacks]
 }
 
-void TaskQueue::run_last(const std::function<void()>& task) {
-  if (!thread_.joinable()) return run(task);
-  run([this, &task] {
-    task();
-    const std::lock_guard lock(shared_->mutex);
-    shared_->ends = true;
-  });
-  thread_.join();
-  shared_->clear();
+std::exception_ptr Operations::run(const Operation& operation) {
+  try {
+    const at::NoGradGuard no_grad;
+    group_->set_timeout(operation.timeout);
+    operation.body(*group_);
+    return nullptr;
+  } catch (...) {
+    failed_ = true;
+    return as_torch_error(std::current_exception());
+  }
+}
+
+void Operations::help(Work& work) {
+  if (!is_own_thread()) return retired_.clear();
+  while (!work.isCompleted() && run_next()) continue;
+}
+
+bool Operations::end(Deadline deadline, Body last) {
+  if (where_ == RunsOn::kCaller) {
+    std::unique_lock use(in_use_, deadline.when());
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(phase_, Phase::kEnded) != Phase::kRunning) return true;
+    }
+    if (!use.owns_lock()) return false;
+    last(*group_);
+    return true;
+  }
+  bool ended = true;
+  {
+    std::unique_lock lock(mutex_);
+    if (phase_ != Phase::kRunning) return true;
+    phase_ = Phase::kEnding;
+    last_ = std::move(last);
+    changed_.notify_all();
+    if (is_own_thread()) {
+      lock.unlock();
+      while (run_next()) continue;
+      run_last();
+    } else {
+      ended = changed_.wait_until(lock, deadline.when() + kLastEndsWithin, [&] { return phase_ == Phase::kEnded; });
+    }
+  }
+  retired_.clear();
+  return ended;
+}
+
+void Operations::abandon(const std::exception_ptr& error) {
+  decltype(queued_) dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kEnded;
+    last_ = nullptr;
+    dropped.swap(queued_);
+    changed_.notify_all();
+  }
+  if (!dropped.empty()) failed_ = true;
+  for (const Operation& operation : dropped) operation.work->complete(error);
+  retired_.clear();
+}
+
+// ---- The thread ----
+
+bool Operations::is_own_thread() const { return served_here == this; }
+
+void Operations::serve() {
+  const Retired::OnThread here;
+  served_here = this;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !queued_.empty() || phase_ != Phase::kRunning; });
+    }
+    if (run_next()) continue;
+    run_last();
+    return;
+  }
+}
+
+/// false: there is none.
+bool Operations::run_next() {
+  std::unique_lock lock(mutex_);
+  if (queued_.empty()) return false;
+  Operation next = std::move(queued_.front());
+  queued_.pop_front();
+  lock.unlock();
+  run_and_complete(std::move(next));
+  return true;
+}
+
+void Operations::run_last() {
+  std::unique_lock lock(mutex_);
+  if (last_ == nullptr) return;
+  const Body last = std::exchange(last_, nullptr);
+  lock.unlock();
+  last(*group_);
+  lock.lock();
+  phase_ = Phase::kEnded;
+  changed_.notify_all();
+}
+
+void Operations::run_and_complete(Operation operation) {
+  const std::exception_ptr error = run(operation);
+  // Before it is complete: who has waited for it destroys the inputs.
+  retired_.add(std::move(operation.body));
+  operation.work->complete(error);
+  retired_.add(std::move(operation.work));
 }
 
 }  // namespace lockstep::pytorch

@@ -4,9 +4,8 @@ ctest takes for skipped.
 
   c10d_test.py [--source DIR] [--build DIR] [unittest's arguments]
 """
-import os
 import re
-import socket
+import signal
 import subprocess
 import sys
 import unittest
@@ -14,6 +13,9 @@ import unittest
 sys.dont_write_bytecode = True
 import package  # noqa: E402
 from package import BUILD, SOURCE, run  # noqa: E402
+
+sys.path.insert(0, str(SOURCE / "tests/support"))
+import job  # noqa: E402
 
 SKIPPED = 77
 PYTHON = BUILD / "peers/torch/bin/python"
@@ -24,37 +26,26 @@ class C10d(package.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        if subprocess.run([PYTHON, "-c", "import numpy"], capture_output=True).returncode:
+            raise AssertionError("PyTorch's environment is an old one, without NumPy → bench/peers/setup torch")
         cls.site = cls.here / "site"
         build = cls.prefix / "share/lockstep/bindings/c10d/build.py"
         cls.built = run([PYTHON, "-W", "ignore", build, "--out", cls.site], timeout=600).stdout
 
     def environment(self, **more):
-        tools = BUILD / "c10d/tools"  # scripts/try-c10d's, with NumPy; without it objects are left out
-        return os.environ | {"PYTHONPATH": f"{self.site}:{tools}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                             "PYTHONWARNINGS": "ignore", **more}
+        return job.environment(PYTHONPATH=str(self.site), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+                               PYTHONWARNINGS="ignore", LOCKSTEP_JOB_SECRET="of the tests, 32 characters long", **more)
 
     def ranks(self, count, program, *arguments, hosts=None, codes=None):
-        """The output of each rank, which must end with `codes`, 0 unless they are given. hosts: a letter for each."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        processes = []
-        for rank in range(count):
-            variables = {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            if hosts:
-                variables["LOCKSTEP_HOST_NAME"] = hosts[rank]
-            processes.append(subprocess.Popen([PYTHON, "-B", PROGRAMS / program, *arguments], text=True,
-                                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                              env=self.environment(**variables)))
-        outputs = []
-        try:
-            for process in processes:
-                outputs.append(process.communicate(timeout=200))
-        finally:
-            for process in processes:
-                process.kill()
-        for rank, (process, (text, errors)) in enumerate(zip(processes, outputs)):
+        """What each rank has said, which must end with `codes`, 0 unless they are given. hosts: a letter for each."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with job.started(count, [PYTHON, "-B", PROGRAMS / program, *arguments], self.environment(),
+                         lambda rank: {"env": {"LOCKSTEP_HOST_NAME": hosts[rank]} if hosts else {}}, **pipes) as processes:
+            said = [process.communicate(timeout=200) for process in processes]
+        for rank, (process, (text, errors)) in enumerate(zip(processes, said)):
             self.assertEqual(process.returncode, codes[rank] if codes else 0, f"rank {rank}: {text}{errors}")
-        return [text for text, _ in outputs]
+        self.errors = [errors for _, errors in said]
+        return [text for text, _ in said]
 
     def test_operations(self):
         for count, hosts in ((1, None), (2, None), (3, None), (2, "ab"), (3, "aab")):
@@ -68,14 +59,31 @@ class C10d(package.Case):
                 self.assertEqual(len(re.findall(r"^(?:ddp|sharded) on .* differ", "".join(texts), re.MULTILINE)), 2 * count)
                 print("".join(texts), end="")
 
+    def test_what_moves_on_and_what_ends(self):
+        beside = ("callbacks", "a_callback_waits_for_a_queued_one", "a_message_while_another_group_waits",
+                  "a_message_beside_a_collective", "messages_of_callbacks", "from_any_rank_first", "two_threads", "options")
+        for cases in ((*beside, "after_the_end"), ("left_under_way",)):
+            for hosts in ("aa", "ab"):
+                with self.subTest(cases=cases, hosts=hosts):
+                    said = self.ranks(2, "progress.py", *cases, hosts=hosts)[0]
+                    self.assertEqual(said.splitlines(), [f"{case} is right" for case in cases])
+                    if "left_under_way" in cases:
+                        self.assertIn("destroyed while sends or receives are under way", self.errors[0])
+
     def test_failures(self):
         for hosts in ("aa", "ab"):
             with self.subTest(hosts=hosts):
                 late, _ = self.ranks(2, "failures.py", "late", hosts=hosts)
                 self.assertEqual(len(re.findall(r"rank 0: allreduce #2 \(sum of .* timed out after .* waiting for rank 1 .*the "
                                                 "timeout of init_process_group", late)), 2, late)
-                dead, _ = self.ranks(2, "failures.py", "dead", hosts=hosts, codes=[0, -9])
+                dead, _ = self.ranks(2, "failures.py", "dead", hosts=hosts, codes=[0, -signal.SIGKILL])
                 self.assertRegex(dead, r"rank 0: rank 1 \(host .*, pid \d+\) has ended")
+                silent, _ = self.ranks(2, "failures.py", "silent", hosts=hosts)
+                self.assertEqual(silent.count("rank 0: receiving from any rank timed out"), 2, silent)
+                one, _ = self.ranks(2, "failures.py", "one_operation_late", hosts=hosts)
+                self.assertRegex(one, r"rank 0: allreduce #2 .*timed out after")
+                self.assertIn("rank 1 sends a message with tag 4 of 3 elements, and this rank receives a message with tag 3",
+                              self.ranks(2, "failures.py", "another_tag", hosts=hosts)[0])
         for text in self.ranks(2, "failures.py", "different"):
             self.assertRegex(text, r"out of step: rank . .*sum of 100[01] f32.*sum of 100[01] f32")
 
@@ -88,11 +96,11 @@ class C10d(package.Case):
         self.assertIn("waiting for rank 1, which has not joined", self.ranks(2, "failures.py", "absent")[0])
 
     def test_launchers(self):
-        program = PROGRAMS / "collectives.py"
+        program = PROGRAMS / "launched.py"
         for argv in ([self.prefix / "bin/lockstep", "launch", "-n", "2", "--", PYTHON, "-B", program],
                      [PYTHON, "-B", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", program]):
             done = run(argv, env=self.environment())
-            self.assertIn("2 ranks: all operations are right", done.stdout)
+            self.assertIn("2 ranks have summed", done.stdout)
 
     def test_what_cannot_be_built(self):
         build = self.prefix / "share/lockstep/bindings/c10d/build.py"

@@ -3,9 +3,12 @@
     import lockstep_c10d
     torch.distributed.init_process_group("lockstep")
 
-`pg_options` of init_process_group() and new_group() is a dict, or None:
-  encrypt                 what ranks of different hosts say to each other; all of them have LOCKSTEP_JOB_SECRET
-  stall_warning_seconds   how long an operation waits before a line on stderr says for whom; default: 10, 0: never
+`pg_options` of init_process_group() and new_group() may be a dict:
+  encrypt                 what ranks of different hosts say to each other; all of them have LOCKSTEP_JOB_SECRET. Default:
+                          whether the environment has LOCKSTEP_ENCRYPT=1
+  stall_warning_seconds   how long an operation waits before a line on stderr says for whom; 0: never. Of the process: what
+                          was given last holds for all groups. Default: 10
+Anything else is for another backend of the same group ("cpu:lockstep,cuda:nccl").
 """
 import os
 import pathlib
@@ -19,8 +22,8 @@ from . import _C
 
 __all__ = []
 
-_DEFAULTS = {"encrypt": False, "stall_warning_seconds": 10.0}
-
+_defaults = {"encrypt": os.environ.get("LOCKSTEP_ENCRYPT", "0").lower() in ("1", "true", "yes", "on"),
+             "stall_warning_seconds": 10.0}
 
 # What launchers call the variables that init_method="env://" reads: those of Open MPI and Slurm.
 _ALIASES = {
@@ -63,11 +66,13 @@ def _agree_on_port(file, chooses):
 
 
 def _create(group, options):
-    given = dict(options or {})
-    if unknown := sorted(set(given) - set(_DEFAULTS)):
-        raise ValueError(f"lockstep has no option '{unknown[0]}': there are {', '.join(_DEFAULTS)}")
+    given = options if isinstance(options, dict) else {}
+    if unknown := sorted(set(given) - set(_defaults)):
+        raise ValueError(f"lockstep has no option '{unknown[0]}': there are {', '.join(_defaults)}")
+    if "stall_warning_seconds" in given:
+        _defaults["stall_warning_seconds"] = given["stall_warning_seconds"]
     return _C.create(group.store, group.group_rank, group.group_size, list(group.global_ranks_in_group),
-                     group.timeout.total_seconds(), **{**_DEFAULTS, **given})
+                     group.timeout.total_seconds(), **{**_defaults, **given})
 
 
 _complete_environment(os.environ)

@@ -1,6 +1,5 @@
 """Every operation of the backend against what it should give, on each rank. It is started on each rank, with RANK and
 WORLD_SIZE; where LOCKSTEP_HOST_NAME differs, between hosts."""
-import importlib.util
 import itertools
 import threading
 
@@ -51,6 +50,10 @@ def reductions():
         mean = made(dist.get_rank(), 1000, dtype)
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)
         same(mean, (sum(made(r, 1000, dtype).double() for r in range(n)).to(dtype) / n), f"average of {dtype}")
+    for dtype in INTEGERS:
+        high = torch.full((1000,), 120, dtype=dtype)
+        dist.all_reduce(high, op=dist.ReduceOp.AVG)
+        same(high, torch.full((1000,), 120, dtype=dtype), f"average of {dtype}")
     of_first = torch.tensor([dist.get_rank() == 0, True])
     any_of, all_of = of_first.clone(), of_first.clone()
     dist.all_reduce(any_of)
@@ -187,10 +190,7 @@ def messages():
 
 
 def objects():
-    """PyTorch's own, over broadcasts and all_gathers of bytes; it needs NumPy for them."""
-    if importlib.util.find_spec("numpy") is None:
-        print("no NumPy: objects are not tried")
-        return
+    """PyTorch's own, over broadcasts and all_gathers of bytes."""
     n, rank = dist.get_world_size(), dist.get_rank()
     everyone = [None] * n
     dist.all_gather_object(everyone, {"rank": rank, "text": "x" * 1000 * rank})
@@ -248,12 +248,16 @@ def refusals():
         else:
             raise AssertionError(f"nothing was refused where '{part}' was expected")
 
-    ones = torch.ones(3)
+    ones, n = torch.ones(3), dist.get_world_size()
     refused("does not reduce Float8_e4m3fn", lambda: dist.all_reduce(ones.to(torch.float8_e4m3fn)))
     refused("does not reduce by BXOR", lambda: dist.all_reduce(ones.int(), op=dist.ReduceOp.BXOR))
     refused("no average of bool", lambda: dist.all_reduce(ones.bool(), op=dist.ReduceOp.AVG))
-    refused("on meta", lambda: dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).allreduce(
-        [ones.to("meta")]).wait())
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    refused("of layout Sparse", lambda: backend.broadcast(ones.to_sparse(), 0))
+    for call in (backend.send, backend.recv):
+        for peer in (-1, n, dist.get_rank()):
+            refused(f"names rank {peer}" if n > 1 else "of one rank", lambda: call([ones], peer, 0))
+    refused("on meta", lambda: backend.allreduce([ones.to("meta")]))
     dist.barrier()
 
 

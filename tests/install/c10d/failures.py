@@ -3,7 +3,6 @@ import datetime
 import os
 import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -20,20 +19,67 @@ def fails(call):
     raise AssertionError("nothing failed")
 
 
+def until_rank_0_has(done):
+    """The last rank does nothing before that."""
+    store, within = dist.distributed_c10d._get_default_store(), datetime.timedelta(seconds=100)
+    if dist.get_rank() == 0:
+        done()
+        store.set("done", "")
+        store.wait(["seen"], within)  # it is this process that keeps the store
+    else:
+        store.wait(["done"], within)
+        store.set("seen", "")
+
+
 def late():
     """The last rank is late; the others' future and wait() have the same error."""
-    if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(4)
-        return
-    work = dist.all_reduce(torch.ones(100_000), async_op=True)
-    fails(work.wait)
-    try:
-        work.get_future().wait()
-    except RuntimeError as error:
-        assert "timed out" in str(error), error
+    def on_rank_0():
+        work = dist.all_reduce(torch.ones(100_000), async_op=True)
+        fails(work.wait)
+        try:
+            work.get_future().wait()
+        except RuntimeError as error:
+            assert "timed out" in str(error), error
+        else:
+            raise AssertionError("the future has no error")
+        fails(lambda: dist.barrier())  # and all that comes later
+
+    until_rank_0_has(on_rank_0)
+
+
+def one_operation_late():
+    """It has a timeout of its own."""
+    def on_rank_0():
+        options = dist.AllreduceOptions()
+        options.timeout = datetime.timedelta(seconds=1)
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        fails(lambda: backend.allreduce([torch.ones(3)], options).wait())
+
+    until_rank_0_has(on_rank_0)
+
+
+def silent():
+    """Nobody sends; a wait may end before."""
+    def on_rank_0():
+        works = [dist.irecv(torch.ones(3)) for _ in range(2)]
+        assert not works[0].is_completed()
+        try:
+            works[0].wait(datetime.timedelta(milliseconds=100))
+        except RuntimeError as error:
+            assert "timed out" in str(error), error
+        else:
+            raise AssertionError("a wait of 0.1 s has found a message")
+        for work in works:
+            fails(work.wait)
+
+    until_rank_0_has(on_rank_0)
+
+
+def another_tag():
+    if dist.get_rank() == 0:
+        fails(lambda: dist.recv(torch.ones(3), src=1, tag=3))
     else:
-        raise AssertionError("the future has no error")
-    fails(lambda: dist.barrier())  # and all that comes later
+        dist.send(torch.ones(3), dst=0, tag=4)
 
 
 def dead():
@@ -66,7 +112,7 @@ def absent():
 
 def main():
     case = sys.argv[1]
-    timeout = datetime.timedelta(seconds=2 if case in ("late", "absent") else 60)
+    timeout = datetime.timedelta(seconds=2 if case in ("late", "silent", "absent") else 60)
     if case == "absent":
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=os.environ["RANK"] == "0",
                               wait_for_workers=False)
