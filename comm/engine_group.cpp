@@ -296,12 +296,7 @@ ThreadGroup::ThreadGroup(int rank, int size, std::function<std::unique_ptr<Engin
     const AllSignalsBlocked blocked;
     thread_ = std::thread([this, make = std::move(make)] { run(make); });
   }
-  try {
-    nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
-  } catch (...) {
-    end_thread(EndRequest::kAbandon);
-    throw;
-  }
+  nap_until([&] { return ready_.load(std::memory_order_acquire); }, false);
 }
 
 std::uint64_t ThreadGroup::hand_over(const Op& op) {
@@ -334,15 +329,21 @@ void ThreadGroup::wait(Condition&& done, Deadline deadline) {
   wait_end_.store(kNoWait, std::memory_order_relaxed);
 }
 
-/// The deadline is the thread's to see.
+/// The deadline is the thread's to see. When this throws, the thread has ended: it would continue to read and write
+/// what transfers name, and the caller frees that as it unwinds.
 template <class Condition>
 void ThreadGroup::nap_until(Condition&& done, bool oversubscribed) {
   const auto look = [&] {
     failure_.guard([] { throw_if_stopped("waiting for the other ranks"); });
     return false;
   };
-  wait_until(
-      nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
+  try {
+    wait_until(
+        nap_policy(oversubscribed), Deadline::never(), done, look, [](Clock::duration) {}, nap);
+  } catch (...) {
+    end_thread(EndRequest::kAbandon);
+    throw;
+  }
 }
 
 void ThreadGroup::end_thread(EndRequest ending) {

@@ -1,7 +1,9 @@
 // Sends and receives that do not fit each other, and ranks that end, on processes that this test forks.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <span>
 #include <string>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "lockstep/comm/make_group.h"
 #include "tests/comm/forked_ranks.h"
 
@@ -151,6 +154,27 @@ TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
     if (group.rank() == 1) return throws<Error>([&] { group.shutdown(); }, {});
     const Transfer transfer = group.irecv(std::span(values), 1);
     return throws<UsageError>([&] { group.shutdown(); }, {"receive #1 from rank 1 (4 f32) is not done"});
+  });
+}
+
+// Who has been asked to stop frees what it was receiving into: nobody writes there afterwards.
+TEST(PairFaults, AStopWhileReceiving) {
+  on_groups({.hosts = "ab"}, [](ProcessGroup& group) {
+    group.barrier().wait_host();
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(300ms);
+      const std::vector<float> values(kMuch);
+      return throws<Error>([&] { group.send(std::span(values), 0); }, {});
+    }
+    install_stop_handlers();
+    void* const memory =
+        ::mmap(nullptr, kMuch * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const Transfer transfer = group.irecv(std::span(static_cast<float*>(memory), kMuch), 1);
+    std::raise(SIGTERM);
+    const bool well = throws<InterruptedError>([&] { transfer.wait(); }, {"SIGTERM"});
+    ::mprotect(memory, kMuch * sizeof(float), PROT_NONE);
+    std::this_thread::sleep_for(1s);
+    return well;
   });
 }
 
