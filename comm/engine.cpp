@@ -40,7 +40,7 @@ void Engine::check_transfers() {
   if (pairs_.idle()) return;
   const auto who_is_gone = [&]() -> const PairTransfer* {
     for (const PairTransfer* transfer : pairs_.waiting())
-      if (is_gone(transfer->peer)) return transfer;
+      if (is_gone(*transfer)) return transfer;
     return nullptr;
   };
   if (who_is_gone() != nullptr) {
@@ -49,13 +49,17 @@ void Engine::check_transfers() {
     }
     if (const PairTransfer* transfer = who_is_gone()) {
       await_own_stop_request();
-      throw_gone(transfer->peer, describe(*transfer, name_of(transfer->peer)));
+      throw_gone(*transfer);
     }
   }
   if (pairs_.idle() || !transfers_stall_.is_due(pairs_.progress(), Clock::now())) return;
   const PairTransfer& first = *pairs_.waiting().front();
   const std::string peer = name_of(first.peer);
   warn_of_stall(describe(first, peer), transfers_stall_.waited_seconds(), peer);
+}
+
+void Engine::throw_gone(const PairTransfer& transfer) {
+  LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(transfer.peer), describe(transfer, name_of(transfer.peer)));
 }
 
 void Engine::time_out(const PairTransfer& transfer, double waited_seconds) {

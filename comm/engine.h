@@ -120,10 +120,10 @@ class Engine : protected PairStreams {
   /// "rank 1 (host b)".
   virtual std::string name_of(int rank) const = 0;
   virtual const JobRanks& job_ranks() const = 0;
-  /// Whether `peer`, which a transfer waits for, is known to have ended, or the way to it to be lost.
-  virtual bool is_gone(int peer) = 0;
-  /// Says so; `waiting_in` is the transfer.
-  [[noreturn]] virtual void throw_gone(int peer, const std::string& waiting_in) const = 0;
+  /// Whether the other rank of a transfer, which waits for it, is known to have ended, or the way to it to be lost.
+  virtual bool is_gone(const PairTransfer& transfer) { return static_cast<void>(transfer), false; }
+  /// Says so.
+  [[noreturn]] virtual void throw_gone(const PairTransfer& transfer);
   /// Why there is no way to it yet, if that is known; empty: there is one.
   virtual std::string trouble_with(int peer) const { return static_cast<void>(peer), std::string(); }
 

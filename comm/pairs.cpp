@@ -44,6 +44,7 @@ void PairQueues::add(std::shared_ptr<PairTransfer> transfer) {
 
 bool PairQueues::advance(NameOf name_of) {
   if (idle()) return false;
+  streams_.begin_round();
   bool moved = false;
   for (int rank = 0; rank < size_; ++rank) {
     Queue& in = in_[static_cast<std::size_t>(rank)];

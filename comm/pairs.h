@@ -61,6 +61,8 @@ void compare_transfers(const PairTransfer& expected, const PairDescriptor& sent,
 class PairStreams {
  public:
   virtual ~PairStreams() = default;
+  /// All of them are about to be asked.
+  virtual void begin_round() {}
   /// There will be a transfer to or from `peer`.
   virtual void open_stream(int peer) { static_cast<void>(peer); }
   /// Takes some of `bytes` for `to`, from their beginning; how many.

@@ -114,8 +114,8 @@ HostConnections connect_hosts(Store& store, Peers& peers, const Rendezvous& rend
   };
   const int local_size = static_cast<int>(here.size());
   problem.catch_from([&] {
-    connections.board = Segment::map(connections.local, local_size,
-                                     HostEngine::board_bytes(connections.ranks, local_size), exchange);
+    connections.board =
+        Segment::map(connections.local, local_size, HostEngine::board_bytes(connections.ranks, local_size), exchange);
   });
   while (round < 2) exchange("");
 

@@ -24,13 +24,13 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
       sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
             std::move(connections_.pipes)),
       rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, rings_offset(connections_.ranks)),
-      links_(std::move(connections_.connector), connections_.peers),
-      silent_since_(connections_.links.size()) {
+      links_(std::move(connections_.connector), connections_.peers) {
+  const std::size_t links = connections_.links.size();
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
                      std::move(connections_.links));
   put_texts(connections_.board.part(connections_.local) + texts_offset(), connections_.board.part_bytes());
-  entries_to_poll_.reserve(silent_since_.size() + 1);
+  entries_to_poll_.reserve(links + 1);
   missing_.reserve(64);
 }
 
@@ -88,6 +88,7 @@ WaitPolicy HostEngine::wait_policy(bool by_thread) const {
 
 void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<bool()> awake) {
   sync_.announce_sleep();
+  if (!has_no_transfers()) links_.read_ahead();
   if (!advance() && !awake()) {
     entries_to_poll_.clear();
     // What comes for later operations can wait until this rank has come to them.

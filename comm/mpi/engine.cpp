@@ -96,10 +96,6 @@ void MpiEngine::wake_up() const {
   wakeup_.notify_one();
 }
 
-void MpiEngine::throw_gone(int peer, const std::string& waiting_in) const {
-  LOCKSTEP_ASSERT(false, "{} is gone in {}", name_of(peer), waiting_in);
-}
-
 void MpiEngine::leave() {
   stall_watch_.abandon_notices();
   if (own_session_ != nullptr) own_session_->finalize();

@@ -1,9 +1,11 @@
 // Sends and receives that do not fit each other, and ranks that end, on processes that this test forks.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <functional>
 #include <span>
 #include <string>
@@ -126,6 +128,70 @@ TEST(PairFaults, ARankThatDiesAmidASend) {
   }
 }
 
+// A send notices it by itself: nothing is received from that rank, and no channel leads to it.
+TEST(PairFaults, AReceiverThatDiesOnAnotherChannel) {
+  on_groups({.hosts = "aabb", .doomed = 3}, [](ProcessGroup& group) {
+    std::vector<float> values(5 * kMuch);  // more than the kernels take
+    const std::span<float> few = std::span(values).first(4);
+    if (group.rank() == 3) {
+      group.send(few, 0);
+      std::this_thread::sleep_for(300ms);
+      die();
+    }
+    if (group.rank() > 0) return true;
+    group.recv(few, 3);
+    return throws<DeviceError>([&] { group.send(std::span(values), 3); }, {"rank 3 (host b)", "has ended", "send #1"});
+  });
+}
+
+// What a rank says before it ends comes first: on the connection of the channel, though no operation is under way.
+TEST(PairFaults, AFailureThatARankAnnouncesBeforeItEnds) {
+  for (const char* hosts : {"ab", "aab"})
+    on_groups({.hosts = hosts}, [](ProcessGroup& group) {
+      const int last = group.size() - 1;
+      std::vector<float> values(8);
+      if (group.rank() == last)
+        return throws<OutOfStepError>([&] { group.recv(std::span(values), last - 1); },
+                                      {"send #1 to this rank (4 f32)"});
+      if (group.rank() == last - 1) group.send(std::span(values).first(4), last);
+      const auto waits = [&] { group.recv(std::span(values), group.rank() == 0 ? 1 : last); };
+      return throws<OutOfStepError>(waits, {fmt::format("rank {} (host b) is out of step", last), "send #1"});
+    });
+}
+
+// What nobody receives yet is read once, and lets those who wait for something else sleep.
+TEST(PairFaults, AMessageThatNobodyReceivesYetLetsOthersSleep) {
+  on_groups({.hosts = "abc"}, [](ProcessGroup& group) {
+    std::vector<float> values(kMuch);
+    const std::span<float> few = std::span(values).first(4);
+    if (group.rank() == 0) {
+      group.recv(few, 1);
+      const auto cpu_seconds = [] {
+        rusage used;
+        ::getrusage(RUSAGE_SELF, &used);
+        return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+               1e-6 * static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+      };
+      const double before = cpu_seconds();
+      group.recv(few, 2);
+      const double used = cpu_seconds() - before;
+      group.recv(std::span(values), 1);
+      group.barrier().wait_host();
+      if (used > 0.5) std::fprintf(stderr, "%.3f s of the CPU in a wait\n", used);
+      return used <= 0.5;
+    }
+    if (group.rank() == 1) {
+      group.send(few, 0);
+      group.send(std::span(values), 0);
+    } else {
+      std::this_thread::sleep_for(1500ms);
+      group.send(few, 0);
+    }
+    group.barrier().wait_host();
+    return true;
+  });
+}
+
 // What is sent and never received is lost: the receiver says so at the end.
 TEST(PairFaults, ASendThatIsNotReceived) {
   for (const char* hosts : {"aa", "ab"})
@@ -146,6 +212,28 @@ TEST(PairFaults, ASendThatIsNotReceived) {
       }
       return true;
     });
+}
+
+// The call of rank 1 is taken while rank 0 waits for that of rank 2.
+TEST(PairFaults, ASendThatIsNotReceivedWhereNothingIs) {
+  on_groups({.hosts = "abc", .timeout_seconds = 5}, [](ProcessGroup& group) {
+    std::vector<float> values(4);
+    const std::span<float> all(values);
+    if (group.rank() == 0) {
+      group.recv(all, 2);
+      return throws<OutOfStepError>([&] { group.shutdown(); },
+                                    {"rank 1 (host b) has issued send #1 to this rank (4 f32)", "without receiving"});
+    }
+    if (group.rank() == 1) group.send(all, 0);
+    if (group.rank() == 1) group.send(all, 2);
+    if (group.rank() == 2) group.recv(all, 1);
+    if (group.rank() == 2) group.send(all, 0);
+    try {
+      group.shutdown();
+    } catch (const Error&) {  // a peer has ended
+    }
+    return true;
+  });
 }
 
 TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
