@@ -236,6 +236,26 @@ TEST(PairFaults, ASendThatIsNotReceivedWhereNothingIs) {
   });
 }
 
+// A rank that looks at its callers now and then only takes their calls all the same.
+TEST(PairFaults, ARankThatSeldomAnswers) {
+  on_group(
+      {.hosts = "ab"},
+      [](ProcessGroup& group) {
+        std::vector<float> values(4);
+        if (group.rank() == 1) {
+          group.send(std::span(values), 0);
+        } else {
+          std::this_thread::sleep_for(200ms);
+          const Transfer transfer = group.irecv(std::span(values), 1);
+          for (int i = 0; i < 5 && !transfer.done(); ++i) std::this_thread::sleep_for(2100ms);
+          if (!transfer.done()) return false;
+        }
+        group.shutdown();
+        return true;
+      },
+      GroupOptions::Progress::kInline);
+}
+
 TEST(PairFaults, ATransferThatNobodyHasWaitedFor) {
   on_groups({.hosts = "aa", .timeout_seconds = 5}, [](ProcessGroup& group) {
     std::vector<float> values(4);
