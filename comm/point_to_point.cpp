@@ -58,6 +58,7 @@ Transfer ProcessGroup::irecv(const Region& region, int from) {
 
 Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t count, DType dtype, int peer,
                                       std::uint64_t all_to_all) {
+  check_thread(sends ? "a send" : "a receive");
   failure_.throw_if_any();
   if (peer < 0 || peer >= size_ || peer == rank_)
     throw UsageError(
@@ -65,16 +66,18 @@ Transfer ProcessGroup::issue_transfer(bool sends, void* values, std::size_t coun
         "name another rank, below ProcessGroup::size()");
   PairState& pairs = pair_state();
   const auto transfer = std::make_shared<PairTransfer>();
-  auto& numbers = sends ? pairs.sent : pairs.received;
-  transfer->what.number = ++numbers[static_cast<std::size_t>(peer)];
+  std::uint64_t& number = (sends ? pairs.sent : pairs.received)[static_cast<std::size_t>(peer)];
+  transfer->what.number = number + 1;
   transfer->what.count = count;
   transfer->what.all_to_all = all_to_all;
   transfer->what.dtype = dtype;
   transfer->sends = sends;
   transfer->peer = peer;
   transfer->data = static_cast<std::byte*>(values);
-  pairs.keep(transfer);
   start_transfer(transfer);
+  // One that was refused does not count.
+  ++number;
+  pairs.keep(transfer);
   return Transfer(this, transfer);
 }
 
@@ -162,13 +165,14 @@ void ProcessGroup::all_to_all(const Region& from, const Region& to) {
 void ProcessGroup::exchange_parts(std::span<std::byte* const> sources, std::span<const std::size_t> from_counts,
                                   std::span<std::byte* const> targets, std::span<const std::size_t> to_counts,
                                   DType dtype) {
-  const std::uint64_t number = ++pair_state().all_to_alls;
+  const std::uint64_t number = pair_state().all_to_alls + 1;
   // Each rank begins with the one after it, so that they do not all talk to the same one.
   std::vector<Transfer> transfers;
   for (int step = 1; step < size_; ++step) {
     const int next = (rank_ + step) % size_, before = (rank_ + size_ - step) % size_;
     transfers.push_back(issue_transfer(false, targets[static_cast<std::size_t>(before)],
                                        to_counts[static_cast<std::size_t>(before)], dtype, before, number));
+    pair_state().all_to_alls = number;
     transfers.push_back(issue_transfer(true, sources[static_cast<std::size_t>(next)],
                                        from_counts[static_cast<std::size_t>(next)], dtype, next, number));
   }
@@ -192,16 +196,26 @@ void ProcessGroup::make_wait_for_transfer(const PairTransfer& transfer, StreamVi
   wait_for_transfer(transfer, Deadline::after(timeout_));
 }
 
-bool Transfer::done() const { return group_ == nullptr || group_->is_transfer_done(*transfer_); }
-void Transfer::wait(Deadline deadline) const {
-  if (group_ != nullptr) group_->wait_for_transfer(*transfer_, deadline);
+bool Transfer::done() const {
+  if (group_ == nullptr) return true;
+  group_->check_thread("a question");
+  return group_->is_transfer_done(*transfer_);
 }
+
+void Transfer::wait(Deadline deadline) const {
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->wait_for_transfer(*transfer_, deadline);
+}
+
 void Transfer::wait() const {
   if (group_ != nullptr) wait(Deadline::after(group_->timeout()));
 }
 
 void Transfer::wait(StreamView stream) const {
-  if (group_ != nullptr) group_->make_wait_for_transfer(*transfer_, stream);
+  if (group_ == nullptr) return;
+  group_->check_thread("a wait");
+  group_->make_wait_for_transfer(*transfer_, stream);
 }
 
 }  // namespace lockstep::comm
