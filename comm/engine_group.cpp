@@ -160,9 +160,10 @@ void InlineGroup::wait(Condition&& done, Deadline deadline, const PairTransfer* 
         engine_->wait_policy(false), deadline, done, [&] { return engine_->advance(); },
         [&](Clock::duration so_far) {
           waited = so_far;
-          engine_->check_peers();
-          engine_->check_transfers();
-          if (!deadline.expired()) engine_->watch_stall();
+          engine_->check();
+          if (deadline.expired()) return;
+          engine_->watch_stall();
+          if (transfer != nullptr && !transfer->done) engine_->watch_stall_of(*transfer);
         },
         [&](Clock::duration idle) {
           const auto most = std::min<Clock::duration>(kNap, deadline.remaining() + std::chrono::milliseconds(1));
@@ -186,15 +187,13 @@ bool InlineGroup::is_time_to_check() {
 
 void InlineGroup::advance_or_check() {
   if (engine_->advance() || engine_->is_quiet() || !is_time_to_check()) return;
-  engine_->check_peers();
-  engine_->check_transfers();
+  engine_->check();
 }
 
 void InlineGroup::watch_peers() {
   guard([&] {
     if (engine_->advance() || !is_time_to_check()) return;
-    engine_->check_peers();
-    engine_->check_transfers();
+    engine_->check();
     engine_->check_ended_peers();
   });
 }
@@ -385,14 +384,15 @@ void ThreadGroup::serve() {
 
 void ThreadGroup::check() {
   if (engine_->is_quiet()) return;
-  engine_->check_peers();
-  engine_->check_transfers();
+  engine_->check();
   publish_completed();
   if (engine_->is_quiet()) return;
   const auto now = Clock::now().time_since_epoch().count();
   if (now >= wait_end_.load(std::memory_order_acquire))
     time_out(std::chrono::duration<double>(Clock::duration(now - wait_begin_.load(std::memory_order_relaxed))).count());
   engine_->watch_stall();
+  if (const PairTransfer* const transfer = waited_for_transfer_.load(std::memory_order_relaxed))
+    if (engine_->has(transfer)) engine_->watch_stall_of(*transfer);
 }
 
 /// What the caller waits for may have been done meanwhile.

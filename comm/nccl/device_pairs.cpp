@@ -30,10 +30,11 @@ struct DevicePairs::Pending {
 struct DevicePairs::Way {
   int peer = 0;
   bool sends = false;
-  std::unique_ptr<Communicator> communicator;  // the sender is its rank 0; nullptr: the id has not come
   CudaStream stream{CudaStream::Priority::kHigh};
   std::deque<Pending> queue;
   Pending* in_call = nullptr;  // NCCL continues its call in the background
+  // The sender is its rank 0; nullptr: the id has not come. It ends before the stream that it works in.
+  std::unique_ptr<Communicator> communicator;
 };
 
 DevicePairs::DevicePairs(const NcclApi& api, int device, ProcessGroup& control, StreamView producer)
@@ -74,18 +75,22 @@ void DevicePairs::start(std::shared_ptr<PairTransfer> transfer) {
   way.communicator->begin_join(pending.announcement.id);
 }
 
-bool DevicePairs::advance(NameOf name_of) {
+bool DevicePairs::advance() {
   if (idle()) return false;
+  control_.poll();  // it carries the announcements
   bool moved = false;
   for (auto& [ranks, way] : ways_) {
     if (way->queue.empty()) continue;
-    moved |= join(*way, name_of) || settle(*way) || launch_next(*way, name_of) || finish_first(*way);
+    moved |= join(*way) || settle(*way) || launch_next(*way) || finish_first(*way);
   }
+  if (moved) ++progress_;
   return moved;
 }
 
+std::string DevicePairs::name_of(int rank) const { return fmt::format("rank {}", control_.job_rank(rank)); }
+
 /// The receiver learns the id with the first announcement.
-bool DevicePairs::join(Way& way, NameOf) {
+bool DevicePairs::join(Way& way) {
   if (way.communicator != nullptr) {
     if (way.communicator->state() != Communicator::State::kInitialising) return false;
     return way.communicator->has_joined();
@@ -97,13 +102,14 @@ bool DevicePairs::join(Way& way, NameOf) {
   return true;
 }
 
-bool DevicePairs::launch_next(Way& way, NameOf name_of) {
+bool DevicePairs::launch_next(Way& way) {
   if (way.in_call != nullptr || way.communicator == nullptr || way.communicator->state() != Communicator::State::kReady)
     return false;
   const auto next = std::ranges::find(way.queue, false, &Pending::launched);
   if (next == way.queue.end() || (!way.sends && !next->announced.done())) return false;
   const PairTransfer& transfer = *next->transfer;
-  if (!way.sends) compare_transfers(transfer, next->announcement.what, name_of);
+  if (!way.sends && next->announcement.what != transfer.what)
+    throw_mismatch(transfer, next->announcement.what, name_of(way.peer));
   next->ready.make_wait(way.stream.get());
   const PairDescriptor& what = transfer.what;
   const ncclDataType_t type = nccl_type_of(what.dtype);
@@ -148,11 +154,10 @@ const DevicePairs::Pending* DevicePairs::find(const PairTransfer& transfer) cons
   return nullptr;
 }
 
-bool DevicePairs::any_launched() const {
-  return std::ranges::any_of(ways_, [](const auto& one) {
-    const auto& queue = one.second->queue;
-    return !queue.empty() && queue.front().launched;
-  });
+const PairTransfer* DevicePairs::first_launched() const {
+  for (const auto& [ranks, way] : ways_)
+    if (!way->queue.empty() && way->queue.front().launched) return way->queue.front().transfer.get();
+  return nullptr;
 }
 
 bool DevicePairs::is_launched(const PairTransfer& transfer) const {
