@@ -121,7 +121,7 @@ std::size_t HostEngine::write_some(int to, std::span<const std::byte> bytes) {
   const auto local = local_of(to);
   if (!local) return links_.write_some(to, bytes);
   const std::size_t count = rings_.write_some(*local, bytes);
-  if (count > 0) sync_.wake_sleepers();
+  if (count > 0) sync_.wake(*local);
   return count;
 }
 
@@ -129,7 +129,7 @@ std::size_t HostEngine::read_some(int from, std::span<std::byte> bytes) {
   const auto local = local_of(from);
   if (!local) return links_.read_some(from, bytes);
   const std::size_t count = rings_.read_some(*local, bytes);
-  if (count > 0) sync_.wake_sleepers();
+  if (count > 0) sync_.wake(*local);
   return count;
 }
 

@@ -55,9 +55,18 @@ void IntraHostSync::wake_sleepers() const {
   if (size() == 1) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < size(); ++i)
-    if (i != local() && control(i).asleep.load(std::memory_order_relaxed) != 0 &&
-        control(i).asleep.exchange(0, std::memory_order_relaxed) != 0)
-      pipes_.wake(static_cast<std::size_t>(i));
+    if (i != local()) wake_if_asleep(i);
+}
+
+void IntraHostSync::wake(int local) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_if_asleep(local);
+}
+
+void IntraHostSync::wake_if_asleep(int local) const {
+  if (control(local).asleep.load(std::memory_order_relaxed) != 0 &&
+      control(local).asleep.exchange(0, std::memory_order_relaxed) != 0)
+    pipes_.wake(static_cast<std::size_t>(local));
 }
 
 void IntraHostSync::wake_up() const {

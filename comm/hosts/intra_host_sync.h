@@ -65,6 +65,7 @@ class IntraHostSync : public SlotBoard {
 
   // As SlotBoard's.
   void wake_sleepers() const;
+  void wake(int local) const;
   void announce_sleep() const;
   void end_sleep() const;
   /// From another thread of this process.
@@ -81,6 +82,7 @@ class IntraHostSync : public SlotBoard {
   std::optional<AbortReason> abort_reason() const;
 
  private:
+  void wake_if_asleep(int local) const;
   NodeControlBlock& node(int local) const { return *nodes_[static_cast<std::size_t>(local)]; }
 
   const int drivers_;

@@ -1,8 +1,7 @@
 #include "comm/shm/shm_engine.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/backends.h"
@@ -176,13 +175,13 @@ std::size_t ShmEngine::board_bytes(int ranks) {
 
 std::size_t ShmEngine::write_some(int to, std::span<const std::byte> bytes) {
   const std::size_t count = rings_.write_some(to, bytes);
-  if (count > 0) board_.wake_sleepers();
+  if (count > 0) board_.wake(to);
   return count;
 }
 
 std::size_t ShmEngine::read_some(int from, std::span<std::byte> bytes) {
   const std::size_t count = rings_.read_some(from, bytes);
-  if (count > 0) board_.wake_sleepers();
+  if (count > 0) board_.wake(from);
   return count;
 }
 
