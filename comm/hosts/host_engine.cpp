@@ -23,13 +23,13 @@ HostEngine::HostEngine(HostConnections connections, Clock::duration timeout)
       timeout_(timeout),
       sync_(connections_.local, static_cast<int>(here_.size()), connections_.channels, connections_.board,
             std::move(connections_.pipes)),
-      rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, rings_offset(connections_.ranks)),
+      rings_(connections_.local, static_cast<int>(here_.size()), connections_.board, connections_.layout.rings),
       links_(std::move(connections_.connector), connections_.peers) {
   const std::size_t links = connections_.links.size();
   if (sync_.drives())
     channel_.emplace(connections_.local, connections_.host, connections_.peers, sync_, connections_.tuning,
                      std::move(connections_.links));
-  put_texts(connections_.board.part(connections_.local) + texts_offset(), connections_.board.part_bytes());
+  put_texts(connections_.board.part(connections_.local) + connections_.layout.texts, connections_.board.part_bytes());
   entries_to_poll_.reserve(links + 1);
   missing_.reserve(64);
 }
@@ -104,8 +104,6 @@ void HostEngine::sleep(Clock::duration at_most, Clock::duration, FunctionRef<boo
 }
 
 // ---- Sends and receives ----
-
-std::size_t HostEngine::board_bytes(int ranks, int here) { return rings_offset(ranks) + PairRings::bytes_of(here); }
 
 std::optional<int> HostEngine::local_of(int rank) const {
   const auto found = std::ranges::lower_bound(here_, rank);

@@ -30,10 +30,6 @@ class HostEngine final : public Engine {
  public:
   HostEngine(HostConnections connections, Clock::duration timeout);
 
-  /// A rank's part of its host's board, in a group of `ranks`, `here` of them on this host: a NodeControlBlock, the
-  /// texts of all ranks, its rings.
-  static std::size_t board_bytes(int ranks, int here);
-
   const char* name() const override { return "hosts"; }
   bool encrypts() const override { return connections_.encrypts; }
   std::size_t preferred_bucket_bytes() const override { return std::size_t{4} << 20; }
@@ -62,8 +58,6 @@ class HostEngine final : public Engine {
   std::size_t write_some(int to, std::span<const std::byte> bytes) override;
   std::size_t read_some(int from, std::span<std::byte> bytes) override;
   bool is_flushed(int to) override;
-  static std::size_t texts_offset() { return align_up(sizeof(NodeControlBlock)); }
-  static std::size_t rings_offset(int ranks) { return texts_offset() + static_cast<std::size_t>(ranks) * kTextBytes; }
   /// Its number on this host, if it is here.
   std::optional<int> local_of(int rank) const;
 

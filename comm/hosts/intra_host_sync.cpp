@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/engine.h"
+#include "comm/shm/pair_rings.h"
 
 namespace lockstep::comm {
 
@@ -43,6 +45,11 @@ void WakeupPipes::drain() const {
 }
 
 static_assert(offsetof(NodeControlBlock, control) == 0);
+
+HostBoard::HostBoard(int ranks, int here)
+    : texts(align_up(sizeof(NodeControlBlock))),
+      rings(texts + static_cast<std::size_t>(ranks) * Engine::kTextBytes),
+      bytes(rings + PairRings::bytes_of(here)) {}
 
 IntraHostSync::IntraHostSync(int local, int size, int drivers, const Segment& board, WakeupPipes pipes)
     : SlotBoard(local, size, board), drivers_(drivers), pipes_(std::move(pipes)) {
