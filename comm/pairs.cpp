@@ -114,6 +114,7 @@ void PairQueues::finish(Queue& queue) {
   queue.transfers.pop_front();
   queue.header_bytes = queue.bytes = 0;
   --under_way_;
+  done->keeps.reset();
   done->done.store(true, std::memory_order_release);
 }
 

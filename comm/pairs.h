@@ -24,8 +24,8 @@ namespace lockstep::comm {
 ///
 /// An engine moves the streams (PairStreams) whenever it is advanced, all at once: a rank that waits for one transfer
 /// moves all others meanwhile, so a ring in which everybody sends before it receives comes to its end. A send is done
-/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come (64 KiB or so),
-/// and programs must not count on it.
+/// when the stream has taken all its bytes. A stream holds some bytes for a receiver that has not come, from 4 KiB to
+/// megabytes (docs/collectives.md), and programs must not count on it.
 
 /// What the two ranks of a transfer must agree on.
 struct PairDescriptor {
@@ -45,7 +45,8 @@ struct PairTransfer {
   PairDescriptor what;
   bool sends = false;
   int peer = 0;
-  std::byte* data = nullptr;  // what a send only reads
+  std::byte* data = nullptr;          // what a send only reads
+  std::shared_ptr<const void> keeps;  // what owns that, where it is the transfer's to keep
   std::atomic<bool> done{false};
 };
 

@@ -20,7 +20,8 @@ static_assert(std::is_trivially_copyable_v<Announcement>);
 
 struct DevicePairs::Pending {
   std::shared_ptr<PairTransfer> transfer;
-  Announcement announcement{};
+  // The control group's transfer has a share in it: the group may outlive this, and move it still.
+  std::shared_ptr<Announcement> announcement = std::make_shared<Announcement>();
   Transfer announced;  // sent, or to come
   CudaEvent ready;     // of the producer: what the transfer comes after
   CudaEvent done;
@@ -59,20 +60,20 @@ void DevicePairs::start(std::shared_ptr<PairTransfer> transfer) {
   pending.transfer = std::move(transfer);
   pending.ready.record(native(producer_));
   ++under_way_;
-  auto* const bytes = reinterpret_cast<std::uint8_t*>(&pending.announcement);
+  const auto& announcement = pending.announcement;
   if (!way.sends) {
-    pending.announced = control_.irecv(bytes, sizeof(Announcement), DType::kU8, way.peer);
+    pending.announced = control_.irecv(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
     return;
   }
-  pending.announcement.what = pending.transfer->what;
+  announcement->what = pending.transfer->what;
   if (way.communicator == nullptr) {
-    const ncclResult_t result = api_.get_unique_id(&pending.announcement.id);
+    const ncclResult_t result = api_.get_unique_id(&announcement->id);
     if (result != ncclSuccess) throw_nccl_error(api_, nullptr, result, "making an id for two ranks");
   }
-  pending.announced = control_.isend(bytes, sizeof(Announcement), DType::kU8, way.peer);
+  pending.announced = control_.isend(announcement.get(), sizeof(Announcement), DType::kU8, way.peer, announcement);
   if (way.communicator != nullptr) return;
   way.communicator = std::make_unique<Communicator>(api_, device_, 0, 2);
-  way.communicator->begin_join(pending.announcement.id);
+  way.communicator->begin_join(announcement->id);
 }
 
 bool DevicePairs::advance() {
@@ -98,7 +99,7 @@ bool DevicePairs::join(Way& way) {
   Pending& first = way.queue.front();
   if (!first.announced.done()) return false;
   way.communicator = std::make_unique<Communicator>(api_, device_, 1, 2);
-  way.communicator->begin_join(first.announcement.id);
+  way.communicator->begin_join(first.announcement->id);
   return true;
 }
 
@@ -108,8 +109,8 @@ bool DevicePairs::launch_next(Way& way) {
   const auto next = std::ranges::find(way.queue, false, &Pending::launched);
   if (next == way.queue.end() || (!way.sends && !next->announced.done())) return false;
   const PairTransfer& transfer = *next->transfer;
-  if (!way.sends && next->announcement.what != transfer.what)
-    throw_mismatch(transfer, next->announcement.what, name_of(way.peer));
+  if (!way.sends && next->announcement->what != transfer.what)
+    throw_mismatch(transfer, next->announcement->what, name_of(way.peer));
   next->ready.make_wait(way.stream.get());
   const PairDescriptor& what = transfer.what;
   const ncclDataType_t type = nccl_type_of(what.dtype);
