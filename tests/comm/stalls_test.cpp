@@ -10,6 +10,7 @@
 #include <span>
 #include <thread>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "comm/wait.h"
 #include "lockstep/comm/process_group.h"
